@@ -1,0 +1,17 @@
+"""The rules of marq, without I/O.
+
+Everything that decides what happens to a message lives here, in plain Python: no Kafka, no Faust, no asyncio, no
+clock. Time, ids and randomness come in as arguments. The worker, the simulator and the Spark jobs call the same code.
+Nothing here imports anything of ours from outside ``marq.core`` and ``marq.errors``.
+
+=============  ======================================================================
+``ranges``     half-open offset ranges, and a set made of them
+``markers``    the records of the markers topic
+``policies``   queue settings, batch isolation, back-off
+``backlog``    the order in which the messages of one queue are delivered
+``segments``   messages whose payload lies in the messages table
+``rows``       rows and manifests of the tables, and their encoding
+``partition``  the state machine: ``fold(queue log, markers log)``
+``owner``      the protocol by which one worker owns a partition and hands messages out
+=============  ======================================================================
+"""

@@ -1,0 +1,149 @@
+"""The records of the markers topic: JSON, readable in any Kafka tool and by Spark.
+
+One record is a batch ``{"v": 1, "by": …, "seq": …, "markers": […]}`` whose markers are folded in order, at one moment
+of log time. ``by`` and ``seq`` name the writer's incarnation and its running number, so that a writer recognises its
+own records; the fold itself never looks at them. Times are milliseconds, offsets are flat half-open ranges.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from marq.core.ranges import Ranges, well_formed
+from marq.errors import MarkerError
+
+VERSION = 1
+"""Version of the record format; a reader ignores (and counts) records of a later one."""
+
+RECORD_BYTES = 512 * 1024
+"""A record is at most this large; a larger batch is split."""
+
+Outcome = Literal["acked", "dead", "expired", "purged", "poison"]
+
+
+class Own(msgspec.Struct, tag="own", tag_field="type", frozen=True):
+    """A worker takes the partition. The offset of the record that carries it is the epoch. Always alone in its record.
+
+    ``nonce`` names the attempt, so that a worker never takes an older ``own`` of itself for its newest.
+    """
+
+    worker: str
+    nonce: str
+
+
+class Start(msgspec.Struct, tag="start", tag_field="type", omit_defaults=True):
+    """Delivery of ``offsets`` has started, for ``redeliver_after_ms``.
+
+    ``(epoch, delivery)`` identifies it: receipt and fence. ``receives`` (the highest among its messages) is information
+    only; the count that users see is derived in the fold.
+    """
+
+    epoch: int
+    delivery: int
+    offsets: Ranges
+    redeliver_after_ms: int
+    receiver: str = ""
+    receives: int = 1
+
+
+class Keepalive(msgspec.Struct, tag="keepalive", tag_field="type"):
+    """Still at work: the deadline moves to now + ``redeliver_after_ms``."""
+
+    epoch: int
+    delivery: int
+    offsets: Ranges
+    redeliver_after_ms: int
+
+
+class Release(msgspec.Struct, tag="release", tag_field="type", omit_defaults=True):
+    """Given back, ready again after ``delay_ms``; ``counted=False``: it was never handed out."""
+
+    epoch: int
+    delivery: int
+    offsets: Ranges
+    delay_ms: int = 0
+    counted: bool = True
+
+
+class End(msgspec.Struct, tag="end", tag_field="type", omit_defaults=True):
+    """Finished. ``acked``: ``(epoch, delivery)`` of the receiver; other outcomes: the owner's epoch, delivery 0."""
+
+    epoch: int
+    offsets: Ranges
+    outcome: Outcome = "acked"
+    delivery: int = 0
+
+
+class Purge(msgspec.Struct, tag="purge", tag_field="type"):
+    """Everything of ``queue`` below offset ``before`` is finished."""
+
+    epoch: int
+    queue: str
+    before: int
+
+
+class Tick(msgspec.Struct, tag="tick", tag_field="type", omit_defaults=True):
+    """Nothing but time. ``fence`` names the checkpoint whose deletions wait for this tick to be folded."""
+
+    fence: str = ""
+
+
+Marker = Own | Start | Keepalive | Release | End | Purge | Tick
+
+
+class Batch(msgspec.Struct, omit_defaults=True):
+    """The value of one record of the markers topic."""
+
+    v: int
+    markers: list[Marker]
+    by: str = ""
+    seq: int = 0
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(Batch)
+
+
+def encode(markers: list[Marker], by: str = "", seq: int = 0) -> bytes:
+    """The value of a record that carries ``markers``."""
+    return _encoder.encode(Batch(VERSION, markers, by, seq))
+
+
+def decode(value: bytes | None) -> Batch:
+    """The batch in a record's ``value``.
+
+    Raises :exc:`MarkerError` for what is no batch of a known version, or has malformed ranges: such a record changes
+    nothing but the clock.
+    """
+    if value is None:
+        raise MarkerError("a marker record without a value")
+    try:
+        batch = _decoder.decode(value)
+    except msgspec.MsgspecError as exc:
+        raise MarkerError(f"not a marker record: {exc}") from None
+    if batch.v > VERSION or batch.v < 1:
+        raise MarkerError(f"marker record of version {batch.v}; this worker reads up to {VERSION}: upgrade it")
+    for marker in batch.markers:
+        ranges = getattr(marker, "offsets", None)
+        if ranges is not None and not well_formed(ranges):
+            raise MarkerError(f"malformed offset ranges in a {type(marker).__name__.lower()} marker: {ranges[:8]}")
+        if isinstance(marker, Own) and len(batch.markers) > 1:
+            raise MarkerError("an own marker must be alone in its record")
+    return batch
+
+
+def weight(marker: Marker) -> int:
+    """An upper bound of the bytes that ``marker`` takes in a record."""
+    ranges = getattr(marker, "offsets", ())
+    return 200 + 20 * len(ranges) + len(getattr(marker, "receiver", "")) + 6 * len(getattr(marker, "queue", ""))
+
+
+def split(marker: Marker) -> list[Marker]:
+    """``marker`` as one or more markers that each fit a record: a delivery keeps its number in all parts."""
+    ranges = getattr(marker, "offsets", ())
+    step = (RECORD_BYTES - 8192) // 40 * 2
+    if len(ranges) <= step:
+        return [marker]
+    return [msgspec.structs.replace(marker, offsets=ranges[i : i + step]) for i in range(0, len(ranges), step)]

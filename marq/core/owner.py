@@ -1,0 +1,526 @@
+"""The protocol by which one worker owns a partition: claim, recover, serve, checkpoint, lose.
+
+    CLAIMING ──restore──► CATCHING_UP ──own marker folded──► SERVING ──foreign own folded──► LOST
+
+The owner hands out only what its *folded* start took effect on. An append of its own whose offset and timestamp came
+back is folded at once when it is the next record; otherwise when it is read. Nothing here does I/O: the caller appends
+what it finds in ``appends``, delivers what is in ``handouts``, and carries out the step that :meth:`Owner.step` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from marq.core import markers as m
+from marq.core import rows
+from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
+from marq.core.partition import Checkpoint, Due, Partition
+from marq.core.policies import QueueSettings, SettingsOf
+from marq.core.ranges import offsets_in, ranges_of
+from marq.errors import InternalError, MarkerError, RowError
+
+TICK_MIN_MS = 100
+"""The timer appends at most one tick per this time and partition …"""
+
+TICK_MAX_MS = 1_000
+"""… and at least one while anything is pending there."""
+
+DEAD_LEASE_MS = 60_000
+"""Lease under which the owner itself holds a message while its dead letter is copied."""
+
+DEAD_RECEIVER = "dlq"
+
+
+class Phase(Enum):
+    """Life of an owner."""
+
+    CLAIMING = "claiming"  # the own marker is on its way; nothing is known yet
+    CATCHING_UP = "catching up"  # state restored, reading up to the own marker
+    SERVING = "serving"
+    LOST = "lost"  # another worker's own marker was folded: no effect may follow
+
+
+class Limits(NamedTuple):
+    """What the owner is set to. Milliseconds, offsets."""
+
+    checkpoint_ms: int = 2_000
+    window_offsets: int = 100_000
+    hold_ms: int = 10_000
+    step_timeout_ms: int = 30_000
+    queue_id: str | None = None  # topic mode
+
+
+DEFAULT_LIMITS = Limits()
+
+
+class Pending:
+    """A delivery whose start is on its way: reserved for ``receiver``, not handed out yet."""
+
+    __slots__ = (
+        "delivery",
+        "effect",
+        "gone",
+        "lease_ms",
+        "offsets",
+        "parts",
+        "receiver",
+        "sent_ms",
+    )
+
+    def __init__(
+        self,
+        receiver: Any,
+        delivery: int,
+        offsets: list[int],
+        lease_ms: int,
+        sent_ms: int,
+    ) -> None:
+        self.receiver = receiver
+        self.delivery = delivery
+        self.offsets = offsets
+        self.lease_ms = lease_ms
+        self.sent_ms = sent_ms
+        self.gone = False  # the receiver went away: give back uncounted as soon as the start is folded
+        self.parts = 1
+        self.effect: list[int] = []
+
+
+class Handout(NamedTuple):
+    """A delivery to hand out now: ``receipt`` is ``(epoch, delivery)``, ``until_ms`` the owner's monotonic clock."""
+
+    receiver: Any
+    receipt: tuple[int, int]
+    offsets: list[int]
+    until_ms: int
+
+
+class WriteRows(NamedTuple):
+    """Write these rows, then call :meth:`Owner.written`."""
+
+    rows: list[tuple[str, bytes]]
+
+
+class WriteManifest(NamedTuple):
+    """Write the manifest, then call :meth:`Owner.written`."""
+
+    key: str
+    value: bytes
+
+
+class Retire(NamedTuple):
+    """The checkpoint is behind its fence: delete these rows and manifests, and the logs may go up to the positions."""
+
+    rows: list[str]
+    manifests: list[str]
+    position: int
+    markers_position: int
+
+
+Step = WriteRows | WriteManifest | Retire
+
+
+class Owner:
+    """One worker's hold on partition ``number``. ``nonce`` must be new for each attempt; times are monotonic ms."""
+
+    def __init__(
+        self,
+        number: int,
+        worker: str,
+        nonce: str,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        settings_of: SettingsOf = lambda queue: QueueSettings(),
+        load: Callable[[str], bytes] | None = None,
+    ) -> None:
+        self.number = number
+        self.worker = worker
+        self.nonce = nonce
+        self.limits = limits
+        self.settings_of = settings_of
+        self.phase = Phase.CLAIMING
+        self.epoch = -1
+        self.appends: list[Marker] = []
+        self.handouts: list[Handout] = []
+        self.dead: list[int] = []  # started for their dead letter: copy, then call copied()
+        self.poison: list[tuple[int, str]] = []  # copy to the poison topic, then call ended_as()
+        self.partition = self._new_partition(load)
+        self._load = load
+        self._delivery = 0
+        self._pending: dict[int, Pending] = {}
+        self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
+        self._acked: dict[int, tuple[int, m.Batch]] = {}  # own records that are in the log but not folded yet
+        self._checkpoint: Checkpoint | None = None
+        self._step = "idle"
+        self._step_since_ms = 0
+        self._fence = ""
+        self._fences = 0
+        self._next_checkpoint_ms = 0
+        self._orphans: list[str] = []
+        self._old_manifests: list[str] = []
+        self._folded_ms = 0
+        self._ticked_ms = 0
+
+    # ------------------------------------------------------------------ claim and recover
+
+    def claim(self) -> Own:
+        """The marker to append, alone in its record, before any table is read."""
+        return Own(self.worker, self.nonce)
+
+    def restore(
+        self,
+        manifests: dict[str, bytes],
+        row_keys: Iterable[str],
+        load: Callable[[str], bytes],
+        log_start: tuple[int, int],
+    ) -> None:
+        """Take the state from the tables, read after the own marker was acknowledged.
+
+        ``manifests``: all of this partition; ``row_keys``: all its rows; ``log_start``: first offsets still in the
+        queue and markers topics. Raises :exc:`RowError` if a named row is missing or damaged, or a log begins beyond
+        the manifest's position (which means that another owner has gone on: recover again).
+        """
+        assert self.phase is Phase.CLAIMING
+        decoded = {key: rows.decode_manifest(value) for key, value in manifests.items()}
+        newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
+        self._load = load
+        if newest is None:
+            self.partition = self._new_partition(load)
+            self.partition.start_at(*log_start)
+            self._orphans = list(row_keys)
+        else:
+            manifest = decoded.pop(newest)
+            for name, position, start in (
+                ("queue", manifest.position, log_start[0]),
+                ("markers", manifest.markers_position, log_start[1]),
+            ):
+                if start > position:
+                    raise RowError(
+                        f"partition {self.number}: the {name} topic begins at {start}, beyond the position "
+                        f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread"
+                    )
+            self.partition = Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id)
+            self._orphans = [key for key in row_keys if key not in manifest.rows]
+            self._old_manifests = [newest, *decoded]
+        self.phase = Phase.CATCHING_UP
+
+    def _new_partition(self, load: Callable[[str], bytes] | None) -> Partition:
+        if load is None:
+            return Partition(self.number, queue_id=self.limits.queue_id)
+        return Partition(self.number, queue_id=self.limits.queue_id, load=load)
+
+    @property
+    def serving(self) -> bool:
+        """True between the folding of the own marker and that of a foreign one."""
+        return self.phase is Phase.SERVING
+
+    # ------------------------------------------------------------------ the two logs
+
+    def ingest(self, start: int, stop: int, records: Sequence[Any]) -> bool:
+        """A chunk of the queue topic; False: seek back to ``partition.position``."""
+        return self.partition.ingest(start, stop, records)
+
+    def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
+        """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position."""
+        if self.phase is Phase.CLAIMING or start > self.partition.markers_position:
+            return False
+        for record in records:
+            if record.offset < self.partition.markers_position:
+                continue
+            known = self._acked.pop(record.offset, None)
+            if known is not None:
+                batch = known[1]
+            else:
+                try:
+                    batch = m.decode(record.value)
+                except MarkerError:
+                    self.partition.counters["unreadable_markers"] += 1
+                    batch = m.Batch(m.VERSION, [])
+            self._fold(record.offset, record.timestamp, batch, now_ms)
+            if self.phase is Phase.LOST:
+                return True
+        self.partition.skip_markers(stop)
+        self._fold_acked(now_ms)
+        return True
+
+    def sent(self, seq: int, markers: Sequence[Marker]) -> None:
+        """An own record is on its way. ``seq`` grows; the log keeps the order of one writer's records."""
+        self._sent[seq] = markers
+
+    def acknowledged(
+        self,
+        seq: int,
+        offset: int,
+        timestamp_ms: int,
+        markers: list[Marker],
+        now_ms: int,
+    ) -> None:
+        """The own record ``seq`` is in the log: fold it now if it is the next one, else when that is so."""
+        if self.phase is not Phase.SERVING or offset < self.partition.markers_position:
+            return
+        self._acked[offset] = (
+            timestamp_ms,
+            m.Batch(m.VERSION, markers, self.nonce, seq),
+        )
+        self._fold_acked(now_ms)
+
+    def failed(self, seq: int) -> None:
+        """The append of record ``seq`` failed or timed out: it may still land.
+
+        What it reserved stays so until it, or a later record of ours, is folded.
+        """
+        for marker in self._sent.get(seq, ()):
+            if isinstance(marker, Start) and marker.delivery in self._pending:
+                self._pending[marker.delivery].gone = True
+
+    def _fold_acked(self, now_ms: int) -> None:
+        while self.phase is Phase.SERVING:
+            known = self._acked.pop(self.partition.markers_position, None)
+            if known is None:
+                return
+            self._fold(self.partition.markers_position, known[0], known[1], now_ms)
+
+    def _fold(self, offset: int, timestamp_ms: int, batch: m.Batch, now_ms: int) -> None:
+        effects = self.partition.fold(offset, timestamp_ms, batch.markers)
+        self._folded_ms = now_ms
+        for marker, effect in zip(batch.markers, effects, strict=True):
+            kind = type(marker)
+            if kind is Start:
+                if self.phase is Phase.SERVING and marker.epoch == self.epoch:  # type: ignore[union-attr]
+                    self._started(marker, effect, now_ms)  # type: ignore[arg-type]
+            elif kind is Own:
+                self._owned(marker, offset, now_ms)  # type: ignore[arg-type]
+            elif kind is End:
+                if marker.outcome != "acked" and marker.epoch == self.epoch:  # type: ignore[union-attr]
+                    self.partition.unreserve(offsets_in(marker.offsets))  # type: ignore[union-attr]
+            elif (
+                kind is Tick
+                and self._step == "fence"
+                and marker.fence == self._fence  # type: ignore[union-attr]
+                and self.phase is Phase.SERVING
+            ):
+                self._step = "retire"
+        if batch.by == self.nonce and self._sent:
+            self._settle(batch.seq)
+
+    def _owned(self, own: Own, offset: int, now_ms: int) -> None:
+        if own.nonce == self.nonce:
+            self.phase = Phase.SERVING
+            self.epoch = offset
+            self._next_checkpoint_ms = now_ms + self.limits.checkpoint_ms
+        elif self.phase is Phase.SERVING:
+            self.phase = Phase.LOST
+            self.appends.clear()
+            self.handouts.clear()
+            self.dead.clear()
+            self.poison.clear()
+
+    def _settle(self, seq: int) -> None:
+        """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""
+        for number in [n for n in self._sent if n <= seq]:
+            markers = self._sent.pop(number)
+            if number == seq:
+                continue
+            for marker in markers:
+                if isinstance(marker, Start):
+                    pending = self._pending.pop(marker.delivery, None)
+                    if pending is not None:
+                        self._resolve(pending, 0, lost=True)
+                elif isinstance(marker, End) and marker.outcome != "acked":
+                    self.partition.put_back(offsets_in(marker.offsets))
+                elif isinstance(marker, Tick) and marker.fence == self._fence and self._step == "fence":
+                    self.appends.append(marker)
+
+    # ------------------------------------------------------------------ deliveries
+
+    def acquire(
+        self,
+        queues: Iterable[str],
+        limit: int,
+        receiver: Any,
+        now_ms: int,
+        *,
+        lease_ms: int,
+        shared_fate: bool = False,
+        name: str = "",
+        max_receives: int = 0,
+    ) -> Pending | None:
+        """Reserve up to ``limit`` ready messages of ``queues`` and append their start; None if there are none.
+
+        They come out in ``handouts`` once the start is folded. ``max_receives`` stands in for queues that name none.
+        """
+        if self.phase is not Phase.SERVING:
+            return None
+        taken: list[int] = []
+        for queue in queues:
+            settings = self.settings_of(queue)
+            if max_receives and not settings.max_receives:
+                settings = msgspec.structs.replace(settings, max_receives=max_receives)
+            taken += self.partition.take(queue, limit - len(taken), settings, shared_fate)
+            if len(taken) >= limit:
+                break
+        if not taken:
+            return None
+        taken.sort()
+        return self._start(taken, receiver, lease_ms, now_ms, name)
+
+    def _start(self, offsets: list[int], receiver: Any, lease_ms: int, now_ms: int, name: str) -> Pending:
+        self._delivery += 1
+        holds = self.partition.holds
+        receives = max((holds[o].receives for o in offsets if o in holds), default=0) + 1
+        start = Start(self.epoch, self._delivery, ranges_of(offsets), lease_ms, name, receives)
+        pending = Pending(receiver, self._delivery, offsets, lease_ms, now_ms)
+        parts = m.split(start)
+        pending.parts = len(parts)
+        self._pending[self._delivery] = pending
+        self.appends += parts
+        return pending
+
+    def _started(self, start: Start, effect: list[int], now_ms: int) -> None:
+        pending = self._pending.get(start.delivery)
+        if pending is None:
+            return
+        pending.effect += effect
+        pending.parts -= 1
+        if pending.parts == 0:
+            del self._pending[start.delivery]
+            self._resolve(pending, now_ms)
+
+    def _resolve(self, pending: Pending, now_ms: int, lost: bool = False) -> None:
+        """The start of ``pending`` is folded, or will never be."""
+        effect = pending.effect
+        self.partition.unreserve(pending.offsets)
+        if len(effect) < len(pending.offsets):
+            took = set(effect)
+            self.partition.put_back(o for o in pending.offsets if o not in took)
+        if not effect:
+            return
+        if pending.receiver is DEAD_RECEIVER:
+            self.dead += effect
+        elif lost or pending.gone or now_ms >= pending.sent_ms + pending.lease_ms:
+            self.release(effect, (self.epoch, pending.delivery), counted=False)
+        else:
+            until_ms = pending.sent_ms + pending.lease_ms
+            self.handouts.append(Handout(pending.receiver, (self.epoch, pending.delivery), effect, until_ms))
+
+    def release(
+        self,
+        offsets: list[int],
+        receipt: tuple[int, int],
+        delay_ms: int = 0,
+        counted: bool = True,
+    ) -> None:
+        """Append that a folded delivery of ``offsets`` is given back."""
+        self.appends += m.split(Release(receipt[0], receipt[1], ranges_of(offsets), delay_ms, counted))
+
+    def extend(self, offsets: list[int], receipt: tuple[int, int], lease_ms: int) -> None:
+        """Append that ``offsets`` are still being worked on."""
+        self.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(offsets), lease_ms))
+
+    def acked(self, offsets: list[int], receipt: tuple[int, int]) -> None:
+        """Append that ``offsets`` are finished."""
+        self.appends += m.split(End(receipt[0], ranges_of(offsets), "acked", receipt[1]))
+
+    def ended_as(self, outcome: m.Outcome, offsets: list[int]) -> None:
+        """Append the owner's own end of ``offsets``."""
+        if offsets and self.phase is Phase.SERVING:
+            self.appends += m.split(End(self.epoch, ranges_of(sorted(offsets)), outcome))
+
+    def purge(self, queue: str, before: int) -> None:
+        """Append that everything of ``queue`` below ``before`` is finished."""
+        if self.phase is Phase.SERVING:
+            self.appends.append(Purge(self.epoch, queue, before))
+
+    # ------------------------------------------------------------------ time
+
+    def work(self, now_ms: int, ttl_queues: Iterable[str] = ()) -> Due | None:
+        """Take the effects that are due: ends are appended here, dead letters are started, poison is listed."""
+        if self.phase is not Phase.SERVING:
+            return None
+        due = self.partition.due(self.settings_of, ttl_queues)
+        self.ended_as("expired", due.expired)
+        self.ended_as("purged", due.purged)
+        self.poison += due.poison
+        if due.dead:
+            self._start(sorted(due.dead), DEAD_RECEIVER, DEAD_LEASE_MS, now_ms, DEAD_RECEIVER)
+        return due
+
+    def tick(self, now_ms: int) -> bool:
+        """Append a tick if log time has to be known; True if one was appended. Call often: it limits itself."""
+        if self.phase is not Phase.SERVING or now_ms - self._ticked_ms < TICK_MIN_MS:
+            return False
+        since_fold = now_ms - self._folded_ms
+        due_ms = self.partition.next_due_ms()
+        if due_ms is not None and since_fold >= due_ms:
+            wanted = True
+        elif since_fold < TICK_MAX_MS and self._step not in ("manifest", "retire"):
+            wanted = self._step == "idle" and now_ms >= self._next_checkpoint_ms and self.partition.changed()
+        else:
+            wanted = due_ms is not None or self._step != "idle" or bool(self._sent) or self.partition.changed()
+        if wanted:
+            self._ticked_ms = now_ms
+            self.appends.append(Tick())
+        return wanted
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def step(self, now_ms: int) -> Step | None:
+        """What to do next for the checkpoint; call in the event context of a marker of this partition.
+
+        Raises :exc:`InternalError` if a step was not acknowledged in time: the worker must stop.
+        """
+        if self.phase is not Phase.SERVING:
+            return None
+        if self._step == "idle":
+            if now_ms < self._next_checkpoint_ms:
+                return None
+            limits = self.limits
+            self._next_checkpoint_ms = now_ms + limits.checkpoint_ms
+            self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, limits.window_offsets, limits.hold_ms)
+            if self._checkpoint is None:
+                return None
+            self._enter("rows" if self._checkpoint.rows else "manifest", now_ms)
+            if self._checkpoint.rows:
+                return WriteRows(self._checkpoint.rows)
+        if self._step == "manifest":
+            assert self._checkpoint is not None
+            self._enter("manifest written", now_ms)
+            return WriteManifest(rows.manifest_key(self.number, self.epoch), self._checkpoint.manifest)
+        if self._step == "retire":
+            checkpoint = self._checkpoint
+            assert checkpoint is not None
+            self._enter("idle", now_ms)
+            own = rows.manifest_key(self.number, self.epoch)
+            retire = Retire(
+                checkpoint.obsolete + self._orphans,
+                [key for key in self._old_manifests if key != own],
+                checkpoint.position,
+                checkpoint.markers_position,
+            )
+            self._checkpoint, self._orphans, self._old_manifests = None, [], []
+            return retire
+        if self._step != "idle" and now_ms - self._step_since_ms > self.limits.step_timeout_ms:
+            raise InternalError(
+                f"partition {self.number}: checkpoint step {self._step!r} was not acknowledged within "
+                f"{self.limits.step_timeout_ms} ms"
+            )
+        return None
+
+    def written(self, now_ms: int) -> None:
+        """All that the last step wrote is acknowledged by the changelog."""
+        if self.phase is not Phase.SERVING:
+            return
+        if self._step == "rows":
+            self._enter("manifest", now_ms)
+        elif self._step == "manifest written":
+            self._enter("fence", now_ms)
+            self._fences += 1
+            self._fence = f"{self.nonce}/{self._fences}"
+            self.appends.append(Tick(self._fence))
+
+    def _enter(self, step: str, now_ms: int) -> None:
+        self._step = step
+        self._step_since_ms = now_ms
