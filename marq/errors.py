@@ -36,3 +36,7 @@ class RowError(MarqError):
 
 class InternalError(MarqError):
     """A rule of our own is broken: the worker stops before it can do harm."""
+
+
+class HandlerError(MarqError):
+    """A handler is declared in a way that makes no sense, or its module can't be imported."""

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-import msgspec
-
 from marq.core import markers as m
 from marq.core import rows
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
@@ -90,7 +88,10 @@ class Pending:
 
 
 class Handout(NamedTuple):
-    """A delivery to hand out now: ``receipt`` is ``(epoch, delivery)``, ``until_ms`` the owner's monotonic clock."""
+    """A delivery to hand out now: ``receipt`` is ``(epoch, delivery)``, ``until_ms`` the owner's monotonic clock.
+
+    Without offsets: nothing came of what the receiver had asked for.
+    """
 
     receiver: Any
     receipt: tuple[int, int]
@@ -148,6 +149,7 @@ class Owner:
         self.dead: list[int] = []  # started for their dead letter: copy, then call copied()
         self.poison: list[tuple[int, str]] = []  # copy to the poison topic, then call ended_as()
         self.partition = self._new_partition(load)
+        self.under_pressure = False  # memory is short: the next checkpoint writes all payloads, and comes at once
         self._load = load
         self._delivery = 0
         self._pending: dict[int, Pending] = {}
@@ -346,20 +348,16 @@ class Owner:
         lease_ms: int,
         shared_fate: bool = False,
         name: str = "",
-        max_receives: int = 0,
     ) -> Pending | None:
         """Reserve up to ``limit`` ready messages of ``queues`` and append their start; None if there are none.
 
-        They come out in ``handouts`` once the start is folded. ``max_receives`` stands in for queues that name none.
+        They come out in ``handouts`` once the start is folded.
         """
         if self.phase is not Phase.SERVING:
             return None
         taken: list[int] = []
         for queue in queues:
-            settings = self.settings_of(queue)
-            if max_receives and not settings.max_receives:
-                settings = msgspec.structs.replace(settings, max_receives=max_receives)
-            taken += self.partition.take(queue, limit - len(taken), settings, shared_fate)
+            taken += self.partition.take(queue, limit - len(taken), self.settings_of(queue), shared_fate)
             if len(taken) >= limit:
                 break
         if not taken:
@@ -396,15 +394,15 @@ class Owner:
         if len(effect) < len(pending.offsets):
             took = set(effect)
             self.partition.put_back(o for o in pending.offsets if o not in took)
-        if not effect:
-            return
+        receipt = (self.epoch, pending.delivery)
+        until_ms = pending.sent_ms + pending.lease_ms
         if pending.receiver is DEAD_RECEIVER:
             self.dead += effect
-        elif lost or pending.gone or now_ms >= pending.sent_ms + pending.lease_ms:
-            self.release(effect, (self.epoch, pending.delivery), counted=False)
-        else:
-            until_ms = pending.sent_ms + pending.lease_ms
-            self.handouts.append(Handout(pending.receiver, (self.epoch, pending.delivery), effect, until_ms))
+            return
+        if effect and (lost or pending.gone or now_ms >= until_ms):
+            self.release(effect, receipt, counted=False)
+            effect = []
+        self.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
 
     def release(
         self,
@@ -475,11 +473,13 @@ class Owner:
         if self.phase is not Phase.SERVING:
             return None
         if self._step == "idle":
-            if now_ms < self._next_checkpoint_ms:
+            if now_ms < self._next_checkpoint_ms and not self.under_pressure:
                 return None
             limits = self.limits
             self._next_checkpoint_ms = now_ms + limits.checkpoint_ms
-            self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, limits.window_offsets, limits.hold_ms)
+            window = 0 if self.under_pressure else limits.window_offsets
+            self.under_pressure = False
+            self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
             if self._checkpoint is None:
                 return None
             self._enter("rows" if self._checkpoint.rows else "manifest", now_ms)

@@ -1,0 +1,385 @@
+"""Calls the user's handlers: takes deliveries, keeps their leases alive, acknowledges or gives back.
+
+A *call* is one invocation of the function, with one message or a batch. A runner has as many calls under way as its
+concurrency, and a few more whose starts are on their way or that wait for their turn, so that a fast handler never
+waits for Kafka. A slow one takes none ahead: they would wait here while another worker is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from mode import Service
+
+from app.ownership import Held, now_ms
+from marq import handlers as registry
+from marq.core.markers import End, Keepalive, Marker, Release
+from marq.core.owner import Handout
+from marq.core.policies import backoff_ms
+from marq.core.ranges import ranges_of
+from marq.errors import HandlerError
+from marq.handlers import Handler, Retry
+from marq.message import ManualMessage, Message
+
+if TYPE_CHECKING:
+    from app.ownership import Ownership
+    from app.settings import Settings
+
+#: Calls taken ahead by a handler that is faster than SLOW_MS, beside its concurrency.
+AHEAD = 8
+#: Mean duration of a call from which on nothing is taken ahead.
+SLOW_MS = 100.0
+#: A lease is extended when this part of it is over.
+EXTEND_AFTER = 1 / 3
+#: Seconds that running calls get to finish when the worker stops.
+STOP_GRACE_S = 3.0
+
+
+class Delivery:
+    """Messages of one start that one call, or several single calls, work on."""
+
+    __slots__ = ("extend_at_ms", "lease_ms", "left", "number", "receipt")
+
+    def __init__(self, number: int, receipt: tuple[int, int], lease_ms: int) -> None:
+        self.number = number
+        self.receipt = receipt
+        self.left: set[int] = set()  # offsets that are neither acknowledged nor given back
+        self.lease_ms = lease_ms
+        self.extend_at_ms = now_ms() + int(lease_ms * EXTEND_AFTER)
+
+
+class Ask:
+    """What a runner asked a partition for."""
+
+    __slots__ = ("calls", "lease_ms", "runner")
+
+    def __init__(self, runner: Runner, calls: int, lease_ms: int) -> None:
+        self.runner = runner
+        self.calls = calls
+        self.lease_ms = lease_ms
+
+    def handed(self, held: Held, handout: Handout) -> None:
+        self.runner.handed(self, held, handout)
+
+
+class Runner:
+    """One handler."""
+
+    def __init__(self, handler: Handler, service: Handlers) -> None:
+        self.handler = handler
+        self.service = service
+        self.running = 0
+        self.waiting: deque[tuple[Delivery, list[Message]]] = deque()  # calls that wait for their turn
+        self.live: dict[Delivery, None] = {}
+        self.asked: dict[int, int] = {}  # partition -> calls whose start is on its way
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.calls = 0
+        self.failures = 0
+        self._mean_ms = 0.0
+        self._turn = 0
+        self._acks: dict[Delivery, list[int]] = {}
+        self._pool = None if handler.is_async else ThreadPoolExecutor(handler.concurrency, handler.function.__name__)
+
+    @property
+    def room(self) -> int:
+        """Calls that may be asked for now."""
+        ahead = AHEAD if self.handler.batch else max(AHEAD, self.handler.concurrency)
+        limit = self.handler.concurrency + (ahead if self._mean_ms < SLOW_MS else 0)
+        return limit - self.running - len(self.waiting) - sum(self.asked.values())
+
+    def has_ready(self, held: Held) -> bool:
+        """True if the partition may have something for this handler."""
+        partition = held.owner.partition
+        route = self.service.route
+        for queue, backlog in partition.backlogs.items():
+            if backlog and route(queue) is self:
+                return True
+        return any(route(queue) is self for queue in partition.segments.queues)
+
+    def ask(self) -> None:
+        """Take what there is room for, one partition after the other."""
+        held = [h for h in self.service.ownership.held.values() if h.serving]
+        tries = len(held)
+        while tries and self.room > 0:
+            self._turn += 1
+            if self._ask(held[self._turn % len(held)]):
+                tries = len(held)
+            else:
+                tries -= 1
+
+    def _ask(self, held: Held) -> bool:
+        handler, partition = self.handler, held.owner.partition
+        route = self.service.route
+        queues = [q for q, backlog in partition.backlogs.items() if backlog and route(q) is self]
+        queues += [q for q in partition.segments.queues if q not in partition.backlogs and route(q) is self]
+        if not queues:
+            return False
+        if len(queues) > 1:
+            # the queue served first goes last the next time
+            backlog = partition.backlogs.pop(queues[0], None)
+            if backlog is not None:
+                partition.backlogs[queues[0]] = backlog
+        lease_ms = handler.visibility_timeout_ms
+        if lease_ms is None:
+            lease_ms = self.service.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+        calls = 1 if handler.batch else min(self.room, max(AHEAD, handler.concurrency))
+        limit = handler.batch or calls
+        ask = Ask(self, calls, lease_ms)
+        taken = held.owner.acquire(
+            queues, limit, ask, now_ms(), lease_ms=lease_ms, shared_fate=bool(handler.batch), name=handler.name
+        )
+        if taken is None:
+            return False
+        if not handler.batch:
+            ask.calls = len(taken.offsets)
+        self.asked[held.number] = self.asked.get(held.number, 0) + ask.calls
+        return True
+
+    def handed(self, ask: Ask, held: Held, handout: Handout) -> None:
+        """What was asked for has come, or not."""
+        left = self.asked.get(held.number, 0) - ask.calls
+        if left > 0:
+            self.asked[held.number] = left
+        else:
+            self.asked.pop(held.number, None)
+        if handout.offsets:
+            delivery = Delivery(held.number, handout.receipt, ask.lease_ms)
+            messages = self.service.messages(held, handout.offsets, self._settler(delivery))
+            delivery.left.update(handout.offsets)
+            self.live[delivery] = None
+            if self.handler.batch:
+                self.waiting.append((delivery, messages))
+            else:
+                self.waiting.extend((delivery, [message]) for message in messages)
+        self.run()
+
+    def forget(self, number: int) -> None:
+        """The partition went away: what is on its way there never comes."""
+        self.asked.pop(number, None)
+
+    def run(self) -> None:
+        """Start calls while there are any and the concurrency allows, then ask for more."""
+        while self.waiting and self.running < self.handler.concurrency and not self.service.closing:
+            delivery, messages = self.waiting.popleft()
+            self.running += 1
+            task = asyncio.ensure_future(self._call(delivery, messages))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+        if not self.service.closing and self.room > 0:
+            self.ask()
+
+    async def _call(self, delivery: Delivery, messages: list[Message]) -> None:
+        handler = self.handler
+        began = asyncio.get_running_loop().time()
+        argument: Any = messages if handler.batch else messages[0]
+        try:
+            if self._pool is None:
+                await handler.function(argument)
+            else:
+                await asyncio.get_running_loop().run_in_executor(self._pool, handler.function, argument)
+        except asyncio.CancelledError:
+            self._give_back(delivery, messages, 0)
+            raise
+        except Retry as retry:
+            self._give_back(delivery, messages, retry.delay_ms)
+        except Exception:
+            self.failures += 1
+            self.service.log.exception("%s failed on %s", handler.name, messages[0])
+            self._give_back(delivery, messages, None)
+        else:
+            if handler.manual:
+                self._done(delivery, messages)  # what is left gets no more extensions
+            else:
+                self._ack(delivery, messages)
+        finally:
+            self.running -= 1
+            self.calls += 1
+            took_ms = (asyncio.get_running_loop().time() - began) * 1000
+            self._mean_ms += (took_ms - self._mean_ms) * 0.1
+            self.run()
+
+    # ------------------------------------------------------------------ what becomes of messages
+
+    def _settler(self, delivery: Delivery) -> Callable[[Message, int | None], None] | None:
+        if not self.handler.manual:
+            return None
+
+        def settle(message: Message, delay_ms: int | None) -> None:
+            if delay_ms is None:
+                self._ack(delivery, [message])
+            else:
+                self._give_back(delivery, [message], delay_ms)
+
+        return settle
+
+    def _done(self, delivery: Delivery, messages: list[Message]) -> list[int]:
+        offsets = [message.offset for message in messages]
+        delivery.left.difference_update(offsets)
+        if not delivery.left:
+            self.live.pop(delivery, None)
+        return offsets
+
+    def _ack(self, delivery: Delivery, messages: list[Message]) -> None:
+        # single calls that end in the same turn of the loop share a marker
+        if not self._acks:
+            asyncio.get_running_loop().call_soon(self._send_acks)
+        self._acks.setdefault(delivery, []).extend(self._done(delivery, messages))
+
+    def _send_acks(self) -> None:
+        acks, self._acks = self._acks, {}
+        for delivery, offsets in acks.items():
+            offsets.sort()
+            epoch, number = delivery.receipt
+            self._put(delivery, [End(epoch, ranges_of(offsets), "acked", number)])
+
+    def _give_back(self, delivery: Delivery, messages: list[Message], delay_ms: int | None) -> None:
+        """Release, counted. Without a delay, the back-off of each message's attempt."""
+        handler, settings = self.handler, self.service.settings
+        base_ms = settings.backoff_ms if handler.backoff_ms is None else handler.backoff_ms
+        max_ms = settings.backoff_max_ms if handler.backoff_max_ms is None else handler.backoff_max_ms
+        self._done(delivery, messages)
+        by_attempt: dict[int, list[int]] = {}
+        for message in messages:
+            by_attempt.setdefault(message.attempt, []).append(message.offset)
+        epoch, number = delivery.receipt
+        releases: list[Marker] = []
+        for attempt, offsets in by_attempt.items():
+            delay = backoff_ms(attempt, base_ms, max_ms, self.service.random) if delay_ms is None else delay_ms
+            releases.append(Release(epoch, number, ranges_of(offsets), delay))
+        self._put(delivery, releases)
+
+    def _put(self, delivery: Delivery, markers: list[Marker]) -> None:
+        self.service.ownership.outbox(delivery.number).put(markers)
+
+    def extend(self) -> None:
+        """Keep the leases of what waits and runs alive."""
+        now = now_ms()
+        for delivery in self.live:
+            if delivery.left and now >= delivery.extend_at_ms:
+                delivery.extend_at_ms = now + int(delivery.lease_ms * EXTEND_AFTER)
+                epoch, number = delivery.receipt
+                offsets = ranges_of(sorted(delivery.left))
+                self._put(delivery, [Keepalive(epoch, number, offsets, delivery.lease_ms)])
+
+    async def close(self) -> None:
+        """Give back, uncounted, what no call was made for; let running calls finish for a while."""
+        unread: dict[Delivery, list[int]] = {}
+        while self.waiting:
+            delivery, messages = self.waiting.popleft()
+            unread.setdefault(delivery, []).extend(self._done(delivery, messages))
+        for delivery, offsets in unread.items():
+            epoch, number = delivery.receipt
+            self._put(delivery, [Release(epoch, number, ranges_of(sorted(offsets)), 0, counted=False)])
+        if self.tasks:
+            _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=1.0)
+        if self._acks:
+            self._send_acks()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Handlers(Service):
+    """All handlers of this worker; a receiver of the ownership."""
+
+    def __init__(self, ownership: Ownership, settings: Settings, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.ownership = ownership
+        self.settings = settings
+        self.random = random.Random()
+        self.closing = False
+        self.runners = [Runner(handler, self) for handler in registry.registered()]
+        self._routes: dict[str, Runner | None] = {}
+        self._names: dict[bytes, str] = {}
+        ownership.receivers.append(self)
+        ownership.catalog.max_receives_of = self._max_receives_of
+
+    def route(self, queue: str) -> Runner | None:
+        """The runner of the first handler that matches `queue`."""
+        try:
+            return self._routes[queue]
+        except KeyError:
+            if len(self._routes) > 100_000:
+                self._routes.clear()
+            found = next((r for r in self.runners if r.handler.matches(queue)), None)
+            self._routes[queue] = found
+            return found
+
+    def _max_receives_of(self, queue: str) -> int:
+        runner = self.route(queue)
+        return runner.handler.max_receives if runner is not None else 0
+
+    def messages(self, held: Held, offsets: list[int], settle: Callable[..., None] | None) -> list[Message]:
+        """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
+        partition, names = held.owner.partition, self._names
+        topic, number, topic_mode = self.ownership.topics.queue, held.number, self.settings.queue_id
+        holds = partition.holds
+        made: list[Message] = []
+        for offset in offsets:
+            record = partition.record(offset)
+            queue = topic_mode
+            if queue is None:
+                queue = names.get(record.key)
+                if queue is None:
+                    if len(names) > 100_000:
+                        names.clear()
+                    queue = names[record.key] = record.key.decode()
+            receives = holds[offset].receives
+            if settle is None:
+                made.append(Message(topic, number, queue, record, receives))
+            else:
+                made.append(ManualMessage(settle, topic, number, queue, record, receives))
+        return made
+
+    # -- receiver
+
+    def handed(self, held: Held, handout: Handout) -> None:
+        raise AssertionError("deliveries go to the Ask that took them")
+
+    def wake(self, held: Held) -> None:
+        if not self.closing:
+            for runner in self.runners:
+                if runner.room > 0:
+                    runner.ask()
+
+    def starving(self, held: Held) -> bool:
+        return any(runner.room > 0 and not runner.has_ready(held) for runner in self.runners)
+
+    def wants(self, queue: str) -> bool:
+        return self.route(queue) is not None
+
+    def forget(self, held: Held) -> None:
+        for runner in self.runners:
+            runner.forget(held.number)
+
+    # -- service
+
+    @Service.task
+    async def _extend(self) -> None:
+        while not self.should_stop:
+            await asyncio.sleep(0.2)
+            for runner in self.runners:
+                runner.extend()
+
+    async def close(self) -> None:
+        """Stop taking messages and settle what was taken."""
+        self.closing = True
+        await asyncio.gather(*(runner.close() for runner in self.runners))
+
+
+def import_modules(names: tuple[str, ...]) -> None:
+    """Import the modules that register handlers. Raises `HandlerError`."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as exc:
+            raise HandlerError(f"MARQ_HANDLERS names {name!r}, which can't be imported: {exc}") from exc

@@ -1,0 +1,34 @@
+"""The timer agent: lets log time pass, so that leases, delays and TTLs end, and takes the effects that are due.
+
+It appends a tick to a partition when something is due there; the fold of the tick makes messages ready again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from mode import Service
+
+from agents.guard import stop_on_error
+
+if TYPE_CHECKING:
+    from app.worker import WorkerApp
+
+#: Seconds between looks at what is due.
+INTERVAL_S = 0.02
+
+
+class Redelivery(Service):
+    """Runs while the worker does."""
+
+    def __init__(self, app: WorkerApp, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._app = app
+
+    @Service.task
+    async def _run(self) -> None:
+        while not self.should_stop:
+            with stop_on_error(self._app):
+                self._app.ownership.on_timer()
+            await asyncio.sleep(INTERVAL_S)

@@ -1,0 +1,349 @@
+"""All settings of marq, in one place.
+
+A setting is an environment variable (`MARQ_PARTITIONS=16`) or a key of the TOML file that `MARQ_CONFIG` names
+(`partitions = 16`); the environment wins. `python -m app.settings` prints the reference table.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticUndefined
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from marq.errors import SettingError
+
+PREFIX = "MARQ_"
+CONFIG_VARIABLE = "MARQ_CONFIG"
+
+#: Variables with our prefix that are not settings: the file of settings, and what the tests read.
+_NOT_SETTINGS = (CONFIG_VARIABLE, "MARQ_TEST_")
+
+MIB = 1024 * 1024
+
+_KAFKA_URL = re.compile(r"kafka://[^/,\s:@]+:\d{1,5}(,[^/,\s:@]+:\d{1,5})*")
+
+
+def _comma_list(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+Count = Annotated[int, Field(ge=1)]
+Milliseconds = Annotated[int, Field(ge=1)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+def _named(suffix: str) -> Any:
+    return lambda data: f"{data['name']}.{suffix}"
+
+
+class Settings(BaseSettings):
+    """The settings of one process; they never change after `load()`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid", hide_input_in_errors=True
+    )
+
+    # Kafka
+    kafka: str | None = Field(
+        None,
+        description="Kafka to use, `kafka://host:port[,host:port]`. Without it, the embedded broker whose address "
+        "stands in the data folder.",
+    )
+    kafka_username: str | None = Field(None, description="SASL user name.")
+    kafka_password: SecretStr | None = Field(None, description="SASL password.")
+    kafka_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        "SCRAM-SHA-512", description="SASL mechanism, used where a user name is set."
+    )
+    kafka_tls: bool = Field(False, description="Talk TLS to Kafka.")
+    kafka_ca_file: Path | None = Field(
+        None, description="Certificates to trust (PEM) instead of the system's; implies `MARQ_KAFKA_TLS`."
+    )
+    session_timeout_ms: Annotated[int, Field(ge=6000, le=1_800_000)] = Field(
+        10_000, description="Silence after which a worker counts as dead and others get its partitions."
+    )
+
+    # Topics
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,100}$")] = Field(
+        "marq", description="Prefix of topics, changelogs and consumer group: several installations can share a Kafka."
+    )
+    queue_topic: TopicName = Field(default_factory=_named("queue"), description="Topic of the messages.")
+    markers_topic: TopicName = Field(default_factory=_named("markers"), description="Topic of the progress markers.")
+    poison_topic: TopicName = Field(
+        default_factory=_named("poison"), description="Topic that gets a copy of records that can't be read."
+    )
+    queues_topic: TopicName = Field(
+        default_factory=_named("queues"), description="Compacted topic of the settings of single queues."
+    )
+    queue_id: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
+        None,
+        description="Topic mode: `MARQ_QUEUE_TOPIC` is a topic of yours and the whole of it is one queue of this "
+        "name. It is never written to.",
+    )
+    dead_letter_topic: TopicName | None = Field(
+        None, description="Topic mode: where dead letters go. Without it, none are made."
+    )
+    partitions: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        8, description="Partitions of the topics when they are created; fixed for life."
+    )
+    replication: Annotated[int, Field(ge=1, le=32)] | None = Field(
+        None, description="Copies of each partition of the topics we create. By default 3, or as many as brokers."
+    )
+    auto_create: bool = Field(True, description="A message to an unknown queue makes the queue, with defaults.")
+
+    # The worker
+    web_host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address that HTTP listens on.")
+    web_port: Port = Field(
+        9324,
+        description="Port of HTTP; 0 takes any free one. If it is not set and taken by another worker of the same "
+        "data folder, the next free one.",
+    )
+    data_dir: Path = Field(Path("./data"), description="Folder of local tables and of the embedded broker.")
+    cache_dir: Path = Field(Path("~/.cache/marq"), description="Folder of downloads (the embedded broker's jars).")
+    handlers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_list)] = Field(
+        (), description="Python modules with handlers, comma-separated; a worker imports them."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level that is logged.")
+
+    # Memory and progress
+    memory_bytes: Annotated[int, Field(ge=MIB)] = Field(
+        256 * MIB, description="Payload that a worker may hold in memory; reading ahead pauses above it."
+    )
+    read_ahead_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
+        8 * MIB, description="Payload that a partition reads ahead of its receivers."
+    )
+    window_offsets: Count = Field(
+        100_000, description="A message this far behind the newest read is written to the table with its payload."
+    )
+    hold_ms: Milliseconds = Field(
+        10_000, description="A message unfinished for this long is written to the table with its payload."
+    )
+    checkpoint_ms: Annotated[int, Field(ge=100)] = Field(2_000, description="Time between checkpoints of a partition.")
+    step_timeout_ms: Annotated[int, Field(ge=1000)] = Field(
+        30_000, description="Time for Kafka to acknowledge a step of a checkpoint; a worker that exceeds it stops."
+    )
+    retention_history_ms: Annotated[int, Field(ge=0)] = Field(
+        0, description="Time for which records of finished messages are kept in our topics."
+    )
+
+    # Delivery, where a queue does not say otherwise
+    visibility_timeout_ms: Milliseconds = Field(
+        30_000, description="Time that a receiver has for a message before it is delivered again."
+    )
+    max_receives: Count | None = Field(
+        None, description="Deliveries before a message becomes a dead letter. Unset: no limit (10 for handlers)."
+    )
+    backoff_ms: Milliseconds = Field(1_000, description="Delay after the first failure of a handler; then it doubles.")
+    backoff_max_ms: Milliseconds = Field(60_000, description="Longest delay after a failure of a handler.")
+
+    @property
+    def bootstrap_servers(self) -> list[str] | None:
+        """`host:port` of each broker in `kafka`; None where that is not set."""
+        return self.kafka.removeprefix("kafka://").split(",") if self.kafka else None
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.kafka_tls or self.kafka_ca_file is not None
+
+    @field_validator("kafka")
+    @classmethod
+    def _kafka_is_a_url(cls, value: str | None) -> str | None:
+        if value is not None and not _KAFKA_URL.fullmatch(value):
+            raise ValueError("must be kafka://host:port[,host:port]")
+        return value
+
+    @field_validator("log_level", "kafka_mechanism", mode="before")
+    @classmethod
+    def _upper(cls, value: object) -> object:
+        return value.upper() if isinstance(value, str) else value
+
+    @field_validator("data_dir", "cache_dir", "kafka_ca_file")
+    @classmethod
+    def _home(cls, value: Path | None) -> Path | None:
+        return value.expanduser() if value is not None else None
+
+    @field_validator("markers_topic", "poison_topic", "queues_topic", "dead_letter_topic")
+    @classmethod
+    def _topics_differ(cls, value: str | None, info: ValidationInfo) -> str | None:
+        for other in ("queue_topic", "markers_topic", "poison_topic", "queues_topic"):
+            if other != info.field_name and value is not None and info.data.get(other) == value:
+                raise ValueError(f"must differ from {PREFIX}{other.upper()}")
+        return value
+
+    @field_validator("dead_letter_topic")
+    @classmethod
+    def _only_in_topic_mode(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and info.data.get("queue_id") is None:
+            raise ValueError("has a meaning only in topic mode: set MARQ_QUEUE_ID too")
+        return value
+
+    @field_validator("kafka_password")
+    @classmethod
+    def _password_has_a_user(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if value is not None and info.data.get("kafka_username") is None:
+            raise ValueError("needs MARQ_KAFKA_USERNAME")
+        return value
+
+    @model_validator(mode="after")
+    def _user_has_a_password(self) -> Self:
+        if self.kafka_username is not None and self.kafka_password is None:
+            raise SettingError("MARQ_KAFKA_USERNAME is set without MARQ_KAFKA_PASSWORD; set both or none")
+        return self
+
+    @field_validator("kafka_ca_file")
+    @classmethod
+    def _file_exists(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_file():
+            raise ValueError("must be a file that exists")
+        return value
+
+    @field_validator("backoff_max_ms")
+    @classmethod
+    def _not_below_first(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("backoff_ms", 0):
+            raise ValueError(f"must be at least MARQ_BACKOFF_MS ({info.data['backoff_ms']})")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = InitSettingsSource(settings_cls, init_kwargs=_read_file())
+        return init_settings, env_settings, file
+
+
+def load() -> Settings:
+    """The settings of this process, from its environment and the file that `MARQ_CONFIG` names.
+
+    Raises:
+        SettingError: one line that names the variable, its value, and what is allowed.
+    """
+    _refuse_unknown_variables()
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise SettingError(_explain(error.errors()[0])) from None
+
+
+def is_explicit(settings: Settings, name: str) -> bool:
+    """Whether a setting was set by the user, rather than left at its default."""
+    return name in settings.model_fields_set
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return PREFIX + name.upper()
+
+
+def _read_file() -> dict[str, Any]:
+    path = os.environ.get(CONFIG_VARIABLE)
+    if not path:
+        return {}
+    try:
+        values = tomllib.loads(Path(path).expanduser().read_text())
+    except OSError as error:
+        raise SettingError(f"{CONFIG_VARIABLE}={path!r} can't be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{CONFIG_VARIABLE}={path!r} is not valid TOML: {error}") from None
+    for key in values:
+        if key not in Settings.model_fields:
+            raise SettingError(f"unknown setting {key!r} in {path}{_suggestion(key, list(Settings.model_fields))}")
+    return values
+
+
+def _refuse_unknown_variables() -> None:
+    known = [variable(name) for name in Settings.model_fields]
+    for name in sorted(os.environ):
+        if not name.upper().startswith(PREFIX) or name.upper().startswith(_NOT_SETTINGS):
+            continue
+        if name.upper() not in known:
+            raise SettingError(f"unknown environment variable {name}{_suggestion(name, known)}")
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.upper(), known, n=1)
+    return f"; did you mean {close[0]}?" if close else "; `python -m app.settings` lists all settings"
+
+
+def _explain(error: ErrorDetails) -> str:
+    name = str(error["loc"][0])
+    field = Settings.model_fields[name]
+    reason = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "string_pattern_mismatch":
+        reason = "only letters, digits, '.', '_' and '-' are allowed, and not too many"
+    shown = "" if _is_secret(field) else f"={_given_value(name, error)!r}"
+    return f"{variable(name)}{shown} is not allowed: {reason[0].lower()}{reason[1:]}"
+
+
+def _given_value(name: str, error: ErrorDetails) -> object:
+    for key, value in os.environ.items():
+        if key.upper() == variable(name):
+            return value
+    return _read_file().get(name, error["input"])
+
+
+def _is_secret(field: FieldInfo) -> bool:
+    return "SecretStr" in str(field.annotation)
+
+
+# -- the reference table ------------------------------------------------------------------------------
+
+
+def as_markdown() -> str:
+    """All settings as a Markdown table, for the documentation."""
+    rows = ["| variable | default | unit | what it is |", "|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        rows.append(f"| `{variable(name)}` | {_default_of(field)} | {_unit_of(name)} | {field.description} |")
+    return "\n".join(rows)
+
+
+def _default_of(field: FieldInfo) -> str:
+    if field.default is PydanticUndefined:
+        value: object = field.default_factory({"name": "<name>"})  # type: ignore[call-arg, misc]
+    else:
+        value = field.default
+    if value is None or value == ():
+        return "-"
+    if isinstance(value, bool):
+        return "`true`" if value else "`false`"
+    return f"`{value}`"
+
+
+def _unit_of(name: str) -> str:
+    for suffix, unit in (("_ms", "ms"), ("_bytes", "bytes"), ("_offsets", "offsets")):
+        if name.endswith(suffix):
+            return unit
+    return ""
+
+
+if __name__ == "__main__":
+    print(as_markdown())

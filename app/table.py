@@ -1,0 +1,245 @@
+"""Tables of raw rows, one RocksDB per partition, changelogged to Kafka: what Faust's tables are for us, and no more.
+
+A row is written in the event of its partition and never changed in place; keys contain the partition. Guards against
+what Faust's store does (each has its test):
+
+- The *persisted offset* of a partition says: the store holds every changelog record up to here. It moves only by one
+  record at a time, and only for records that this worker wrote, or read, since it owns the partition. Records of
+  another writer in between leave it where it is, and the next recovery reads from there.
+- A late acknowledgement, or a late changelog record, of a partition that was given away opens nothing.
+- Rows are deleted in one partition only. (Faust's `_del` asks an index of keys, and on a miss deletes everywhere.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import rocksdict
+from aiokafka.structs import RecordMetadata
+from faust import Table
+from faust.stores import rocksdb
+from faust.streams import current_event
+from faust.types import TP, EventT
+
+from marq.errors import MarqError
+
+#: Of each partition's RocksDB: caches are small because rows are read only in recovery.
+STORE_OPTIONS = {
+    "driver": "rocksdict",
+    "max_open_files": 64,
+    "write_buffer_size": 4 * 1024 * 1024,
+    "max_write_buffer_number": 2,
+    "target_file_size_base": 16 * 1024 * 1024,
+    "block_cache_size": 4 * 1024 * 1024,
+}
+#: Changelog records (each up to a segment of 256 KiB) that recovery writes to the store at once.
+RECOVERY_BATCH = 64
+
+
+class TableError(MarqError):
+    """A row can't be read or written here: outside of an event, or in a partition that this worker does not own."""
+
+
+class SegmentStore(rocksdb.Store):
+    """Faust's RocksDB store, but it opens only partitions that it was assigned."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._owned: set[int] = set()
+        #: One object per partition and time that its store was opened or wiped; what was begun before compares unequal.
+        self._incarnations: dict[int, object] = {}
+
+    def is_open(self, partition: int) -> bool:
+        return partition in self._dbs
+
+    def incarnation(self, partition: int) -> object | None:
+        return self._incarnations.get(partition)
+
+    def _open_for_partition(self, partition: int) -> Any:
+        if partition not in self._owned:
+            raise TableError(f"partition {partition} of table {self.table_name} is not owned by this worker")
+        db = super()._open_for_partition(partition)
+        self._incarnations[partition] = object()
+        return db
+
+    async def on_rebalance(
+        self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
+    ) -> None:
+        topic = self.table.changelog_topic_name
+        self._owned = {tp.partition for tp in assigned if tp.topic == topic}
+        for partition in set(self._dbs) - self._owned:
+            self.close(partition)
+        await super().on_rebalance(assigned, revoked, newly_assigned, generation_id)
+
+    def close(self, partition: int) -> None:
+        self._incarnations.pop(partition, None)
+        db = self._dbs.pop(partition, None)
+        if db is not None:
+            db.close()
+
+    async def stop(self) -> None:
+        for partition in list(self._dbs):
+            self.close(partition)
+        self._owned.clear()
+        await super().stop()
+
+    def wipe(self, partition: int) -> None:
+        self.close(partition)
+        shutil.rmtree(self.partition_path(partition), ignore_errors=True)
+
+    def set_persisted_offset(self, tp: TP, offset: int) -> None:
+        if self.is_open(tp.partition):
+            super().set_persisted_offset(tp, offset)
+
+    def _del(self, key: bytes) -> NoReturn:
+        raise TableError("rows are deleted with SegmentTable.write(key, None)")
+
+    def _set(self, key: bytes, value: bytes | None) -> NoReturn:
+        raise TableError("rows are written with SegmentTable.write")
+
+
+class SegmentTable(Table):
+    """A table of bytes to bytes that is read and written by partition."""
+
+    def __init__(self, app: Any, *, name: str, partitions: int, **kwargs: Any) -> None:
+        super().__init__(
+            app,
+            name=name,
+            partitions=partitions,
+            key_type=bytes,
+            value_type=bytes,
+            recovery_buffer_size=RECOVERY_BATCH,
+            **kwargs,
+        )
+
+    def _new_store(self) -> SegmentStore:
+        return SegmentStore(
+            self._store or self.app.conf.store,
+            self.app,
+            self,
+            table_name=self.name,
+            key_type=self.key_type,
+            value_type=self.value_type,
+            key_serializer=self.key_serializer,
+            value_serializer=self.value_serializer,
+            loop=self.loop,
+            options=dict(STORE_OPTIONS),
+        )
+
+    # -- writing
+
+    def write(self, key: bytes, value: bytes | None) -> asyncio.Future[RecordMetadata]:
+        """Set a row, or delete it (value None), in the partition of the current event.
+
+        Returns:
+            The future of the changelog record, see `IdempotentProducer.append`. The row is in the local store at once;
+            it is durable only when the future has a result.
+
+        Raises:
+            TableError: called outside of an event, or for a partition that is not owned.
+        """
+        event = current_event()
+        if event is None:
+            raise TableError(f"table {self.name} is written only in the event of an agent")
+        partition = event.message.partition
+        db = self._db(partition)
+        if value is None:
+            db.delete(key)
+        else:
+            db.put(key, value)
+        incarnation = self.data.incarnation(partition)
+        future = self.app.producer.append(self.changelog_topic_name, partition, value, key)
+        future.add_done_callback(lambda done: self._on_written(partition, incarnation, done))
+        return future
+
+    def _on_written(self, partition: int, incarnation: object, done: asyncio.Future[RecordMetadata]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return  # whoever called write knows; the persisted offset stays below the lost record for good
+        if self.data.incarnation(partition) is incarnation:
+            self._advance(partition, done.result().offset)
+
+    def _advance(self, partition: int, offset: int) -> None:
+        persisted = self.persisted(partition)
+        if offset == (0 if persisted is None else persisted + 1):
+            self.data.set_persisted_offset(self._tp(partition), offset)
+
+    # -- reading
+
+    def read(self, partition: int, key: bytes) -> bytes | None:
+        """The value of a row, or None.
+
+        Raises:
+            TableError: the partition is not owned.
+        """
+        return self._db(partition).get(key)
+
+    def items(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
+        """All rows of a partition in the order of their keys. Take what you need before anything is written or awaited.
+
+        Raises:
+            TableError: the partition is not owned.
+        """
+        offset_key = self.data.offset_key
+        return ((key, value) for key, value in self._db(partition).items() if key != offset_key)
+
+    def persisted(self, partition: int) -> int | None:
+        """Offset of the last changelog record up to which the local store is complete; None if it has none.
+
+        Raises:
+            TableError: the partition is not owned.
+        """
+        offset = self._db(partition).get(self.data.offset_key)
+        return None if offset is None else int(offset)
+
+    # -- recovery
+
+    def apply(
+        self, partition: int, records: Iterable[tuple[bytes, bytes | None, int]], upto: int | None = None
+    ) -> None:
+        """Put changelog records `(key, value, offset)`, read by the caller from `persisted() + 1` on, into the store.
+
+        Args:
+            upto: the position after the read. With it the store counts as complete up to there, whatever offsets were
+                missing (compacted away); without it, only as far as the offsets are contiguous.
+
+        Raises:
+            TableError: the partition is not owned.
+        """
+        db = self._db(partition)
+        persisted = self.persisted(partition)
+        complete = -1 if persisted is None else persisted
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value, offset in records:
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+            if offset == complete + 1:
+                complete = offset
+        if upto is not None:
+            complete = max(complete, upto - 1)
+        if complete >= 0:
+            batch.put(self.data.offset_key, str(complete).encode())
+        db.write(batch)
+
+    def wipe(self, partition: int) -> None:
+        """Drop the local rows and the persisted offset of a partition, so that it can be filled again."""
+        self.data.wipe(partition)
+
+    def apply_changelog_batch(self, batch: Iterable[EventT]) -> None:
+        # Faust's recovery also brings late records of partitions given away, and even of other tables.
+        topic = self.changelog_topic_name
+        mine = [e for e in batch if e.message.topic == topic and self.data.is_open(e.message.partition)]
+        if mine:
+            super().apply_changelog_batch(mine)
+
+    # -- helpers
+
+    def _tp(self, partition: int) -> TP:
+        return TP(self.changelog_topic_name, partition)
+
+    def _db(self, partition: int) -> Any:
+        return self.data._db_for_partition(partition)

@@ -1,0 +1,157 @@
+"""Puts the worker together: Faust app, tables, agents, ownership, handlers, health.
+
+`build()` makes it from the settings without touching Kafka or the disk; `WorkerApp.prepare()` does that, once, when a
+worker really starts: finds the broker, claims a worker folder and a port, creates and checks the topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import faust
+from yarl import URL
+
+from agents import handlers, markers, queue
+from agents.redelivery import Redelivery
+from app.datadir import Worker, claim_worker, resolve_bootstrap
+from app.ownership import Ownership
+from app.queues import Catalog
+from app.settings import Settings, load
+from app.streaming import MarqApp, create_app
+from app.topics import Topics, ensure_topics, faust_broker, faust_credentials
+from gateway import health, state
+from marq.errors import MarqError
+from tables import markers as markers_table
+from tables import messages as messages_table
+from tables import progress as progress_table
+
+#: Version of the Faust app: workers that share partitions run the same. Part of the names of its changelogs.
+APP_VERSION = 1
+#: Seconds that a leaving worker waits for its last acknowledgements to be durable.
+HAND_OVER_S = 2.0
+
+
+def app_id(settings: Settings) -> str:
+    """Consumer group, and prefix of the changelogs."""
+    return settings.name
+
+
+class WorkerApp(MarqApp):
+    """The Faust app of a marq worker."""
+
+    settings: Settings
+    ownership: Ownership
+    catalog: Catalog
+    handlers: handlers.Handlers
+    redelivery: Redelivery
+    place: Worker | None = None
+    _topics: Topics | None = None
+
+    def set_up(self, settings: Settings) -> None:
+        """Declare agents and tables and what runs beside them."""
+        self.settings = settings
+        tables = {
+            table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
+            for table in (messages_table, markers_table, progress_table)
+        }
+        self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
+        self.ownership = Ownership(self, settings, lambda: self.topics_in_use, tables, self.catalog, beacon=self.beacon)
+        handlers.import_modules(settings.handlers)
+        self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
+        self.redelivery = Redelivery(self, beacon=self.beacon)
+        queue.define(self, self.topic(settings.queue_topic))
+        markers.define(self, self.topic(settings.markers_topic))
+        health.define(self)
+        state.define(self)
+
+    @property
+    def topics_in_use(self) -> Topics:
+        """Names of the topics, and N. Only after `prepare`."""
+        assert self._topics is not None
+        return self._topics
+
+    def prepare(self) -> None:
+        """Find Kafka, claim a folder and a port, create and check topics. Call it outside of an event loop.
+
+        Raises `MarqError`: one that says what is wrong and what to do.
+        """
+        settings = self.settings
+        resolve_bootstrap(settings, wait_s=10)
+        self._topics = asyncio.run(ensure_topics(settings, app_id(settings)))
+        self.place = claim_worker(settings)
+        conf = self.conf
+        # not by way of conf: the transports took their address when the agents were declared
+        self.transport.url = self.producer_transport.url = [URL(url) for url in faust_broker(settings)]
+        conf.datadir = self.place.folder
+        conf.tabledir = "tables"
+        conf.web_port = self.place.web_port
+        conf.canonical_url = f"http://{settings.web_host}:{self.place.web_port}"
+        for table in self.tables.values():
+            table.partitions = self._topics.partitions
+        (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
+        self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
+
+    # -- life
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        await self.catalog.start()
+        await asyncio.wait_for(self.catalog.read_up.wait(), 30)
+        await self.ownership.start()
+        await self.handlers.start()
+        await self.redelivery.start()
+
+    async def on_stop(self) -> None:
+        await self.handlers.close()
+        await self.ownership.hand_over(HAND_OVER_S)
+        await self.redelivery.stop()
+        await self.handlers.stop()
+        await super().on_stop()
+        await self.ownership.stop()
+        await self.catalog.stop()
+
+    async def _on_partitions_revoked(self, revoked: Any) -> None:
+        self.ownership.on_revoked()
+        await super()._on_partitions_revoked(revoked)
+
+    def on_rebalance_end(self) -> None:
+        super().on_rebalance_end()
+        self.ownership.on_assigned(self.consumer_generation_id)
+
+
+class FaustWorker(faust.Worker):
+    """Prepares the app before Faust starts it. Used by `faust -A app worker` through the `Worker` setting."""
+
+    def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(app, WorkerApp):
+            try:
+                app.prepare()
+            except MarqError as error:
+                raise SystemExit(f"marq: {error}") from None
+            kwargs["loglevel"] = kwargs.get("loglevel") or app.settings.log_level
+            assert app.place is not None
+            print(f"marq worker {app.place.index}: {app.conf.canonical_url}, data in {app.place.folder}", flush=True)
+        super().__init__(app, *args, **kwargs)
+
+
+def build(settings: Settings | None = None) -> WorkerApp:
+    """Make the worker's app. Raises `MarqError` for settings or handlers that are wrong."""
+    settings = settings or load()
+    app = create_app(
+        cls=WorkerApp,
+        app_id=app_id(settings),
+        bootstrap="127.0.0.1:1",  # prepare() says which
+        chunked_topics={settings.queue_topic, settings.markers_topic},
+        datadir=str(settings.data_dir),
+        web_host=settings.web_host,
+        web_port=settings.web_port or 9324,
+        session_timeout_s=settings.session_timeout_ms / 1000,
+        credentials=faust_credentials(settings),
+        version=APP_VERSION,
+        Worker=FaustWorker,
+    )
+    app.set_up(settings)
+    return app

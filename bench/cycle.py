@@ -1,0 +1,249 @@
+"""`python -m bench cycle`: send, process (durable start, no-op handler, durable end), redeliver, latency."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import shutil
+import statistics
+import struct
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+
+from app.broker import EmbeddedBroker
+from app.commands import WorkerProcess
+
+PARTITIONS = 4
+
+
+def result(**values: Any) -> None:
+    """One line that a program can read."""
+    print("RESULT " + " ".join(f"{k}={v}" for k, v in values.items()), flush=True)
+
+
+class Bench:
+    """A broker, and topics of a name of their own for each phase."""
+
+    def __init__(self, bootstrap: str, folder: Path, size: int) -> None:
+        self.bootstrap = bootstrap
+        self.folder = folder
+        self.size = size
+        self._names = iter(range(1000))
+
+    @contextmanager
+    def worker(self, name: str, **environment: str) -> Iterator[WorkerProcess]:
+        """A worker on topics that begin with `name`."""
+        out = self.folder / name
+        out.mkdir(exist_ok=True)
+        env = {
+            "MARQ_KAFKA": f"kafka://{self.bootstrap}",
+            "MARQ_NAME": name,
+            "MARQ_PARTITIONS": str(PARTITIONS),
+            "MARQ_DATA_DIR": str(out / "data"),
+            "MARQ_WEB_PORT": "0",
+            "MARQ_HANDLERS": "bench.noop",
+            "MARQ_RETENTION_HISTORY_MS": "86400000",
+            "BENCH_OUT": str(out),
+        } | environment
+        os.environ.update(env)
+        try:
+            with WorkerProcess() as process:
+                process.wait_ready()
+                yield process
+        finally:
+            for key in env:
+                os.environ.pop(key, None)
+
+    def new_name(self, phase: str) -> str:
+        return f"bench-{phase}-{next(self._names)}"
+
+    async def create(self, name: str) -> str:
+        """The topics of an installation; its queue topic."""
+        from app.settings import Settings
+        from app.topics import ensure_topics
+
+        settings = Settings(kafka=f"kafka://{self.bootstrap}", name=name, partitions=PARTITIONS)
+        await ensure_topics(settings, name)
+        return settings.queue_topic
+
+    async def send(self, topic: str, total: int, queues: int = 1) -> float:
+        """Fill the topic with batches made by hand (aiokafka's send() alone would cap at 44,000/s); seconds."""
+        producer = AIOKafkaProducer(
+            bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all", max_batch_size=512 * 1024
+        )
+        await producer.start()
+        rng = random.Random(1)
+        keys = [f"q{i}".encode() for i in range(queues)]
+        weights = [1 / (i + 1) for i in range(queues)]
+        payload = bytes(self.size)
+        began = time.monotonic()
+        waiting: set[asyncio.Future[Any]] = set()
+        sent = 0
+        partition = 0
+        while sent < total:
+            batch = producer.create_batch()
+            chosen = rng.choices(keys, weights, k=2_000) if queues > 1 else keys * 2_000
+            for key in chosen:
+                if sent >= total or batch.append(key=key, value=payload, timestamp=None) is None:
+                    break
+                sent += 1
+            batch.close()
+            waiting.add(await producer.send_batch(batch, topic, partition=partition))
+            partition = (partition + 1) % PARTITIONS
+            if len(waiting) >= 16:
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if waiting:
+            await asyncio.wait(waiting)
+        await producer.stop()
+        return time.monotonic() - began
+
+    async def send_at_rate(self, topic: str, rate: int, seconds: float) -> int:
+        """Single sends, evenly spread over time, with the time in the payload; how many."""
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
+        await producer.start()
+        total = int(rate * seconds)
+        began = time.monotonic()
+        for i in range(total):
+            due = began + i / rate
+            while (wait := due - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            await producer.send(
+                topic, struct.pack("<q", time.time_ns()).ljust(self.size, b"."), key=b"q0", partition=i % PARTITIONS
+            )
+        await producer.stop()
+        return total
+
+    def state(self, worker: WorkerProcess) -> dict[str, Any]:
+        with urllib.request.urlopen(f"{worker.url}/v1/partitions", timeout=10) as response:
+            return json.load(response)  # type: ignore[no-any-return]
+
+    def acked(self, worker: WorkerProcess) -> int:
+        return sum(p["counters"].get("acked", 0) for p in self.state(worker)["partitions"])
+
+    def wait_acked(self, worker: WorkerProcess, total: int, timeout_s: float = 300) -> float:
+        """Seconds since the epoch at which the last end was folded."""
+        deadline = time.monotonic() + timeout_s
+        while self.acked(worker) < total:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"only {self.acked(worker)} of {total} acknowledged: {self.state(worker)}")
+            time.sleep(0.05)
+        return time.time()
+
+    def seen(self, name: str) -> dict[str, Any]:
+        time.sleep(0.5)
+        return json.loads((self.folder / name / "seen.json").read_text())  # type: ignore[no-any-return]
+
+
+def percentile(values: list[float], part: float) -> float:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else float("nan")
+
+
+def run(
+    *, batch: int, messages: int, size: int, queues: int, phases: list[str], runs: int, rate: int, seconds: float
+) -> dict[str, float]:
+    """All phases; the median rate of each."""
+    folder = Path(tempfile.mkdtemp(prefix="marq-bench-"))
+    medians: dict[str, float] = {}
+    try:
+        with EmbeddedBroker(folder / "kafka", heap_mib=1024) as broker:
+            bench = Bench(broker.bootstrap, folder, size)
+            for phase in phases:
+                rates = []
+                for _ in range(runs):
+                    if phase == "process":
+                        rates.append(_process(bench, batch, messages, queues))
+                    elif phase == "redeliver":
+                        rates.append(_redeliver(bench, batch, messages))
+                    elif phase == "latency":
+                        rates.append(_latency(bench, batch, rate, seconds))
+                medians[phase] = statistics.median(rates)
+                if runs > 1:
+                    result(system="marq", phase=phase, batch=batch, runs=runs, median=round(medians[phase], 1))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return medians
+
+
+def _process(bench: Bench, batch: int, messages: int, queues: int) -> float:
+    name = bench.new_name("process")
+    topic = asyncio.run(bench.create(name))
+    took = asyncio.run(bench.send(topic, messages, queues))
+    result(system="marq", phase="send", msgs=messages, secs=round(took, 2), rate=round(messages / took))
+    with bench.worker(name, BENCH_BATCH=str(batch)) as worker:
+        ended = bench.wait_acked(worker, messages)
+        seen = bench.seen(name)
+        took = ended - seen["first_ns"] / 1e9
+        peak = bench.state(worker)["peak_memory_bytes"] / 2**20
+    result(
+        system="marq",
+        phase="process",
+        batch=batch,
+        queues=queues,
+        msgs=messages,
+        secs=round(took, 2),
+        rate=round(messages / took),
+        calls=seen["calls"],
+        duplicates=seen["messages"] - messages,
+        peak_mib=round(peak),
+    )
+    return messages / took
+
+
+def _redeliver(bench: Bench, batch: int, messages: int) -> float:
+    name = bench.new_name("redeliver")
+    topic = asyncio.run(bench.create(name))
+    asyncio.run(bench.send(topic, messages))
+    timeout_ms = 5000
+    with bench.worker(name, BENCH_BATCH=str(batch), BENCH_DROP="0.1", BENCH_TIMEOUT_MS=str(timeout_ms)) as worker:
+        ended = bench.wait_acked(worker, messages)
+        seen = bench.seen(name)
+        took = ended - seen["first_ns"] / 1e9 - timeout_ms / 1000
+        peak = bench.state(worker)["peak_memory_bytes"] / 2**20
+    late = seen["late_ms"]
+    result(
+        system="marq",
+        phase="redeliver",
+        batch=batch,
+        msgs=messages,
+        redelivered=seen["redelivered"],
+        secs=round(took, 2),
+        rate=round(messages / took),
+        late_p50_ms=round(percentile(late, 0.5)),
+        late_p95_ms=round(percentile(late, 0.95)),
+        late_p99_ms=round(percentile(late, 0.99)),
+        peak_mib=round(peak),
+    )
+    return messages / took
+
+
+def _latency(bench: Bench, batch: int, rate: int, seconds: float) -> float:
+    name = bench.new_name("latency")
+    topic = asyncio.run(bench.create(name))
+    with bench.worker(name, BENCH_BATCH=str(batch), BENCH_LATENCY="1") as worker:
+        total = asyncio.run(bench.send_at_rate(topic, rate, seconds))
+        bench.wait_acked(worker, total)
+        seen = bench.seen(name)
+    # the first second warms up connections and code
+    values = seen["latencies_ms"][rate:]
+    result(
+        system="marq",
+        phase="latency",
+        batch=batch,
+        rate=rate,
+        msgs=len(values),
+        p50_ms=round(percentile(values, 0.5), 1),
+        p95_ms=round(percentile(values, 0.95), 1),
+        p99_ms=round(percentile(values, 0.99), 1),
+    )
+    return percentile(values, 0.95)

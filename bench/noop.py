@@ -1,0 +1,86 @@
+"""The handlers that `bench cycle` measures with, in a worker of its own; what they saw goes to a file.
+
+BENCH_QUEUES, BENCH_BATCH, BENCH_CONCURRENCY, BENCH_DROP (part of the messages left once), BENCH_TIMEOUT_MS, BENCH_OUT
+(folder), BENCH_LATENCY=1 (payloads begin with the time they were sent at, in ns).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from marq.handlers import handler
+
+BATCH = int(os.environ.get("BENCH_BATCH", "500"))
+DROP = float(os.environ.get("BENCH_DROP", "0"))
+TIMEOUT_MS = int(os.environ.get("BENCH_TIMEOUT_MS", "30000"))
+LATENCY = os.environ.get("BENCH_LATENCY") == "1"
+OUT = Path(os.environ.get("BENCH_OUT", "."))
+
+sys.setswitchinterval(0.001)
+
+seen = {"messages": 0, "calls": 0, "redelivered": 0, "first_ns": 0, "last_ns": 0}
+latencies_ms: list[float] = []
+late_ms: list[float] = []
+dropped_at: dict[tuple[int, int], float] = {}
+
+
+def _count(messages: list[Any]) -> None:
+    now = time.time_ns()
+    if not seen["first_ns"]:
+        seen["first_ns"] = now
+    seen["last_ns"] = now
+    seen["messages"] += len(messages)
+    seen["calls"] += 1
+    if LATENCY:
+        latencies_ms.extend((now - struct.unpack_from("<q", m.payload)[0]) / 1e6 for m in messages)
+
+
+def _drop_some(messages: list[Any]) -> None:
+    every = round(1 / DROP)
+    now = time.monotonic()
+    for m in messages:
+        if m.attempt == 1 and m.offset % every == 0:
+            dropped_at[m.partition, m.offset] = now
+        else:
+            if m.attempt > 1:
+                seen["redelivered"] += 1
+                began = dropped_at.pop((m.partition, m.offset), None)
+                if began is not None:
+                    late_ms.append((now - began) * 1000 - TIMEOUT_MS)
+            m.ack()
+
+
+if BATCH > 1:
+
+    @handler("*", batch=BATCH, manual=DROP > 0, visibility_timeout_ms=TIMEOUT_MS)
+    async def on_batch(messages: list[Any]) -> None:
+        _count(messages)
+        if DROP:
+            _drop_some(messages)
+
+else:
+
+    @handler("*", concurrency=500, manual=DROP > 0, visibility_timeout_ms=TIMEOUT_MS)
+    async def on_message(message: Any) -> None:
+        _count([message])
+        if DROP:
+            _drop_some([message])
+
+
+def _report() -> None:
+    target = OUT / "seen.json"
+    while True:
+        time.sleep(0.2)
+        draft = target.with_suffix(".tmp")
+        draft.write_text(json.dumps(seen | {"latencies_ms": latencies_ms[-200_000:], "late_ms": late_ms[-200_000:]}))
+        draft.rename(target)
+
+
+threading.Thread(target=_report, daemon=True).start()

@@ -1,0 +1,26 @@
+"""`/health/live`: the process answers. `/health/ready`: every assigned partition is served."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from app.worker import WorkerApp
+
+
+def define(app: WorkerApp) -> None:
+    """Declare the views."""
+
+    @app.page("/health/live", name="health-live")
+    async def live(view: Any, request: Any) -> Any:
+        return view.json({"live": True})
+
+    @app.page("/health/ready", name="health-ready")
+    async def ready(view: Any, request: Any) -> Any:
+        held = app.ownership.held
+        state = {
+            "ready": app.ownership.ready,
+            "worker": app.ownership.worker_name,
+            "partitions": {str(n): held[n].owner.phase.value for n in sorted(held)},
+        }
+        return view.json(state, status=200 if app.ownership.ready else 503)

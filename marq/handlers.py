@@ -1,0 +1,132 @@
+"""Functions that a worker calls with messages.
+
+    from marq.handlers import handler
+
+    @handler("orders", concurrency=8)
+    async def on_order(message):
+        await ship(message.json())
+
+    @handler("clicks.*", batch=500)
+    def on_clicks(messages):
+        store(m.payload for m in messages)
+
+A worker finds them in the modules that ``MARQ_HANDLERS`` names. A handler that returns acknowledges its messages; one
+that raises gives them back, after a growing delay. While it runs, its lease is extended. With ``manual=True`` it
+acknowledges by ``message.ack()``, and what it leaves is delivered again when the lease is over.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+from marq.core.policies import HANDLER_MAX_RECEIVES
+from marq.errors import HandlerError
+
+BATCH_MAX = 10_000
+CONCURRENCY_MAX = 10_000
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Retry(Exception):
+    """Raised by a handler: give the message back for ``delay_ms`` (None: the usual back-off)."""
+
+    def __init__(self, delay_ms: int | None = None) -> None:
+        super().__init__(delay_ms)
+        self.delay_ms = delay_ms
+
+
+@dataclass(frozen=True)
+class Handler:
+    """A function and which messages it is called with.
+
+    ``batch`` 0: called with one message; above: with a list of at most so many, from all queues that match.
+    ``concurrency``: calls at the same time, per worker. ``visibility_timeout_ms``: lease, extended while it runs (None:
+    as the queue says). ``max_receives``: for queues that name none. ``backoff_ms``, ``backoff_max_ms``: None: as the
+    worker's settings say. ``manual``: messages are acknowledged one by one, by ``message.ack()``.
+    """
+
+    function: Callable[..., Any]
+    queues: tuple[str, ...]
+    batch: int = 0
+    concurrency: int = 1
+    visibility_timeout_ms: int | None = None
+    max_receives: int = HANDLER_MAX_RECEIVES
+    backoff_ms: int | None = None
+    backoff_max_ms: int | None = None
+    manual: bool = False
+
+    @property
+    def name(self) -> str:
+        """Module and name of the function."""
+        return f"{self.function.__module__}.{self.function.__qualname__}"
+
+    @property
+    def is_async(self) -> bool:
+        """True for a coroutine function; others run in threads."""
+        return inspect.iscoroutinefunction(self.function)
+
+    def matches(self, queue: str) -> bool:
+        """True if messages of ``queue`` go to this handler."""
+        return any(fnmatchcase(queue, pattern) for pattern in self.queues)
+
+
+_registered: list[Handler] = []
+
+
+def handler(
+    *queues: str,
+    batch: int = 0,
+    concurrency: int = 1,
+    visibility_timeout_ms: int | None = None,
+    max_receives: int = HANDLER_MAX_RECEIVES,
+    backoff_ms: int | None = None,
+    backoff_max_ms: int | None = None,
+    manual: bool = False,
+) -> Callable[[Function], Function]:
+    """Register a function as the handler of ``queues`` (names or patterns with ``*`` and ``?``).
+
+    Raises :exc:`HandlerError` for options that make no sense. See :class:`Handler` for what they mean.
+    """
+    if not queues or not all(queues):
+        raise HandlerError("a handler needs the name of a queue: @handler('orders')")
+    if not 0 <= batch <= BATCH_MAX:
+        raise HandlerError(f"batch={batch} of the handler of {queues[0]!r} must be 0 (single messages) to {BATCH_MAX}")
+    if not 1 <= concurrency <= CONCURRENCY_MAX:
+        raise HandlerError(f"concurrency={concurrency} of the handler of {queues[0]!r} must be 1 to {CONCURRENCY_MAX}")
+    if visibility_timeout_ms is not None and visibility_timeout_ms < 1000:
+        raise HandlerError(f"visibility_timeout_ms={visibility_timeout_ms} must be at least 1000 (it is extended)")
+    if max_receives < 1:
+        raise HandlerError(f"max_receives={max_receives} must be at least 1")
+
+    def register(function: Function) -> Function:
+        _registered.append(
+            Handler(
+                function,
+                queues,
+                batch,
+                concurrency,
+                visibility_timeout_ms,
+                max_receives,
+                backoff_ms,
+                backoff_max_ms,
+                manual,
+            )
+        )
+        return function
+
+    return register
+
+
+def registered() -> tuple[Handler, ...]:
+    """All handlers registered in this process, in order; the first that matches a queue gets it."""
+    return tuple(_registered)
+
+
+def clear() -> None:
+    """Forget all handlers (for tests)."""
+    _registered.clear()

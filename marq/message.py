@@ -1,0 +1,79 @@
+"""A message as a receiver sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+HEADER_KEY = "marq-key"
+"""Header that holds the sender's own key: the record's key is the queue."""
+
+RESERVED = "marq-"
+"""Headers that begin so are marq's own, not the sender's."""
+
+
+class Message:
+    """One delivery of a message.
+
+    ``(topic, partition, offset)`` identifies it for its whole life; ``attempt`` counts its deliveries from 1.
+    """
+
+    __slots__ = ("_record", "attempt", "partition", "queue", "topic")
+
+    def __init__(self, topic: str, partition: int, queue: str, record: Any, attempt: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.queue = queue
+        self.attempt = attempt
+        self._record = record
+
+    @property
+    def offset(self) -> int:
+        """Offset in the queue topic."""
+        return self._record.offset  # type: ignore[no-any-return]
+
+    @property
+    def payload(self) -> bytes:
+        """What was sent (empty for a record without value)."""
+        return self._record.value or b""
+
+    @property
+    def sent_ms(self) -> int:
+        """When Kafka took the message, in milliseconds since 1970."""
+        return self._record.timestamp  # type: ignore[no-any-return]
+
+    @property
+    def key(self) -> bytes | None:
+        """The sender's own key."""
+        return next((value for name, value in self._record.headers if name == HEADER_KEY), None)
+
+    @property
+    def headers(self) -> Mapping[str, bytes]:
+        """The sender's headers; of several with one name the last."""
+        return {name: value for name, value in self._record.headers if not name.startswith(RESERVED)}
+
+    def json(self) -> Any:
+        """The payload, decoded from JSON. Raises :exc:`ValueError` if it is none."""
+        return json.loads(self.payload)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.topic}:{self.partition}:{self.offset} of {self.queue!r}, attempt {self.attempt}>"
+
+
+class ManualMessage(Message):
+    """What a handler with ``manual=True`` gets: nothing is acknowledged unless it says so."""
+
+    __slots__ = ("_settle",)
+
+    def __init__(self, settle: Any, *args: Any) -> None:
+        super().__init__(*args)
+        self._settle = settle
+
+    def ack(self) -> None:
+        """Finished: never delivered again once Kafka has taken the marker. Call it in the event loop."""
+        self._settle(self, None)
+
+    def release(self, delay_ms: int = 0) -> None:
+        """Given back: delivered again after ``delay_ms``."""
+        self._settle(self, delay_ms)

@@ -1,0 +1,17 @@
+"""`messages`: payloads of messages that stay unfinished for long, in segments of up to 1,000 messages or 256 KiB.
+
+Key `<partition>/<epoch>/messages/<number>`, value `marq.core.rows.MessagesRow`. A row never changes; which of its
+messages are still unfinished says the `markers` table.
+"""
+
+from __future__ import annotations
+
+from marq.core.rows import MessagesRow, decode_messages
+
+NAME = "messages"
+HELP = "payloads of messages that stay unfinished for long, in segments"
+
+
+def decode(value: bytes) -> MessagesRow:
+    """A row's value. Raises `RowError`."""
+    return decode_messages(value)

@@ -1,0 +1,17 @@
+"""`progress`: the manifest of each partition, which names the rows that count.
+
+Key `<partition>/<epoch>`, value `marq.core.rows.Manifest`. Recovery takes the manifest with the highest epoch and
+ignores every row that it does not name.
+"""
+
+from __future__ import annotations
+
+from marq.core.rows import Manifest, decode_manifest
+
+NAME = "progress"
+HELP = "manifest of each partition: live rows, positions, clock, owner"
+
+
+def decode(value: bytes) -> Manifest:
+    """A row's value. Raises `RowError`."""
+    return decode_manifest(value)

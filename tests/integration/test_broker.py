@@ -1,0 +1,129 @@
+"""The embedded broker: starts by itself, keeps its data and address, and is found through its data folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from app.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
+from app.topics import MAX_CHANGELOG_BYTES, ensure_topics
+from marq.errors import BrokerError
+from tests.kafka import settings_for
+
+#: One broker is taken through its life by the tests of this file, in their order: each start costs seconds.
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("data"))
+    broker.start()
+    yield broker
+    broker.kill()
+
+
+async def write(bootstrap: str, topic: str, value: bytes) -> int:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, enable_idempotence=True, max_request_size=MESSAGE_MAX_BYTES
+    )
+    await producer.start()
+    try:
+        return int((await producer.send_and_wait(topic, value, key=b"k", partition=0)).offset)
+    finally:
+        await producer.stop()
+
+
+async def read(bootstrap: str, topic: str) -> bytes:
+    consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest")
+    consumer.assign([TopicPartition(topic, 0)])
+    await consumer.start()
+    try:
+        record = await asyncio.wait_for(consumer.getone(), 15)
+        return bytes(record.value)
+    finally:
+        await consumer.stop()
+
+
+def test_it_is_found_through_the_data_folder_while_it_runs(broker: EmbeddedBroker) -> None:
+    assert bootstrap_of(broker.data_dir) == broker.bootstrap
+    info = json.loads((broker.data_dir / "broker.json").read_text())
+    assert info == {"bootstrap": broker.bootstrap, "pid": broker.pid}
+
+
+def test_it_is_out_of_reach_of_the_terminal(broker: EmbeddedBroker) -> None:
+    assert broker.pid is not None
+    assert os.getsid(broker.pid) != os.getsid(0)
+
+
+def test_a_second_broker_on_the_same_folder_is_refused(broker: EmbeddedBroker) -> None:
+    with pytest.raises(BrokerError, match=f"another broker at {broker.bootstrap}"):
+        EmbeddedBroker(broker.data_dir).start()
+    assert bootstrap_of(broker.data_dir) == broker.bootstrap
+
+
+def test_data_and_address_outlive_a_kill(broker: EmbeddedBroker) -> None:
+    settings = settings_for(broker.bootstrap, partitions=1)
+    topics = asyncio.run(ensure_topics(settings, settings.name))
+    asyncio.run(write(broker.bootstrap, topics.queue, b"kept"))
+    address = broker.bootstrap
+
+    broker.kill()
+    assert bootstrap_of(broker.data_dir) is None
+
+    assert broker.start() == address
+    assert asyncio.run(read(address, topics.queue)) == b"kept"
+
+
+def test_the_largest_changelog_record_fits(broker: EmbeddedBroker) -> None:
+    settings = settings_for(broker.bootstrap, partitions=1)
+    topics = asyncio.run(ensure_topics(settings, settings.name))
+    value = os.urandom(MAX_CHANGELOG_BYTES - 1024)
+    assert asyncio.run(write(broker.bootstrap, topics.changelogs["messages"], value)) == 0
+
+
+def test_a_clean_stop_takes_the_address_away(broker: EmbeddedBroker) -> None:
+    broker.stop()
+    assert not broker.is_running
+    assert not (broker.data_dir / "broker.json").exists()
+
+
+def test_a_broker_that_dies_at_its_start_shows_the_end_of_its_log(broker: EmbeddedBroker) -> None:
+    broken = EmbeddedBroker(broker.data_dir, config={"node.id": "7"})
+    with pytest.raises(BrokerError, match=r"stopped with status(.|\n)*node id 7"):
+        broken.start()
+    assert not broken.is_running
+    assert bootstrap_of(broker.data_dir) is None
+
+
+def test_jars_that_are_installed_need_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_network(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("asked for the network")
+
+    monkeypatch.setattr("socket.socket.connect", no_network)
+    assert len(list(install_kafka().glob("*.jar"))) > 80
+
+
+def test_jars_that_can_not_be_fetched_are_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_network(*_args: object, **_kwargs: object) -> None:
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr("jgo.build", no_network)
+    with pytest.raises(BrokerError, match=r"Network is unreachable; check the network, or point MARQ_KAFKA"):
+        install_kafka(tmp_path)
+    assert not list(tmp_path.rglob("INSTALLED"))
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as server:
+        port = free_port()
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        with pytest.raises(BrokerError, match=f"port {port}"):
+            EmbeddedBroker(tmp_path, port=port).start()

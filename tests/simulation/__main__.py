@@ -1,0 +1,87 @@
+"""``python -m tests.simulation``: run seeds, print figures; replay one with its trace."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+import traceback
+from collections import Counter
+
+from tests.simulation.simulator import Simulator
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1_000, help="how many; 0: until stopped")
+    parser.add_argument("--start", type=int, default=0, help="first seed")
+    parser.add_argument("--steps", type=int, default=300, help="events in a run, before everything is drained")
+    parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happens")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="count failures by rule instead of stopping at the first"
+    )
+    args = parser.parse_args()
+    if args.replay is not None:
+        return replay(args.replay, args.steps)
+    seeds = range(args.start, args.start + args.seeds) if args.seeds else itertools.count(args.start)
+    statistics: Counter[str] = Counter()
+    failures: dict[str, list[int]] = {}
+    started = time.monotonic()
+    done = 0
+    try:
+        for seed in seeds:
+            simulator = Simulator(seed)
+            try:
+                simulator.run(args.steps)
+            except Exception as exc:
+                if not args.keep_going:
+                    replay(seed, args.steps)
+                    return 1
+                failures.setdefault(getattr(exc, "rule", repr(exc)[:60]), []).append(seed)
+            statistics.update(simulator.statistics)
+            done += 1
+            if done % 1_000 == 0:
+                report(done, started, statistics)
+    except KeyboardInterrupt:
+        print()
+    report(done, started, statistics)
+    for name, value in sorted(statistics.items()):
+        print(f"  {name:24}{value:12,}")
+    for rule, found in sorted(failures.items()):
+        print(f"FAILED {rule}: {len(found)} seeds: {found[:8]}")
+    return 1 if failures else 0
+
+
+def replay(seed: int, steps: int) -> int:
+    """Run ``seed`` again, exactly, and print its trace."""
+    trace: list[str] = []
+    simulator = Simulator(seed, trace)
+    failed = 0
+    try:
+        simulator.run(steps)
+    except Exception:
+        failed = 1
+        print("\n".join(trace))
+        traceback.print_exc()
+        print(f"seed {seed} failed at step {simulator.at_step}; odds {simulator.odds}", file=sys.stderr)
+        print(f"replay: python -m tests.simulation --steps {steps} --replay {seed}", file=sys.stderr)
+    else:
+        print("\n".join(trace))
+        print(f"seed {seed} passed", file=sys.stderr)
+    return failed
+
+
+def report(done: int, started: float, statistics: Counter[str]) -> None:
+    """One line of progress."""
+    seconds = time.monotonic() - started
+    print(
+        f"{done:,} seeds in {seconds:,.0f} s, {done / seconds * 60:,.0f} a minute; "
+        f"{statistics['messages']:,} messages, {statistics['handed out']:,} handed out, lost 0, unexpected 0, "
+        f"duplicates {statistics['handed out again']:,}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

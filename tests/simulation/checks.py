@@ -1,0 +1,340 @@
+"""The guarantees of the design, each as code that looks at the whole system from outside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from marq.core import owner as owner_module
+from marq.core import rows
+from marq.core.markers import Batch, End, decode
+from marq.core.owner import Handout, Owner, Pending, Phase
+from marq.core.partition import Partition, _size
+from marq.core.ranges import offsets_in
+from marq.core.segments import Segment
+from marq.errors import RowError
+
+if TYPE_CHECKING:
+    from tests.simulation.simulator import Simulator
+    from tests.simulation.worker import Worker
+
+
+class Checks:
+    """Raises through ``sim.violated`` at the first thing that is not as it must be."""
+
+    def __init__(self, sim: Simulator) -> None:
+        self.sim = sim
+        self.handed: dict[tuple[int, int, int], int] = {}  # (epoch, delivery, offset) -> worker
+        self.times_handed: dict[int, int] = {}
+        self.copy_handed: dict[int, int] = {}  # origin -> offset of the copy that receivers got
+
+    def _bad(self, rule: str, text: str) -> NoReturn:
+        self.sim.violated(rule, text)
+
+    # ------------------------------------------------------------------ what is appended
+
+    def appended(self, position: int, batch: Batch) -> None:
+        """A record of the markers log was folded by the reference."""
+        done = self.sim.reference.done
+        for marker in batch.markers:
+            if type(marker) is End and marker.outcome == "acked":
+                undone = [o for o in offsets_in(marker.offsets) if o not in done]
+                if undone:
+                    self._bad("G2 ack", f"the end at {position} of a delivery that was handed out leaves {undone}")
+
+    def done(self, offset: int, outcome: str, position: int) -> None:
+        """``offset`` is finished: there must be a reason."""
+        sim = self.sim
+        message = sim.reference.messages[offset]
+        if outcome == "acked":
+            good = offset in sim.receivers.acked
+        elif outcome == "expired":
+            good = message.queue is not None and self._expired(offset)
+        elif outcome == "dead":
+            copied = offset in (sim.reference.first_copy if sim.queue_id is None else sim.dead_letters)
+            history = sim.reference.history[offset]
+            receives = history[-2][1][2] if len(history) > 1 else 0
+            good = copied and receives > sim.least_max_receives(message.queue or "")  # type: ignore[operator]
+        elif outcome == "poison":
+            good = message.poison
+        else:
+            good = message.double or offset < sim.purges.get(message.queue or "", 0)
+        if not good:
+            self._bad("G1 done", f"offset {offset} is {outcome} at {position} without a reason: {message}")
+
+    def _expired(self, offset: int) -> bool:
+        sim = self.sim
+        message = sim.reference.messages[offset]
+        ttl_ms = sim.settings[message.queue or ""].ttl_ms
+        expires = message.expires_ms or (message.record.timestamp + ttl_ms if ttl_ms else 0)
+        return 0 < expires <= sim.log_time_ms()
+
+    # ------------------------------------------------------------------ serving
+
+    def serves(self, worker: Worker) -> None:
+        """G5: serving is to have folded one's own own marker last."""
+        owner = worker.owner
+        assert owner is not None
+        if owner.phase is not Phase.SERVING:
+            if owner.handouts or owner.dead or owner.poison:
+                self._bad("G5", f"w{worker.number} has effects while {owner.phase.value}")
+            return
+        moment = self.sim.reference.moment(owner.partition.markers_position)
+        if moment.nonce != owner.nonce or moment.own != owner.epoch:
+            self._bad("G5", f"w{worker.number} serves as {owner.nonce}, the log at its position says {moment.nonce}")
+
+    def before_acquire(self, owner: Owner, queues: list[str]) -> tuple[list[int], list[int]] | None:
+        """What the first of ``queues`` has to offer: never delivered, delivered before; both by offset."""
+        sim = self.sim
+        if not sim.chance(0.3) or len(queues) > 1 or owner.phase is not Phase.SERVING:
+            return None
+        p, queue = owner.partition, queues[0]
+        maximum = sim.settings[queue].max_receives
+        first: list[int] = []
+        again: list[int] = []
+        for segment in p.segments.queues.get(queue, ()):
+            first += segment.parked[queue]
+        first += [o for o in p.messages if p.ready(o) and p.queue_of(o) == queue]
+        for offset in sorted(first):
+            if not self._lives(p, offset):
+                first.remove(offset)
+            elif p.receives(offset):
+                first.remove(offset)
+                if not maximum or p.receives(offset) < maximum:
+                    again.append(offset)
+        return sorted(first), again
+
+    def _lives(self, p: Partition, offset: int) -> bool:
+        message = self.sim.reference.messages[offset]
+        ttl_ms = self.sim.settings[message.queue or ""].ttl_ms
+        expires = message.expires_ms or (message.record.timestamp + ttl_ms if ttl_ms else 0)
+        return not expires or expires > p.max_timestamp_ms
+
+    def acquired(
+        self,
+        owner: Owner,
+        queues: list[str],
+        pending: Pending | None,
+        limit: int,
+        before: tuple[list[int], list[int]] | None,
+    ) -> None:
+        """Strict limit; by offset within a queue; redeliveries and first deliveries share."""
+        taken = [] if pending is None else pending.offsets
+        if len(taken) > limit:
+            self._bad("limit", f"{len(taken)} messages for a limit of {limit}")
+        if before is None:
+            return
+        first, again = before
+        if (first or again) and not taken:
+            self._bad("G1 obtainable", f"{queues[0]} has {first} and {again} ready, and nothing was taken")
+        new = [o for o in taken if not owner.partition.receives(o)]
+        old = [o for o in taken if owner.partition.receives(o)]
+        if new != first[: len(new)] or old != again[: len(old)]:
+            self._bad("order", f"took {new} of {first}, and again {old} of {again}")
+        if limit > 1 and len(new) < len(first) and len(old) > limit // 2:
+            self._bad("fairness", f"took {len(old)} redeliveries of {limit} while {first} waited")
+
+    def handout(self, worker: Worker, handout: Handout) -> None:
+        """G2, G3, G4: a delivery is on its way to a receiver."""
+        sim, ref = self.sim, self.sim.reference
+        owner = worker.owner
+        assert owner is not None
+        p = owner.partition
+        if not handout.offsets:
+            return
+        epoch, delivery = handout.receipt
+        sim.note("w%d hands out %s as %d/%d", worker.number, handout.offsets, epoch, delivery)
+        if handout.until_ms <= sim.now_ms:
+            self._bad("G3 late", f"{handout} is handed out at {sim.now_ms}, after its lease")
+        for offset in handout.offsets:
+            name = (epoch, delivery, offset)
+            started = ref.started.get(name)
+            if started is None:
+                self._bad("G3 valid", f"offset {offset} is handed out as {epoch}/{delivery}, which never took effect")
+            if started.position >= p.markers_position:
+                self._bad(
+                    "G3 folded", f"offset {offset} is handed out before its start at {started.position} is folded"
+                )
+            if name in self.handed:
+                self._bad("G3 twice", f"offset {offset} is handed out again as {epoch}/{delivery}")
+            self.handed[name] = worker.number
+            if ref.ended_at.get(offset, 1 << 60) < started.position:
+                self._bad("G2", f"offset {offset} ended at {ref.ended_at[offset]}, its start is at {started.position}")
+            if p.receives(offset) != started.receives:
+                self._bad("G4 told", f"offset {offset}: told {p.receives(offset)}, the log says {started.receives}")
+            message = ref.messages[offset]
+            if message.poison or message.double or message.due_ms > sim.log_time_ms():
+                self._bad("G3 early", f"handed out: {message}")
+            if p.record(offset).value != message.record.value:
+                self._bad("G1 payload", f"offset {offset} has another payload")
+            if message.origin is not None and self.copy_handed.setdefault(message.origin, offset) != offset:
+                self._bad("doubles", f"a second copy of dead letter {message.origin} is handed out")
+            self.times_handed[offset] = self.times_handed.get(offset, 0) + 1
+            sim.count("handed out again", self.times_handed[offset] > 1)
+        sim.count("handed out", len(handout.offsets))
+
+    # ------------------------------------------------------------------ memory against the log
+
+    def partition(self, p: Partition, who: str) -> None:
+        """G4: what is in memory is the fold of the logs below its positions, however it got there."""
+        ref = self.sim.reference
+        moment = ref.moment(p.markers_position)
+        if (p.clock_ms, p.last_timestamp_ms, p.own) != (moment.clock_ms, moment.last_timestamp_ms, moment.own):
+            self._bad("G4 clock", f"{who}: {(p.clock_ms, p.last_timestamp_ms, p.own)}, the log says {moment}")
+        if not moment.max_timestamp_ms <= p.max_timestamp_ms <= self.sim.log_time_ms():
+            self._bad("G4 clock", f"{who}: greatest timestamp {p.max_timestamp_ms}")
+        messages, holds, position = p.messages, p.holds, p.position
+        parked: dict[int, str] = {}
+        for queue, segments in p.segments.queues.items():
+            for segment in segments:
+                for offset in segment.parked[queue]:
+                    parked[offset] = queue
+        listed = {name: {*b.fresh, *b.returned, *b.again} for name, b in p.backlogs.items()}
+        suspects = {*p._suspects}
+        history, at, size, unfinished, held = ref.history, ref.at, 0, 0, 0
+        for offset, message in ref.messages.items():
+            state = at(offset, p.markers_position) if offset in history else None
+            hold = holds.get(offset)
+            here = offset in messages
+            if type(state) is str:
+                if here or hold is not None or offset in parked or (offset >= position and offset not in p.ahead):
+                    self._bad("G2 undead", f"{who}: offset {offset} is {state}, but not in memory")
+                continue
+            if offset >= position:
+                if here or offset in p.ahead:
+                    self._bad("G1 lost", f"{who}: offset {offset} is not read yet, but known")
+            elif not here and offset not in parked:
+                self._bad("G1 lost", f"{who}: offset {offset} is unfinished in the log, but not in memory: {message}")
+            if (hold.state() if hold is not None else None) != state:
+                self._bad("G4 state", f"{who}: offset {offset} is {hold and hold.state()}, the log says {state}")
+            held += hold is not None
+            if offset >= position:
+                continue
+            unfinished += 1
+            waits = message.due_ms > p.max_timestamp_ms and not message.poison
+            if waits != (offset in p.delays) and not message.poison:
+                self._bad("G4 delay", f"{who}: offset {offset} waits: {waits}, in memory {offset in p.delays}")
+            if (offset in p.poison, offset in p.doubles) != (message.poison, message.double):
+                self._bad(
+                    "G4 special", f"{who}: offset {offset} is poison {offset in p.poison}, double {offset in p.doubles}"
+                )
+            if here:
+                record = messages[offset]
+                if type(record) is not Segment:
+                    size += _size(record)
+                if message.queue is not None and p.ready(offset) and offset not in suspects:
+                    if offset not in listed.get(message.queue, ()):
+                        self._bad("G1 stuck", f"{who}: offset {offset} is ready, and nothing will take it: {state}")
+            elif parked[offset] != message.queue:
+                self._bad("G4 special", f"{who}: offset {offset} is parked for {parked[offset]}")
+        if unfinished != len(messages) + len(parked) or held != len(holds):
+            self._bad(
+                "G2 undead",
+                f"{who}: {len(messages)}+{len(parked)} messages and {len(holds)} holds, not {unfinished} and {held}",
+            )
+        if size != p.bytes:
+            self._bad("bytes", f"{who}: counts {p.bytes} bytes in memory, there are {size}")
+
+    def reservations(self, worker: Worker) -> None:
+        """What is reserved is on its way to something."""
+        owner = worker.owner
+        assert owner is not None
+        p = owner.partition
+        if not p.reserved:
+            return
+        known = set(worker.copying)
+        for pending in owner._pending.values():
+            known.update(pending.offsets)
+        for markers in (owner.appends, *owner._sent.values()):
+            for marker in markers:
+                if type(marker) is End:
+                    known.update(offsets_in(marker.offsets))
+        leaked = p.reserved - known
+        if leaked:
+            self._bad("reserved", f"w{worker.number} has {sorted(leaked)} reserved for nobody")
+
+    # ------------------------------------------------------------------ recovery
+
+    def tables(self) -> None:
+        """G1: the newest manifest names rows that are there, and the logs reach back to it."""
+        sim = self.sim
+        newest = self._newest()
+        if newest is None:
+            if sim.queue.start or sim.markers.start:
+                self._bad("G1 log start", "records were deleted, and there is no manifest")
+            return
+        for key, checksum in newest.rows.items():
+            value = sim.changelogs[rows.kind_of(key)].content.get(key)
+            if value is None or rows.checksum(value) != checksum:
+                self._bad("G1 rows", f"the manifest of epoch {newest.epoch} names {key}, which is gone")
+        if sim.queue.start > newest.position or sim.markers.start > newest.markers_position:
+            self._bad("G1 log start", f"the logs begin at {sim.queue.start}, {sim.markers.start}, beyond {newest}")
+
+    def _newest(self) -> rows.Manifest | None:
+        content = self.sim.changelogs["progress"].content
+        if not content:
+            return None
+        manifests = [rows.decode_manifest(value) for value in content.values()]
+        return max(manifests, key=lambda manifest: manifest.epoch)
+
+    def recovery(self) -> None:
+        """G1, G4: a worker that recovered now would know all there is to know."""
+        sim = self.sim
+        sim.count("recoveries imagined")
+        content = sim.changelogs["progress"].content
+        both = {**sim.changelogs["messages"].content, **sim.changelogs["markers"].content}
+
+        def load(key: str) -> bytes:
+            if key not in both:
+                raise RowError(f"no row {key!r}")
+            return both[key]
+
+        probe = owner_module.Owner(sim.number, "probe", "probe", limits=sim.limits, load=load)
+        try:
+            probe.restore(dict(content), list(both), load, (sim.queue.start, sim.markers.start))
+        except RowError as exc:
+            self._bad("G1 rows", f"a recovery fails: {exc}")
+        p = probe.partition
+        stop, records = sim.queue.read(p.position, 1 << 30)
+        p.ingest(p.position, max(stop, p.position), records)
+        for record in sim.markers.read(p.markers_position, 1 << 30)[1]:
+            p.fold(record.offset, record.timestamp, decode(record.value).markers)
+        p.skip_markers(sim.markers.end)
+        self.partition(p, "a recovery now")
+
+    # ------------------------------------------------------------------ the end
+
+    def drained(self) -> None:
+        """The total-queue check, and that nothing is left behind in memory."""
+        sim, ref = self.sim, self.sim.reference
+        lost = [o for o in ref.messages if o not in ref.done]
+        if lost:
+            self._bad("G1 total", f"lost: {lost}: {[(ref.messages[o], ref.states.get(o)) for o in lost[:2]]}")
+        unexpected = [o for o in self.times_handed if o not in ref.messages]
+        if unexpected:
+            self._bad("G1 total", f"unexpected: {unexpected}")
+        for worker in sim.workers:
+            if not worker.serving:
+                continue
+            owner = worker.owner
+            assert owner is not None
+            p = owner.partition
+            left = {
+                "messages": p.messages,
+                "holds": p.holds,
+                "ahead": list(p.ahead),
+                "reserved": p.reserved,
+                "bytes": p.bytes,
+                "segments": list(p.segments),
+                "parked": p.segments.queues,
+                "delays": p.delays,
+                "ttls": p.ttls,
+                "poison": p.poison,
+                "doubles": p.doubles,
+                "pending": owner._pending,
+            }
+            left = {name: value for name, value in left.items() if value}
+            if left:
+                self._bad("quiescence", f"w{worker.number} still has {left}")
+        sim.count("messages", len(ref.messages))
+        for outcome in ref.done.values():
+            sim.count(outcome)

@@ -1,0 +1,502 @@
+"""What happens next: the events of one partition's whole system, chosen by a seed.
+
+Nothing here knows the rules of the core; it lets things happen in every order that a Kafka, a group of workers and
+their receivers allow, and asks ``checks`` what to think of it. The same seed gives the same run, event by event.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from random import Random
+from typing import Any, NamedTuple, NoReturn, TypeVar
+from unittest import mock
+
+from marq.core import markers, owner, partition
+from marq.core.owner import Limits, Owner
+from marq.core.policies import QueueSettings
+from marq.core.rows import Record
+from tests.simulation.checks import Checks
+from tests.simulation.logs import Changelog, Lane, Log
+from tests.simulation.receivers import Receivers
+from tests.simulation.reference import Reference
+from tests.simulation.worker import TABLES, Worker
+
+T = TypeVar("T")
+
+DRAIN_ROUNDS = 400
+"""Within so many rounds of good health everything has to be finished."""
+
+SMALL = {
+    partition: {"BLOCK_BITS": 3, "SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
+    owner: {"DEAD_LEASE_MS": 1_500},
+    markers: {"RECORD_BYTES": 8192 + 3 * 40},
+}
+"""Limits of the core, scaled down so that a run of some hundred steps reaches them."""
+
+
+class Violation(Exception):
+    """A guarantee does not hold."""
+
+    def __init__(self, rule: str, text: str, seed: int, step: int) -> None:
+        super().__init__(f"{rule}: {text} (seed {seed}, step {step})")
+        self.rule = rule
+        self.text = text
+        self.seed = seed
+        self.step = step
+
+
+class Odds(NamedTuple):
+    """How this run differs from others: probabilities and weights, drawn once."""
+
+    dropped_chunk: float
+    seek_back: float
+    lost_ack: float
+    timeout: float
+    rebalance: float
+    notice: float
+    crash: float
+    pause: float
+    stall: float
+    jump: float
+    hole: float
+    gone: float
+    forgets: float
+    acks: float
+    serve: float
+    shed: float
+    batch: int
+    step_ms: int
+
+    @classmethod
+    def draw(cls, r: Random) -> Odds:
+        return cls(
+            dropped_chunk=r.choice((0, 0.02, 0.1)),
+            seek_back=r.choice((0, 0.05)),
+            lost_ack=r.choice((0, 0.05, 0.3)),
+            timeout=r.choice((0.05, 0.3, 1.0)),
+            rebalance=r.choice((0.05, 0.2, 0.6)),
+            notice=r.choice((0.2, 0.6, 3.0)),
+            crash=r.choice((0.0, 0.05, 0.2)),
+            pause=r.choice((0.0, 0.1, 0.3)),
+            stall=r.choice((0.0, 0.2, 0.6)),
+            jump=r.choice((0.0, 0.05, 0.3)),
+            hole=r.choice((0.0, 0.15)),
+            gone=r.choice((0.1, 0.5)),
+            forgets=r.choice((0.02, 0.1, 0.3)),
+            acks=r.choice((0.2, 0.5)),
+            serve=r.choice((1.0, 2.0)),
+            shed=r.choice((0.0, 0.3, 1.0)),
+            batch=r.choice((1, 3, 8)),
+            step_ms=r.choice((20, 60, 200)),
+        )
+
+
+class Simulator:
+    """One run. ``run(steps)`` raises :exc:`Violation`; ``trace`` collects what happened if it is a list."""
+
+    def __init__(self, seed: int, trace: list[str] | None = None, worker_class: type[Worker] = Worker) -> None:
+        self.seed = seed
+        self.trace = trace
+        self.at_step = 0
+        r = self.random = Random(seed)
+        self.odds = Odds.draw(r)
+        self.statistics: Counter[str] = Counter()
+        self.number = r.choice((0, 3))
+        self.queue_id = "all" if r.random() < 0.1 else None
+        self.queues = ["a", "b", "c"][: r.choice((1, 2, 3))] if self.queue_id is None else [self.queue_id]
+        self.settings: dict[str, QueueSettings] = {}
+        for name in self.queues:
+            self.settings[name] = QueueSettings(max_receives=r.choice((0, 0, 1, 3)), ttl_ms=r.choice((0, 0, 0, 4_000)))
+        for name in list(self.queues):
+            self.settings[name + ".dead"] = QueueSettings(max_receives=r.choice((0, 0, 0, 2)))
+            self.settings[name + ".dead.dead"] = QueueSettings()
+        self.settings[""] = QueueSettings()
+        self.served = list(self.settings)[:-1] if self.queue_id is None else self.queues
+        self.ttl_queues = [name for name, settings in self.settings.items() if settings.ttl_ms]
+        self.limits = Limits(
+            checkpoint_ms=r.choice((100, 500)),
+            window_offsets=r.choice((0, 4, 30)),
+            hold_ms=r.choice((50, 1_000)),
+            step_timeout_ms=r.choice((2_000, 30_000)),
+            queue_id=self.queue_id,
+        )
+        self.now_ms = 1_000
+        self.skew_ms = {"queue": 0, "markers": 0}
+        self.queue = Log()
+        self.markers = Log()
+        self.changelogs = {name: Changelog() for name in TABLES}
+        self.dead_letters: set[int] = set()  # topic mode: origins in the dead letter topic
+        self.purges: dict[str, int] = {}
+        self.lanes: list[Lane] = []
+        self.deletions: list[tuple[int, int]] = []
+        self.nonces = 0
+        self.sends = 0
+        self.assigned = 0
+        self.checks = Checks(self)
+        self.receivers = Receivers(self)
+        self.reference = Reference(self.number, self.queue_id, self.checks.done)
+        self.workers = [worker_class(self, i) for i in range(r.choice((2, 3)))]
+
+    # ------------------------------------------------------------------ small things
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def below(self, n: int) -> int:
+        return int(self.random.random() * n)
+
+    def pick(self, choices: Sequence[T]) -> T:
+        return choices[int(self.random.random() * len(choices))]
+
+    def note(self, text: str, *args: Any) -> None:
+        if self.trace is not None:
+            self.trace.append(f"{self.at_step:4} {self.now_ms:6}  " + text % args)
+
+    def count(self, name: str, amount: int = 1) -> None:
+        if amount:
+            self.statistics[name] += amount
+
+    def violated(self, rule: str, text: str) -> NoReturn:
+        self.note("VIOLATED %s: %s", rule, text)
+        raise Violation(rule, text, self.seed, self.at_step)
+
+    def make_owner(self, worker: Worker, nonce: str) -> Owner:
+        return owner.Owner(
+            self.number,
+            f"w{worker.number}",
+            nonce,
+            limits=self.limits,
+            settings_of=self.settings.__getitem__,
+            load=worker.load,
+        )
+
+    def lease_ms(self) -> int:
+        return self.pick((0, 40, 300, 300, 2_000, 8_000))
+
+    def some_queues(self) -> list[str]:
+        served = self.served
+        i = self.below(len(served))
+        return [served[i]] if self.chance(0.7) else served[i:] + served[:i]
+
+    def least_max_receives(self, queue: str) -> int:
+        """Fewest deliveries after which a message of ``queue`` may be dead-lettered."""
+        return self.settings[queue].max_receives or 1 << 30
+
+    def log_time_ms(self) -> int:
+        """The greatest timestamp in either log."""
+        return max(self.reference.now.max_timestamp_ms, self.reference.queue_timestamp_ms)
+
+    # ------------------------------------------------------------------ the logs
+
+    def append_message(self, record: Record) -> int:
+        offset = self.queue.end
+        if self.chance(self.odds.hole):
+            offset += 1 + self.below(3)
+        record = record._replace(offset=offset, timestamp=self.now_ms + self.skew_ms["queue"])
+        self.queue.append(record)
+        message = self.reference.send(record)
+        self.note("queue @%d %s", offset, message)
+        return offset
+
+    def append_markers(self, value: bytes) -> tuple[int, int]:
+        offset = self.markers.end
+        if self.chance(self.odds.hole * 0.3):
+            offset += 1
+        timestamp = self.now_ms + self.skew_ms["markers"]
+        record = Record(offset, timestamp, None, value)
+        self.markers.append(record)
+        batch = markers.decode(value)
+        self.note("markers @%d t%d by %s#%d: %s", offset, timestamp, batch.by, batch.seq, batch.markers)
+        self.reference.fold(offset, timestamp, batch)
+        self.checks.appended(offset, batch)
+        return offset, timestamp
+
+    def land(self, lane: Lane) -> None:
+        """The next record of ``lane`` gets to its topic; the news may or may not get back."""
+        sent = lane.sent.popleft()
+        topic = lane.topic
+        offset = timestamp = 0
+        if topic == "markers":
+            offset, timestamp = self.append_markers(sent.value)
+        elif topic == "queue":
+            offset = self.append_message(sent.value)
+        elif topic == "dead letters":
+            self.dead_letters.add(int(sent.what.split()[-1]))
+        elif topic.endswith(" table"):
+            table = topic.removesuffix(" table")
+            self.note("%s: %s %s", topic, sent.key, "deleted" if sent.value is None else "written")
+            self.changelogs[table].append(sent.key, sent.value)
+            self.checks.tables()
+            if table == "progress" and sent.value is not None:
+                self.checks.recovery()
+        confirmed = sent.confirmed
+        if not lane.alive or confirmed is None:
+            return
+        if topic in ("markers", "queue") and self.chance(self.odds.lost_ack):
+            self.note("  its acknowledgement is lost")
+            self._failed(lane, sent)
+            return
+        self.workers[lane.owner].acks.append(lambda: confirmed(offset, timestamp))
+
+    def _failed(self, lane: Lane, sent: Any) -> None:
+        failed = sent.failed
+        sent.confirmed = sent.failed = None
+        if failed is not None:
+            self.workers[lane.owner].acks.append(failed)
+
+    def time_out(self, lane: Lane) -> None:
+        """The producer gives up on a record. It is lost, or lands all the same, in its place."""
+        sent = self.pick(lane.sent)
+        if sent.confirmed is None and sent.failed is None:
+            return
+        self.note("w%d gives up on %s to %s", lane.owner, sent.what, lane.topic)
+        self._failed(lane, sent)
+        if self.chance(0.5):
+            lane.sent.remove(sent)
+
+    # ------------------------------------------------------------------ events
+
+    def step(self) -> None:
+        """One event, chosen by weight among those that are possible."""
+        self.now_ms += self.below(self.odds.step_ms)
+        odds = self.odds
+        events: list[tuple[float, Callable[..., None], Any]] = [
+            (2.0, self.send, None),
+            (odds.rebalance, self.rebalance, None),
+            (odds.jump, self.jump, None),
+        ]
+        add = events.append
+        if self.receivers.holding:
+            add((2.5, self.act, None))
+        if self.deletions:
+            add((0.5, self.delete_records, None))
+        self.lanes = [lane for lane in self.lanes if lane.sent or lane.alive]
+        for lane in self.lanes:
+            if not lane.sent:
+                continue
+            if not lane.stalled:
+                add((5.0, self.land, lane))
+                add((odds.stall, self.stall, lane))
+            else:
+                add((0.5, self.stall, lane))
+            if lane.alive and lane.topic in ("markers", "queue") and not self.workers[lane.owner].paused:
+                add((odds.timeout, self.time_out, lane))
+        for worker in self.workers:
+            self._events_of(worker, events)
+        x = self.random.random() * sum([event[0] for event in events])
+        for weight, act, arg in events:
+            x -= weight
+            if x < 0:
+                break
+        if arg is None:
+            act()
+        else:
+            act(arg)
+
+    def _events_of(self, worker: Worker, events: list[tuple[float, Callable[..., None], Any]]) -> None:
+        add = events.append
+        odds = self.odds
+        if not worker.alive:
+            add((1.0, Worker.restart, worker))
+            return
+        if worker.paused:
+            add((0.4, self.wake, worker))
+            return
+        add((odds.crash, self.crash, worker))
+        add((odds.pause, self.pause, worker))
+        if worker.acks:
+            add((8.0, self.acknowledge, worker))
+        if worker.assigned != (self.assigned == worker.number):
+            add((odds.notice, self.notice, worker))
+        if not worker.assigned:
+            return
+        stage = worker.stage
+        if stage == "idle":
+            add((4.0, type(worker).claim, worker))
+        elif stage == "reading":
+            add((6.0, type(worker).read_table, worker))
+        elif stage == "owner":
+            core = worker.owner
+            assert core is not None
+            if worker.markers_next != self.markers.end or worker.markers_next != core.partition.markers_position:
+                add((6.0, self.fetch_markers, worker))
+            if worker.queue_next != self.queue.end or worker.queue_next != core.partition.position:
+                add((3.0, self.fetch_queue, worker))
+            if odds.shed:
+                add((odds.shed * 0.5, Worker.shed, worker))
+            if worker.serving:
+                add((3.0 * odds.serve, Worker.acquire, worker))
+                add((1.5, Worker.work, worker))
+                add((1.0, Worker.tick, worker))
+                add((2.5, type(worker).step, worker))
+                add((0.08, self.purge, worker))
+                if core.appends:
+                    add((8.0, type(worker).flush, worker))
+                if worker.pendings:
+                    add((odds.gone, Worker.receiver_goes, worker))
+
+    def send(self) -> None:
+        """Somebody sends a message; the send is confirmed."""
+        self.sends += 1
+        key: bytes | None = self.pick(self.queues).encode()
+        headers: list[tuple[str, bytes]] = []
+        x = self.random.random()
+        if x < 0.12:
+            headers.append(("marq-delay-ms", b"%d" % self.pick((0, 100, 1_500))))
+        elif x < 0.2:
+            headers.append(("marq-ttl-ms", b"%d" % self.pick((0, 300, 3_000))))
+        elif x < 0.24:
+            headers += [("marq-ttl-ms", b"600"), ("marq-delay-ms", b"%d" % self.pick((100, 900)))]
+        elif x < 0.26:
+            headers.append(("marq-delay-ms", b"soon"))
+        elif x < 0.28:
+            key = self.pick((None, b"", b"\xff"))
+        elif x < 0.32:
+            headers.append(("shop", b"1"))
+        self.append_message(Record(-1, -1, key, b"%d" % self.sends + b"x" * self.pick((0, 10, 500)), tuple(headers)))
+
+    def act(self) -> None:
+        self.receivers.act()
+
+    def rebalance(self) -> None:
+        self.assigned = self.below(len(self.workers))
+        self.note("the group assigns the partition to w%d", self.assigned)
+
+    def notice(self, worker: Worker) -> None:
+        self.note("w%d hears of it", worker.number)
+        worker.hears(self.assigned == worker.number)
+
+    def jump(self) -> None:
+        topic = self.pick(("queue", "markers"))
+        self.skew_ms[topic] = self.pick((-20_000, -2_000, 0, 0, 2_000, 30_000))
+        self.note("the clock of %s is off by %d", topic, self.skew_ms[topic])
+
+    def delete_records(self) -> None:
+        below, markers_below = self.deletions.pop(self.below(len(self.deletions)))
+        self.note("records below %d and %d are deleted", below, markers_below)
+        self.queue.start = max(self.queue.start, below)
+        self.markers.start = max(self.markers.start, markers_below)
+        self.checks.tables()
+
+    def stall(self, lane: Lane) -> None:
+        lane.stalled = not lane.stalled
+
+    def crash(self, worker: Worker) -> None:
+        worker.crash()
+        if self.assigned == worker.number and self.chance(0.7):
+            self.rebalance()
+
+    def pause(self, worker: Worker) -> None:
+        self.note("w%d is paused", worker.number)
+        worker.paused = True
+        if self.assigned == worker.number and self.chance(0.7):
+            self.rebalance()
+
+    def wake(self, worker: Worker) -> None:
+        self.note("w%d wakes", worker.number)
+        worker.paused = False
+
+    def acknowledge(self, worker: Worker) -> None:
+        worker.acks.popleft()()
+        if worker.owner is not None:
+            worker.collect()
+
+    def fetch_markers(self, worker: Worker) -> None:
+        worker.fetch_markers(1 + self.below(6))
+
+    def fetch_queue(self, worker: Worker) -> None:
+        worker.fetch_queue(1 + self.below(6))
+
+    def purge(self, worker: Worker) -> None:
+        worker.purge()
+
+    # ------------------------------------------------------------------ a run
+
+    def run(self, steps: int) -> None:
+        """``steps`` events with everything going wrong, then good health until all is finished."""
+        with small_limits():
+            for self.at_step in range(steps):
+                self.step()
+                self._look(self.at_step)
+            self._drain()
+
+    def _look(self, step: int) -> None:
+        worker = self.workers[step % len(self.workers)]
+        if step % 4 == 0 and worker.owner is not None and worker.stage == "owner":
+            self.checks.partition(worker.owner.partition, f"w{worker.number}")
+            self.checks.reservations(worker)
+        if step % 100 == 99:
+            self.checks.recovery()
+
+    def _drain(self) -> None:
+        """All healthy, one worker serves, receivers acknowledge: whatever was accepted must be finished."""
+        self.note("drain")
+        self.odds = self.odds._replace(dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
+        self.assigned = self.below(len(self.workers))
+        for worker in self.workers:
+            if not worker.alive:
+                worker.restart()
+            worker.paused = False
+            worker.hears(self.assigned == worker.number)
+        server = self.workers[self.assigned]
+        finished = 0
+        for self.at_step in range(self.at_step + 1, self.at_step + 1 + DRAIN_ROUNDS):
+            self.now_ms += 150
+            self._round(server)
+            if len(self.reference.done) == len(self.reference.messages):
+                finished += 1
+                if finished > 12:
+                    break
+        self.checks.recovery()
+        if server.stage == "owner":
+            assert server.owner is not None
+            self.checks.partition(server.owner.partition, "at the end")
+            self.checks.reservations(server)
+        self.checks.drained()
+
+    def _round(self, server: Worker) -> None:
+        for lane in self.lanes:
+            while lane.sent:
+                self.land(lane)
+        for worker in self.workers:
+            while worker.acks:
+                self.acknowledge(worker)
+        while self.deletions:
+            self.delete_records()
+        holding, self.receivers.holding = self.receivers.holding, []
+        for receipt, offsets in holding:
+            self.receivers.finish(receipt, offsets)
+        if server.stage == "idle":
+            server.claim()
+        while server.stage == "reading":
+            server.read_table()
+        if server.stage == "owner":
+            server.fetch_queue(50)
+        if server.stage == "owner":
+            server.fetch_markers(50)
+        if server.serving:
+            assert server.owner is not None
+            server.work()
+            server.acquire()
+            server.tick()
+            server.step()
+            if server.owner is not None and server.owner.appends:
+                server.flush()
+
+
+@contextmanager
+def small_limits() -> Iterator[None]:
+    """The core with :data:`SMALL` limits."""
+    with ExitStack() as stack:
+        for module, values in SMALL.items():
+            stack.enter_context(mock.patch.multiple(module, **values))
+        yield
+
+
+def run(seed: int, steps: int = 300, trace: list[str] | None = None, worker_class: type[Worker] = Worker) -> Simulator:
+    """One seed. Raises :exc:`Violation`."""
+    simulator = Simulator(seed, trace, worker_class)
+    simulator.run(steps)
+    return simulator

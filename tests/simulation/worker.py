@@ -1,0 +1,403 @@
+"""One worker: what the application does around the core's Owner, with every step a separate event."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from marq.core import markers as m
+from marq.core.owner import Owner, Pending, Phase, Retire, WriteManifest, WriteRows
+from marq.core.rows import Record, kind_of
+from marq.errors import InternalError, RowError
+from tests.simulation.logs import Lane, Sent, Table
+
+if TYPE_CHECKING:
+    from tests.simulation.simulator import Simulator
+
+TABLES = ("messages", "markers", "progress")
+RECOVERIES_MAX = 12
+"""So many readings of the tables in a row may fail; half-way the local store is wiped."""
+
+
+class Worker:
+    """A process that may be assigned the partition. It dies and comes back; ``number`` stays."""
+
+    def __init__(self, sim: Simulator, number: int) -> None:
+        self.sim = sim
+        self.number = number
+        self.alive = True
+        self.paused = False
+        self.assigned = False  # as far as it has heard
+        self.incarnation = 0
+        self.tables = {name: Table(sim.changelogs[name]) for name in TABLES}
+        self.acks: deque[Callable[[], None]] = deque()
+        self.lanes: dict[str, Lane] = {}
+        self.owner: Owner | None = None
+        self.stage = "idle"
+        self._forget()
+
+    def _forget(self) -> None:
+        self.owner = None
+        self.stage = "idle"
+        self.to_read: list[str] = []
+        self.recoveries = 0
+        self.queue_next = self.markers_next = 0  # fetch positions
+        self.seq = 0
+        self.pendings: list[Pending] = []
+        self.copying: set[int] = set()  # dead letters and poison whose copy is on its way
+        self.unwritten = 0
+
+    @property
+    def serving(self) -> bool:
+        return self.owner is not None and self.owner.phase is Phase.SERVING
+
+    # ------------------------------------------------------------------ life
+
+    def crash(self) -> None:
+        """The process is gone: of what was on its way, a part of each lane lands later, in order."""
+        sim = self.sim
+        sim.note("w%d crashes", self.number)
+        self.alive = self.paused = self.assigned = False
+        for lane in self.lanes.values():
+            lane.alive = False
+            for _ in range(sim.below(len(lane.sent) + 1)):
+                lane.sent.pop()
+        self.lanes = {}
+        self.acks.clear()
+        self.incarnation += 1
+        self._forget()
+
+    def restart(self) -> None:
+        sim = self.sim
+        sim.note("w%d starts", self.number)
+        self.alive = True
+        if sim.chance(0.3):
+            for table in self.tables.values():
+                table.wipe()
+
+    def hears(self, assigned: bool) -> None:
+        """The news of a rebalance arrive. What is in memory may be kept: the log will tell."""
+        self.assigned = assigned
+        if assigned or self.owner is None:
+            return
+        if self.stage != "owner" or self.sim.chance(0.5):
+            self.drop()
+
+    def drop(self) -> None:
+        self._forget()
+
+    # ------------------------------------------------------------------ sending
+
+    def send(self, topic: str, sent: Sent) -> None:
+        lane = self.lanes.get(topic)
+        if lane is None:
+            lane = self.lanes[topic] = Lane(topic, self.number)
+            self.sim.lanes.append(lane)
+        lane.sent.append(sent)
+
+    def flush(self) -> None:
+        """One record of what the owner wants appended."""
+        owner = self.owner
+        assert owner is not None
+        appends = owner.appends
+        size = len(appends) if self.sim.chance(0.7) else 1 + self.sim.below(len(appends))
+        batch = appends[:size]
+        del appends[:size]
+        self.seq += 1
+        seq = self.seq
+        owner.sent(seq, batch)
+
+        def confirmed(offset: int, timestamp_ms: int) -> None:
+            if self.owner is owner:
+                owner.acknowledged(seq, offset, timestamp_ms, batch, self.sim.now_ms)
+                self.collect()
+
+        def failed() -> None:
+            if self.owner is owner:
+                owner.failed(seq)
+
+        value = m.encode(batch, owner.nonce, seq)
+        self.send("markers", Sent(value, f"#{seq}", confirmed=confirmed, failed=failed))
+
+    def forward(self, marker: m.Marker) -> None:
+        """Append a receiver's marker without owning the partition."""
+        self.send("markers", Sent(m.encode([marker], f"r{self.number}"), "forwarded"))
+
+    # ------------------------------------------------------------------ claim and recover
+
+    def claim(self) -> None:
+        """Append an own marker; the tables are read once it is acknowledged."""
+        sim = self.sim
+        self._forget()
+        sim.nonces += 1
+        owner = self.owner = sim.make_owner(self, f"w{self.number}.{sim.nonces}")
+        self.stage = "claiming"
+
+        def confirmed(offset: int, timestamp_ms: int) -> None:
+            if self.owner is owner and self.stage == "claiming":
+                self.read_tables_from_now()
+
+        def failed() -> None:
+            if self.owner is owner and self.stage == "claiming":
+                self.drop()
+
+        sim.note("w%d claims as %s", self.number, owner.nonce)
+        value = m.encode([owner.claim()], owner.nonce, 0)
+        self.send("markers", Sent(value, "own", confirmed=confirmed, failed=failed))
+
+    def read_tables_from_now(self) -> None:
+        self.stage = "reading"
+        self.to_read = list(TABLES)
+        self.sim.random.shuffle(self.to_read)
+
+    def read_table(self) -> None:
+        """Read one table to its end; after the last, restore."""
+        sim = self.sim
+        self.tables[self.to_read.pop()].catch_up()
+        if self.to_read:
+            return
+        owner = self.owner
+        assert owner is not None
+        keys = [*self.tables["messages"].content, *self.tables["markers"].content]
+        manifests = dict(self.tables["progress"].content)
+        sim.count("recoveries")
+        try:
+            owner.restore(manifests, keys, self.load, (sim.queue.start, sim.markers.start))
+        except RowError as exc:
+            sim.count("recoveries repeated")
+            sim.note("w%d can't restore: %s", self.number, exc)
+            self.recoveries += 1
+            if self.recoveries == RECOVERIES_MAX // 2:
+                for table in self.tables.values():
+                    table.wipe()
+            elif self.recoveries > RECOVERIES_MAX:
+                sim.violated("G1 recovery", f"w{self.number} can't recover: {exc}")
+            self.read_tables_from_now()
+            return
+        self.stage = "owner"
+        self.queue_next = owner.partition.position
+        self.markers_next = owner.partition.markers_position
+        sim.note("w%d restored at queue %d, markers %d", self.number, self.queue_next, self.markers_next)
+        sim.checks.partition(owner.partition, f"w{self.number} restored")
+
+    def load(self, key: str) -> bytes:
+        value = self.tables[kind_of(key)].content.get(key)
+        if value is None:
+            raise RowError(f"no row {key!r}")
+        return value
+
+    # ------------------------------------------------------------------ reading
+
+    def fetch_queue(self, limit: int) -> None:
+        sim, owner = self.sim, self.owner
+        assert owner is not None
+        start = self.queue_next
+        if start < sim.queue.start:
+            self.out_of_range("queue")
+            return
+        stop, records = sim.queue.read(start, limit)
+        if stop == start:
+            return
+        self.queue_next = stop
+        if sim.chance(sim.odds.dropped_chunk):
+            sim.note("w%d loses queue chunk [%d, %d)", self.number, start, stop)
+            return
+        if not owner.ingest(start, stop, records):
+            sim.count("seeks")
+            self.queue_next = owner.partition.position
+        elif sim.chance(sim.odds.seek_back):
+            self.queue_next = max(sim.queue.start, stop - sim.below(12))
+
+    def fetch_markers(self, limit: int) -> None:
+        sim, owner = self.sim, self.owner
+        assert owner is not None
+        start = self.markers_next
+        if start < sim.markers.start:
+            self.out_of_range("markers")
+            return
+        stop, records = sim.markers.read(start, limit)
+        if stop == start:
+            return
+        self.markers_next = stop
+        if sim.chance(sim.odds.dropped_chunk):
+            sim.note("w%d loses markers chunk [%d, %d)", self.number, start, stop)
+            return
+        was = owner.phase
+        if not owner.read_markers(start, stop, records, sim.now_ms):
+            sim.count("seeks")
+            self.markers_next = owner.partition.markers_position
+            return
+        if was is not owner.phase:
+            sim.note("w%d: %s (epoch %d)", self.number, owner.phase.value, owner.epoch)
+        if sim.chance(sim.odds.seek_back):
+            self.markers_next = max(sim.markers.start, stop - sim.below(12))
+        self.collect()
+
+    def out_of_range(self, topic: str) -> None:
+        """What is to be read next was deleted: another owner has gone on, so recover again."""
+        self.sim.note("w%d: position in %s was deleted", self.number, topic)
+        self.sim.count("out of range")
+        self.drop()
+
+    # ------------------------------------------------------------------ serving
+
+    def collect(self) -> None:
+        """What the core gave out: deliveries, dead letters, poison; or the news that it serves no more."""
+        owner, sim = self.owner, self.sim
+        assert owner is not None
+        if owner.phase is Phase.LOST:
+            sim.count("owners lost")
+            self.drop()
+            return
+        sim.checks.serves(self)
+        if owner.handouts:
+            handouts = owner.handouts[:]
+            owner.handouts.clear()
+            for handout in handouts:
+                sim.checks.handout(self, handout)
+                sim.receivers.take(handout)
+        if owner.dead:
+            dead = owner.dead[:]
+            owner.dead.clear()
+            for offset in dead:
+                self.copy(offset)
+        if owner.poison:
+            poison = [offset for offset, _ in owner.poison]
+            owner.poison.clear()
+            self.copying.update(poison)
+            self.send("poison", Sent(poison, "poison", confirmed=self._ends(poison, "poison"), failed=None))
+
+    def copy(self, offset: int) -> None:
+        """Append the copy of a dead letter; when that is confirmed, end the message."""
+        owner, sim = self.owner, self.sim
+        assert owner is not None
+        record = owner.partition.record(offset)
+        queue = owner.partition.queue_of(offset)
+        headers = [h for h in record.headers if h[0] not in ("marq-delay-ms", "marq-ttl-ms", "marq-origin")]
+        headers.append(("marq-origin", b"%d:%d" % (sim.number, offset)))
+        copy = Record(
+            -1, -1, sim.settings[queue or ""].dead_letters_of(queue or "").encode(), record.value, tuple(headers)
+        )
+        topic = "queue" if sim.queue_id is None else "dead letters"
+        sim.note("w%d copies dead letter %d", self.number, offset)
+        self.copying.add(offset)
+        self.send(topic, Sent(copy, f"copy of {offset}", confirmed=self._ends([offset], "dead"), failed=None))
+
+    def _ends(self, offsets: list[int], outcome: m.Outcome) -> Callable[[int, int], None]:
+        owner = self.owner
+
+        def confirmed(offset: int, timestamp_ms: int) -> None:
+            if owner is not None and self.owner is owner:
+                self.copying.difference_update(offsets)
+                owner.ended_as(outcome, offsets)
+
+        return confirmed
+
+    def acquire(self) -> None:
+        sim, owner = self.sim, self.owner
+        assert owner is not None
+        queues = sim.some_queues()
+        limit = 1 + sim.below(sim.odds.batch)
+        before = sim.checks.before_acquire(owner, queues)
+        pending = owner.acquire(
+            queues,
+            limit,
+            "receiver",
+            sim.now_ms,
+            lease_ms=sim.lease_ms(),
+            shared_fate=sim.chance(0.3),
+            name="r",
+        )
+        sim.checks.acquired(owner, queues, pending, limit, before)
+        if pending is None:
+            return
+        sim.note("w%d reserves %s as %d/%d", self.number, pending.offsets, owner.epoch, pending.delivery)
+        self.pendings.append(pending)
+
+    def receiver_goes(self) -> None:
+        pending = self.pendings.pop(self.sim.below(len(self.pendings)))
+        pending.gone = True
+
+    def work(self) -> None:
+        owner = self.owner
+        assert owner is not None
+        owner.work(self.sim.now_ms, self.sim.ttl_queues if self.sim.chance(0.5) else ())
+        self.collect()
+
+    def tick(self) -> None:
+        owner = self.owner
+        assert owner is not None
+        owner.tick(self.sim.now_ms)
+
+    def purge(self) -> None:
+        owner = self.owner
+        assert owner is not None
+        queue = self.sim.some_queues()[0]
+        self.sim.note("w%d purges %s below %d", self.number, queue, self.sim.queue.end)
+        owner.purge(queue, self.sim.queue.end)
+
+    def shed(self) -> None:
+        owner, sim = self.owner, self.sim
+        assert owner is not None
+        before = owner.partition.bytes
+        wanted = sim.some_queues()[:1] if sim.chance(0.5) else []
+        freed = owner.partition.shed(sim.below(4_000), wanted)
+        assert owner.partition.bytes == before - freed
+        sim.count("messages shed", freed > 0)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def step(self) -> None:
+        """What the owner wants written next, in the event context of a marker."""
+        sim, owner = self.sim, self.owner
+        assert owner is not None
+        try:
+            step = owner.step(sim.now_ms)
+        except InternalError as exc:
+            sim.note("w%d stops: %s", self.number, exc)
+            sim.count("steps timed out")
+            self.crash()
+            return
+        if isinstance(step, WriteRows):
+            sim.note("w%d writes rows %s", self.number, [key for key, _ in step.rows])
+            self.unwritten = len(step.rows)
+            for key, value in step.rows:
+                self.write(kind_of(key), key, value, self.landed)
+        elif isinstance(step, WriteManifest):
+            sim.note("w%d writes manifest %s", self.number, step.key)
+            self.unwritten = 1
+            self.write("progress", step.key, step.value, self.landed)
+        elif isinstance(step, Retire):
+            self.retire(step)
+
+    def landed(self, offset: int, timestamp_ms: int) -> None:
+        self.unwritten -= 1
+        if self.unwritten == 0 and self.owner is not None:
+            self.owner.written(self.sim.now_ms)
+
+    def write(self, table: str, key: str, value: bytes | None, confirmed: Any = None) -> None:
+        content = self.tables[table].content
+        if value is None:
+            content.pop(key, None)
+        else:
+            content[key] = value
+        if confirmed is not None:
+            owner = self.owner
+            inner = confirmed
+
+            def confirmed(offset: int, timestamp_ms: int) -> None:
+                if self.owner is owner:
+                    inner(offset, timestamp_ms)
+
+        self.send(f"{table} table", Sent(value, key, key=key, confirmed=confirmed))
+
+    def retire(self, step: Retire) -> None:
+        sim = self.sim
+        sim.note("w%d retires %s %s below %s", self.number, step.rows, step.manifests, step[2:])
+        sim.count("checkpoints")
+        for key in step.rows:
+            self.write(kind_of(key), key, None)
+        for key in step.manifests:
+            self.write("progress", key, None)
+        sim.deletions.append((step.position, step.markers_position))
