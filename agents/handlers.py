@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,10 +32,17 @@ if TYPE_CHECKING:
     from app.ownership import Ownership
     from app.settings import Settings
 
-#: Calls taken ahead by a handler that is faster than SLOW_MS, beside its concurrency.
+#: Calls taken ahead by a handler that is faster than SLOW_MS, beside its concurrency; more if they are small.
 AHEAD = 8
+AHEAD_MESSAGES = 2_000
+#: Messages in one start, where a call takes fewer.
+START_MESSAGES = 500
 #: Mean duration of a call from which on nothing is taken ahead.
 SLOW_MS = 100.0
+#: Seconds that calls which never wait may hold the event loop.
+TURN_S = 0.005
+#: Milliseconds without a call that ends, after which messages that wait for their turn are given back.
+STALLED_MS = 1_000
 #: A lease is extended when this part of it is over.
 EXTEND_AFTER = 1 / 3
 #: Seconds that running calls get to finish when the worker stops.
@@ -81,16 +89,18 @@ class Runner:
         self.tasks: set[asyncio.Task[None]] = set()
         self.calls = 0
         self.failures = 0
-        self._mean_ms = 0.0
+        self._mean_ms = SLOW_MS  # nothing is taken ahead before the handler has shown that it is fast
+        self._progress_ms = 0
         self._turn = 0
+        self._spawning = False
         self._acks: dict[Delivery, list[int]] = {}
         self._pool = None if handler.is_async else ThreadPoolExecutor(handler.concurrency, handler.function.__name__)
 
     @property
     def room(self) -> int:
         """Calls that may be asked for now."""
-        ahead = AHEAD if self.handler.batch else max(AHEAD, self.handler.concurrency)
-        limit = self.handler.concurrency + (ahead if self._mean_ms < SLOW_MS else 0)
+        ahead = max(AHEAD, AHEAD_MESSAGES // (self.handler.batch or 1)) if self._mean_ms < SLOW_MS else 0
+        limit = self.handler.concurrency + ahead
         return limit - self.running - len(self.waiting) - sum(self.asked.values())
 
     def has_ready(self, held: Held) -> bool:
@@ -128,16 +138,22 @@ class Runner:
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
             lease_ms = self.service.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
-        calls = 1 if handler.batch else min(self.room, max(AHEAD, handler.concurrency))
-        limit = handler.batch or calls
+        size = handler.batch or 1
+        calls = min(self.room, max(1, START_MESSAGES // size))
         ask = Ask(self, calls, lease_ms)
         taken = held.owner.acquire(
-            queues, limit, ask, now_ms(), lease_ms=lease_ms, shared_fate=bool(handler.batch), name=handler.name
+            queues,
+            calls * size,
+            ask,
+            now_ms(),
+            lease_ms=lease_ms,
+            shared_fate=bool(handler.batch),
+            batch=size,
+            name=handler.name,
         )
         if taken is None:
             return False
-        if not handler.batch:
-            ask.calls = len(taken.offsets)
+        ask.calls = -(-len(taken.offsets) // size)
         self.asked[held.number] = self.asked.get(held.number, 0) + ask.calls
         return True
 
@@ -153,10 +169,8 @@ class Runner:
             messages = self.service.messages(held, handout.offsets, self._settler(delivery))
             delivery.left.update(handout.offsets)
             self.live[delivery] = None
-            if self.handler.batch:
-                self.waiting.append((delivery, messages))
-            else:
-                self.waiting.extend((delivery, [message]) for message in messages)
+            size = self.handler.batch or 1
+            self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
         self.run()
 
     def forget(self, number: int) -> None:
@@ -164,25 +178,48 @@ class Runner:
         self.asked.pop(number, None)
 
     def run(self) -> None:
-        """Start calls while there are any and the concurrency allows, then ask for more."""
-        while self.waiting and self.running < self.handler.concurrency and not self.service.closing:
-            delivery, messages = self.waiting.popleft()
-            self.running += 1
-            task = asyncio.ensure_future(self._call(delivery, messages))
+        """See that calls are under way, as many as the concurrency allows, and ask for more messages."""
+        self._spawning = False
+        if self.service.closing:
+            return
+        if self.waiting and len(self.tasks) < self.handler.concurrency:
+            task = asyncio.ensure_future(self._work())
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
-        if not self.service.closing and self.room > 0:
+        if self.room > 0:
             self.ask()
 
+    async def _work(self) -> None:
+        """Make calls one after the other while there are any: a task per call would cost more than many a handler."""
+        loop = asyncio.get_running_loop()
+        yield_at = loop.time() + TURN_S
+        while self.waiting and not self.service.closing:
+            delivery, messages = self.waiting.popleft()
+            if not self._spawning:
+                # runs as soon as this call waits for something: then there is time for a further one
+                self._spawning = True
+                loop.call_soon(self.run)
+            self.running += 1
+            try:
+                await self._call(delivery, messages)
+            finally:
+                self.running -= 1
+                self.calls += 1
+                self._progress_ms = now_ms()
+            if loop.time() > yield_at:
+                await asyncio.sleep(0)
+                yield_at = loop.time() + TURN_S
+        self.run()
+
     async def _call(self, delivery: Delivery, messages: list[Message]) -> None:
-        handler = self.handler
-        began = asyncio.get_running_loop().time()
+        handler, loop = self.handler, asyncio.get_running_loop()
+        began = loop.time()
         argument: Any = messages if handler.batch else messages[0]
         try:
             if self._pool is None:
                 await handler.function(argument)
             else:
-                await asyncio.get_running_loop().run_in_executor(self._pool, handler.function, argument)
+                await loop.run_in_executor(self._pool, handler.function, argument)
         except asyncio.CancelledError:
             self._give_back(delivery, messages, 0)
             raise
@@ -198,11 +235,7 @@ class Runner:
             else:
                 self._ack(delivery, messages)
         finally:
-            self.running -= 1
-            self.calls += 1
-            took_ms = (asyncio.get_running_loop().time() - began) * 1000
-            self._mean_ms += (took_ms - self._mean_ms) * 0.1
-            self.run()
+            self._mean_ms += ((loop.time() - began) * 1000 - self._mean_ms) * 0.1
 
     # ------------------------------------------------------------------ what becomes of messages
 
@@ -210,7 +243,15 @@ class Runner:
         if not self.handler.manual:
             return None
 
+        loop = asyncio.get_running_loop()
+
         def settle(message: Message, delay_ms: int | None) -> None:
+            if self._pool is not None and threading.current_thread() is not threading.main_thread():
+                loop.call_soon_threadsafe(settle_here, message, delay_ms)
+            else:
+                settle_here(message, delay_ms)
+
+        def settle_here(message: Message, delay_ms: int | None) -> None:
             if delay_ms is None:
                 self._ack(delivery, [message])
             else:
@@ -258,8 +299,10 @@ class Runner:
         self.service.ownership.outbox(delivery.number).put(markers)
 
     def extend(self) -> None:
-        """Keep the leases of what waits and runs alive."""
+        """Keep the leases of what waits and runs alive; give back what waits behind calls that do not end."""
         now = now_ms()
+        if self.waiting and now - self._progress_ms > STALLED_MS:
+            self._return_waiting()
         for delivery in self.live:
             if delivery.left and now >= delivery.extend_at_ms:
                 delivery.extend_at_ms = now + int(delivery.lease_ms * EXTEND_AFTER)
@@ -269,13 +312,7 @@ class Runner:
 
     async def close(self) -> None:
         """Give back, uncounted, what no call was made for; let running calls finish for a while."""
-        unread: dict[Delivery, list[int]] = {}
-        while self.waiting:
-            delivery, messages = self.waiting.popleft()
-            unread.setdefault(delivery, []).extend(self._done(delivery, messages))
-        for delivery, offsets in unread.items():
-            epoch, number = delivery.receipt
-            self._put(delivery, [Release(epoch, number, ranges_of(sorted(offsets)), 0, counted=False)])
+        self._return_waiting()
         if self.tasks:
             _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
             for task in late:
@@ -286,6 +323,16 @@ class Runner:
             self._send_acks()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _return_waiting(self) -> None:
+        """Release, uncounted, what no call was made for."""
+        unread: dict[Delivery, list[int]] = {}
+        while self.waiting:
+            delivery, messages = self.waiting.popleft()
+            unread.setdefault(delivery, []).extend(self._done(delivery, messages))
+        for delivery, offsets in unread.items():
+            epoch, number = delivery.receipt
+            self._put(delivery, [Release(epoch, number, ranges_of(sorted(offsets)), 0, counted=False)])
 
 
 class Handlers(Service):

@@ -1,73 +1,156 @@
-"""Settings of logical queues: a compacted topic, read whole by every worker with a plain consumer.
+"""Which queues there are and what each is set to: a compacted topic, read whole by every worker with a plain consumer.
 
 Not a global table: that would sit in the co-partition group of the queue and markers topics and move partitions for
 nothing.
+
+    key                 value
+    <queue>             QueueRecord: settings, and a purge or deletion that is under way
+    \\0auto/<queue>      b"1": made by a message, with defaults; never stands in the way of a record with settings
+    \\0secret/<random>   32 bytes; the first of them in the log is the installation's secret
+
+The last record of a queue counts. A writer reads its own record back: if another one came between it and what it was
+based on, it makes its change again on top of that, so no change is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import contextlib
+import secrets
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.datadir import resolve_bootstrap
 from app.topics import kafka_client_args
-from marq.core.policies import QueueSettings
-from marq.errors import MarqError
+from marq.core.policies import QueueSettings, name_problem
+from marq.errors import BadValueError, MarqError, UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from app.settings import Settings
 
+#: Begin the keys of records that are not of a queue with settings.
+AUTO_PREFIX = b"\0auto/"
+SECRET_PREFIX = b"\0secret/"
+#: Seconds until a change has to be in the topic, and read back.
+WRITE_TIMEOUT_S = 10.0
+#: Times that a change is made again because another one came first.
+ATTEMPTS = 20
+#: Seconds for which a deleted queue's record is kept.
+DELETED_KEPT_S = 3600
+#: Format of a record.
+VERSION = 1
 
-class QueueSettingsError(MarqError):
+
+class QueueSettingsError(BadValueError):
     """Settings of a queue that can't be."""
 
 
-_decoder = msgspec.json.Decoder(QueueSettings)
-_encoder = msgspec.json.Encoder()
+class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the topic says of one queue."""
+
+    v: int
+    version: int  # grows with each change
+    by: str  # names the change
+    settings: QueueSettings
+    state: Literal["active", "deleting", "deleted"] = "active"
+    purge: tuple[int, ...] = ()  # everything below these offsets, one per partition, is to go; (): nothing is
+    created_ms: int = 0
+    changed_ms: int = 0
+
+    @property
+    def active(self) -> bool:
+        """True if the queue is there for its users."""
+        return self.state == "active"
 
 
-def encode(settings: QueueSettings) -> bytes:
-    """The value of a record of the queues topic."""
-    return _encoder.encode(settings)
+_decoder = msgspec.json.Decoder(QueueRecord)
+_encode = msgspec.json.Encoder().encode
 
 
-def decode(value: bytes) -> QueueSettings:
-    """Inverse of `encode`. Raises `QueueSettingsError`."""
+def decode(value: bytes) -> QueueRecord:
+    """The record in a value. Raises `QueueSettingsError`."""
     try:
         return _decoder.decode(value)
     except msgspec.MsgspecError as exc:
-        raise QueueSettingsError(f"not the settings of a queue: {exc}") from None
+        raise QueueSettingsError(f"not the record of a queue: {exc}") from None
+
+
+def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> QueueSettings:
+    """`base` with some values changed. Raises `QueueSettingsError` for a name or value that a queue can't have."""
+    current = msgspec.structs.asdict(base)
+    unknown = sorted(set(values) - set(current))
+    if unknown:
+        raise QueueSettingsError(f"queue {queue!r} can't have {unknown[0]!r}; it can have {', '.join(current)}")
+    try:
+        changed = msgspec.convert(current | values, QueueSettings)
+    except msgspec.ValidationError as exc:
+        raise QueueSettingsError(f"queue {queue!r}: {exc}") from None
+    if changed.dead_letter_queue:
+        _check_name(changed.dead_letter_queue)
+        if changed.dead_letter_queue == queue:
+            raise QueueSettingsError(f"queue {queue!r} can't be its own dead-letter queue")
+    if changed.backoff_max_ms and changed.backoff_max_ms < changed.backoff_ms:
+        raise QueueSettingsError(f"queue {queue!r}: backoff_max_ms must be 0, or at least backoff_ms")
+    return changed
+
+
+def _check_name(queue: str) -> None:
+    problem = name_problem(queue)
+    if problem is not None:
+        raise QueueSettingsError(problem)
 
 
 class Catalog(Service):
-    """What each queue is set to. `changed` callbacks get the name of a queue whose settings are new."""
+    """All queues, and the secret that workers share."""
 
     def __init__(self, settings: Settings, topic: Callable[[], str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._settings = settings
         self._topic = topic
-        self.known: dict[str, QueueSettings] = {}
+        self.records: dict[str, QueueRecord] = {}
+        self.auto: set[str] = set()
         self.with_ttl: set[str] = set()
+        #: Queues of which something is to be purged.
+        self.purging: dict[str, QueueRecord] = {}
         #: Maximum receives of queues that name none, by queue; set by the handlers.
         self.max_receives_of: Callable[[str], int] = lambda queue: 0
         self._effective: dict[str, QueueSettings] = {}
+        self._dead_targets: Counter[str] = Counter()
         self.default = QueueSettings(
             visibility_timeout_ms=settings.visibility_timeout_ms, max_receives=settings.max_receives or 0
         )
         self._consumer: AIOKafkaConsumer | None = None
+        self._producer: AIOKafkaProducer | None = None
+        self._producer_lock = asyncio.Lock()
+        self._mine: dict[str, tuple[QueueRecord | None, asyncio.Future[bool]]] = {}
+        self._making: dict[str, asyncio.Task[None]] = {}
+        self._secrets: list[bytes] = []  # in the order of the log
+        self._position = 0
         self.read_up = asyncio.Event()
+
+    # ------------------------------------------------------------------ what is known
+
+    @property
+    def secret(self) -> bytes:
+        """What all workers of the installation share, and nobody else knows."""
+        if self._settings.secret is not None:
+            return self._settings.secret.get_secret_value().encode()
+        return self._secrets[0]
 
     def settings_of(self, queue: str) -> QueueSettings:
         """What is in force for `queue`."""
         settings = self._effective.get(queue)
         if settings is None:
-            settings = self.known.get(queue, self.default)
+            record = self.records.get(queue)
+            settings = record.settings if record is not None and record.active else self.default
             if self._settings.queue_id is not None and self._settings.dead_letter_topic is None:
                 settings = msgspec.structs.replace(settings, max_receives=0)  # nowhere to put a dead letter
             elif not settings.max_receives and (maximum := self.max_receives_of(queue)):
@@ -77,17 +160,198 @@ class Catalog(Service):
             self._effective[queue] = settings
         return settings
 
-    def put(self, queue: str, settings: QueueSettings | None) -> None:
-        """Take over the settings of a queue (None: it has none of its own)."""
-        if settings is None:
-            self.known.pop(queue, None)
-        else:
-            self.known[queue] = settings
-        self._effective.pop(queue, None)
-        if settings is not None and settings.ttl_ms:
-            self.with_ttl.add(queue)
-        else:
-            self.with_ttl.discard(queue)
+    def exists(self, queue: str) -> bool:
+        """True if a queue was made, by its settings or by a message, or takes the dead letters of another."""
+        record = self.records.get(queue)
+        if record is not None:
+            return record.active
+        return (
+            queue in self.auto
+            or self._dead_targets[queue] > 0
+            or queue == self._settings.queue_id
+            or self._takes_letters_of_auto(queue)
+        )
+
+    def _takes_letters_of_auto(self, queue: str) -> bool:
+        origin = queue.removesuffix(".dead")
+        return origin != queue and self._settings.auto_create and origin in self.auto
+
+    def names(self) -> list[str]:
+        """All queues, in order."""
+        found = {queue for queue, record in self.records.items() if record.active}
+        found.update(queue for queue in self.auto if queue not in self.records)
+        if self._settings.queue_id is not None:
+            found.add(self._settings.queue_id)
+        return sorted(found)
+
+    def require(self, queue: str) -> None:
+        """Raises `UnknownQueueError` if there is no such queue, and `QueueSettingsError` if there can't be one."""
+        if not self.exists(queue):
+            _check_name(queue)
+            raise UnknownQueueError(f"there is no queue {queue!r}")
+
+    # ------------------------------------------------------------------ changes
+
+    async def create(self, queue: str, values: dict[str, Any]) -> tuple[QueueRecord, bool]:
+        """Make a queue of exactly these settings, or set it to them; the record, and whether it is new."""
+        _check_name(queue)
+        settings = settings_with(queue, self.default, values)
+        made = False
+
+        def change(old: QueueRecord | None) -> QueueRecord | None:
+            nonlocal made
+            made = old is None or not old.active
+            if old is not None and old.active and old.settings == settings:
+                return None
+            return self._next(old, settings=settings, state="active")
+
+        await self._change(queue, change)
+        return self.records[queue], made
+
+    async def update(self, queue: str, values: dict[str, Any]) -> QueueRecord:
+        """Set some values of a queue that is there. Raises `UnknownQueueError`, `QueueSettingsError`."""
+        self.require(queue)
+
+        def change(old: QueueRecord | None) -> QueueRecord | None:
+            base = old.settings if old is not None and old.active else self.default
+            return self._next(old, settings=settings_with(queue, base, values), state="active")
+
+        await self._change(queue, change)
+        return self.records[queue]
+
+    async def purge(self, queue: str, queue_topic: str, partitions: int, delete: bool = False) -> QueueRecord:
+        """Everything that is in a queue now is to go, and with `delete` the queue as well."""
+        self.require(queue)
+        ends = await self.end_offsets(queue_topic, partitions)
+
+        def change(old: QueueRecord | None) -> QueueRecord | None:
+            settings = old.settings if old is not None and old.active else self.default
+            return self._next(old, settings=settings, state="deleting" if delete else "active", purge=ends)
+
+        await self._change(queue, change)
+        return self.records[queue]
+
+    async def purged(self, queue: str, by: str) -> None:
+        """What the change `by` wanted purged is gone everywhere."""
+
+        def change(old: QueueRecord | None) -> QueueRecord | None:
+            if old is None or old.by != by:
+                return None
+            return self._next(
+                old, settings=old.settings, state="active" if old.active else "deleted", purge=()
+            )
+
+        await self._change(queue, change)
+        record = self.records.get(queue)
+        if record is not None and record.state == "deleted":
+            await self._write(AUTO_PREFIX + queue.encode(), None)
+
+    async def make(self, queue: str) -> None:
+        """A message makes a queue, with defaults; nothing if it is there."""
+        if self.exists(queue) and not self._takes_letters_of_auto(queue):
+            return
+        task = self._making.get(queue)
+        if task is None:
+            _check_name(queue)
+            task = self._making[queue] = asyncio.ensure_future(self._make(queue))
+            task.add_done_callback(lambda _: self._making.pop(queue, None))
+        await asyncio.shield(task)
+
+    async def _make(self, queue: str) -> None:
+        record = self.records.get(queue)
+        if record is not None and not record.active:
+            await self.create(queue, {})
+        await self._write(AUTO_PREFIX + queue.encode(), b"1")
+        self.auto.add(queue)
+
+    @staticmethod
+    def _next(
+        old: QueueRecord | None,
+        *,
+        settings: QueueSettings,
+        state: Literal["active", "deleting", "deleted"],
+        purge: tuple[int, ...] | None = None,
+    ) -> QueueRecord:
+        now_ms = int(time.time() * 1000)
+        kept = old.purge if old is not None else ()
+        return QueueRecord(
+            VERSION,
+            (old.version if old is not None else 0) + 1,
+            uuid.uuid4().hex,
+            settings,
+            state,
+            kept if purge is None else purge,
+            old.created_ms if old is not None and old.active else now_ms,
+            now_ms,
+        )
+
+    async def _change(self, queue: str, change: Callable[[QueueRecord | None], QueueRecord | None]) -> None:
+        """Write what `change` makes of the queue's record, until it was made of the one right before it."""
+        loop = asyncio.get_running_loop()
+        for _ in range(ATTEMPTS):
+            old = self.records.get(queue)
+            new = change(old)
+            if new is None:
+                return
+            future: asyncio.Future[bool] = loop.create_future()
+            self._mine[new.by] = (old, future)
+            try:
+                await self._write(queue.encode(), _encode(new))
+                if await asyncio.wait_for(future, WRITE_TIMEOUT_S):
+                    return
+            except TimeoutError:
+                raise UnavailableError("the change of a queue was written, but not read back in time") from None
+            finally:
+                del self._mine[new.by]
+        raise UnavailableError(f"queue {queue!r} is being changed by too many at once; try again")
+
+    async def _write(self, key: bytes, value: bytes | None) -> None:
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                async with self._producer_lock:
+                    if self._producer is None:
+                        producer = AIOKafkaProducer(enable_idempotence=True, **kafka_client_args(self._settings))
+                        await producer.start()
+                        self._producer = producer
+                await self._producer.send_and_wait(self._topic(), value, key=key, partition=0)
+        except (KafkaError, TimeoutError) as exc:
+            raise UnavailableError(f"Kafka did not take the change of a queue: {exc or type(exc).__name__}") from exc
+
+    async def share_secret(self) -> None:
+        """Make sure that there is a secret: the first that is in the topic counts, for all workers and for ever."""
+        if self._settings.secret is not None or self._secrets:
+            return
+        # a key of its own, so that compaction keeps all and the first stays the first
+        await self._write(SECRET_PREFIX + uuid.uuid4().hex.encode(), secrets.token_bytes(32))
+        while not self._secrets:
+            await asyncio.sleep(0.01)
+
+    async def declare(self, queues: dict[str, dict[str, Any]]) -> None:
+        """Set the queues that the configuration file declares to what it says."""
+        for queue, values in queues.items():
+            await self.create(queue, values)
+
+    # ------------------------------------------------------------------ the topic
+
+    async def end_offsets(self, topic: str, partitions: int) -> tuple[int, ...]:
+        """Where each partition of a topic ends now. Raises `UnavailableError`."""
+        assert self._consumer is not None
+        tps = [TopicPartition(topic, n) for n in range(partitions)]
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                ends = await self._consumer.end_offsets(tps)
+        except (KafkaError, TimeoutError) as exc:
+            raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
+        return tuple(ends[tp] for tp in tps)
+
+    async def catch_up(self) -> None:
+        """Wait until everything is known that is in the topic now. Raises `UnavailableError`."""
+        (end,) = await self.end_offsets(self._topic(), 1)
+        deadline = time.monotonic() + WRITE_TIMEOUT_S
+        while self._position < end:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"{self._topic()} could not be read to its end")
+            await asyncio.sleep(0.005)
 
     async def on_start(self) -> None:
         consumer = AIOKafkaConsumer(
@@ -106,24 +370,66 @@ class Catalog(Service):
         tp = TopicPartition(self._topic(), 0)
         end = (await consumer.end_offsets([tp]))[tp]
         while not self.should_stop:
-            for records in (await consumer.getmany(timeout_ms=200)).values():
-                for record in records:
-                    self._take(record)
-            if not self.read_up.is_set() and await consumer.position(tp) >= end:
-                self.read_up.set()
+            try:
+                self._position = await consumer.position(tp)
+                if self._position >= end:
+                    self.read_up.set()
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    for record in records:
+                        self._take(record)
+            except KafkaError as exc:
+                self.log.warning("The queues topic can't be read: %r", exc)
+                await asyncio.sleep(0.5)
 
     def _take(self, record: Any) -> None:
-        if record.key is None:
+        key = record.key
+        if key is None:
+            return
+        if key.startswith(SECRET_PREFIX):
+            if record.value:
+                self._secrets.append(record.value)
             return
         try:
-            queue = record.key.decode()
-            self.put(queue, None if record.value is None else decode(record.value))
+            if key.startswith(AUTO_PREFIX):
+                queue = key[len(AUTO_PREFIX) :].decode()
+                (self.auto.discard if record.value is None else self.auto.add)(queue)
+                return
+            self._put(key.decode(), None if record.value is None else decode(record.value))
         except (UnicodeDecodeError, QueueSettingsError) as exc:
             self.log.warning("Ignored record %s of the queues topic: %s", record.offset, exc)
 
+    def _put(self, queue: str, record: QueueRecord | None) -> None:
+        old = self.records.pop(queue, None)
+        if old is not None and old.active:
+            self._dead_targets[old.settings.dead_letters_of(queue)] -= 1
+        self._effective.pop(queue, None)
+        self.with_ttl.discard(queue)
+        self.purging.pop(queue, None)
+        if record is None:
+            return
+        self.records[queue] = record
+        if record.active:
+            self._dead_targets[record.settings.dead_letters_of(queue)] += 1
+            if record.settings.ttl_ms:
+                self.with_ttl.add(queue)
+        if record.purge:
+            self.purging[queue] = record
+        mine = self._mine.get(record.by)
+        if mine is not None and not mine[1].done():
+            mine[1].set_result(old is mine[0])
+
+    async def forget_deleted(self) -> None:
+        """Take out of the topic what was deleted long ago."""
+        limit_ms = (time.time() - DELETED_KEPT_S) * 1000
+        for queue, record in list(self.records.items()):
+            if record.state == "deleted" and record.changed_ms < limit_ms:
+                await self._write(queue.encode(), None)
+
     async def on_stop(self) -> None:
-        if self._consumer is not None:
-            await self._consumer.stop()
+        for part in (self._producer, self._consumer):
+            if part is not None:
+                with contextlib.suppress(KafkaError):
+                    await part.stop()
 
 
 async def change_settings(settings: Settings, queue: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -134,23 +440,36 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
         BrokerError: Kafka can't be reached.
     """
     resolve_bootstrap(settings)
-    args = kafka_client_args(settings)
+    _check_name(queue)
     catalog = Catalog(settings, lambda: settings.queues_topic)
     async with catalog:
         await asyncio.wait_for(catalog.read_up.wait(), 30)
-    current = msgspec.structs.asdict(catalog.known.get(queue, catalog.default))
-    try:
-        changed = msgspec.convert(current | values, QueueSettings)
-    except msgspec.ValidationError as exc:
-        raise QueueSettingsError(f"queue {queue!r}: {exc}; it can have {', '.join(current)}") from None
-    unknown = set(values) - set(current)
-    if unknown:
-        raise QueueSettingsError(f"queue {queue!r} can't have {unknown.pop()!r}; it can have {', '.join(current)}")
-    if values:
-        producer = AIOKafkaProducer(enable_idempotence=True, **args)
-        await producer.start()
-        try:
-            await producer.send_and_wait(settings.queues_topic, encode(changed), key=queue.encode(), partition=0)
-        finally:
-            await producer.stop()
-    return msgspec.structs.asdict(changed)
+        record = catalog.records.get(queue)
+        base = record.settings if record is not None and record.active else catalog.default
+        if values:
+            settings_with(queue, base, values)
+            if record is None or not record.active:
+                await catalog.create(queue, values)
+            else:
+                await catalog.update(queue, values)
+            base = catalog.records[queue].settings
+    return msgspec.structs.asdict(base)
+
+
+def check_declared(queues: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Raises `MarqError` for queues that can't be declared so."""
+    for queue, values in queues:
+        _check_name(queue)
+        settings_with(queue, QueueSettings(), values)
+
+
+__all__ = [
+    "Catalog",
+    "MarqError",
+    "QueueRecord",
+    "QueueSettingsError",
+    "change_settings",
+    "check_declared",
+    "decode",
+    "settings_with",
+]

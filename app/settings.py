@@ -129,6 +129,16 @@ class Settings(BaseSettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level that is logged.")
 
+    # The front door
+    secret: SecretStr | None = Field(
+        None,
+        description="Secret that all workers share: it signs receipts and the calls between workers. Without it, one "
+        "is made and kept in the queues topic.",
+    )
+    max_body_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
+        32 * MIB, description="Largest request that HTTP takes."
+    )
+
     # Memory and progress
     memory_bytes: Annotated[int, Field(ge=MIB)] = Field(
         256 * MIB, description="Payload that a worker may hold in memory; reading ahead pauses above it."

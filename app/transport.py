@@ -57,8 +57,8 @@ MAX_BUFFERED_CHUNKS = 2
 #: Milliseconds that the broker holds a fetch without data. aiokafka has one fetch per broker under way, so this is
 #: also what a partition that was just resumed waits at most while all others are idle.
 FETCH_WAIT_MS = 100
-#: Seconds that aiokafka holds up the fetch of a whole broker while data of one of its partitions waits for room. Without
-#: it the next fetch would go out without that partition, and last `FETCH_WAIT_MS` when all others are idle.
+#: Seconds that aiokafka holds up the fetch of a whole broker while data of one of its partitions waits for room.
+#: Without it the next fetch would go out without that partition, and last `FETCH_WAIT_MS` when all others are idle.
 FETCH_HOLD_S = 0.02
 #: Seconds that a commit may take before it is left to the next one.
 COMMIT_TIMEOUT_S = 5.0
@@ -441,7 +441,7 @@ class ChunkConsumer(driver.Consumer):
     # -- for readers of chunks
 
     def start_from(self, tp: TP, offset: int, generation: int | None = None) -> bool:
-        """Open the gate of a partition: the first chunk starts at `offset`. Takes effect when the rebalance has ended."""
+        """Open the gate of a partition: the first chunk starts at `offset`. Waits for the end of a rebalance."""
         reader = self._reader(tp, generation)
         if reader is None:
             return False

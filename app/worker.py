@@ -9,9 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import warnings
 from typing import Any
 
+import click
 import faust
+from click.core import ParameterSource
+from faust.exceptions import AlreadyConfiguredWarning
 from yarl import URL
 
 from agents import handlers, markers, queue
@@ -22,7 +26,8 @@ from app.queues import Catalog
 from app.settings import Settings, load
 from app.streaming import MarqApp, create_app
 from app.topics import Topics, ensure_topics, faust_broker, faust_credentials
-from gateway import health, state
+from gateway import health, json_api, state
+from gateway.door import Door
 from marq.errors import MarqError
 from tables import markers as markers_table
 from tables import messages as messages_table
@@ -46,6 +51,7 @@ class WorkerApp(MarqApp):
     ownership: Ownership
     catalog: Catalog
     handlers: handlers.Handlers
+    door: Door
     redelivery: Redelivery
     place: Worker | None = None
     _topics: Topics | None = None
@@ -61,6 +67,7 @@ class WorkerApp(MarqApp):
         self.ownership = Ownership(self, settings, lambda: self.topics_in_use, tables, self.catalog, beacon=self.beacon)
         handlers.import_modules(settings.handlers)
         self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
+        self.door = Door(self.ownership, settings, beacon=self.beacon)
         self.redelivery = Redelivery(self, beacon=self.beacon)
         queue.define(self, self.topic(settings.queue_topic))
         markers.define(self, self.topic(settings.markers_topic))
@@ -83,14 +90,19 @@ class WorkerApp(MarqApp):
         self._topics = asyncio.run(ensure_topics(settings, app_id(settings)))
         self.place = claim_worker(settings)
         conf = self.conf
-        # not by way of conf: the transports took their address when the agents were declared
-        self.transport.url = self.producer_transport.url = [URL(url) for url in faust_broker(settings)]
+        brokers = [URL(url) for url in faust_broker(settings)]
+        # the transports took their address when the agents were declared: the setting is only for the banner
+        self.transport.url = self.producer_transport.url = brokers
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AlreadyConfiguredWarning)
+            conf.broker = brokers
         conf.datadir = self.place.folder
         conf.tabledir = "tables"
         conf.web_port = self.place.web_port
         conf.canonical_url = f"http://{settings.web_host}:{self.place.web_port}"
         for table in self.tables.values():
             table.partitions = self._topics.partitions
+        json_api.define(self)
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
 
@@ -100,15 +112,19 @@ class WorkerApp(MarqApp):
         await super().on_start()
         await self.catalog.start()
         await asyncio.wait_for(self.catalog.read_up.wait(), 30)
+        await asyncio.wait_for(self.catalog.share_secret(), 30)
         await self.ownership.start()
         await self.handlers.start()
+        await self.door.start()
         await self.redelivery.start()
 
     async def on_stop(self) -> None:
+        await self.door.close()
         await self.handlers.close()
         await self.ownership.hand_over(HAND_OVER_S)
         await self.redelivery.stop()
         await self.handlers.stop()
+        await self.door.stop()
         await super().on_stop()
         await self.ownership.stop()
         await self.catalog.stop()
@@ -131,10 +147,21 @@ class FaustWorker(faust.Worker):
                 app.prepare()
             except MarqError as error:
                 raise SystemExit(f"marq: {error}") from None
-            kwargs["loglevel"] = kwargs.get("loglevel") or app.settings.log_level
+            if not _is_option_given("loglevel"):
+                kwargs["loglevel"] = app.settings.log_level
             assert app.place is not None
             print(f"marq worker {app.place.index}: {app.conf.canonical_url}, data in {app.place.folder}", flush=True)
         super().__init__(app, *args, **kwargs)
+
+
+def _is_option_given(name: str) -> bool:
+    """Whether the user gave an option of the command, which has a default of Faust's if not."""
+    context = click.get_current_context(silent=True)
+    while context is not None:
+        if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
+            return True
+        context = context.parent
+    return False
 
 
 def build(settings: Settings | None = None) -> WorkerApp:
@@ -152,6 +179,14 @@ def build(settings: Settings | None = None) -> WorkerApp:
         credentials=faust_credentials(settings),
         version=APP_VERSION,
         Worker=FaustWorker,
+        web_application_options={
+            "client_max_size": settings.max_body_bytes,
+            "middlewares": [json_api.as_problems],
+        },
+        web_tables_enabled=False,
+        web_router_enabled=False,
+        web_graph_enabled=False,
+        web_stats_enabled=False,
     )
     app.set_up(settings)
     return app

@@ -21,7 +21,24 @@ def bench() -> None:
 @click.option("--runs", default=1, show_default=True, help="Repeat each phase and take the median.")
 @click.option("--rate", default=2000, show_default=True, help="Messages per second of the latency phase.")
 @click.option("--seconds", default=15.0, show_default=True, help="Length of the latency phase.")
-def cycle(batch: int, messages: int, size: int, queues: int, phases: str, runs: int, rate: int, seconds: float) -> None:
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice(["share", "share-strict"]),
+    help="Run a share group beside it: batch_optimized, or record_limit.",
+)
+def cycle(
+    batch: int,
+    messages: int,
+    size: int,
+    queues: int,
+    phases: str,
+    runs: int,
+    rate: int,
+    seconds: float,
+    peers: tuple[str, ...],
+) -> None:
     """The whole cycle in one worker process."""
     cycle_bench.run(
         batch=batch,
@@ -32,6 +49,7 @@ def cycle(batch: int, messages: int, size: int, queues: int, phases: str, runs: 
         runs=runs,
         rate=rate,
         seconds=seconds,
+        peers=[{"share": "batch_optimized", "share-strict": "record_limit"}[peer] for peer in peers],
     )
 
 

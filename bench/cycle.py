@@ -21,6 +21,7 @@ from aiokafka import AIOKafkaProducer
 
 from app.broker import EmbeddedBroker
 from app.commands import WorkerProcess
+from bench.peers import share
 
 PARTITIONS = 4
 
@@ -139,8 +140,12 @@ class Bench:
         return time.time()
 
     def seen(self, name: str) -> dict[str, Any]:
-        time.sleep(0.5)
-        return json.loads((self.folder / name / "seen.json").read_text())  # type: ignore[no-any-return]
+        target = self.folder / name / "seen.json"
+        target.unlink(missing_ok=True)
+        (self.folder / name / "wanted").touch()
+        while not target.exists():
+            time.sleep(0.02)
+        return json.loads(target.read_text())  # type: ignore[no-any-return]
 
 
 def percentile(values: list[float], part: float) -> float:
@@ -150,29 +155,58 @@ def percentile(values: list[float], part: float) -> float:
 
 
 def run(
-    *, batch: int, messages: int, size: int, queues: int, phases: list[str], runs: int, rate: int, seconds: float
-) -> dict[str, float]:
-    """All phases; the median rate of each."""
+    *,
+    batch: int,
+    messages: int,
+    size: int,
+    queues: int,
+    phases: list[str],
+    runs: int,
+    rate: int,
+    seconds: float,
+    peers: list[str],
+) -> None:
+    """All phases, each `runs` times, the peers' beside ours; medians last."""
     folder = Path(tempfile.mkdtemp(prefix="marq-bench-"))
-    medians: dict[str, float] = {}
+    measured: dict[tuple[str, str], list[float]] = {}
     try:
         with EmbeddedBroker(folder / "kafka", heap_mib=1024) as broker:
             bench = Bench(broker.bootstrap, folder, size)
-            for phase in phases:
-                rates = []
-                for _ in range(runs):
+            for _ in range(runs):
+                for phase in phases:
                     if phase == "process":
-                        rates.append(_process(bench, batch, messages, queues))
+                        value = _process(bench, batch, messages, queues)
                     elif phase == "redeliver":
-                        rates.append(_redeliver(bench, batch, messages))
+                        value = _redeliver(bench, batch, messages)
                     elif phase == "latency":
-                        rates.append(_latency(bench, batch, rate, seconds))
-                medians[phase] = statistics.median(rates)
-                if runs > 1:
-                    result(system="marq", phase=phase, batch=batch, runs=runs, median=round(medians[phase], 1))
+                        value = _latency(bench, batch, rate, seconds)
+                    else:
+                        value = _memory(bench, phase, messages)
+                    measured.setdefault(("marq", phase), []).append(value)
+                for mode in peers:
+                    found = share.run(
+                        broker.bootstrap,
+                        messages=messages,
+                        mode=mode,
+                        batch=batch,
+                        rate=rate,
+                        phases=phases,
+                        size=size,
+                    )
+                    for phase, field in (("process", "rate"), ("latency", "p95_ms")):
+                        if phase in found:
+                            measured.setdefault((f"share-group/{mode}", phase), []).append(float(found[phase][field]))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return medians
+    for (system, phase), values in measured.items():
+        unit = {"latency": "p95_ms", "inflight": "peak_mib", "backlog": "peak_mib"}.get(phase, "rate")
+        result(
+            system=system,
+            phase=phase,
+            batch=batch,
+            runs=runs,
+            **{f"median_{unit}": round(statistics.median(values), 1)},
+        )
 
 
 def _process(bench: Bench, batch: int, messages: int, queues: int) -> float:
@@ -247,3 +281,30 @@ def _latency(bench: Bench, batch: int, rate: int, seconds: float) -> float:
         p99_ms=round(percentile(values, 0.99), 1),
     )
     return percentile(values, 0.95)
+
+
+def _memory(bench: Bench, phase: str, messages: int) -> float:
+    """`inflight`: all messages handed out and never acknowledged; `backlog`: nobody wants them. Peak, in MiB."""
+    name = bench.new_name(phase)
+    topic = asyncio.run(bench.create(name))
+    asyncio.run(bench.send(topic, messages))
+    environment = {"BENCH_DROP": "1", "BENCH_TIMEOUT_MS": "600000"} if phase == "inflight" else {"MARQ_HANDLERS": ""}
+    with bench.worker(name, **environment) as worker:
+        deadline = time.monotonic() + (120 if phase == "inflight" else 12)
+        while time.monotonic() < deadline:
+            partitions = bench.state(worker)["partitions"]
+            if phase == "inflight" and sum(p["held"] for p in partitions) == messages:
+                time.sleep(5)  # past a checkpoint
+                break
+            time.sleep(0.2)
+        state = bench.state(worker)
+    peak = state["peak_memory_bytes"] / 2**20
+    result(
+        system="marq",
+        phase=phase,
+        msgs=messages,
+        held=sum(p["held"] for p in state["partitions"]),
+        in_memory=sum(p["in_memory"] for p in state["partitions"]),
+        peak_mib=round(peak),
+    )
+    return peak

@@ -40,3 +40,59 @@ class InternalError(MarqError):
 
 class HandlerError(MarqError):
     """A handler is declared in a way that makes no sense, or its module can't be imported."""
+
+
+class RequestError(MarqError):
+    """A request that can't be carried out as it was made; another attempt with the same values would fail too."""
+
+
+class BadValueError(RequestError):
+    """A value of a request is malformed, missing or out of range."""
+
+
+class BadReceiptError(RequestError):
+    """A receipt that was never given out, or not by this installation."""
+
+
+class UnknownQueueError(RequestError):
+    """A queue that does not exist, where queues are not made by sending to them."""
+
+
+class TooLargeError(RequestError):
+    """A message or a request is larger than is allowed."""
+
+
+class NotPossibleError(RequestError):
+    """The installation, as it is set up, does not do this."""
+
+
+class NotAuthenticatedError(RequestError):
+    """A request without a key that is known here."""
+
+
+class NotAllowedError(RequestError):
+    """A key that is known, but may not do this."""
+
+
+class UnavailableError(MarqError):
+    """Not now: Kafka is slow or away, or too much waits already. Try again after ``retry_after_s`` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class LeaseLostError(RequestError):
+    """The lease of a delivery is over: the message is delivered again, or finished already."""
+
+
+class UnreachableError(UnavailableError):
+    """None of the service's addresses answers."""
+
+
+class ServiceError(MarqError):
+    """The service answered that it failed, or with something that is no answer of marq's."""
+
+
+class ClosedError(MarqError):
+    """A client was used after it was closed."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from marq.core.policies import HANDLER_MAX_RECEIVES
+from marq.core.policies import DEAD_SUFFIX, HANDLER_MAX_RECEIVES
 from marq.errors import HandlerError
 
 BATCH_MAX = 10_000
@@ -71,8 +71,12 @@ class Handler:
         return inspect.iscoroutinefunction(self.function)
 
     def matches(self, queue: str) -> bool:
-        """True if messages of ``queue`` go to this handler."""
-        return any(fnmatchcase(queue, pattern) for pattern in self.queues)
+        """True if messages of ``queue`` go to this handler.
+
+        A pattern reaches dead letters only if it ends in ``.dead`` itself: else ``*`` would get what it failed on again.
+        """
+        dead = queue.endswith(DEAD_SUFFIX)
+        return any(fnmatchcase(queue, p) and (not dead or p.endswith(DEAD_SUFFIX)) for p in self.queues)
 
 
 _registered: list[Handler] = []

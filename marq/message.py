@@ -71,7 +71,7 @@ class ManualMessage(Message):
         self._settle = settle
 
     def ack(self) -> None:
-        """Finished: never delivered again once Kafka has taken the marker. Call it in the event loop."""
+        """Finished: never delivered again once Kafka has taken the marker."""
         self._settle(self, None)
 
     def release(self, delay_ms: int = 0) -> None:

@@ -7,11 +7,11 @@ own records; the fold itself never looks at them. Times are milliseconds, offset
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from marq.core.ranges import Ranges, well_formed
+from marq.core.ranges import Ranges, count, well_formed
 from marq.errors import MarkerError
 
 VERSION = 1
@@ -19,6 +19,15 @@ VERSION = 1
 
 RECORD_BYTES = 512 * 1024
 """A record is at most this large; a larger batch is split."""
+
+RECORD_OFFSETS = 1 << 24
+"""A record names at most so many offsets: a mistaken range of billions must not stop every owner that folds it."""
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+"""An epoch, a delivery number, an offset."""
+
+Millis = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+"""A duration."""
 
 Outcome = Literal["acked", "dead", "expired", "purged", "poison"]
 
@@ -40,10 +49,10 @@ class Start(msgspec.Struct, tag="start", tag_field="type", omit_defaults=True):
     only; the count that users see is derived in the fold.
     """
 
-    epoch: int
-    delivery: int
+    epoch: Number
+    delivery: Number
     offsets: Ranges
-    redeliver_after_ms: int
+    redeliver_after_ms: Millis
     receiver: str = ""
     receives: int = 1
 
@@ -51,37 +60,37 @@ class Start(msgspec.Struct, tag="start", tag_field="type", omit_defaults=True):
 class Keepalive(msgspec.Struct, tag="keepalive", tag_field="type"):
     """Still at work: the deadline moves to now + ``redeliver_after_ms``."""
 
-    epoch: int
-    delivery: int
+    epoch: Number
+    delivery: Number
     offsets: Ranges
-    redeliver_after_ms: int
+    redeliver_after_ms: Millis
 
 
 class Release(msgspec.Struct, tag="release", tag_field="type", omit_defaults=True):
     """Given back, ready again after ``delay_ms``; ``counted=False``: it was never handed out."""
 
-    epoch: int
-    delivery: int
+    epoch: Number
+    delivery: Number
     offsets: Ranges
-    delay_ms: int = 0
+    delay_ms: Millis = 0
     counted: bool = True
 
 
 class End(msgspec.Struct, tag="end", tag_field="type", omit_defaults=True):
     """Finished. ``acked``: ``(epoch, delivery)`` of the receiver; other outcomes: the owner's epoch, delivery 0."""
 
-    epoch: int
+    epoch: Number
     offsets: Ranges
     outcome: Outcome = "acked"
-    delivery: int = 0
+    delivery: Number = 0
 
 
 class Purge(msgspec.Struct, tag="purge", tag_field="type"):
     """Everything of ``queue`` below offset ``before`` is finished."""
 
-    epoch: int
+    epoch: Number
     queue: str
-    before: int
+    before: Number
 
 
 class Tick(msgspec.Struct, tag="tick", tag_field="type", omit_defaults=True):
@@ -99,7 +108,7 @@ class Batch(msgspec.Struct, omit_defaults=True):
     v: int
     markers: list[Marker]
     by: str = ""
-    seq: int = 0
+    seq: Number = 0
 
 
 _encoder = msgspec.json.Encoder()
@@ -114,8 +123,8 @@ def encode(markers: list[Marker], by: str = "", seq: int = 0) -> bytes:
 def decode(value: bytes | None) -> Batch:
     """The batch in a record's ``value``.
 
-    Raises :exc:`MarkerError` for what is no batch of a known version, or has malformed ranges: such a record changes
-    nothing but the clock.
+    Raises :exc:`MarkerError` for what is no batch of a known version, or has malformed or far too large ranges: such a
+    record changes nothing but the clock.
     """
     if value is None:
         raise MarkerError("a marker record without a value")
@@ -125,10 +134,15 @@ def decode(value: bytes | None) -> Batch:
         raise MarkerError(f"not a marker record: {exc}") from None
     if batch.v > VERSION or batch.v < 1:
         raise MarkerError(f"marker record of version {batch.v}; this worker reads up to {VERSION}: upgrade it")
+    offsets = 0
     for marker in batch.markers:
         ranges = getattr(marker, "offsets", None)
-        if ranges is not None and not well_formed(ranges):
-            raise MarkerError(f"malformed offset ranges in a {type(marker).__name__.lower()} marker: {ranges[:8]}")
+        if ranges:
+            if not well_formed(ranges):
+                raise MarkerError(f"malformed offset ranges in a {type(marker).__name__.lower()} marker: {ranges[:8]}")
+            offsets += count(ranges)
+            if offsets > RECORD_OFFSETS or ranges[-1] >= 1 << 62:
+                raise MarkerError(f"a marker record for more than {RECORD_OFFSETS} offsets, or beyond all of them")
         if isinstance(marker, Own) and len(batch.markers) > 1:
             raise MarkerError("an own marker must be alone in its record")
     return batch
@@ -137,7 +151,8 @@ def decode(value: bytes | None) -> Batch:
 def weight(marker: Marker) -> int:
     """An upper bound of the bytes that ``marker`` takes in a record."""
     ranges = getattr(marker, "offsets", ())
-    return 200 + 20 * len(ranges) + len(getattr(marker, "receiver", "")) + 6 * len(getattr(marker, "queue", ""))
+    names = len(getattr(marker, "receiver", "")) + len(getattr(marker, "queue", ""))
+    return 200 + 20 * len(ranges) + 6 * names  # a character takes up to 6 bytes in JSON
 
 
 def split(marker: Marker) -> list[Marker]:

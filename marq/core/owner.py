@@ -178,23 +178,34 @@ class Owner:
         row_keys: Iterable[str],
         load: Callable[[str], bytes],
         log_start: tuple[int, int],
+        own_offset: int = -1,
     ) -> None:
         """Take the state from the tables, read after the own marker was acknowledged.
 
         ``manifests``: all of this partition; ``row_keys``: all its rows; ``log_start``: first offsets still in the
-        queue and markers topics. Raises :exc:`RowError` if a named row is missing or damaged, or a log begins beyond
-        the manifest's position (which means that another owner has gone on: recover again).
+        queue and markers topics; ``own_offset``: where the own marker is. Ends up ``LOST``, with nothing taken, if the
+        newest manifest is of a later epoch: claim again. Raises :exc:`RowError` if a named row is missing or damaged,
+        or a log begins beyond the manifest's position (which means that another owner has gone on: recover again).
         """
         assert self.phase is Phase.CLAIMING
         decoded = {key: rows.decode_manifest(value) for key, value in manifests.items()}
         newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
         self._load = load
         if newest is None:
+            if log_start[1] or (log_start[0] and self.limits.queue_id is None):
+                raise RowError(
+                    f"partition {self.number}: the logs begin at {log_start}, but there is no manifest: records were "
+                    "deleted, so another owner has written one meanwhile"
+                )
             self.partition = self._new_partition(load)
             self.partition.start_at(*log_start)
             self._orphans = list(row_keys)
         else:
             manifest = decoded.pop(newest)
+            if manifest.epoch > own_offset >= 0:
+                # its owner has read past our own marker, so we would never fold it
+                self.phase = Phase.LOST
+                return
             for name, position, start in (
                 ("queue", manifest.position, log_start[0]),
                 ("markers", manifest.markers_position, log_start[1]),
@@ -296,6 +307,8 @@ class Owner:
             elif kind is Own:
                 self._owned(marker, offset, now_ms)  # type: ignore[arg-type]
             elif kind is End:
+                if self.handouts:
+                    self._withdraw(effect)
                 if marker.outcome != "acked" and marker.epoch == self.epoch:  # type: ignore[union-attr]
                     self.partition.unreserve(offsets_in(marker.offsets))  # type: ignore[union-attr]
             elif (
@@ -305,11 +318,21 @@ class Owner:
                 and self.phase is Phase.SERVING
             ):
                 self._step = "retire"
+            elif kind is Purge and self.handouts:
+                self._withdraw(effect)
         if batch.by == self.nonce and self._sent:
             self._settle(batch.seq)
 
+    def _withdraw(self, ended: list[int]) -> None:
+        """Offsets that ended later in the same chunk as their start are not handed out any more."""
+        gone = set(ended)
+        self.handouts = [
+            h if gone.isdisjoint(h.offsets) else h._replace(offsets=[o for o in h.offsets if o not in gone])
+            for h in self.handouts
+        ]
+
     def _owned(self, own: Own, offset: int, now_ms: int) -> None:
-        if own.nonce == self.nonce:
+        if own.nonce == self.nonce and self.phase is Phase.CATCHING_UP:
             self.phase = Phase.SERVING
             self.epoch = offset
             self._next_checkpoint_ms = now_ms + self.limits.checkpoint_ms
@@ -347,17 +370,27 @@ class Owner:
         *,
         lease_ms: int,
         shared_fate: bool = False,
+        batch: int = 0,
         name: str = "",
     ) -> Pending | None:
         """Reserve up to ``limit`` ready messages of ``queues`` and append their start; None if there are none.
 
-        They come out in ``handouts`` once the start is folded.
+        They come out in ``handouts`` once the start is folded. ``shared_fate``, ``batch``: see
+        :meth:`~marq.core.partition.Partition.take`.
         """
         if self.phase is not Phase.SERVING:
             return None
         taken: list[int] = []
         for queue in queues:
-            taken += self.partition.take(queue, limit - len(taken), self.settings_of(queue), shared_fate)
+            more = self.partition.take(queue, limit - len(taken), self.settings_of(queue), shared_fate, batch)
+            if self.partition.isolated:
+                # a suspicious message shares its delivery with none of another queue
+                if taken:
+                    self.partition.put_back(more)
+                    continue
+                taken = more
+                break
+            taken += more
             if len(taken) >= limit:
                 break
         if not taken:
@@ -394,15 +427,32 @@ class Owner:
         if len(effect) < len(pending.offsets):
             took = set(effect)
             self.partition.put_back(o for o in pending.offsets if o not in took)
+        if effect and not self.partition.leased(effect[0]):
+            # the lease was over before the reservation was (of length 0, or the start came in parts)
+            self.partition.put_back(effect)
         receipt = (self.epoch, pending.delivery)
         until_ms = pending.sent_ms + pending.lease_ms
         if pending.receiver is DEAD_RECEIVER:
-            self.dead += effect
+            spared: list[int] = []
+            for offset in effect:
+                (self.dead if self._exhausted(offset) else spared).append(offset)
+            if spared:
+                self.release(spared, receipt, counted=False)
             return
         if effect and (lost or pending.gone or now_ms >= until_ms):
             self.release(effect, receipt, counted=False)
             effect = []
         self.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
+
+    def _exhausted(self, offset: int) -> bool:
+        """True if ``offset``, now held by the owner, was delivered often enough.
+
+        An uncounted release may have been folded after the owner decided so.
+        """
+        partition = self.partition
+        queue = partition.queue_of(offset) if offset in partition.messages else None
+        maximum = self.settings_of(queue).max_receives if queue is not None else 0
+        return bool(maximum) and partition.receives(offset) > maximum
 
     def release(
         self,

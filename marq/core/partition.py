@@ -16,6 +16,7 @@ which payloads are in memory.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
@@ -44,6 +45,15 @@ MESSAGE_OVERHEAD_BYTES = 600
 
 TICKS_MAX = 600
 """So many ticks alone are worth a new manifest: they would all be read again after a crash."""
+
+TIMERS_SLACK = 100_000
+"""So many more timed messages than there are may be kept before the timers are cleared of what is finished."""
+
+COPIES_MAX = 20_000
+"""So many origins of dead letters are remembered at most: the manifest has to fit a record."""
+
+SHED_AGAIN_MS = 1_000
+"""So often, on the partition clock, leases may have ended and reservations gone: what could not be shed now can."""
 
 COPY_MEMORY_MS = 600_000
 """How long the origin of a dead letter's copy is remembered, on the partition clock, to recognise a second copy."""
@@ -161,15 +171,18 @@ class Partition:
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}
         self.woken: dict[str, None] = {}  # queues in which something became ready, in order
+        self.isolated = False  # the last take() was smaller for the sake of a suspicious message
         self._by_key: dict[bytes, Backlog] = {}
         self._suspects: list[int] = []  # back to ready: to be looked at for dead letters and TTL
         self._refused: list[int] = []  # reserved because take() found them past their maximum or TTL
         self._timers: list[tuple[int, int, Hold]] = []
+        self._timed = 0  # offsets in the holds of ``_timers``
         self._delayed: list[tuple[int, int]] = []
         self._expiring: list[tuple[int, int]] = []
         self._serial = itertools.count()
         self._highest_hold = -1
         self._again_turn: set[str] = set()
+        self._shed_all: object = None  # what there was when nothing more could be shed
         self._loaded: tuple[str, dict[int, rows.Record]] = ("", {})
         self._dirty: set[int] = set()  # blocks whose markers row is out of date
         self._marker_rows: dict[int, tuple[str, int]] = {}  # block -> key, checksum
@@ -249,12 +262,13 @@ class Partition:
         """One record with everything that may be special about it."""
         offset = record.offset
         if offset in self.ahead:
-            self.holds.pop(offset, None)
+            self._note_copy(record)
             return
         queue = self._describe(record)
         if queue is not None and offset < self.purges.get(queue, 0):
-            self._drop(offset)
-            self.holds.pop(offset, None)
+            self._forget(offset)
+            if self.holds.pop(offset, None) is not None:
+                self._dirty.add(offset >> BLOCK_BITS)
             return
         self.messages[offset] = record
         self.bytes += _size(record)
@@ -280,7 +294,7 @@ class Partition:
             self.poison[offset] = "no queue: the key is " + ("null" if record.key is None else "no queue id")
             return None
         for name, value in record.headers:
-            if name == H_DELAY or name == H_TTL:
+            if name in (H_DELAY, H_TTL):
                 amount = _milliseconds(value)
                 if amount is None:
                     self.poison[offset] = f"header {name} is not a number of milliseconds"
@@ -288,22 +302,38 @@ class Partition:
                 if name == H_DELAY:
                     self.delays[offset] = record.timestamp + amount
                 elif amount:
-                    self.ttls[offset] = record.timestamp + amount
-                    heappush(self._expiring, (record.timestamp + amount, offset))
-            elif name == H_ORIGIN and self.queue_id is None:
+                    self._expire_at(offset, record.timestamp + amount)
+        if self._note_copy(record):
+            self.doubles.add(offset)
+        return backlog.name
+
+    def _expire_at(self, offset: int, expires_ms: int) -> None:
+        self.ttls[offset] = expires_ms
+        heappush(self._expiring, (expires_ms, offset))
+        if len(self._expiring) > 2 * len(self.ttls) + TIMERS_SLACK:
+            self._expiring = [entry for entry in self._expiring if entry[1] in self.ttls]
+            heapify(self._expiring)
+
+    def _note_copy(self, record: Any) -> bool:
+        """True if ``record`` is a dead letter's copy, and another copy of the same came before it."""
+        if self.queue_id is not None:
+            return False
+        for name, value in record.headers:
+            if name == H_ORIGIN:
                 origin = _origin(value, self.number)
                 if origin is not None:
-                    first = self.copied.setdefault(origin, (offset, self.clock_ms))
-                    if first[0] != offset:
-                        self.doubles.add(offset)
-        return backlog.name
+                    offset: int = record.offset
+                    return self.copied.setdefault(origin, (offset, self.clock_ms))[0] != offset
+        return False
 
     def _absent(self, start: int, stop: int) -> None:
         """Offsets that the log does not hold: finished for ever."""
         if self._highest_hold >= start:
-            for offset in [o for o in self.holds if start <= o < stop]:
-                del self.holds[offset]
-                self._dirty.add(offset >> BLOCK_BITS)
+            holds = self.holds
+            within: Iterable[int] = range(start, stop) if stop - start < len(holds) else list(holds)
+            for offset in within:
+                if start <= offset < stop and holds.pop(offset, None) is not None:
+                    self._dirty.add(offset >> BLOCK_BITS)
 
     def _backlog(self, queue: str) -> Backlog:
         backlog = self.backlogs.get(queue)
@@ -347,9 +377,9 @@ class Partition:
             self._fire_delays()
         timers = self._timers
         while timers and timers[0][0] <= self.clock_ms:
-            deadline_ms, _, hold = heappop(timers)
-            if hold.deadline_ms == deadline_ms:
-                self._come_back(hold)
+            hold = heappop(timers)[2]
+            self._timed -= len(hold.offsets)
+            self._come_back(hold)
         effects: list[list[int]] = []
         idle = True
         for marker in markers:
@@ -427,9 +457,23 @@ class Partition:
         self.holds.update(dict.fromkeys(hold.offsets, hold))
         self._highest_hold = max(self._highest_hold, hold.offsets[-1])
         if hold.deadline_ms > self.clock_ms:
-            heappush(self._timers, (hold.deadline_ms, next(self._serial), hold))
+            self._set_timer(hold)
         else:
             self._come_back(hold)
+
+    def _set_timer(self, hold: Hold) -> None:
+        heappush(self._timers, (hold.deadline_ms, next(self._serial), hold))
+        self._timed += len(hold.offsets)
+        if self._timed > 2 * len(self.holds) + TIMERS_SLACK:
+            # a long lease of what was acked at once must not be kept until it is over
+            lowest = min(self.holds)
+            self._timers = [t for t in self._timers if t[2].offsets[-1] >= lowest and self._holds_any(t[2])]
+            heapify(self._timers)
+            self._timed = sum(len(timer[2].offsets) for timer in self._timers)
+
+    def _holds_any(self, hold: Hold) -> bool:
+        holds = self.holds
+        return not holds.keys().isdisjoint(hold.offsets) and any(holds.get(o) is hold for o in hold.offsets)
 
     def _come_back(self, hold: Hold) -> None:
         """The lease or the wait of ``hold`` is over: what it still holds is ready."""
@@ -462,6 +506,8 @@ class Partition:
                     effect.append(offset)
         else:
             holds, messages, receipt = self.holds, self.messages, (m.epoch, m.delivery)
+            if not m.delivery:
+                holds = {}  # the receipt of no delivery
             plain = not (self.delays or self.ttls or self.poison or self.doubles)
             persisted, size = self.persisted, 0
             ranges = m.offsets
@@ -477,6 +523,8 @@ class Partition:
                         if record is not None:
                             value = record.value
                             size += MESSAGE_OVERHEAD_BYTES if value is None else len(value) + MESSAGE_OVERHEAD_BYTES
+                            if record.headers:
+                                size += _headers_size(record)
                             continue
                     self._drop(offset)
             self.bytes -= size
@@ -523,8 +571,7 @@ class Partition:
             return []
         effect = [o for o in self.messages if o < m.before and self.queue_of(o) == m.queue]
         for segment in self.segments.queues.get(m.queue, ()):
-            part = segment.parked[m.queue].within(0, m.before)
-            effect += offsets_in(part)
+            effect += [o for o in segment.parked_of(m.queue) if o < m.before]
         for offset in effect:
             self._drop(offset)
             self.holds.pop(offset, None)
@@ -549,9 +596,9 @@ class Partition:
         if offset >= self.position:
             return offset not in self.ahead
         if offset < self.persisted:
-            found = self.segments.unpark(offset)
-            if found is not None:
-                self.messages[offset] = found[1]
+            segment = self.segments.unpark(offset)
+            if segment is not None:
+                self.messages[offset] = segment
                 return True
         return False
 
@@ -567,6 +614,10 @@ class Partition:
             self.bytes -= _size(record)
         if offset < self.persisted:
             self.segments.finish(offset)
+        self._forget(offset)
+
+    def _forget(self, offset: int) -> None:
+        """Nothing is special about ``offset`` any more."""
         self.delays.pop(offset, None)
         self.ttls.pop(offset, None)
         self.poison.pop(offset, None)
@@ -603,9 +654,14 @@ class Partition:
 
     def queue_of(self, offset: int) -> str | None:
         """The queue of an unfinished message that is not parked; None for poison."""
+        if offset in self.poison:
+            return None
         if self.queue_id is not None:
             return self.queue_id
-        backlog = self._backlog_of(self.record(offset))
+        record = self.messages[offset]
+        if type(record) is Segment:
+            return record.queue_of(offset)
+        backlog = self._backlog_of(record)
         return None if backlog is None else backlog.name
 
     def ready(self, offset: int) -> bool:
@@ -616,6 +672,11 @@ class Partition:
             return False
         hold = self.holds.get(offset)
         return hold is None or self.clock_ms >= hold.deadline_ms
+
+    def leased(self, offset: int) -> bool:
+        """True if ``offset`` is delivered, and its lease not over."""
+        hold = self.holds.get(offset)
+        return hold is not None and hold.leased and self.clock_ms < hold.deadline_ms
 
     def has_ready(self, queue: str) -> bool:
         """True if ``queue`` may have something to deliver (its entries may turn out to be stale)."""
@@ -630,8 +691,13 @@ class Partition:
     def next_due_ms(self) -> int | None:
         """Milliseconds of log time until something becomes ready or expires by itself; None if nothing will."""
         waits: list[int] = []
-        while self._timers and self._timers[0][2].deadline_ms != self._timers[0][0]:
-            heappop(self._timers)
+        # what is finished by now is nothing to wait for
+        while self._timers and not self._holds_any(self._timers[0][2]):
+            self._timed -= len(heappop(self._timers)[2].offsets)
+        while self._delayed and self._delayed[0][1] not in self.delays:
+            heappop(self._delayed)
+        while self._expiring and self._expiring[0][1] not in self.ttls:
+            heappop(self._expiring)
         if self._timers:
             waits.append(self._timers[0][0] - self.clock_ms)
         if self._delayed:
@@ -642,13 +708,17 @@ class Partition:
 
     # ------------------------------------------------------------------ deliveries
 
-    def take(self, queue: str, limit: int, settings: QueueSettings, shared_fate: bool = False) -> list[int]:
+    def take(
+        self, queue: str, limit: int, settings: QueueSettings, shared_fate: bool = False, batch: int = 0
+    ) -> list[int]:
         """Reserve up to ``limit`` ready messages of ``queue`` for a start (strict: never more).
 
         Redelivered ones get at most half while first deliveries wait, and the other way round. With ``shared_fate`` a
-        batch that has a suspicious message in it is smaller (:func:`~marq.core.policies.batch_cap`). Messages that are
-        past their maximum or their TTL are left for :meth:`due`.
+        batch that has a suspicious message in it is smaller (:func:`~marq.core.policies.batch_cap`), and all that is
+        taken; else several batches of ``batch`` (0: one) may be taken at once. Messages that are past their maximum or
+        their TTL are left for :meth:`due`.
         """
+        self.isolated = False
         backlog = self.backlogs.get(queue)
         if backlog is None:
             if queue not in self.segments.queues:
@@ -661,11 +731,11 @@ class Partition:
             if limit == 1:
                 quota = 1 if queue in self._again_turn else 0
                 self._again_turn.symmetric_difference_update((queue,))
-            cap = self._take_again(backlog, taken, quota, limit, settings, shared_fate)
+            cap = self._take_again(backlog, taken, quota, cap, settings, (batch or limit) if shared_fate else 0)
         if len(taken) < cap:
             self._take_first(backlog, taken, cap, settings)
         if backlog.again and len(taken) < cap:
-            self._take_again(backlog, taken, cap, cap, settings, shared_fate)
+            self._take_again(backlog, taken, cap, cap, settings, (batch or limit) if shared_fate else 0)
         self.reserved.update(taken)
         taken.sort()
         return taken
@@ -677,9 +747,12 @@ class Partition:
         quota: int,
         cap: int,
         settings: QueueSettings,
-        shared_fate: bool,
+        batch: int,
     ) -> int:
-        """Move up to ``quota`` redeliveries into ``taken``; how large the batch may become with them in it."""
+        """Move up to ``quota`` redeliveries into ``taken``; how many there may be in all with them among them.
+
+        ``batch``: size of the batches that share one fate, 0 if messages don't.
+        """
         again, maximum = backlog.again, settings.max_receives
         chosen = set(taken)
         while again and len(taken) < min(quota, cap):
@@ -687,15 +760,19 @@ class Partition:
             if offset in chosen or not self.ready(offset):
                 heappop(again)
                 continue
-            receives = self.holds[offset].receives if offset in self.holds else 0
+            receives = self.receives(offset)
+            if not receives:
+                heappop(again)  # given back uncounted: it is among the returned ones, too
+                continue
             if (maximum and receives >= maximum) or self._past_ttl(offset, settings):
                 self._refuse(heappop(again))
                 continue
-            if shared_fate:
-                own_cap = batch_cap(receives + 1, cap, maximum)
+            if batch and batch_cap(receives + 1, 2, maximum) < 2:
+                own_cap = batch_cap(receives + 1, batch, maximum)
                 if len(taken) + 1 > own_cap:
                     break
                 cap = min(cap, own_cap)
+                self.isolated = True
             chosen.add(offset)
             taken.append(heappop(again))
         return cap
@@ -715,13 +792,13 @@ class Partition:
                     taken.append(offset)
             return
         chosen = set(taken)
+        lowest = self.segments.first_parked(backlog.name)
         while len(taken) < cap:
             first = backlog.peek_first()
-            if backlog.name in parked:
+            if lowest is not None and (first < 0 or lowest < first):
+                self._unpark(backlog)
                 lowest = self.segments.first_parked(backlog.name)
-                if lowest is not None and (first < 0 or lowest < first):
-                    self._unpark(backlog)
-                    continue
+                continue
             if first < 0:
                 return
             offset = backlog.pop_first()
@@ -744,13 +821,16 @@ class Partition:
         found = self.segments.unpark_next(backlog.name)
         if found is None:
             return
-        segment, parked = found
+        segment, offsets = found
         records = self._records(segment)
-        offsets = list(parked)
         for offset in offsets:
             record = self.messages[offset] = records[offset]
             self.bytes += _size(record)
-        backlog.fresh.extendleft(reversed(offsets))
+        fresh = backlog.fresh
+        if fresh and fresh[0] < offsets[-1]:
+            backlog.fresh = deque(sorted([*offsets, *fresh]))
+        else:
+            fresh.extendleft(reversed(offsets))
 
     def _past_ttl(self, offset: int, settings: QueueSettings) -> bool:
         expires = self.ttls.get(offset)
@@ -778,14 +858,14 @@ class Partition:
         refused, self._refused = self._refused, []
         self.put_back(refused)
         suspects, self._suspects = self._suspects + refused, []
-        expiring = self._expiring
-        while expiring and expiring[0][0] <= self.max_timestamp_ms:
+        expiring, top = self._expiring, self.max_timestamp_ms
+        while expiring and expiring[0][0] <= top:
             suspects.append(heappop(expiring)[1])
         for queue in ttl_queues:
             suspects += self._stale_heads(queue, settings_of(queue))
         for offset in suspects:
-            if offset not in self.messages and offset in self.ttls:
-                self._unfinished(offset)
+            if offset not in self.messages and self.ttls.get(offset, top + 1) <= top:
+                self._unfinished(offset)  # parked: only what is to be ended may lose its place
             if not self.ready(offset):
                 continue
             queue_of = self.queue_of(offset)
@@ -813,15 +893,16 @@ class Partition:
             backlog = self._backlog(queue)
         if backlog is None or not settings.ttl_ms:
             return found
+        lowest = self.segments.first_parked(queue)
         while True:
-            if queue in self.segments.queues:
-                lowest, first = self.segments.first_parked(queue), backlog.peek_first()
-                if lowest is not None and (first < 0 or lowest < first):
-                    self._unpark(backlog)
             first = backlog.peek_first()
+            if lowest is not None and (first < 0 or lowest < first):
+                self._unpark(backlog)
+                lowest = self.segments.first_parked(queue)
+                continue
             if first < 0:
                 return found
-            if not self.ready(first) or first in self.holds:
+            if not self.ready(first) or self.receives(first):
                 backlog.pop_first()
             elif self._past_ttl(first, settings):
                 found.append(backlog.pop_first())
@@ -833,33 +914,39 @@ class Partition:
     def shed(self, excess_bytes: int, wanted: Iterable[str] = ()) -> int:
         """Drop payloads that are in a segment from memory until ``excess_bytes`` are free; how many bytes were freed.
 
-        Those of ``wanted`` queues (with receivers waiting) and reserved or leased ones stay.
+        Reserved or leased ones stay, and those of ``wanted`` queues (with receivers waiting) unless they have to wait.
         """
         freed = 0
         keep = set(wanted)
-        parked: set[str] = set()
-        for offset in [o for o in self.messages if o < self.persisted]:
+        situation = (self.persisted, self.clock_ms // SHED_AGAIN_MS, len(self.segments), keep)
+        if self._shed_all == situation:
+            return 0  # a look at every message, to find the same nothing
+        parked: dict[str, list[int]] = {}
+        for offset, record in self.messages.items():
             if freed >= excess_bytes:
                 break
-            record = self.messages[offset]
-            if type(record) is Segment or offset in self.reserved:
-                continue
-            queue = self.queue_of(offset)
-            if queue in keep:
+            if offset >= self.persisted or type(record) is Segment or offset in self.reserved:
                 continue
             hold = self.holds.get(offset)
-            if hold is not None and hold.leased and self.clock_ms < hold.deadline_ms:
+            waits = hold is not None and self.clock_ms < hold.deadline_ms
+            if waits and hold is not None and hold.leased:
+                continue
+            queue = self.queue_of(offset)
+            if queue in keep and not waits and offset not in self.delays:
                 continue
             freed += _size(record)
             if hold is None and queue is not None and offset not in self.delays and offset not in self.doubles:
-                del self.messages[offset]
-                self.segments.park(queue, offset)
-                parked.add(queue)
+                parked.setdefault(queue, []).append(offset)
             else:
                 segment = self.segments.find(offset)
                 assert segment is not None
                 self.messages[offset] = segment
-        for queue in parked:
+        else:
+            self._shed_all = situation
+        for queue, offsets in parked.items():
+            for offset in offsets:
+                del self.messages[offset]
+                self.segments.park(offset)
             # an entry that stays would be a second one when the message is read back
             backlog = self._backlog(queue)
             backlog.fresh = deque(o for o in backlog.fresh if o in self.messages)
@@ -876,13 +963,9 @@ class Partition:
         ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read ``hold_ms`` ago,
         are written with their payload, so that the position, and what is read again after a crash, stay bounded.
         """
-        for origin in [o for o, (_, at) in self.copied.items() if at + COPY_MEMORY_MS < self.clock_ms]:
-            del self.copied[origin]
+        self._forget_copies()
         new_rows: list[Row] = []
-        old_persisted = self.persisted
         waiting = self._persist(epoch, self._new_position(now_ms, window_offsets, hold_ms), new_rows)
-        if self.persisted > old_persisted:
-            self._touch((old_persisted, self.persisted))
         self._write_markers(epoch, new_rows)
         self._sweep()
         named = keys_of(self.segments)
@@ -917,6 +1000,13 @@ class Partition:
             self.markers_position,
         )
 
+    def _forget_copies(self) -> None:
+        copied = self.copied
+        for origin in [o for o, (_, at) in copied.items() if at + COPY_MEMORY_MS < self.clock_ms]:
+            del copied[origin]
+        for origin in list(itertools.islice(copied, max(0, len(copied) - COPIES_MAX))):
+            del copied[origin]
+
     def changed(self) -> bool:
         """True if a checkpoint would have something to write."""
         return self._ticks >= TICKS_MAX or self._written != self._extent()
@@ -939,12 +1029,13 @@ class Partition:
         """Write the payloads of what is unfinished below ``position``; the unfinished offsets above, ascending."""
         old = self.persisted
         above = sorted([o for o in self.messages if o >= old])
-        lagging = [o for o in above if o < position]
+        lagging = above[: bisect_left(above, position)]
         waiting = above[len(lagging) :]
         # everything below the first message that may still be read again is done or in a segment
         self.persisted = max(position, waiting[0] if waiting else self.position)
         batch: list[Any] = []
         size = 0
+        self._dirty.update({offset >> BLOCK_BITS for offset in lagging})
         for offset in lagging:
             record = self.messages[offset]
             if batch and (len(batch) >= SEGMENT_MESSAGES or size + _size(record) > SEGMENT_BYTES):
@@ -964,7 +1055,7 @@ class Partition:
                 rows.checksum(value),
                 batch[0].offset,
                 batch[-1].offset + 1,
-                len(batch),
+                [(record.offset, self.queue_of(record.offset)) for record in batch],
             )
         )
         new_rows.append((key, value))
@@ -976,20 +1067,17 @@ class Partition:
     def _write_markers(self, epoch: int, new_rows: list[Row]) -> None:
         holds, messages = self.holds, self.messages
         dirty, self._dirty = self._dirty, set()
-        lowest = min(messages, default=self.position)
-        if holds:
-            lowest = min(lowest, min(holds))
+        offsets_of = self._offsets_by_block(dirty)
         for block in sorted(dirty):
             start, stop = block << BLOCK_BITS, (block + 1) << BLOCK_BITS
             groups: dict[Hold, list[int]] = {}
             unfinished: list[int] = []
-            if stop > lowest:
-                for offset in range(max(start, lowest), stop):
-                    hold = holds.get(offset)
-                    if hold is not None:
-                        groups.setdefault(hold, []).append(offset)
-                    if offset in messages and offset < self.persisted:
-                        unfinished.append(offset)
+            for offset in offsets_of(block):
+                hold = holds.get(offset)
+                if hold is not None:
+                    groups.setdefault(hold, []).append(offset)
+                if offset in messages and offset < self.persisted:
+                    unfinished.append(offset)
             if start < self.persisted and self.segments:
                 parked = self.segments.parked_in(start, min(stop, self.persisted))
                 if parked:
@@ -1013,6 +1101,18 @@ class Partition:
             key, value = self._row_key(epoch, "markers"), rows.encode(row)
             self._marker_rows[block] = (key, rows.checksum(value))
             new_rows.append((key, value))
+
+    def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
+        """Which offsets of a dirty block to look at: all of them, or, if that is more work, those there are."""
+        holds, messages = self.holds, self.messages
+        if len(dirty) << BLOCK_BITS < 4 * (len(holds) + len(messages)) or len(dirty) < 8:
+            lowest = min(messages, default=self.position)
+            lowest = min(lowest, min(holds, default=lowest))
+            return lambda block: range(max(block << BLOCK_BITS, lowest), (block + 1) << BLOCK_BITS)
+        blocks: dict[int, list[int]] = {}
+        for offset in sorted(holds.keys() | messages.keys()):
+            blocks.setdefault(offset >> BLOCK_BITS, []).append(offset)
+        return lambda block: blocks.get(block, ())
 
     def _sweep(self) -> None:
         """Structures of a queue exist only while it has something in them."""
@@ -1091,7 +1191,7 @@ class Partition:
                 )
                 self.holds.update(dict.fromkeys(offsets, hold))
                 self._highest_hold = max(self._highest_hold, offsets[-1])
-                heappush(self._timers, (h.deadline_ms, next(self._serial), hold))
+                self._set_timer(hold)
         found = 0
         for key, checksum, records in sorted(segments, key=lambda s: s[2][0].offset):
             found += self._restore_segment(key, checksum, records, unfinished)
@@ -1101,7 +1201,9 @@ class Partition:
                 f"messages, its rows hold {found}"
             )
         while self._timers and self._timers[0][0] <= self.clock_ms:
-            self._come_back(heappop(self._timers)[2])
+            hold = heappop(self._timers)[2]
+            self._timed -= len(hold.offsets)
+            self._come_back(hold)
         return self
 
     def _restore_segment(self, key: str, checksum: int, records: list[rows.Record], unfinished: RangeSet) -> int:
@@ -1109,11 +1211,10 @@ class Partition:
         if not held:
             # unnamed by the next manifest
             return 0
-        segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, len(held))
+        described = [(record.offset, self._describe(record)) for record in held]
+        segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described)
         self.segments.add(segment)
-        for record in held:
-            offset = record.offset
-            queue = self._describe(record)
+        for offset, queue in described:
             if queue is not None and offset not in self.doubles:
                 due = self.delays.get(offset, 0)
                 if due > self.max_timestamp_ms:
@@ -1121,7 +1222,7 @@ class Partition:
                 else:
                     self.delays.pop(offset, None)
                     if offset not in self.holds:
-                        self.segments.park(queue, offset)
+                        self.segments.park(offset)
                         self.woken[queue] = None
                         continue
             self.messages[offset] = segment
@@ -1130,20 +1231,26 @@ class Partition:
 
 def _size(record: Any) -> int:
     value = record.value
-    return MESSAGE_OVERHEAD_BYTES + (len(value) if value is not None else 0)
+    size = MESSAGE_OVERHEAD_BYTES + (len(value) if value is not None else 0)
+    return size + _headers_size(record) if record.headers else size
 
 
-def _milliseconds(value: bytes) -> int | None:
-    try:
-        amount = int(value)
-    except (TypeError, ValueError):
-        return None
-    return amount if 0 <= amount < 1 << 53 else None
+def _headers_size(record: Any) -> int:
+    return sum(len(name) + (len(value) if value is not None else 0) for name, value in record.headers)
 
 
-def _origin(value: bytes, partition: int) -> int | None:
+def _number(digits: bytes) -> int | None:
+    """A number as Spark and others read it too: decimal digits, no sign, spaces or underscores; less than 10**15."""
+    return int(digits) if digits.isdigit() and len(digits) <= 15 else None
+
+
+def _milliseconds(value: bytes | None) -> int | None:
+    return None if value is None else _number(value)
+
+
+def _origin(value: bytes | None, partition: int) -> int | None:
     """The offset in an origin header ``b"<partition>:<offset>"`` of this partition; None for any other."""
+    if value is None:
+        return None
     number, _, offset = value.partition(b":")
-    if number.isdigit() and offset.isdigit() and int(number) == partition:
-        return int(offset)
-    return None
+    return _number(offset) if _number(number) == partition else None

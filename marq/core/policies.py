@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable
 from random import Random
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 VISIBILITY_TIMEOUT_MS = 30_000
 """Lease of a delivery when nothing else is said (Amazon SQS's default)."""
@@ -20,18 +23,70 @@ DEAD_SUFFIX = ".dead"
 """Dead letters of a queue that names no dead-letter queue go to the queue of its name with this suffix."""
 
 
-class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one logical queue is set to; the record of the compacted queues topic. Times in milliseconds."""
+LEASE_MIN_MS = 100
+"""Shortest lease that can be asked for: a shorter one would be over before the answer arrives."""
 
-    visibility_timeout_ms: int = VISIBILITY_TIMEOUT_MS
-    delay_ms: int = 0
-    ttl_ms: int = 0  # 0: kept until finished
-    max_receives: int = 0  # 0: no maximum
-    dead_letter_queue: str = ""  # "": the queue's name + DEAD_SUFFIX
+TIME_MAX_MS = 7 * 24 * 3600 * 1000
+"""Longest lease, delay or back-off: a week."""
+
+TTL_MAX_MS = 366 * 24 * 3600 * 1000
+"""Longest time that a message is kept unfinished: a year."""
+
+QUEUE_NAME_MAX = 255
+"""Longest name of a queue, in characters."""
+
+Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
+Delay = Annotated[int, Meta(ge=0, le=TIME_MAX_MS)]
+Ttl = Annotated[int, Meta(ge=0, le=TTL_MAX_MS)]
+Receives = Annotated[int, Meta(ge=0, le=1_000_000)]
+InFlight = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+
+
+class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What one logical queue is set to. Times in milliseconds.
+
+    ``max_in_flight`` and ``max_in_flight_per_receiver`` hold for the queue as a whole: the owner of each partition
+    keeps its :func:`share` of them, which is at least 1.
+    """
+
+    visibility_timeout_ms: Lease = VISIBILITY_TIMEOUT_MS
+    delay_ms: Delay = 0
+    ttl_ms: Ttl = 0  # 0: kept until finished
+    max_receives: Receives = 0  # 0: no maximum
+    dead_letter_queue: Annotated[str, Meta(max_length=QUEUE_NAME_MAX)] = ""  # "": the queue's name + DEAD_SUFFIX
+    max_in_flight: InFlight = 0  # 0: no limit
+    max_in_flight_per_receiver: InFlight = 0  # 0: no limit; receivers are told apart by the name that they give
+    backoff_ms: Delay = 0  # delay of a release that names none, doubled per attempt; 0: at once
+    backoff_max_ms: Delay = 0  # 0: no limit but TIME_MAX_MS
+    breaker_failures: Receives = 0  # so many failures in a row open the circuit breaker; 0: there is none
+    breaker_pause_ms: Annotated[int, Meta(ge=100, le=TIME_MAX_MS)] = 30_000  # until one message is tried
 
     def dead_letters_of(self, queue: str) -> str:
         """The queue that takes the dead letters of ``queue``."""
         return self.dead_letter_queue or queue + DEAD_SUFFIX
+
+    def backoff_of(self, attempt: int, random: Random) -> int:
+        """Delay after the failure of ``attempt`` where whoever gives the message back names none."""
+        if not self.backoff_ms:
+            return 0
+        return backoff_ms(attempt, self.backoff_ms, self.backoff_max_ms or TIME_MAX_MS, random)
+
+
+def share(limit: int, number: int, partitions: int) -> int:
+    """What partition ``number`` of ``partitions`` may use of a limit that holds for a whole queue; at least 1."""
+    return max(1, limit // partitions + (number < limit % partitions))
+
+
+def name_problem(queue: str) -> str | None:
+    """Why ``queue`` can't be the name of a queue; None if it can."""
+    if not queue:
+        return "the name of a queue is empty"
+    if len(queue) > QUEUE_NAME_MAX:
+        return f"the name of a queue has at most {QUEUE_NAME_MAX} characters, this one {len(queue)}"
+    for character in queue:
+        if unicodedata.category(character)[0] == "C":
+            return f"the name of a queue can't contain the control character {character!r}"
+    return None
 
 
 SettingsOf = Callable[[str], QueueSettings]

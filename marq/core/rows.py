@@ -27,7 +27,7 @@ class Record(NamedTuple):
     timestamp: int
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes]] = ()
+    headers: Sequence[tuple[str, bytes | None]] = ()
 
 
 class HoldRow(msgspec.Struct, array_like=True):
@@ -59,7 +59,7 @@ class MessagesRow(msgspec.Struct, array_like=True):
     """Payloads of a segment: ``(offset, timestamp_ms, key, value, headers)`` each."""
 
     v: int
-    messages: list[tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes]]]]
+    messages: list[tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]]
 
     def records(self) -> list[Record]:
         """The messages as records of the queue topic."""
@@ -146,10 +146,10 @@ def row_key(partition: int, epoch: int, kind: Kind, number: int) -> str:
 
 def kind_of(key: str) -> Kind:
     """The table that holds the row ``key``."""
-    kind = key.split("/")[2]
-    if kind == "messages":
+    parts = key.split("/")
+    if len(parts) == 4 and parts[2] == "messages":
         return "messages"
-    if kind == "markers":
+    if len(parts) == 4 and parts[2] == "markers":
         return "markers"
     raise RowError(f"row key {key!r} names no table")
 

@@ -1,0 +1,1 @@
+"""Drivers of the peers, run beside marq in the same run and against the same broker."""

@@ -1,0 +1,40 @@
+"""The client: queues of a marq service, from any process.
+
+    from marq.client import Service
+
+    with Service("http://localhost:6066") as service:
+        queue = service.queue("test-queue")
+        queue.send(b"hi")
+        message = queue.receive(timeout=1)
+        print(message.payload)
+        message.ack()
+
+`Service` and what it gives block; `AsyncService` is the same for asyncio. Both are one implementation: the blocking
+one runs the other in a thread of its own.
+
+    wire          the bodies of requests and answers, and the errors they tell
+    connection    HTTP: addresses, time-outs, retries
+    batching      acknowledgements and sends that are under way at the same time share requests
+    prefetch      messages taken ahead of their reader, kept alive, given back
+    asynchronous  AsyncService, AsyncQueue, AsyncConsumer
+    blocking      Service, Queue, Consumer
+
+Imports nothing of ours but `marq.errors`, and of others msgspec, aiohttp and tenacity.
+"""
+
+from marq.client.asynchronous import AsyncConsumer, AsyncMessage, AsyncQueue, AsyncService
+from marq.client.blocking import Consumer, Message, Queue, Service
+from marq.client.wire import Outgoing, Sent
+
+__all__ = [
+    "AsyncConsumer",
+    "AsyncMessage",
+    "AsyncQueue",
+    "AsyncService",
+    "Consumer",
+    "Message",
+    "Outgoing",
+    "Queue",
+    "Sent",
+    "Service",
+]

@@ -1,0 +1,210 @@
+"""HTTP: which address is asked, how long, and how often again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay, wait_random_exponential
+from yarl import URL
+
+from marq.client.wire import MSGPACK, error_of_answer
+from marq.errors import (
+    ClosedError,
+    MarqError,
+    NotAuthenticatedError,
+    SettingError,
+    UnavailableError,
+    UnreachableError,
+)
+
+logger = logging.getLogger("marq.client")
+
+#: Seconds until a request has to be answered, beside the time that a receive waits.
+TIMEOUT_S = 15.0
+#: Seconds until an address has to accept a connection.
+CONNECT_TIMEOUT_S = 5.0
+#: Seconds that a request is tried again for when the service can't be reached or is not available.
+RETRY_FOR_S = 30.0
+#: Longest wait between two tries, unless the service asks for a longer one.
+BACKOFF_MAX_S = 5.0
+#: Longest wait that a service can ask for.
+RETRY_AFTER_MAX_S = 60.0
+
+T = TypeVar("T")
+
+_backoff = wait_random_exponential(multiplier=0.1, min=0.02, max=BACKOFF_MAX_S)
+
+
+class Connection:
+    """A service that is reached at one of several addresses.
+
+    Addresses are used in the order given: the next one when one fails, which is then kept until it fails itself.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        key: str | None = None,
+        timeout: float = TIMEOUT_S,
+        retry_for: float = RETRY_FOR_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.addresses = tuple(checked(a) for a in ([addresses] if isinstance(addresses, str) else addresses))
+        if not self.addresses:
+            raise SettingError("a service needs an address, such as http://localhost:6066")
+        if key is not None and not (key.isascii() and key.isprintable()):
+            raise SettingError("a key is made of printable ASCII characters; take it as the service's operator gave it")
+        self.timeout = timeout
+        self.retry_for = retry_for
+        self.tls = tls
+        self._headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
+        if key is not None:
+            self._headers["Authorization"] = f"Bearer {key}"
+        self._current = 0
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        query: Mapping[str, str] | None = None,
+        wait: float = 0.0,
+        retry_for: float | None = None,
+    ) -> bytes:
+        """The body of the answer. `path` is quoted already; `wait`: seconds that the service takes on purpose.
+
+        Raises:
+            UnavailableError: the service could not be reached, or was not available, for `retry_for` seconds.
+            MarqError: what the service refused the request with.
+        """
+        return await self.retried(lambda: self.once(method, path, body, query=query, wait=wait), retry_for)
+
+    async def retried(self, attempt: Callable[[], Awaitable[T]], retry_for: float | None = None) -> T:
+        """Try until it succeeds, for `retry_for` seconds (None: as long as the service was made with)."""
+        retry_for = self.retry_for if retry_for is None else retry_for
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(UnavailableError),
+            wait=self._wait,
+            stop=stop_before_delay(retry_for),
+            before_sleep=self._log,
+            reraise=True,
+        )
+        return await retrying(attempt)
+
+    async def once(
+        self, method: str, path: str, body: bytes = b"", *, query: Mapping[str, str] | None = None, wait: float = 0.0
+    ) -> bytes:
+        """One try, at the address that is in use. Raises like `request`."""
+        session = self._opened()
+        used = self._current
+        url = url_of(self.addresses[used], path)
+        if query:
+            url = url.with_query(query)
+        try:
+            async with session.request(
+                method,
+                url,
+                data=body,
+                timeout=aiohttp.ClientTimeout(total=self.timeout + wait, sock_connect=CONNECT_TIMEOUT_S),
+            ) as response:
+                answer = await response.read()
+                status = response.status
+                if status < 400:
+                    return answer
+                error = error_of_answer(
+                    status, answer, response.headers.get("Content-Type", ""), response.headers.get("Retry-After")
+                )
+        except (aiohttp.ClientConnectorSSLError, aiohttp.ClientConnectorCertificateError) as exc:
+            raise NotAuthenticatedError(
+                f"no secure connection to {self.addresses[used]}: {exc}; check the address and `tls`"
+            ) from exc
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as exc:
+            error = UnreachableError(f"{self.addresses[used]} does not answer: {_said(exc)}; is it running there?", 0.0)
+            error.__cause__ = exc
+        except TimeoutError as exc:
+            error = UnreachableError(
+                f"{self.addresses[used]} did not answer within {self.timeout + wait:g} s; it may be overloaded", 0.0
+            )
+            error.__cause__ = exc
+        except aiohttp.ClientError as exc:
+            raise UnreachableError(f"{self.addresses[used]} can't be talked to: {_said(exc)}", 0.0) from exc
+        if isinstance(error, UnavailableError) and used == self._current:
+            self._current = (used + 1) % len(self.addresses)
+        raise error
+
+    def _wait(self, state: RetryCallState) -> float:
+        """Seconds before the next try: none until each address was asked once, then growing, with jitter."""
+        if state.attempt_number < len(self.addresses):
+            return 0.0
+        error = state.outcome.exception() if state.outcome is not None else None
+        asked = min(getattr(error, "retry_after_s", 0.0), RETRY_AFTER_MAX_S)
+        # those who were all told the same time do not come back at the same instant
+        return asked + _backoff(state)
+
+    def _log(self, state: RetryCallState) -> None:
+        if state.attempt_number == len(self.addresses):
+            error = state.outcome.exception() if state.outcome is not None else None
+            logger.warning("%s Trying again.", error)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise ClosedError("this service was closed; make a new Service")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # waiting receives hold connections, so there is no limit to run into
+                connector=aiohttp.TCPConnector(limit=0, ssl=self.tls if self.tls is not None else True),
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Close all connections; nothing can be asked afterwards."""
+        self._closed = True
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+            # the transports close in the loop's next turns
+            await asyncio.sleep(0)
+
+
+def checked(address: str) -> str:
+    """An address without what may be left out. Raises `SettingError` if it is none.
+
+    >>> checked("http://localhost:6066/")
+    'http://localhost:6066'
+    """
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise SettingError(f"address {address!r}: it has to begin with http:// or https://, as in http://localhost:6066")
+    if parts.query or parts.fragment or parts.username:
+        raise SettingError(f"address of {parts.hostname!r}: only a scheme, host, port and path; a key goes into `key`")
+    return address.rstrip("/")
+
+
+@lru_cache(10_000)
+def url_of(address: str, path: str) -> URL:
+    """An address and a path that is quoted already."""
+    return URL(address + path, encoded=True)
+
+
+def _said(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def unwrap(result: Any) -> Any:
+    """A result; raised if it is an error."""
+    if isinstance(result, MarqError):
+        raise result
+    return result

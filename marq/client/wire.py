@@ -1,0 +1,247 @@
+"""The bodies of requests and answers (msgpack), and the errors they tell.
+
+    >>> to_wire(b"hi")
+    Entry(payload=b'hi', key=None, headers={}, delay_ms=None, ttl_ms=None, group=None)
+    >>> to_wire(Outgoing("hi", delay=1.5)).delay_ms
+    1500
+    >>> error_of(Problem("urn:marq:problem:unknown-queue", detail="no queue 'x'; create it"))
+    UnknownQueueError("no queue 'x'; create it")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from marq import errors
+from marq.errors import BadValueError, MarqError, ServiceError
+
+MSGPACK = "application/msgpack"
+PROBLEM = "application/problem+json"
+
+#: Messages or receipts in one request.
+BATCH_MAX = 1_000
+#: Payload bytes in one request of several messages.
+BATCH_MAX_BYTES = 4 * 1024 * 1024
+#: Longest wait of one receive; longer ones are several.
+WAIT_MAX_S = 20.0
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A message to send, with more than a payload.
+
+    ``delay`` and ``ttl`` in seconds: when it can be received first, and when it is dropped if it was not finished
+    (None: as the queue says). Messages of one ``group`` are delivered in order.
+    """
+
+    payload: bytes | str
+    key: bytes | None = None
+    headers: dict[str, bytes] = {}
+    delay: float | None = None
+    ttl: float | None = None
+    group: str | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A message to send, as it goes over the wire."""
+
+    payload: bytes
+    key: bytes | None = None
+    headers: dict[str, bytes] = {}
+    delay_ms: int | None = None
+    ttl_ms: int | None = None
+    group: str | None = None
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """Where a message that was sent is, for its whole life."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class Problem(msgspec.Struct):
+    """What went wrong (RFC 9457)."""
+
+    type: str = ""
+    title: str = ""
+    detail: str = ""
+
+
+class Delivery(msgspec.Struct, eq=False):
+    """One delivery of a message.
+
+    ``(topic, partition, offset)`` identifies the message for its whole life; ``attempt`` counts its deliveries from 1;
+    ``sent_ms`` is when Kafka took it, in milliseconds since 1970; ``receipt`` stands for this delivery.
+    """
+
+    receipt: str
+    queue: str
+    topic: str
+    partition: int
+    offset: int
+    attempt: int
+    sent_ms: int
+    payload: bytes
+    key: bytes | None = None
+    headers: dict[str, bytes] = {}
+
+    def json(self) -> Any:
+        """The payload, decoded from JSON. Raises :exc:`ValueError` if it is none."""
+        return json.loads(self.payload)
+
+    def __repr__(self) -> str:
+        place = f"{self.topic}:{self.partition}:{self.offset}"
+        return f"<{type(self).__name__} {place} of {self.queue!r}, attempt {self.attempt}>"
+
+
+D = TypeVar("D", bound=Delivery)
+
+
+class Received(msgspec.Struct, Generic[D]):
+    """The answer to a receive."""
+
+    messages: list[D]
+
+
+class _SendResult(msgspec.Struct):
+    topic: str = ""
+    partition: int = -1
+    offset: int = -1
+    error: Problem | None = None
+
+
+class _SendResults(msgspec.Struct):
+    results: list[_SendResult]
+
+
+class _SettleResult(msgspec.Struct):
+    error: Problem | None = None
+
+
+class _SettleResults(msgspec.Struct):
+    results: list[_SettleResult]
+
+
+_send_results = msgspec.msgpack.Decoder(_SendResults)
+_settle_results = msgspec.msgpack.Decoder(_SettleResults)
+_anything = msgspec.msgpack.Decoder()
+_problem = msgspec.json.Decoder(Problem)
+
+#: Errors by the last part of a problem's type.
+_ERRORS: dict[str, type[MarqError]] = {
+    "bad-receipt": errors.BadReceiptError,
+    "bad-value": errors.BadValueError,
+    "unknown-queue": errors.UnknownQueueError,
+    "too-large": errors.TooLargeError,
+    "not-possible": errors.NotPossibleError,
+    "no-key": errors.NotAuthenticatedError,
+    "not-allowed": errors.NotAllowedError,
+    "lease-lost": errors.LeaseLostError,
+    "bad-request": errors.RequestError,
+    "unavailable": errors.UnavailableError,
+    "internal": errors.ServiceError,
+}
+
+#: Errors by status, for answers of whatever stands before a worker, such as a proxy.
+_STATUSES: dict[int, type[MarqError]] = {
+    401: errors.NotAuthenticatedError,
+    403: errors.NotAllowedError,
+    413: errors.TooLargeError,
+    429: errors.UnavailableError,
+    502: errors.UnavailableError,
+    503: errors.UnavailableError,
+    504: errors.UnavailableError,
+}
+
+
+def to_wire(message: bytes | str | Outgoing) -> Entry:
+    """What is sent for a message. Raises `BadValueError` if it is none."""
+    if isinstance(message, bytes):
+        return Entry(message)
+    if isinstance(message, str):
+        return Entry(message.encode())
+    if not isinstance(message, Outgoing):
+        raise BadValueError(f"a message is bytes, str or Outgoing, not {type(message).__name__}")
+    payload = message.payload.encode() if isinstance(message.payload, str) else message.payload
+    return Entry(payload, message.key, message.headers, ms(message.delay), ms(message.ttl), message.group)
+
+
+def ms(seconds: float | None) -> int | None:
+    """Seconds as whole milliseconds."""
+    return None if seconds is None else round(seconds * 1000)
+
+
+def error_of(problem: Problem, status: int = 0) -> MarqError:
+    """The error that a problem tells; the status decides if its type is not known."""
+    kind = _ERRORS.get(problem.type.rpartition(":")[2])
+    if kind is None:
+        kind = _STATUSES.get(status) or (errors.RequestError if status < 500 else errors.ServiceError)
+    text = problem.detail or problem.title or f"the service answered with status {status}"
+    if issubclass(kind, errors.UnavailableError):
+        return kind(text, 0.0)
+    return kind(text)
+
+
+def error_of_answer(status: int, body: bytes, content_type: str, retry_after: str | None) -> MarqError:
+    """The error that an answer with a status of 400 or above tells."""
+    problem = Problem()
+    if content_type.partition(";")[0] == PROBLEM:
+        with contextlib.suppress(msgspec.MsgspecError):
+            problem = _problem.decode(body)
+    if not problem.detail:
+        problem.detail = f"status {status} from what is at this address: {body[:200].decode(errors='replace').strip()}"
+    error = error_of(problem, status)
+    if isinstance(error, errors.UnavailableError):
+        error.retry_after_s = seconds_of(retry_after)
+    return error
+
+
+def seconds_of(retry_after: str | None) -> float:
+    """How long a Retry-After header asks to wait; 0 if it does not.
+
+    >>> seconds_of("2"), seconds_of(None), seconds_of("soon")
+    (2.0, 0.0, 0.0)
+    """
+    if retry_after is None:
+        return 0.0
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time())
+        return 0.0
+
+
+def decoded(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
+    """A decoded answer. Raises `ServiceError` if it is not what was expected."""
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as exc:
+        raise ServiceError(f"what is at this address did not answer like marq ({exc}); check the address") from None
+
+
+def anything(body: bytes) -> Any:
+    """A decoded answer of any form."""
+    return decoded(_anything, body) if body else None
+
+
+def send_results(body: bytes) -> list[Sent | MarqError]:
+    """Per message of a send: where it is, or why it is not there."""
+    return [
+        Sent(r.topic, r.partition, r.offset) if r.error is None else error_of(r.error)
+        for r in decoded(_send_results, body).results
+    ]
+
+
+def settle_results(body: bytes) -> list[MarqError | None]:
+    """Per receipt: None, or why it was not carried out."""
+    return [None if r.error is None else error_of(r.error) for r in decoded(_settle_results, body).results]
