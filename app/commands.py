@@ -8,14 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -25,24 +20,9 @@ from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's
 from faust.cli.base import cli
 
 from app.broker import EmbeddedBroker, bootstrap_of
-from app.datadir import running_workers
+from app.processes import WorkerProcess, errors_as_lines, stop_signals
 from app.settings import load
 from marq.errors import MarqError
-
-#: Seconds that a worker gets to hand its partitions over before it is killed.
-WORKER_STOP_S = 10.0
-#: Seconds until a worker that was just started has to be ready.
-WORKER_START_S = 90.0
-
-
-@contextlib.contextmanager
-def errors_as_lines() -> Iterator[None]:
-    """End the process with status 2 and one line for an error that a user can mend."""
-    try:
-        yield
-    except MarqError as error:
-        click.echo(f"marq: {error}", err=True)
-        raise SystemExit(2) from None
 
 
 def _command(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,7 +51,7 @@ def main() -> None:
 @_command
 def broker() -> None:
     """Run the embedded Kafka broker alone, until stopped."""
-    with EmbeddedBroker(load().data_dir) as embedded, _stop_signals() as stopped:
+    with EmbeddedBroker(load().data_dir) as embedded, stop_signals() as stopped:
         click.echo(f"Kafka on {embedded.bootstrap}, data in {load().data_dir.resolve()}")
         while not stopped() and embedded.is_running:
             time.sleep(0.1)
@@ -84,7 +64,7 @@ def up() -> None:
     """Run the embedded Kafka broker, unless MARQ_KAFKA is set, and one worker."""
     settings = load()
     with contextlib.ExitStack() as stack:
-        stopped = stack.enter_context(_stop_signals())
+        stopped = stack.enter_context(stop_signals())
         if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
             click.echo("Starting Kafka …")
             stack.enter_context(EmbeddedBroker(settings.data_dir))
@@ -97,72 +77,6 @@ def up() -> None:
         if not stopped():
             raise SystemExit(worker.process.returncode or 1)
         click.echo("Stopping …")
-
-
-class WorkerProcess:
-    """A worker as a process of its own: started, waited for, stopped by pid."""
-
-    def __init__(self, **environment: str) -> None:
-        # a session of its own: Ctrl-C reaches us, and we stop things in their order
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "worker"], env=os.environ | environment, start_new_session=True
-        )
-        self.url = ""
-
-    def __enter__(self) -> WorkerProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def wait_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `/health/ready` answers 200. Raises `MarqError` if the worker ends or takes too long."""
-        settings = load()
-        deadline = time.monotonic() + WORKER_START_S
-        before = settings.data_dir
-        while not stopped():
-            if self.process.poll() is not None:
-                raise SystemExit(self.process.returncode or 1)
-            if time.monotonic() > deadline:
-                raise MarqError(f"the worker was not ready within {WORKER_START_S:.0f} s; see what it logged above")
-            for place in running_workers(before):
-                if not _is_of(place.folder, self.process.pid):
-                    continue
-                self.url = (
-                    f"http://{'localhost' if settings.web_host == '127.0.0.1' else settings.web_host}:{place.web_port}"
-                )
-                with contextlib.suppress(urllib.error.URLError, OSError):
-                    urllib.request.urlopen(f"{self.url}/health/ready", timeout=1).read()
-                    return
-            time.sleep(0.1)
-
-    def stop(self) -> None:
-        """SIGTERM, which hands the partitions over; SIGKILL if that takes too long."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            try:
-                self.process.wait(WORKER_STOP_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-
-
-def _is_of(folder: Any, pid: int) -> bool:
-    with contextlib.suppress(OSError, ValueError):
-        return int((folder / "pid").read_text()) == pid
-    return False
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """SIGINT and SIGTERM only set a flag meanwhile; the value says whether one came."""
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: bool(came)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @_command
@@ -179,3 +93,12 @@ def queue(queue: str, assignments: tuple[str, ...]) -> None:
             raise MarqError(f"{assignment!r} is not of the form NAME=VALUE")
         values[name] = int(value) if value.lstrip("-").isdigit() else value
     click.echo(json.dumps(asyncio.run(change_settings(load(), queue, values))))
+
+
+@cli.command("demo", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.pass_context
+def demo(context: click.Context) -> None:
+    """Send real messages, process them, drop some, and see every one acknowledged."""
+    from app.demo import demo as command  # not before it is asked for: its packages are an extra
+
+    command.main(args=context.args, prog_name="python -m app demo")

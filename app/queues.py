@@ -8,8 +8,10 @@ nothing.
     \\0auto/<queue>      b"1": made by a message, with defaults; never stands in the way of a record with settings
     \\0secret/<random>   32 bytes; the first of them in the log is the installation's secret
 
-The last record of a queue counts. A writer reads its own record back: if another one came between it and what it was
-based on, it makes its change again on top of that, so no change is lost.
+A record counts only if its version is higher than that of the one before: of two changes that were made of the same
+one, all workers take the first. A writer reads its own record back and makes its change again on top of what counts, so
+no change is lost. Because compaction keeps the last record of a queue, one that does not count must not stay the last:
+if its writer dies, the owner of partition 0 writes what counts once more.
 """
 
 from __future__ import annotations
@@ -45,6 +47,8 @@ WRITE_TIMEOUT_S = 10.0
 ATTEMPTS = 20
 #: Seconds for which a deleted queue's record is kept.
 DELETED_KEPT_S = 3600
+#: Seconds that the writer of a record that does not count gets to write another.
+OVERWRITTEN_S = 15.0
 #: Format of a record.
 VERSION = 1
 
@@ -130,7 +134,8 @@ class Catalog(Service):
         self._consumer: AIOKafkaConsumer | None = None
         self._producer: AIOKafkaProducer | None = None
         self._producer_lock = asyncio.Lock()
-        self._mine: dict[str, tuple[QueueRecord | None, asyncio.Future[bool]]] = {}
+        self._mine: dict[str, asyncio.Future[bool]] = {}
+        self._overwritten: dict[str, float] = {}  # queue whose last record does not count -> since when
         self._making: dict[str, asyncio.Task[None]] = {}
         self._secrets: list[bytes] = []  # in the order of the log
         self._position = 0
@@ -165,16 +170,7 @@ class Catalog(Service):
         record = self.records.get(queue)
         if record is not None:
             return record.active
-        return (
-            queue in self.auto
-            or self._dead_targets[queue] > 0
-            or queue == self._settings.queue_id
-            or self._takes_letters_of_auto(queue)
-        )
-
-    def _takes_letters_of_auto(self, queue: str) -> bool:
-        origin = queue.removesuffix(".dead")
-        return origin != queue and self._settings.auto_create and origin in self.auto
+        return queue in self.auto or self._dead_targets[queue] > 0 or queue == self._settings.queue_id
 
     def names(self) -> list[str]:
         """All queues, in order."""
@@ -237,9 +233,7 @@ class Catalog(Service):
         def change(old: QueueRecord | None) -> QueueRecord | None:
             if old is None or old.by != by:
                 return None
-            return self._next(
-                old, settings=old.settings, state="active" if old.active else "deleted", purge=()
-            )
+            return self._next(old, settings=old.settings, state="active" if old.active else "deleted", purge=())
 
         await self._change(queue, change)
         record = self.records.get(queue)
@@ -248,7 +242,8 @@ class Catalog(Service):
 
     async def make(self, queue: str) -> None:
         """A message makes a queue, with defaults; nothing if it is there."""
-        if self.exists(queue) and not self._takes_letters_of_auto(queue):
+        record = self.records.get(queue)
+        if queue == self._settings.queue_id or (record.active if record is not None else queue in self.auto):
             return
         task = self._making.get(queue)
         if task is None:
@@ -286,7 +281,7 @@ class Catalog(Service):
         )
 
     async def _change(self, queue: str, change: Callable[[QueueRecord | None], QueueRecord | None]) -> None:
-        """Write what `change` makes of the queue's record, until it was made of the one right before it."""
+        """Write what `change` makes of the queue's record, until that counts."""
         loop = asyncio.get_running_loop()
         for _ in range(ATTEMPTS):
             old = self.records.get(queue)
@@ -294,7 +289,7 @@ class Catalog(Service):
             if new is None:
                 return
             future: asyncio.Future[bool] = loop.create_future()
-            self._mine[new.by] = (old, future)
+            self._mine[new.by] = future
             try:
                 await self._write(queue.encode(), _encode(new))
                 if await asyncio.wait_for(future, WRITE_TIMEOUT_S):
@@ -399,9 +394,19 @@ class Catalog(Service):
             self.log.warning("Ignored record %s of the queues topic: %s", record.offset, exc)
 
     def _put(self, queue: str, record: QueueRecord | None) -> None:
-        old = self.records.pop(queue, None)
-        if old is not None and old.active:
-            self._dead_targets[old.settings.dead_letters_of(queue)] -= 1
+        old = self.records.get(queue)
+        counts = record is None or old is None or record.version > old.version
+        mine = self._mine.get(record.by) if record is not None else None
+        if mine is not None and not mine.done():
+            mine.set_result(counts)
+        if not counts:
+            self._overwritten[queue] = time.monotonic()
+            return
+        self._overwritten.pop(queue, None)
+        if old is not None:
+            del self.records[queue]
+            if old.active:
+                self._dead_targets[old.settings.dead_letters_of(queue)] -= 1
         self._effective.pop(queue, None)
         self.with_ttl.discard(queue)
         self.purging.pop(queue, None)
@@ -414,9 +419,16 @@ class Catalog(Service):
                 self.with_ttl.add(queue)
         if record.purge:
             self.purging[queue] = record
-        mine = self._mine.get(record.by)
-        if mine is not None and not mine[1].done():
-            mine[1].set_result(old is mine[0])
+
+    async def repeat_overwritten(self) -> None:
+        """Write what counts once more where a record that does not was left the last one."""
+        limit = time.monotonic() - OVERWRITTEN_S
+        for queue in [queue for queue, since in self._overwritten.items() if since < limit]:
+
+            def change(old: QueueRecord | None) -> QueueRecord | None:
+                return self._next(old, settings=old.settings, state=old.state) if old is not None else None
+
+            await self._change(queue, change)
 
     async def forget_deleted(self) -> None:
         """Take out of the topic what was deleted long ago."""

@@ -135,6 +135,26 @@ class Settings(BaseSettings):
         description="Secret that all workers share: it signs receipts and the calls between workers. Without it, one "
         "is made and kept in the queues topic.",
     )
+    queues: dict[str, dict[str, Any]] = Field(
+        {},
+        description="Queues to make, or to set, when a worker starts: in the TOML file, a table "
+        "`[queues.NAME]` with the settings of the queue.",
+    )
+    web_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+$")] | None = Field(
+        None, description="Address at which other workers reach this one. By default `MARQ_WEB_HOST` and the port."
+    )
+    web_tls_certificate_file: Path | None = Field(
+        None, description="Certificate chain (PEM) of HTTP; with it, HTTP is HTTPS."
+    )
+    web_tls_key_file: Path | None = Field(None, description="Private key (PEM) of that certificate.")
+    web_tls_ca_file: Path | None = Field(
+        None, description="Certificates (PEM) that workers trust when they call each other; default: the system's."
+    )
+    keys: SecretStr | None = Field(
+        None,
+        description="Keys of HTTP, a comma-separated list of `KEY`, or `KEY=PERMISSIONS:QUEUES` (see the "
+        "documentation). Without any, HTTP listens on loopback only.",
+    )
     max_body_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         32 * MIB, description="Largest request that HTTP takes."
     )
@@ -157,7 +177,7 @@ class Settings(BaseSettings):
         30_000, description="Time for Kafka to acknowledge a step of a checkpoint; a worker that exceeds it stops."
     )
     retention_history_ms: Annotated[int, Field(ge=0)] = Field(
-        0, description="Time for which records of finished messages are kept in our topics."
+        86_400_000, description="Time for which records of finished messages are kept in our topics."
     )
 
     # Delivery, where a queue does not say otherwise

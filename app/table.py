@@ -24,7 +24,7 @@ from faust.stores import rocksdb
 from faust.streams import current_event
 from faust.types import TP, EventT
 
-from marq.errors import MarqError
+from marq.errors import MarqError, RowError
 
 #: Of each partition's RocksDB: caches are small because rows are read only in recovery.
 STORE_OPTIONS = {
@@ -41,6 +41,11 @@ RECOVERY_BATCH = 64
 
 class TableError(MarqError):
     """A row can't be read or written here: outside of an event, or in a partition that this worker does not own."""
+
+
+def is_damage(exc: Exception) -> bool:
+    """True for what rocksdict raises when files of a store are not as they were written."""
+    return type(exc) is Exception and str(exc).startswith("Corruption")
 
 
 class SegmentStore(rocksdb.Store):
@@ -61,9 +66,26 @@ class SegmentStore(rocksdb.Store):
     def _open_for_partition(self, partition: int) -> Any:
         if partition not in self._owned:
             raise TableError(f"partition {partition} of table {self.table_name} is not owned by this worker")
-        db = super()._open_for_partition(partition)
+        try:
+            db = super()._open_for_partition(partition)
+        except Exception as exc:
+            if not is_damage(exc):
+                raise
+            self.log.warning("Store of partition %s is damaged and will be filled again: %s", partition, exc)
+            self.wipe(partition)
+            db = super()._open_for_partition(partition)
         self._incarnations[partition] = object()
         return db
+
+    def persisted_offset(self, tp: TP) -> int | None:
+        try:
+            return super().persisted_offset(tp)
+        except Exception as exc:
+            if not is_damage(exc):
+                raise
+            self.log.warning("Store of partition %s is damaged and will be filled again: %s", tp.partition, exc)
+            self.wipe(tp.partition)
+            return None
 
     async def on_rebalance(
         self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
@@ -99,6 +121,10 @@ class SegmentStore(rocksdb.Store):
 
     def _set(self, key: bytes, value: bytes | None) -> NoReturn:
         raise TableError("rows are written with SegmentTable.write")
+
+
+def _row_error(exc: Exception) -> Exception:
+    return RowError(f"the local store is damaged: {exc}") if is_damage(exc) else exc
 
 
 class SegmentTable(Table):
@@ -173,17 +199,31 @@ class SegmentTable(Table):
 
         Raises:
             TableError: the partition is not owned.
+            RowError: the local store is damaged.
         """
-        return self._db(partition).get(key)
+        try:
+            return self._db(partition).get(key)
+        except Exception as exc:
+            raise _row_error(exc) from exc
 
     def items(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
         """All rows of a partition in the order of their keys. Take what you need before anything is written or awaited.
 
         Raises:
             TableError: the partition is not owned.
+            RowError: the local store is damaged.
         """
-        offset_key = self.data.offset_key
-        return ((key, value) for key, value in self._db(partition).items() if key != offset_key)
+        rows = self._db(partition).iter()
+        rows.seek_to_first()
+        while rows.valid():
+            key = rows.key()
+            if key != self.data.offset_key:
+                yield key, rows.value()
+            rows.next()
+        try:
+            rows.status()  # an iterator ends at a damaged block as it does after the last row
+        except Exception as exc:
+            raise _row_error(exc) from exc
 
     def persisted(self, partition: int) -> int | None:
         """Offset of the last changelog record up to which the local store is complete; None if it has none.
@@ -191,8 +231,7 @@ class SegmentTable(Table):
         Raises:
             TableError: the partition is not owned.
         """
-        offset = self._db(partition).get(self.data.offset_key)
-        return None if offset is None else int(offset)
+        return self.data.persisted_offset(self._tp(partition))
 
     # -- recovery
 

@@ -28,6 +28,8 @@ from app.streaming import MarqApp, create_app
 from app.topics import Topics, ensure_topics, faust_broker, faust_credentials
 from gateway import health, json_api, state
 from gateway.door import Door
+from gateway.peers import Peers
+from gateway.upkeep import Upkeep
 from marq.errors import MarqError
 from tables import markers as markers_table
 from tables import messages as messages_table
@@ -52,6 +54,8 @@ class WorkerApp(MarqApp):
     catalog: Catalog
     handlers: handlers.Handlers
     door: Door
+    peers: Peers
+    upkeep: Upkeep
     redelivery: Redelivery
     place: Worker | None = None
     _topics: Topics | None = None
@@ -68,6 +72,8 @@ class WorkerApp(MarqApp):
         handlers.import_modules(settings.handlers)
         self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
         self.door = Door(self.ownership, settings, beacon=self.beacon)
+        self.peers = self.door.peers = Peers(self, beacon=self.beacon)
+        self.upkeep = Upkeep(self, beacon=self.beacon)
         self.redelivery = Redelivery(self, beacon=self.beacon)
         queue.define(self, self.topic(settings.queue_topic))
         markers.define(self, self.topic(settings.markers_topic))
@@ -113,9 +119,12 @@ class WorkerApp(MarqApp):
         await self.catalog.start()
         await asyncio.wait_for(self.catalog.read_up.wait(), 30)
         await asyncio.wait_for(self.catalog.share_secret(), 30)
+        await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
         await self.handlers.start()
+        await self.peers.start()
         await self.door.start()
+        await self.upkeep.start()
         await self.redelivery.start()
 
     async def on_stop(self) -> None:
@@ -124,7 +133,9 @@ class WorkerApp(MarqApp):
         await self.ownership.hand_over(HAND_OVER_S)
         await self.redelivery.stop()
         await self.handlers.stop()
+        await self.upkeep.stop()
         await self.door.stop()
+        await self.peers.stop()
         await super().on_stop()
         await self.ownership.stop()
         await self.catalog.stop()
@@ -136,6 +147,7 @@ class WorkerApp(MarqApp):
     def on_rebalance_end(self) -> None:
         super().on_rebalance_end()
         self.ownership.on_assigned(self.consumer_generation_id)
+        self.peers.members_changed()
 
 
 class FaustWorker(faust.Worker):

@@ -24,7 +24,7 @@ Imports nothing of ours but `marq.errors`, and of others msgspec, aiohttp and te
 
 from marq.client.asynchronous import AsyncConsumer, AsyncMessage, AsyncQueue, AsyncService
 from marq.client.blocking import Consumer, Message, Queue, Service
-from marq.client.wire import Outgoing, Sent
+from marq.client.wire import Outgoing, QueueInfo, Sent
 
 __all__ = [
     "AsyncConsumer",
@@ -35,6 +35,7 @@ __all__ = [
     "Message",
     "Outgoing",
     "Queue",
+    "QueueInfo",
     "Sent",
     "Service",
 ]

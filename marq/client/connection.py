@@ -88,7 +88,11 @@ class Connection:
             UnavailableError: the service could not be reached, or was not available, for `retry_for` seconds.
             MarqError: what the service refused the request with.
         """
-        return await self.retried(lambda: self.once(method, path, body, query=query, wait=wait), retry_for)
+
+        async def attempt() -> bytes:
+            return await self.once(method, path, body, query=query, wait=wait)
+
+        return await self.retried(attempt, retry_for)
 
     async def retried(self, attempt: Callable[[], Awaitable[T]], retry_for: float | None = None) -> T:
         """Try until it succeeds, for `retry_for` seconds (None: as long as the service was made with)."""
@@ -115,7 +119,7 @@ class Connection:
             async with session.request(
                 method,
                 url,
-                data=body,
+                data=body or None,
                 timeout=aiohttp.ClientTimeout(total=self.timeout + wait, sock_connect=CONNECT_TIMEOUT_S),
             ) as response:
                 answer = await response.read()
@@ -187,7 +191,9 @@ def checked(address: str) -> str:
     """
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise SettingError(f"address {address!r}: it has to begin with http:// or https://, as in http://localhost:6066")
+        raise SettingError(
+            f"address {address!r}: it has to begin with http:// or https://, as in http://localhost:6066"
+        )
     if parts.query or parts.fragment or parts.username:
         raise SettingError(f"address of {parts.hostname!r}: only a scheme, host, port and path; a key goes into `key`")
     return address.rstrip("/")

@@ -1,11 +1,11 @@
 """The bodies of requests and answers (msgpack), and the errors they tell.
 
-    >>> to_wire(b"hi")
-    Entry(payload=b'hi', key=None, headers={}, delay_ms=None, ttl_ms=None, group=None)
-    >>> to_wire(Outgoing("hi", delay=1.5)).delay_ms
-    1500
-    >>> error_of(Problem("urn:marq:problem:unknown-queue", detail="no queue 'x'; create it"))
-    UnknownQueueError("no queue 'x'; create it")
+>>> to_wire(b"hi")
+Entry(payload=b'hi', key=None, headers={}, delay_ms=None, ttl_ms=None, group=None)
+>>> to_wire(Outgoing("hi", delay=1.5)).delay_ms
+1500
+>>> error_of(Problem("urn:marq:problem:unknown-queue", detail="no queue 'x'; create it"))
+UnknownQueueError("no queue 'x'; create it")
 """
 
 from __future__ import annotations
@@ -131,9 +131,27 @@ class _SettleResults(msgspec.Struct):
     results: list[_SettleResult]
 
 
+class QueueInfo(msgspec.Struct, frozen=True):
+    """What the service tells of a queue.
+
+    ``settings`` are those in force, such as ``max_receives``; times in milliseconds, with names that end in ``_ms``.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    purging: bool = False
+    created_ms: int = 0
+
+
+class _QueuePage(msgspec.Struct):
+    queues: list[QueueInfo]
+    after: str = ""
+
+
+_queue_info = msgspec.msgpack.Decoder(QueueInfo)
+_queue_page = msgspec.msgpack.Decoder(_QueuePage)
 _send_results = msgspec.msgpack.Decoder(_SendResults)
 _settle_results = msgspec.msgpack.Decoder(_SettleResults)
-_anything = msgspec.msgpack.Decoder()
 _problem = msgspec.json.Decoder(Problem)
 
 #: Errors by the last part of a problem's type.
@@ -229,9 +247,16 @@ def decoded(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
         raise ServiceError(f"what is at this address did not answer like marq ({exc}); check the address") from None
 
 
-def anything(body: bytes) -> Any:
-    """A decoded answer of any form."""
-    return decoded(_anything, body) if body else None
+def queue_info(body: bytes) -> QueueInfo:
+    """What an answer tells of a queue."""
+    info: QueueInfo = decoded(_queue_info, body)
+    return info
+
+
+def queue_page(body: bytes) -> tuple[list[QueueInfo], str]:
+    """Some queues, and the name after which the list goes on ("": it does not)."""
+    page = decoded(_queue_page, body)
+    return page.queues, page.after
 
 
 def send_results(body: bytes) -> list[Sent | MarqError]:

@@ -7,6 +7,7 @@ has to be searched and removed here when a message is finished or taken elsewher
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 
@@ -31,6 +32,12 @@ class Backlog:
     def push(self, offset: int, receives: int) -> None:
         """``offset`` is ready again after ``receives`` counted deliveries."""
         heappush(self.again if receives else self.returned, offset)
+
+    def offsets(self) -> Iterator[int]:
+        """All entries, in no order, stale ones too."""
+        yield from self.fresh
+        yield from self.returned
+        yield from self.again
 
     def peek_first(self) -> int:
         """The lowest offset among those never delivered; -1 if there is none."""

@@ -67,6 +67,7 @@ class Pending:
         "parts",
         "receiver",
         "sent_ms",
+        "split",
     )
 
     def __init__(
@@ -83,7 +84,8 @@ class Pending:
         self.lease_ms = lease_ms
         self.sent_ms = sent_ms
         self.gone = False  # the receiver went away: give back uncounted as soon as the start is folded
-        self.parts = 1
+        self.parts = 1  # markers of its start that are not folded yet
+        self.split = False  # there were several: they may be in different records
         self.effect: list[int] = []
 
 
@@ -406,6 +408,7 @@ class Owner:
         pending = Pending(receiver, self._delivery, offsets, lease_ms, now_ms)
         parts = m.split(start)
         pending.parts = len(parts)
+        pending.split = len(parts) > 1
         self._pending[self._delivery] = pending
         self.appends += parts
         return pending
@@ -423,6 +426,9 @@ class Owner:
     def _resolve(self, pending: Pending, now_ms: int, lost: bool = False) -> None:
         """The start of ``pending`` is folded, or will never be."""
         effect = pending.effect
+        if pending.split:
+            # an older delivery may have ended some since the first part was folded
+            effect = [o for o in effect if self.partition.is_current(o, self.epoch, pending.delivery)]
         self.partition.unreserve(pending.offsets)
         if len(effect) < len(pending.offsets):
             took = set(effect)

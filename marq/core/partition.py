@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
@@ -39,6 +39,9 @@ BLOCK_BITS = 10
 SEGMENT_MESSAGES = 1_000
 SEGMENT_BYTES = 256 * 1024
 """A messages row holds at most this much; a larger message is a row of its own."""
+
+ROW_OVERHEAD_BYTES = 40
+"""Bytes of a message in a messages row beside key, value and headers."""
 
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
@@ -664,6 +667,34 @@ class Partition:
         backlog = self._backlog_of(record)
         return None if backlog is None else backlog.name
 
+    def queues(self) -> Iterator[str]:
+        """Queues that may have something ready here (their entries may turn out to be stale)."""
+        for queue, backlog in self.backlogs.items():
+            if backlog:
+                yield queue
+        for queue in self.segments.queues:
+            if queue not in self.backlogs:
+                yield queue
+
+    def has_any(self, queue: str) -> bool:
+        """True if ``queue`` has a message that is ready."""
+        if queue in self.segments.queues:
+            return True
+        backlog = self.backlogs.get(queue)
+        return backlog is not None and any(self.ready(o) for o in backlog.offsets())
+
+    def set_aside(self, queue: str, reason: str) -> int:
+        """The owner decides that what is ready of ``queue`` is poison; how many messages that is.
+
+        It is no fact of the log: another owner, after a crash, decides again.
+        """
+        backlog = self._backlog(queue)
+        while queue in self.segments.queues:
+            self._unpark(backlog)
+        found = [o for o in backlog.offsets() if self.ready(o)]
+        self.poison.update(dict.fromkeys(found, reason))
+        return len(found)
+
     def ready(self, offset: int) -> bool:
         """True if ``offset`` may be delivered now."""
         if offset not in self.messages or offset in self.reserved or offset in self.delays:
@@ -677,6 +708,11 @@ class Partition:
         """True if ``offset`` is delivered, and its lease not over."""
         hold = self.holds.get(offset)
         return hold is not None and hold.leased and self.clock_ms < hold.deadline_ms
+
+    def is_current(self, offset: int, epoch: int, delivery: int) -> bool:
+        """True if ``offset`` is unfinished, and this its last delivery."""
+        hold = self.holds.get(offset)
+        return hold is not None and (hold.epoch, hold.delivery) == (epoch, delivery)
 
     def has_ready(self, queue: str) -> bool:
         """True if ``queue`` may have something to deliver (its entries may turn out to be stale)."""
@@ -1038,11 +1074,12 @@ class Partition:
         self._dirty.update({offset >> BLOCK_BITS for offset in lagging})
         for offset in lagging:
             record = self.messages[offset]
-            if batch and (len(batch) >= SEGMENT_MESSAGES or size + _size(record) > SEGMENT_BYTES):
+            in_row = _size(record) - MESSAGE_OVERHEAD_BYTES + len(record.key or b"") + ROW_OVERHEAD_BYTES
+            if batch and (len(batch) >= SEGMENT_MESSAGES or size + in_row > SEGMENT_BYTES):
                 self._add_segment(epoch, batch, new_rows)
                 batch, size = [], 0
             batch.append(record)
-            size += _size(record)
+            size += in_row
         if batch:
             self._add_segment(epoch, batch, new_rows)
         return waiting

@@ -427,7 +427,7 @@ def test_a_row_too_large_fails_and_does_not_stop_the_others(kafka: str, tmp_path
 def test_the_persisted_offset_stays_below_records_of_another_writer(kafka: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:
-            worker, table, writer = await table_worker(lab)
+            _, table, writer = await table_worker(lab)
             await (await writer.run(0, lambda: table.write(b"a", b"1")))
             await lab.send(lab.changelog, 0, b"foreign", key=b"b")
             await (await writer.run(0, lambda: table.write(b"c", b"3")))

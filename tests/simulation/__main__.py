@@ -14,8 +14,10 @@ from tests.simulation.simulator import Simulator
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1_000, help="how many; 0: until stopped")
-    parser.add_argument("--start", type=int, default=0, help="first seed")
+    parser.add_argument("--seeds", type=int, default=0, help="how many (default: until stopped)")
+    parser.add_argument(
+        "--start", type=int, help="first seed (default: 0, or a new one each time when run until stopped)"
+    )
     parser.add_argument("--steps", type=int, default=300, help="events in a run, before everything is drained")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happens")
     parser.add_argument(
@@ -24,7 +26,11 @@ def main() -> int:
     args = parser.parse_args()
     if args.replay is not None:
         return replay(args.replay, args.steps)
-    seeds = range(args.start, args.start + args.seeds) if args.seeds else itertools.count(args.start)
+    first = args.start
+    if first is None:
+        first = 0 if args.seeds else int(time.time()) * 1_000
+    seeds = range(first, first + args.seeds) if args.seeds else itertools.count(first)
+    print(f"from seed {first} on, {args.steps} steps each", flush=True)
     statistics: Counter[str] = Counter()
     failures: dict[str, list[int]] = {}
     started = time.monotonic()

@@ -24,6 +24,7 @@ class Checks:
     def __init__(self, sim: Simulator) -> None:
         self.sim = sim
         self.handed: dict[tuple[int, int, int], int] = {}  # (epoch, delivery, offset) -> worker
+        self.leased_until: dict[tuple[int, int], int] = {}  # receipt -> end of the lease since its start was sent
         self.times_handed: dict[int, int] = {}
         self.copy_handed: dict[int, int] = {}  # origin -> offset of the copy that receivers got
 
@@ -59,7 +60,10 @@ class Checks:
         else:
             good = message.double or offset < sim.purges.get(message.queue or "", 0)
         if not good:
-            self._bad("G1 done", f"offset {offset} is {outcome} at {position} without a reason: {message}")
+            self._bad(
+                "G1 done",
+                f"offset {offset} is {outcome} at {position} without a reason: {message} {sim.reference.history[offset]}",
+            )
 
     def _expired(self, offset: int) -> bool:
         sim = self.sim
@@ -92,7 +96,7 @@ class Checks:
         first: list[int] = []
         again: list[int] = []
         for segment in p.segments.queues.get(queue, ()):
-            first += segment.parked[queue]
+            first += segment.parked_of(queue)
         first += [o for o in p.messages if p.ready(o) and p.queue_of(o) == queue]
         for offset in sorted(first):
             if not self._lives(p, offset):
@@ -121,6 +125,8 @@ class Checks:
         taken = [] if pending is None else pending.offsets
         if len(taken) > limit:
             self._bad("limit", f"{len(taken)} messages for a limit of {limit}")
+        if pending is not None:
+            self.leased_until[owner.epoch, pending.delivery] = self.sim.now_ms + pending.lease_ms
         if before is None:
             return
         first, again = before
@@ -143,7 +149,7 @@ class Checks:
             return
         epoch, delivery = handout.receipt
         sim.note("w%d hands out %s as %d/%d", worker.number, handout.offsets, epoch, delivery)
-        if handout.until_ms <= sim.now_ms:
+        if self.leased_until[handout.receipt] <= sim.now_ms:
             self._bad("G3 late", f"{handout} is handed out at {sim.now_ms}, after its lease")
         for offset in handout.offsets:
             name = (epoch, delivery, offset)
@@ -186,7 +192,7 @@ class Checks:
         parked: dict[int, str] = {}
         for queue, segments in p.segments.queues.items():
             for segment in segments:
-                for offset in segment.parked[queue]:
+                for offset in segment.parked_of(queue):
                     parked[offset] = queue
         listed = {name: {*b.fresh, *b.returned, *b.again} for name, b in p.backlogs.items()}
         suspects = {*p._suspects}
@@ -196,8 +202,14 @@ class Checks:
             hold = holds.get(offset)
             here = offset in messages
             if type(state) is str:
+                if offset >= position and offset < p.purges.get(message.queue or "", 0):
+                    held += hold is not None
+                    continue  # it will be dropped when it is read
                 if here or hold is not None or offset in parked or (offset >= position and offset not in p.ahead):
-                    self._bad("G2 undead", f"{who}: offset {offset} is {state}, but not in memory")
+                    self._bad(
+                        "G2 undead",
+                        f"{who}: offset {offset} is {state} in the log, not in memory (here: {here}, hold: {hold}, ahead: {offset in p.ahead}, position {position})",
+                    )
                 continue
             if offset >= position:
                 if here or offset in p.ahead:
@@ -226,6 +238,9 @@ class Checks:
                         self._bad("G1 stuck", f"{who}: offset {offset} is ready, and nothing will take it: {state}")
             elif parked[offset] != message.queue:
                 self._bad("G4 special", f"{who}: offset {offset} is parked for {parked[offset]}")
+        for origin, offset in ref.first_copy.items():
+            if offset < position and p.copied.get(origin, (-1, 0))[0] != offset:
+                self._bad("doubles", f"{who}: {offset} is the first copy of {origin}, in memory {p.copied.get(origin)}")
         if unfinished != len(messages) + len(parked) or held != len(holds):
             self._bad(
                 "G2 undead",
@@ -241,7 +256,7 @@ class Checks:
         p = owner.partition
         if not p.reserved:
             return
-        known = set(worker.copying)
+        known = worker.copying.union(p._refused)
         for pending in owner._pending.values():
             known.update(pending.offsets)
         for markers in (owner.appends, *owner._sent.values()):
@@ -312,11 +327,8 @@ class Checks:
         unexpected = [o for o in self.times_handed if o not in ref.messages]
         if unexpected:
             self._bad("G1 total", f"unexpected: {unexpected}")
-        for worker in sim.workers:
-            if not worker.serving:
-                continue
-            owner = worker.owner
-            assert owner is not None
+        owner = sim.workers[sim.assigned].owner
+        if owner is not None:
             p = owner.partition
             left = {
                 "messages": p.messages,
@@ -334,7 +346,7 @@ class Checks:
             }
             left = {name: value for name, value in left.items() if value}
             if left:
-                self._bad("quiescence", f"w{worker.number} still has {left}")
+                self._bad("quiescence", f"w{sim.assigned} still has {left}")
         sim.count("messages", len(ref.messages))
         for outcome in ref.done.values():
             sim.count(outcome)

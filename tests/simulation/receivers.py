@@ -66,7 +66,7 @@ class Receivers:
             worker = sim.pick(workers)
             owner = worker.owner
             sim.note("receiver tells w%d %s", worker.number, marker)
-            if owner is None or not worker.serving or sim.chance(0.2):
+            if owner is None or not worker.serving or not worker.assigned or sim.chance(0.2):
                 worker.forward(marker)
                 continue
             offsets = [o for i in range(0, len(marker.offsets), 2) for o in range(*marker.offsets[i : i + 2])]

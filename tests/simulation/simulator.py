@@ -29,8 +29,8 @@ DRAIN_ROUNDS = 400
 """Within so many rounds of good health everything has to be finished."""
 
 SMALL = {
-    partition: {"BLOCK_BITS": 3, "SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
-    owner: {"DEAD_LEASE_MS": 1_500},
+    partition: {"BLOCK_BITS": 3, "SEGMENT_MESSAGES": 3, "TICKS_MAX": 15, "SHED_AGAIN_MS": 20},
+    owner: {"DEAD_LEASE_MS": 800},
     markers: {"RECORD_BYTES": 8192 + 3 * 40},
 }
 """Limits of the core, scaled down so that a run of some hundred steps reaches them."""
@@ -66,6 +66,9 @@ class Odds(NamedTuple):
     acks: float
     serve: float
     shed: float
+    fetch: float
+    send: float
+    act: float
     batch: int
     step_ms: int
 
@@ -76,7 +79,7 @@ class Odds(NamedTuple):
             seek_back=r.choice((0, 0.05)),
             lost_ack=r.choice((0, 0.05, 0.3)),
             timeout=r.choice((0.05, 0.3, 1.0)),
-            rebalance=r.choice((0.05, 0.2, 0.6)),
+            rebalance=r.choice((0.05, 0.2, 0.5)),
             notice=r.choice((0.2, 0.6, 3.0)),
             crash=r.choice((0.0, 0.05, 0.2)),
             pause=r.choice((0.0, 0.1, 0.3)),
@@ -87,7 +90,10 @@ class Odds(NamedTuple):
             forgets=r.choice((0.02, 0.1, 0.3)),
             acks=r.choice((0.2, 0.5)),
             serve=r.choice((1.0, 2.0)),
-            shed=r.choice((0.0, 0.3, 1.0)),
+            shed=r.choice((0.0, 0.5, 2.0)),
+            fetch=r.choice((0.5, 2.0, 6.0)),
+            send=r.choice((0.5, 2.0)),
+            act=r.choice((0.1, 0.5, 2.5)),
             batch=r.choice((1, 3, 8)),
             step_ms=r.choice((20, 60, 200)),
         )
@@ -108,7 +114,9 @@ class Simulator:
         self.queues = ["a", "b", "c"][: r.choice((1, 2, 3))] if self.queue_id is None else [self.queue_id]
         self.settings: dict[str, QueueSettings] = {}
         for name in self.queues:
-            self.settings[name] = QueueSettings(max_receives=r.choice((0, 0, 1, 3)), ttl_ms=r.choice((0, 0, 0, 4_000)))
+            self.settings[name] = QueueSettings(
+                max_receives=r.choice((0, 1, 2, 3)), ttl_ms=r.choice((0, 0, 0, 0, 4_000))
+            )
         for name in list(self.queues):
             self.settings[name + ".dead"] = QueueSettings(max_receives=r.choice((0, 0, 0, 2)))
             self.settings[name + ".dead.dead"] = QueueSettings()
@@ -122,7 +130,7 @@ class Simulator:
             step_timeout_ms=r.choice((2_000, 30_000)),
             queue_id=self.queue_id,
         )
-        self.now_ms = 1_000
+        self.now_ms = 1_000_000
         self.skew_ms = {"queue": 0, "markers": 0}
         self.queue = Log()
         self.markers = Log()
@@ -152,7 +160,7 @@ class Simulator:
 
     def note(self, text: str, *args: Any) -> None:
         if self.trace is not None:
-            self.trace.append(f"{self.at_step:4} {self.now_ms:6}  " + text % args)
+            self.trace.append(f"{self.at_step:4} {self.now_ms:8}  " + text % args)
 
     def count(self, name: str, amount: int = 1) -> None:
         if amount:
@@ -173,7 +181,8 @@ class Simulator:
         )
 
     def lease_ms(self) -> int:
-        return self.pick((0, 40, 300, 300, 2_000, 8_000))
+        steps = self.pick((0, 5, 20, 60, 60, 200))
+        return steps * self.odds.step_ms // 2
 
     def some_queues(self) -> list[str]:
         served = self.served
@@ -212,6 +221,10 @@ class Simulator:
         self.reference.fold(offset, timestamp, batch)
         self.checks.appended(offset, batch)
         return offset, timestamp
+
+    def land_some(self, lane: Lane) -> None:
+        for _ in range(1 + self.below(len(lane.sent))):
+            self.land(lane)
 
     def land(self, lane: Lane) -> None:
         """The next record of ``lane`` gets to its topic; the news may or may not get back."""
@@ -263,13 +276,13 @@ class Simulator:
         self.now_ms += self.below(self.odds.step_ms)
         odds = self.odds
         events: list[tuple[float, Callable[..., None], Any]] = [
-            (2.0, self.send, None),
+            (odds.send, self.send, None),
             (odds.rebalance, self.rebalance, None),
             (odds.jump, self.jump, None),
         ]
         add = events.append
         if self.receivers.holding:
-            add((2.5, self.act, None))
+            add((odds.act, self.act, None))
         if self.deletions:
             add((0.5, self.delete_records, None))
         self.lanes = [lane for lane in self.lanes if lane.sent or lane.alive]
@@ -277,7 +290,7 @@ class Simulator:
             if not lane.sent:
                 continue
             if not lane.stalled:
-                add((5.0, self.land, lane))
+                add((5.0, self.land_some, lane))
                 add((odds.stall, self.stall, lane))
             else:
                 add((0.5, self.stall, lane))
@@ -321,13 +334,13 @@ class Simulator:
             core = worker.owner
             assert core is not None
             if worker.markers_next != self.markers.end or worker.markers_next != core.partition.markers_position:
-                add((6.0, self.fetch_markers, worker))
+                add((odds.fetch if worker.serving else 6.0, self.fetch_markers, worker))
             if worker.queue_next != self.queue.end or worker.queue_next != core.partition.position:
                 add((3.0, self.fetch_queue, worker))
             if odds.shed:
                 add((odds.shed * 0.5, Worker.shed, worker))
             if worker.serving:
-                add((3.0 * odds.serve, Worker.acquire, worker))
+                add((3.0 * odds.serve, self.acquire, worker))
                 add((1.5, Worker.work, worker))
                 add((1.0, Worker.tick, worker))
                 add((2.5, type(worker).step, worker))
@@ -399,7 +412,8 @@ class Simulator:
         worker.paused = False
 
     def acknowledge(self, worker: Worker) -> None:
-        worker.acks.popleft()()
+        for _ in range(1 + self.below(len(worker.acks))):
+            worker.acks.popleft()()
         if worker.owner is not None:
             worker.collect()
 
@@ -408,6 +422,11 @@ class Simulator:
 
     def fetch_queue(self, worker: Worker) -> None:
         worker.fetch_queue(1 + self.below(6))
+
+    def acquire(self, worker: Worker) -> None:
+        worker.acquire()
+        if self.chance(0.5) and worker.owner is not None and worker.owner.appends:
+            worker.flush()
 
     def purge(self, worker: Worker) -> None:
         worker.purge()
@@ -440,6 +459,7 @@ class Simulator:
                 worker.restart()
             worker.paused = False
             worker.hears(self.assigned == worker.number)
+            worker.seek()
         server = self.workers[self.assigned]
         finished = 0
         for self.at_step in range(self.at_step + 1, self.at_step + 1 + DRAIN_ROUNDS):

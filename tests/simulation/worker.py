@@ -42,6 +42,7 @@ class Worker:
         self.stage = "idle"
         self.to_read: list[str] = []
         self.recoveries = 0
+        self.own_offset = -1
         self.queue_next = self.markers_next = 0  # fetch positions
         self.seq = 0
         self.pendings: list[Pending] = []
@@ -136,6 +137,7 @@ class Worker:
 
         def confirmed(offset: int, timestamp_ms: int) -> None:
             if self.owner is owner and self.stage == "claiming":
+                self.own_offset = offset
                 self.read_tables_from_now()
 
         def failed() -> None:
@@ -163,7 +165,7 @@ class Worker:
         manifests = dict(self.tables["progress"].content)
         sim.count("recoveries")
         try:
-            owner.restore(manifests, keys, self.load, (sim.queue.start, sim.markers.start))
+            owner.restore(manifests, keys, self.load, (sim.queue.start, sim.markers.start), self.own_offset)
         except RowError as exc:
             sim.count("recoveries repeated")
             sim.note("w%d can't restore: %s", self.number, exc)
@@ -174,6 +176,11 @@ class Worker:
             elif self.recoveries > RECOVERIES_MAX:
                 sim.violated("G1 recovery", f"w{self.number} can't recover: {exc}")
             self.read_tables_from_now()
+            return
+        if owner.phase is Phase.LOST:
+            sim.note("w%d: a later owner was faster", self.number)
+            sim.count("overtaken")
+            self.drop()
             return
         self.stage = "owner"
         self.queue_next = owner.partition.position
@@ -188,6 +195,12 @@ class Worker:
         return value
 
     # ------------------------------------------------------------------ reading
+
+    def seek(self) -> None:
+        """Read on from what the core has."""
+        if self.stage == "owner" and self.owner is not None:
+            self.queue_next = self.owner.partition.position
+            self.markers_next = self.owner.partition.markers_position
 
     def fetch_queue(self, limit: int) -> None:
         sim, owner = self.sim, self.owner
@@ -263,7 +276,7 @@ class Worker:
             for offset in dead:
                 self.copy(offset)
         if owner.poison:
-            poison = [offset for offset, _ in owner.poison]
+            poison = [offset for offset, _ in owner.poison if offset in owner.partition.messages]
             owner.poison.clear()
             self.copying.update(poison)
             self.send("poison", Sent(poison, "poison", confirmed=self._ends(poison, "poison"), failed=None))
@@ -272,6 +285,8 @@ class Worker:
         """Append the copy of a dead letter; when that is confirmed, end the message."""
         owner, sim = self.owner, self.sim
         assert owner is not None
+        if offset not in owner.partition.messages:
+            return  # finished in the meantime
         record = owner.partition.record(offset)
         queue = owner.partition.queue_of(offset)
         headers = [h for h in record.headers if h[0] not in ("marq-delay-ms", "marq-ttl-ms", "marq-origin")]
@@ -335,6 +350,7 @@ class Worker:
         assert owner is not None
         queue = self.sim.some_queues()[0]
         self.sim.note("w%d purges %s below %d", self.number, queue, self.sim.queue.end)
+        self.sim.purges[queue] = self.sim.queue.end
         owner.purge(queue, self.sim.queue.end)
 
     def shed(self) -> None:

@@ -85,10 +85,10 @@ class TwoLogs:
         """Append ``count`` messages."""
         return [self.send(queue) for _ in range(count)]
 
-    def hole(self, count: int = 1) -> list[int]:
+    def hole(self, count: int = 1) -> range:
         """Offsets that the log will never hold: a control record, an aborted transaction, compaction."""
         self.end += count
-        return list(range(self.end - count, self.end))
+        return range(self.end - count, self.end)
 
     def read(self, upto: int | None = None) -> bool:
         """Show the partition the queue log up to ``upto`` (default: its end)."""
@@ -232,6 +232,7 @@ class TwoLogs:
         position, markers_position = self.partition.position, self.partition.markers_position
         self.partition = self.recovered()
         self.catch_up(self.partition, position, markers_position)
+        self.own("next")
 
     def catch_up(
         self, partition: Partition, position: int, markers_position: int, pattern: Sequence[bool] = ()
@@ -354,9 +355,10 @@ class Worker:
 
         return self.broker.append(markers.encode([self.owner.claim()], self.owner.nonce, 0))
 
-    def restore(self, log_start: tuple[int, int] = (0, 0)) -> None:
+    def restore(self, log_start: tuple[int, int] = (0, 0), own_offset: int = -1) -> None:
         manifests = {key: value for key, value in self.table.items() if key.count("/") == 1}
-        self.owner.restore(manifests, [key for key in self.table if key not in manifests], self.load, log_start)
+        row_keys = [key for key in self.table if key not in manifests]
+        self.owner.restore(manifests, row_keys, self.load, log_start, own_offset)
 
     def serve(self) -> Worker:
         """Claim, restore, catch up."""
@@ -435,9 +437,10 @@ class Worker:
         self.flush()
         return self.handouts()
 
-    def handouts(self) -> list[Any]:
+    def handouts(self, empty: bool = False) -> list[Any]:
+        """What is handed out (``empty``: and who is told that nothing came of its request)."""
         handouts, self.owner.handouts = self.owner.handouts, []
-        return handouts
+        return [h for h in handouts if h.offsets or empty]
 
     # ------------------------------------------------------------------ tables
 

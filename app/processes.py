@@ -1,0 +1,101 @@
+"""Processes: a worker of our own as a child, stopping in order, errors as one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+
+from app.datadir import running_workers
+from app.settings import load
+from marq.errors import MarqError
+
+#: Seconds that a worker gets to hand its partitions over before it is killed.
+WORKER_STOP_S = 10.0
+#: Seconds until a worker that was just started has to be ready.
+WORKER_START_S = 90.0
+
+
+@contextlib.contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """End the process with status 2 and one line for an error that a user can mend."""
+    try:
+        yield
+    except MarqError as error:
+        click.echo(f"marq: {error}", err=True)
+        raise SystemExit(2) from None
+
+
+class WorkerProcess:
+    """A worker as a process of its own: started, waited for, stopped by pid."""
+
+    def __init__(self, **environment: str) -> None:
+        # a session of its own: Ctrl-C reaches us, and we stop things in their order
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "app", "worker"], env=os.environ | environment, start_new_session=True
+        )
+        self.url = ""
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def wait_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Wait until `/health/ready` answers 200. Raises `MarqError` if the worker ends or takes too long."""
+        settings = load()
+        deadline = time.monotonic() + WORKER_START_S
+        before = settings.data_dir
+        while not stopped():
+            if self.process.poll() is not None:
+                raise SystemExit(self.process.returncode or 1)
+            if time.monotonic() > deadline:
+                raise MarqError(f"the worker was not ready within {WORKER_START_S:.0f} s; see what it logged above")
+            for place in running_workers(before):
+                if not _is_of(place.folder, self.process.pid):
+                    continue
+                self.url = (
+                    f"http://{'localhost' if settings.web_host == '127.0.0.1' else settings.web_host}:{place.web_port}"
+                )
+                with contextlib.suppress(urllib.error.URLError, OSError):
+                    urllib.request.urlopen(f"{self.url}/health/ready", timeout=1).read()
+                    return
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """SIGTERM, which hands the partitions over; SIGKILL if that takes too long."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(WORKER_STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def _is_of(folder: Any, pid: int) -> bool:
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / "pid").read_text()) == pid
+    return False
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """SIGINT and SIGTERM only set a flag meanwhile; the value says whether one came."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

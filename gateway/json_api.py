@@ -1,0 +1,290 @@
+"""The JSON API (msgpack too): HTTP and codec around the operations of `gateway.door`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from gateway import problems
+from gateway.door import Door, Outgoing, QueueInfo, Received
+from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease
+from marq.errors import BadValueError, MarqError, UnavailableError
+
+if TYPE_CHECKING:
+    from app.worker import WorkerApp
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+#: Seconds that a client has for the body of a request.
+BODY_TIMEOUT_S = 30.0
+#: Messages or receipts in one request.
+BATCH_MAX = 10_000
+#: Messages that one receive takes.
+RECEIVE_MAX = 1_000
+#: Longest wait of a receive.
+WAIT_MAX_MS = 60_000
+
+Name = Annotated[str, Meta(max_length=200)]
+Receipts = Annotated[list[str], Meta(min_length=1, max_length=BATCH_MAX)]
+
+
+class Message(Outgoing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One message of a send, with what values it may have."""
+
+    delay_ms: Delay | None = None
+    ttl_ms: Annotated[int, Meta(ge=1, le=TTL_MAX_MS)] | None = None
+    group: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+
+
+class Send(msgspec.Struct, forbid_unknown_fields=True):
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=BATCH_MAX)]
+
+
+class Receive(msgspec.Struct, forbid_unknown_fields=True):
+    max: Annotated[int, Meta(ge=1, le=RECEIVE_MAX)] = 1
+    wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MAX_MS)] = 0
+    visibility_timeout_ms: Lease | None = None
+    receiver: Name = ""
+
+
+class Ack(msgspec.Struct, forbid_unknown_fields=True):
+    receipts: Receipts
+
+
+class Extend(msgspec.Struct, forbid_unknown_fields=True):
+    receipts: Receipts
+    visibility_timeout_ms: Lease
+
+
+class Release(msgspec.Struct, forbid_unknown_fields=True):
+    receipts: Receipts
+    delay_ms: Delay = 0
+    counted: bool = True
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class ListQueues(msgspec.Struct, forbid_unknown_fields=True):
+    prefix: Name = ""
+    after: Annotated[str, Meta(max_length=QUEUE_NAME_MAX)] = ""
+    limit: Annotated[int, Meta(ge=1, le=1_000)] = 100
+
+
+class Queues(msgspec.Struct):
+    queues: list[QueueInfo]
+    after: str  # where the next page begins; empty: this is the last
+
+
+class Results(msgspec.Struct):
+    results: list[Any]
+
+
+class Messages(msgspec.Struct):
+    messages: list[Received]
+
+
+_OK = {"ok": True}
+_to_json = msgspec.json.Encoder().encode
+_to_msgpack = msgspec.msgpack.Encoder().encode
+Encode = Callable[[Any], bytes]
+
+
+class Body:
+    """Decodes one kind of request body."""
+
+    def __init__(self, kind: type) -> None:
+        self._json = msgspec.json.Decoder(kind)
+        self._msgpack = msgspec.msgpack.Decoder(kind)
+
+    async def read(self, request: web.Request) -> Any:
+        """The body of a request. Raises `BadValueError`, or an HTTP exception where it can't be read."""
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                raw = await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+        content_type = request.content_type
+        try:
+            if content_type == MSGPACK:
+                return self._msgpack.decode(raw or b"\x80")
+            if content_type == JSON:
+                return self._json.decode(raw or b"{}")
+            if not raw:
+                return self._json.decode(b"{}")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BadValueError(f"the body is not what it has to be: {exc}") from None
+        raise web.HTTPUnsupportedMediaType(text=f"Content-Type is {content_type}; it has to be {JSON} or {MSGPACK}")
+
+
+Query = TypeVar("Query")
+
+
+def query_of(request: web.Request, kind: type[Query]) -> Query:
+    """The parameters of a query. Raises `BadValueError`."""
+    try:
+        return msgspec.convert(dict(request.query), kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise BadValueError(f"the query is not what it has to be: {exc}") from None
+
+
+def answers_msgpack(request: web.Request) -> bool:
+    """Whether the answer is to be msgpack: as `Accept` says, else like the request."""
+    accept = request.headers.get("Accept", "*/*")
+    if MSGPACK in accept:
+        return True
+    return request.content_type == MSGPACK and JSON not in accept
+
+
+def answer(request: web.Request, value: Any, status: int = 200) -> web.Response:
+    """An answer in the codec that the client asked for."""
+    if answers_msgpack(request):
+        return web.Response(body=_to_msgpack(value), status=status, content_type=MSGPACK)
+    return web.Response(body=_to_json(value), status=status, content_type=JSON)
+
+
+def problem(error: BaseException) -> web.Response:
+    """The answer that says what is wrong."""
+    status, name, title = problems.kind_of(error)
+    response = problem_of(status, name, title, str(error) if status != 500 else "see the worker's log")
+    if isinstance(error, UnavailableError):
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return response
+
+
+def problem_of(status: int, name: str, title: str, detail: str) -> web.Response:
+    """An answer with problem details."""
+    return web.Response(
+        body=_to_json(problems.body(status, name, title, detail)), status=status, content_type=problems.CONTENT_TYPE
+    )
+
+
+def results(outcomes: list[MarqError | None]) -> Results:
+    """The answer per receipt."""
+    return Results([_OK if outcome is None else {"error": problems.entry(outcome)} for outcome in outcomes])
+
+
+def _is_gone(request: web.Request) -> Callable[[], bool]:
+    def gone() -> bool:
+        transport = request.transport
+        return transport is None or transport.is_closing()
+
+    return gone
+
+
+class JsonApi:
+    """The routes."""
+
+    def __init__(self, door: Door) -> None:
+        self.door = door
+        self._send, self._receive = Body(Send), Body(Receive)
+        self._ack, self._extend, self._release = Body(Ack), Body(Extend), Body(Release)
+        self._settings, self._nothing = Body(dict[str, Any]), Body(Nothing)
+
+    async def send(self, request: web.Request) -> web.Response:
+        body: Send = await self._send.read(request)
+        sent = await self.door.send(request.match_info["queue"], body.messages)
+        return answer(
+            request, Results([{"error": problems.entry(s)} if isinstance(s, MarqError) else s for s in sent])
+        )
+
+    async def receive(self, request: web.Request) -> web.Response:
+        body: Receive = await self._receive.read(request)
+        messages = await self.door.receive(
+            request.match_info["queue"],
+            limit=body.max,
+            wait_ms=body.wait_ms,
+            lease_ms=body.visibility_timeout_ms,
+            name=body.receiver,
+            gone=_is_gone(request),
+        )
+        return answer(request, Messages(messages))
+
+    async def ack(self, request: web.Request) -> web.Response:
+        body: Ack = await self._ack.read(request)
+        return answer(request, results(await self.door.ack(body.receipts)))
+
+    async def extend(self, request: web.Request) -> web.Response:
+        body: Extend = await self._extend.read(request)
+        return answer(request, results(await self.door.extend(body.receipts, body.visibility_timeout_ms)))
+
+    async def release(self, request: web.Request) -> web.Response:
+        body: Release = await self._release.read(request)
+        return answer(request, results(await self.door.release(body.receipts, body.delay_ms, body.counted)))
+
+    # -- queues
+
+    async def create_queue(self, request: web.Request) -> web.Response:
+        values = await self._settings.read(request)
+        info, made = await self.door.create_queue(request.match_info["queue"], values)
+        return answer(request, info, 201 if made else 200)
+
+    async def update_queue(self, request: web.Request) -> web.Response:
+        values = await self._settings.read(request)
+        return answer(request, await self.door.update_queue(request.match_info["queue"], values))
+
+    async def get_queue(self, request: web.Request) -> web.Response:
+        return answer(request, self.door.get_queue(request.match_info["queue"]))
+
+    async def list_queues(self, request: web.Request) -> web.Response:
+        query = query_of(request, ListQueues)
+        queues, after = self.door.list_queues(query.prefix, query.after, query.limit)
+        return answer(request, Queues(queues, after))
+
+    async def delete_queue(self, request: web.Request) -> web.Response:
+        await self.door.delete_queue(request.match_info["queue"])
+        return answer(request, {"deleted": True})
+
+    async def purge_queue(self, request: web.Request) -> web.Response:
+        await self._nothing.read(request)
+        await self.door.purge_queue(request.match_info["queue"])
+        return answer(request, {"purging": True}, 202)
+
+
+@web.middleware
+async def as_problems(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
+    """Every error becomes problem details."""
+    try:
+        return await handler(request)
+    except MarqError as exc:
+        return problem(exc)
+    except web.HTTPException as exc:
+        if exc.status < 400:
+            raise
+        response = problem_of(exc.status, "http", exc.reason, exc.text or exc.reason)
+        for name in ("Allow", "Retry-After"):
+            if name in exc.headers:
+                response.headers[name] = exc.headers[name]
+        return response
+
+
+def define(app: WorkerApp) -> None:
+    """Register the routes on Faust's web server."""
+    api = JsonApi(app.door)
+    router = app.web.web_app.router
+    router.add_post("/v1/queues/{queue:[^/]+}/messages", api.send)
+    router.add_post("/v1/queues/{queue:[^/]+}/receive", api.receive)
+    router.add_post("/v1/ack", api.ack)
+    router.add_post("/v1/extend", api.extend)
+    router.add_post("/v1/release", api.release)
+    router.add_get("/v1/queues", api.list_queues)
+    router.add_get("/v1/queues/{queue:[^/]+}", api.get_queue)
+    router.add_put("/v1/queues/{queue:[^/]+}", api.create_queue)
+    router.add_patch("/v1/queues/{queue:[^/]+}", api.update_queue)
+    router.add_delete("/v1/queues/{queue:[^/]+}", api.delete_queue)
+    router.add_post("/v1/queues/{queue:[^/]+}/purge", api.purge_queue)
+    router.add_post("/v1/peer/{name}", app.peers.serve)
+    app.peers.register("receive", lambda argument: _receive_for_peer(app.door, *argument))
+
+
+async def _receive_for_peer(door: Door, argument: dict[str, Any], request: web.Request) -> list[Received]:
+    return await door.receive_here(
+        argument["queue"], argument["limit"], argument["lease_ms"], argument["name"], _is_gone(request)
+    )

@@ -1,0 +1,42 @@
+"""Errors as HTTP answers: RFC 9457 problem details, from the one exception hierarchy."""
+
+from __future__ import annotations
+
+from marq import errors
+
+TYPE = "urn:marq:problem:"
+CONTENT_TYPE = "application/problem+json"
+
+#: Status, name and title of each kind of error; the first that fits counts.
+_KINDS: tuple[tuple[type[BaseException], int, str, str], ...] = (
+    (errors.BadReceiptError, 400, "bad-receipt", "Not a receipt"),
+    (errors.BadValueError, 400, "bad-value", "A value that is not allowed"),
+    (errors.UnknownQueueError, 404, "unknown-queue", "No such queue"),
+    (errors.TooLargeError, 413, "too-large", "Too large"),
+    (errors.NotPossibleError, 409, "not-possible", "Not possible here"),
+    (errors.NotAuthenticatedError, 401, "no-key", "A key is needed"),
+    (errors.NotAllowedError, 403, "not-allowed", "Not allowed"),
+    (errors.RequestError, 400, "bad-request", "A request that can't be carried out"),
+    (errors.UnavailableError, 503, "unavailable", "Not now"),
+    (errors.BrokerError, 503, "unavailable", "Not now"),
+)
+_INTERNAL = (500, "internal", "Something went wrong here")
+
+
+def kind_of(error: BaseException) -> tuple[int, str, str]:
+    """Status, name and title for an error."""
+    for kind, status, name, title in _KINDS:
+        if isinstance(error, kind):
+            return status, name, title
+    return _INTERNAL
+
+
+def entry(error: BaseException) -> dict[str, str]:
+    """An error among the results of a batch."""
+    _, name, title = kind_of(error)
+    return {"type": TYPE + name, "title": title, "detail": str(error)}
+
+
+def body(status: int, name: str, title: str, detail: str) -> dict[str, object]:
+    """A whole answer."""
+    return {"type": TYPE + name, "title": title, "status": status, "detail": detail}

@@ -1,0 +1,466 @@
+"""The client for programs that block.
+
+    >>> service = Service("http://localhost:6066")
+    >>> queue = service.queue("test-queue")
+    >>> queue
+    <Queue 'test-queue'>
+    >>> service.close()
+
+Requests are made in a thread of the service's own, where the asyncio client runs. All objects may be used by several
+threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import ssl
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+import msgspec
+
+from marq.client import operations
+from marq.client.asynchronous import Owner as AsyncOwner
+from marq.client.asynchronous import settle_all
+from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
+from marq.client.operations import ACK, UNREAD, Action, Operations
+from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
+from marq.client.wire import Outgoing, QueueInfo, Received, Sent
+from marq.errors import ClosedError, MarqError
+
+T = TypeVar("T")
+
+#: Seconds that closing a service takes at most.
+CLOSE_TIMEOUT_S = 10.0
+
+
+class Runner:
+    """An event loop in a thread of its own, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self.closed = False
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop."""
+        loop = self._loop
+        if loop is None or self.closed or self._process != os.getpid():
+            loop = self._started()
+        return loop
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self.closed:
+            raise ClosedError("this service was closed; make a new Service")
+        if self._process != os.getpid():
+            raise ClosedError("this service was made before a fork; make a new Service in each process")
+        with self._lock:
+            if self._loop is None:
+                loop = asyncio.new_event_loop()
+                threading.Thread(target=_run_forever, args=(loop,), name="marq-client", daemon=True).start()
+                self._loop = loop
+            return self._loop
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run in the loop, and go on here."""
+        try:
+            loop = self.loop
+        except ClosedError:
+            coroutine.close()
+            raise
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run in the loop, and wait for it. Ctrl-C cancels it."""
+        future = self.start(coroutine)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run something last, then end the thread."""
+        loop, mine = self._loop, self._process == os.getpid()
+        if self.closed or loop is None or not mine:
+            self.closed = True
+            coroutine.close()
+            return
+        self.closed = True
+        try:
+            asyncio.run_coroutine_threadsafe(coroutine, loop).result(CLOSE_TIMEOUT_S)
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+class Owner:
+    """What the messages of one receiver are settled with: the other surface's owner, in the runner's loop."""
+
+    __slots__ = ("_of", "runner")
+
+    def __init__(self, runner: Runner, of: AsyncOwner) -> None:
+        self.runner = runner
+        self._of = of
+
+    @property
+    def settle(self) -> Any:
+        """Per message None, or why it was not carried out. Runs in the loop."""
+        return self._of.settle
+
+    def confirmed(self, action: Action, message: Message) -> None:
+        """Carry out, or raise why not."""
+        self.runner.run(self._of.confirmed(action, message))
+
+    def confirmed_soon(self, action: Action, message: Message) -> concurrent.futures.Future[None]:
+        """Carry out, and tell later."""
+        return self.runner.start(self._of.confirmed(action, message))
+
+    def ack(self, messages: Sequence[Message]) -> None:
+        """Acknowledge, in the background if that is what the consumer was made for."""
+        prefetcher = self._of.prefetcher
+        if prefetcher is not None and self._of.background and not prefetcher.closed:
+            for message in messages:
+                message._settled = True
+            if prefetcher.later(messages):
+                self.runner.loop.call_soon_threadsafe(prefetcher.send_later)
+            return
+        for result in self.runner.run(self._of.settle(ACK, messages)):
+            unwrap(result)
+
+
+class Message(Tracked, eq=False):
+    """One delivery of a message, yours until it is acknowledged, given back, rejected, or its lease is over.
+
+    ``with message:`` acknowledges it at the end of the block, or gives it back if the block raises.
+    """
+
+    def ack(self) -> None:
+        """Finished: never delivered again.
+
+        Returns when that is durable; for a message of a consumer with ``confirm=False`` at once.
+
+        Raises:
+            BadReceiptError: the service knows no such delivery.
+            UnavailableError: it could not be confirmed; the message may be delivered again.
+        """
+        self._owner.ack((self,))
+
+    def ack_soon(self) -> concurrent.futures.Future[None]:
+        """Like `ack`, as a future; acknowledgements under way at the same time share a request."""
+        return self._owner.confirmed_soon(ACK, self)  # type: ignore[no-any-return]
+
+    def extend(self, visibility_timeout: float = VISIBILITY_TIMEOUT_S) -> None:
+        """Still at work: the lease ends so many seconds from now. A consumer does that by itself."""
+        self._owner.confirmed(operations.extend(visibility_timeout), self)
+
+    def release(self, delay: float = 0.0) -> None:
+        """Give it back: delivered again, as one more attempt, after `delay` seconds."""
+        self._owner.confirmed(operations.release(delay), self)
+
+    def reject(self, reason: str | None = None) -> None:
+        """It can't be handled, now or ever: it goes to the dead letters."""
+        self._owner.confirmed(operations.reject(reason), self)
+
+    @property
+    def settled(self) -> bool:
+        """True once it was acknowledged, given back or rejected here."""
+        return self._settled
+
+    def __enter__(self) -> Message:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._settled:
+            if kind is None:
+                self.ack()
+            else:
+                self.release()
+
+
+_decoder = msgspec.msgpack.Decoder(Received[Message])
+
+
+class Service:
+    """A marq service. Make one per process and close it at the end; ``with`` does.
+
+    Args:
+        addresses: of one or more of its workers; when one fails the next is used. Any worker serves every queue.
+        key: what the service was told to let in (``MARQ_KEYS``).
+        name: of this receiver, noted with what it receives (default: host and process).
+        timeout: seconds until a request has to be answered.
+        retry_for: seconds that a request is tried again for while the service is away or not available, with growing
+            random pauses, or those that it asks for. A send that is tried again may be there twice.
+        tls: for https with certificates of your own.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        key: str | None = None,
+        name: str | None = None,
+        timeout: float = TIMEOUT_S,
+        retry_for: float = RETRY_FOR_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._operations = Operations(addresses, key=key, name=name, timeout=timeout, retry_for=retry_for, tls=tls)
+        self._runner = Runner()
+        # acknowledgements on their way are sent when the interpreter ends, whether or not anybody closed this
+        atexit.register(_close, weakref.ref(self))
+
+    def queue(self, name: str) -> Queue:
+        """A queue; nothing is asked of the service yet."""
+        return Queue(self._operations, self._runner, name)
+
+    def queues(self, prefix: str = "") -> Iterator[QueueInfo]:
+        """All queues whose names begin with `prefix`, in order."""
+        pages = self._operations.queue_pages(prefix)
+        while (page := self._runner.run(_next(pages))) is not None:
+            yield from page
+
+    def close(self) -> None:
+        """Close all consumers and connections."""
+        self._runner.stop(self._operations.close())
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {', '.join(self._operations.connection.addresses)}>"
+
+
+async def _next(iterator: AsyncIterator[T]) -> T | None:
+    return await anext(iterator, None)
+
+
+def _close(service: weakref.ref[Service]) -> None:
+    alive = service()
+    if alive is not None:
+        alive.close()
+
+
+class Queue:
+    """A queue of a service."""
+
+    def __init__(self, operations: Operations, runner: Runner, name: str) -> None:
+        self.name = name
+        self._operations = operations
+        self._runner = runner
+        self._owner = Owner(runner, AsyncOwner(operations))
+
+    def send(
+        self,
+        payload: bytes | str,
+        *,
+        key: bytes | None = None,
+        headers: dict[str, bytes] | None = None,
+        delay: float | None = None,
+        ttl: float | None = None,
+        group: str | None = None,
+    ) -> Sent:
+        """Send one message; returns when it is durable. See `Outgoing` for the arguments.
+
+        Sends of several threads that are under way at the same time share requests.
+
+        Raises:
+            BadValueError, TooLargeError, UnknownQueueError: it was refused.
+            UnavailableError: it was not confirmed; it may be there all the same.
+        """
+        message = Outgoing(payload, key, headers or {}, delay, ttl, group)
+        sent: Sent = unwrap(self._runner.run(self._operations.send(self.name, (message,)))[0])
+        return sent
+
+    def send_many(self, messages: Iterable[bytes | str | Outgoing]) -> list[Sent | MarqError]:
+        """Send messages, in order; per message where it is, or the error that kept it from there.
+
+        Raises:
+            MarqError: nothing was accepted.
+        """
+        return self._runner.run(self._operations.send(self.name, list(messages)))
+
+    def receive(self, *, timeout: float | None = 0.0, visibility_timeout: float | None = None) -> Message | None:
+        """Take one message; None if there is none within `timeout` seconds (None: wait for one).
+
+        It is yours for `visibility_timeout` seconds (None: as the queue says).
+        """
+        messages = self.receive_many(1, timeout=timeout, visibility_timeout=visibility_timeout)
+        return messages[0] if messages else None
+
+    def receive_many(
+        self, max: int = 10, *, timeout: float | None = 0.0, visibility_timeout: float | None = None
+    ) -> list[Message]:
+        """Take up to `max` messages (at most 1,000): what is there, else what comes first within `timeout` seconds."""
+        future = self._runner.start(
+            self._operations.receive(self.name, _decoder, max, timeout=timeout, visibility_timeout=visibility_timeout)
+        )
+        try:
+            messages = future.result()
+        except BaseException:
+            # Ctrl-C: the service notices that nobody waits any more; if it has answered already, we give it back
+            if not future.cancel() and not future.cancelled() and future.exception() is None:
+                receipts = [m.receipt for m in future.result()]
+                self._runner.run(self._operations.settle(UNREAD, receipts))
+            raise
+        for message in messages:
+            message._owner = self._owner
+        return messages
+
+    def ack_many(self, messages: Sequence[Message]) -> list[MarqError | None]:
+        """Acknowledge messages; per message None once that is durable, or why it is not."""
+        return self._settle_all(ACK, messages)
+
+    def extend_many(
+        self, messages: Sequence[Message], visibility_timeout: float = VISIBILITY_TIMEOUT_S
+    ) -> list[MarqError | None]:
+        """Extend the leases of messages; per message None, or why it was not done."""
+        return self._settle_all(operations.extend(visibility_timeout), messages)
+
+    def release_many(self, messages: Sequence[Message], delay: float = 0.0) -> list[MarqError | None]:
+        """Give messages back; per message None, or why it was not done."""
+        return self._settle_all(operations.release(delay), messages)
+
+    def _settle_all(self, action: Action, messages: Sequence[Message]) -> list[MarqError | None]:
+        return self._runner.run(settle_all(action, messages))
+
+    def consume(
+        self,
+        *,
+        prefetch: int = PREFETCH,
+        max_in_flight: int = MAX_IN_FLIGHT,
+        visibility_timeout: float = VISIBILITY_TIMEOUT_S,
+        confirm: bool = False,
+        timeout: float | None = None,
+    ) -> Consumer:
+        """Messages one after the other, taken ahead and kept alive until they are settled.
+
+        Args:
+            prefetch: messages taken ahead; 0: each is taken when it is asked for.
+            max_in_flight: messages held at once, unread ones included; when so many are not settled, no more come.
+            visibility_timeout: seconds after which a message is delivered again if this process dies. While it lives,
+                leases are extended.
+            confirm: False: ``ack()`` returns at once and acknowledgements are sent together within milliseconds, at the
+                latest when the consumer is closed; failures are logged, and raised by ``flush()``. True: ``ack()``
+                returns when it is durable.
+            timeout: the iteration ends when no message came for so many seconds (None: it goes on for ever).
+        """
+
+        def owner(prefetcher: Prefetcher[Message]) -> Owner:
+            return Owner(self._runner, AsyncOwner(self._operations, prefetcher, background=not confirm))
+
+        async def started() -> Prefetcher[Message]:
+            return Prefetcher(
+                self._operations,
+                self.name,
+                _decoder,
+                owner,
+                prefetch=prefetch,
+                max_in_flight=max_in_flight,
+                visibility_timeout=visibility_timeout,
+            )
+
+        return Consumer(self._runner, self._runner.run(started()), timeout)
+
+    def create(self, **settings: Any) -> QueueInfo:
+        """Make the queue with `settings`, such as ``max_receives=5``; those not named get their defaults."""
+        return self._runner.run(self._operations.create(self.name, settings))
+
+    def set(self, **settings: Any) -> QueueInfo:
+        """Change the settings that are named."""
+        return self._runner.run(self._operations.change(self.name, settings))
+
+    def get(self) -> QueueInfo:
+        """What the service tells of the queue, its settings included. Raises `UnknownQueueError`."""
+        return self._runner.run(self._operations.get(self.name))
+
+    def delete(self) -> None:
+        """Remove the queue and its messages."""
+        self._runner.run(self._operations.delete(self.name))
+
+    def purge(self) -> None:
+        """Drop all messages that are in the queue now."""
+        self._runner.run(self._operations.purge(self.name))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class Consumer:
+    """``for message in queue.consume():``. Leaving the loop closes it: what is unread goes back uncounted.
+
+    So it is for ``break``, an exception and Ctrl-C, as long as nothing else holds the consumer; ``with`` or ``close()``
+    does it for one that has a name. What was handed out and is not settled stays yours until its lease is over, but is
+    not kept alive any more. Several threads may iterate over one consumer.
+    """
+
+    def __init__(self, runner: Runner, prefetcher: Prefetcher[Message], timeout: float | None) -> None:
+        self._runner = runner
+        self._prefetcher = prefetcher
+        self._timeout = timeout
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> Message:
+        message = self._read(self._prefetcher.read, self._timeout)
+        if message is None:
+            raise StopIteration
+        return message
+
+    def take(self, max: int, *, timeout: float | None = None) -> list[Message]:
+        """Up to `max` messages of those taken ahead; waits for the first, at most `timeout` seconds."""
+        return self._read(lambda: self._prefetcher.read_many(max) or None, timeout) or []
+
+    def _read(self, read: Callable[[], T | None], timeout: float | None) -> T | None:
+        prefetcher = self._prefetcher
+        while not prefetcher.closed:
+            found = read()
+            if found is not None:
+                if prefetcher.is_low:
+                    self._runner.loop.call_soon_threadsafe(prefetcher.wake)
+                return found
+            if not self._runner.run(prefetcher.wait(timeout)):
+                break
+        return None
+
+    def ack_many(self, messages: Sequence[Message]) -> None:
+        """Acknowledge messages of this consumer, each like ``message.ack()``."""
+        self._prefetcher.owner.ack(messages)
+
+    def flush(self) -> None:
+        """Wait until all acknowledgements so far are durable. Raises the first failure since the last flush."""
+        self._runner.run(self._prefetcher.flush())
+
+    def close(self) -> None:
+        """Send the last acknowledgements, give back what is unread, end the iteration."""
+        if not self._prefetcher.closed and not self._runner.closed:
+            self._runner.run(self._prefetcher.close())
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

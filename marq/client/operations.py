@@ -1,0 +1,221 @@
+"""What can be asked of a service; both surfaces call it, in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from marq.client import wire
+from marq.client.batching import Batching
+from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, Connection
+from marq.client.wire import Delivery, Entry, QueueInfo, Received
+from marq.errors import MarqError, ServiceError, UnavailableError
+
+#: Seconds before a receive that came back empty too early is made again: that worker is going away.
+EARLY_PAUSE_S = 0.2
+#: Queues asked for at once when they are listed.
+PAGE = 1_000
+
+D = TypeVar("D", bound=Delivery)
+
+
+class Action(NamedTuple):
+    """What becomes of a delivery: the name is that of the route, the rest stands in the body."""
+
+    name: str
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def settles(self) -> bool:
+        """True if the delivery is over with it."""
+        return self.name != "extend"
+
+
+ACK = Action("ack")
+UNREAD = Action("release", (("delay_ms", 0), ("counted", False)))
+
+
+def extend(visibility_timeout: float) -> Action:
+    """Still at work, for so many seconds from now."""
+    return Action("extend", (("visibility_timeout_ms", wire.ms(visibility_timeout)),))
+
+
+def release(delay: float) -> Action:
+    """Given back: delivered again after so many seconds."""
+    return Action("release", (("delay_ms", wire.ms(delay)), ("counted", True)))
+
+
+def reject(reason: str | None) -> Action:
+    """Never to be delivered again: it goes to the dead letters."""
+    return Action("reject", () if reason is None else (("reason", reason),))
+
+
+class Operations:
+    """The requests of one client. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        key: str | None = None,
+        name: str | None = None,
+        timeout: float = TIMEOUT_S,
+        retry_for: float = RETRY_FOR_S,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.connection = Connection(addresses, key=key, timeout=timeout, retry_for=retry_for, tls=tls)
+        self.name = f"{socket.gethostname()}:{os.getpid()}" if name is None else name
+        self._sends = Batching(self._post_messages, lambda entry: len(entry.payload))
+        self._settles = Batching(self.post_receipts)
+        self.prefetchers: set[Any] = set()
+
+    # ------------------------------------------------------------------ messages
+
+    async def send(self, queue: str, messages: Sequence[Any]) -> list[Any]:
+        """Per message where it is, or why it is not there."""
+        if not messages:
+            return []
+        return await self._sends.put(queue, [wire.to_wire(message) for message in messages])
+
+    async def receive(
+        self,
+        queue: str,
+        decoder: msgspec.msgpack.Decoder[Received[D]],
+        limit: int,
+        *,
+        timeout: float | None,
+        visibility_timeout: float | None,
+        retry_for: float | None = None,
+    ) -> list[D]:
+        """Up to `limit` messages, after at most `timeout` seconds (None: when there are some)."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        path = _path(queue, "receive")
+        request: dict[str, Any] = {"max": limit, "receiver": self.name}
+        if visibility_timeout is not None:
+            request["visibility_timeout_ms"] = wire.ms(visibility_timeout)
+        while True:
+            began = loop.time()
+            wait = wire.WAIT_MAX_S if deadline is None else min(wire.WAIT_MAX_S, max(0.0, deadline - began))
+            body = wire.encode(request | {"wait_ms": wire.ms(wait)})
+            answer = await self.connection.request("POST", path, body, wait=wait, retry_for=retry_for)
+            messages: list[D] = wire.decoded(decoder, answer).messages
+            if messages or (deadline is not None and loop.time() >= deadline - 0.001):
+                return messages
+            if loop.time() - began < wait / 2:
+                await asyncio.sleep(EARLY_PAUSE_S * random.uniform(0.5, 1.0))
+
+    async def settle(self, action: Action, receipts: Sequence[str]) -> list[MarqError | None]:
+        """Per receipt None, or why it was not carried out."""
+        if not receipts:
+            return []
+        return await self._settles.put(action, receipts)
+
+    async def _post_messages(self, queue: str, entries: list[Entry]) -> list[Any]:
+        return await self._post_all(
+            _path(queue, "messages"), entries, lambda e: wire.encode({"messages": e}), wire.send_results
+        )
+
+    async def post_receipts(
+        self, action: Action, receipts: list[str], retry_for: float | None = None
+    ) -> list[MarqError | None]:
+        """One request for `receipts`."""
+        values = dict(action.values)
+        return await self._post_all(
+            f"/v1/{action.name}",
+            receipts,
+            lambda r: wire.encode({"receipts": r, **values}),
+            wire.settle_results,
+            retry_for,
+        )
+
+    async def _post_all(
+        self,
+        path: str,
+        entries: list[Any],
+        body: Callable[[list[Any]], bytes],
+        results_of: Callable[[bytes], list[Any]],
+        retry_for: float | None = None,
+    ) -> list[Any]:
+        """Post entries, and those that could not be taken at the moment again."""
+        results: list[Any] = [None] * len(entries)
+        left = list(range(len(entries)))
+        answered = False
+
+        async def attempt() -> None:
+            nonlocal left, answered
+            answer = await self.connection.once("POST", path, body([entries[i] for i in left]))
+            outcomes = results_of(answer)
+            if len(outcomes) != len(left):
+                raise ServiceError(f"{len(outcomes)} results for {len(left)} entries; check the address")
+            answered = True
+            for i, outcome in zip(left, outcomes, strict=True):
+                results[i] = outcome
+            left = [i for i in left if isinstance(results[i], UnavailableError)]
+            if left:
+                raise results[left[0]]
+
+        try:
+            await self.connection.retried(attempt, retry_for)
+        except MarqError:
+            if not answered:
+                raise
+        return results
+
+    # ------------------------------------------------------------------ queues
+
+    async def create(self, queue: str, values: dict[str, Any]) -> QueueInfo:
+        """Make a queue, or set all that is not named to its default."""
+        return await self._admin("PUT", queue, values)
+
+    async def change(self, queue: str, values: dict[str, Any]) -> QueueInfo:
+        """Change what is named."""
+        return await self._admin("PATCH", queue, values)
+
+    async def get(self, queue: str) -> QueueInfo:
+        """What the service tells of a queue."""
+        return await self._admin("GET", queue)
+
+    async def delete(self, queue: str) -> None:
+        """Remove a queue with its messages."""
+        await self.connection.request("DELETE", _path(queue))
+
+    async def purge(self, queue: str) -> None:
+        """Drop all messages of a queue."""
+        await self.connection.request("POST", _path(queue, "purge"))
+
+    async def queue_pages(self, prefix: str) -> AsyncIterator[list[QueueInfo]]:
+        """All queues whose names begin with `prefix`, in order."""
+        after = ""
+        while True:
+            query = {"prefix": prefix, "after": after, "limit": str(PAGE)}
+            answer = await self.connection.request("GET", "/v1/queues", query={k: v for k, v in query.items() if v})
+            page, after = wire.queue_page(answer)
+            yield page
+            if not after:
+                return
+
+    async def _admin(self, method: str, queue: str, values: dict[str, Any] | None = None) -> QueueInfo:
+        body = b"" if values is None else wire.encode(values)
+        return wire.queue_info(await self.connection.request(method, _path(queue), body))
+
+    # ------------------------------------------------------------------ end
+
+    async def close(self) -> None:
+        """Give back what was taken ahead, and close the connections."""
+        await asyncio.gather(*(prefetcher.close() for prefetcher in list(self.prefetchers)))
+        await self._sends.close()
+        await self._settles.close()
+        await self.connection.close()
+
+
+def _path(queue: str, *rest: str) -> str:
+    return "/".join(("/v1/queues", quote(queue, safe=""), *rest))

@@ -1,0 +1,379 @@
+"""Rules of the design, each broken on purpose. What a rule is worth shows in how soon the simulator misses it.
+
+A mutation is a patch of the real core, or of the worker around it; nothing in the core knows of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+from unittest import mock
+
+import msgspec
+
+from marq.core import markers as m
+from marq.core import owner as owner_module
+from marq.core import partition as partition_module
+from marq.core import rows
+from marq.core.markers import Start
+from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
+from marq.core.partition import Hold, Partition
+from tests.simulation.logs import Sent
+from tests.simulation.worker import Worker
+
+
+class Mutation(NamedTuple):
+    """One broken rule."""
+
+    rule: str  # what the design says
+    patch: Callable[[], AbstractContextManager[Any]] = nullcontext
+    worker: type[Worker] = Worker
+
+
+def _replaced(cls: type, name: str, make: Callable[[Any], Any]) -> Callable[[], AbstractContextManager[Any]]:
+    """A patch of the method ``name`` by what ``make`` makes of the original."""
+    return lambda: mock.patch.object(cls, name, make(getattr(cls, name)))
+
+
+# ---------------------------------------------------------------------- the fold
+
+
+def _of_any_epoch(method: Any) -> Any:
+    def mutated(self: Partition, marker: Any) -> Any:
+        own, self.own = self.own, marker.epoch
+        try:
+            return method(self, marker)
+        finally:
+            self.own = own
+
+    return mutated
+
+
+def _of_any_epoch_if_not_acked(end: Any) -> Any:
+    any_epoch = _of_any_epoch(end)
+
+    def mutated(self: Partition, marker: Any) -> Any:
+        return end(self, marker) if marker.outcome == "acked" else any_epoch(self, marker)
+
+    return mutated
+
+
+def _in_reverse(fold: Any) -> Any:
+    def mutated(self: Partition, offset: int, timestamp_ms: int, markers: Any) -> Any:
+        return fold(self, offset, timestamp_ms, list(markers)[::-1])[::-1]
+
+    return mutated
+
+
+def _over_a_gap(ingest: Any) -> Any:
+    def mutated(self: Partition, start: int, stop: int, records: Any) -> bool:
+        self.position = max(self.position, start)
+        return bool(ingest(self, start, stop, records))
+
+    return mutated
+
+
+def _clock_runs_back(fold: Any) -> Any:
+    def mutated(self: Partition, offset: int, timestamp_ms: int, markers: Any) -> Any:
+        if self.last_timestamp_ms > timestamp_ms:
+            self.clock_ms -= self.last_timestamp_ms - timestamp_ms
+        return fold(self, offset, timestamp_ms, markers)
+
+    return mutated
+
+
+def _busy_or_not(start: Any) -> Any:
+    def mutated(self: Partition, marker: Start) -> Any:
+        for offset in range(marker.offsets[0], marker.offsets[-1]) if marker.epoch == self.own else ():
+            hold = self.holds.get(offset)
+            if hold is not None and (hold.epoch, hold.delivery) < (marker.epoch, marker.delivery):
+                free = Hold(hold.epoch, hold.delivery, hold.receives, hold.deadline_ms, False, "", hold.offsets)
+                self.holds[offset] = free
+        return start(self, marker)
+
+    return mutated
+
+
+def _of_any_delivery(field: str) -> Any:
+    def make(change: Any) -> Any:
+        def mutated(self: Partition, marker: Any) -> Any:
+            hold = self.holds.get(marker.offsets[0])
+            if hold is not None:
+                marker = msgspec.structs.replace(marker, **{field: getattr(hold, field)})
+            return change(self, marker)
+
+        return mutated
+
+    return make
+
+
+def _of_the_current_delivery_only(end: Any) -> Any:
+    def mutated(self: Partition, marker: Any) -> Any:
+        hold = self.holds.get(marker.offsets[0])
+        if marker.outcome == "acked" and hold is not None and hold.delivery != marker.delivery:
+            return []
+        return end(self, marker)
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- recovery
+
+
+def _manifest_without(**fields: Any) -> Callable[[], AbstractContextManager[Any]]:
+    original = Partition.restore.__func__  # type: ignore[attr-defined]
+
+    def mutated(cls: Any, number: int, manifest: rows.Manifest, load: Any, **kwargs: Any) -> Any:
+        return original(cls, number, msgspec.structs.replace(manifest, **fields), load, **kwargs)
+
+    return lambda: mock.patch.object(Partition, "restore", classmethod(mutated))
+
+
+class ClaimsLate(Worker):
+    """Appends its own marker after it has read the tables, and takes its time."""
+
+    def claim(self) -> None:
+        self._forget()
+        self.sim.nonces += 1
+        self.owner = self.sim.make_owner(self, f"w{self.number}.{self.sim.nonces}")
+        self.read_tables_from_now()
+
+    def read_table(self) -> None:
+        super().read_table()
+        self.claimed = False
+
+    def fetch_queue(self, limit: int) -> None:
+        super().fetch_queue(limit)
+        owner = self.owner
+        if owner is not None and not self.claimed and self.sim.chance(0.1):
+            self.claimed = True
+            self.send("markers", Sent(m.encode([owner.claim()], owner.nonce, 0), "own"))
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def _manifest_at_once(step: Any) -> Any:
+    def mutated(self: Owner, now_ms: int) -> Any:
+        found = step(self, now_ms)
+        if isinstance(found, WriteRows):
+            self._enter("manifest", now_ms)
+        return found
+
+    return mutated
+
+
+def _manifest_of_later(step: Any) -> Any:
+    def mutated(self: Owner, now_ms: int) -> Any:
+        found = step(self, now_ms)
+        if isinstance(found, WriteManifest):
+            p = self.partition
+            late = msgspec.structs.replace(
+                rows.decode_manifest(found.value),
+                markers_position=p.markers_position,
+                clock_ms=p.clock_ms,
+                last_timestamp_ms=p.last_timestamp_ms,
+            )
+            return WriteManifest(found.key, rows.encode(late))
+        return found
+
+    return mutated
+
+
+def _retire_at_once(written: Any) -> Any:
+    def mutated(self: Owner, now_ms: int) -> None:
+        fences = self._fences
+        written(self, now_ms)
+        if self._fences > fences:
+            self._enter("retire", now_ms)
+
+    return mutated
+
+
+def _few_keys(row_key: Any) -> Any:
+    def mutated(self: Partition, epoch: int, kind: Any) -> Any:
+        self._next_row %= 4
+        return row_key(self, epoch, kind)
+
+    return mutated
+
+
+class DeletesEarly(Worker):
+    """Lets the logs be cut when the manifest is written, before it is acknowledged and fenced."""
+
+    def write(self, table: str, key: str, value: bytes | None, confirmed: Any = None) -> None:
+        super().write(table, key, value, confirmed)
+        if table == "progress" and value is not None:
+            manifest = rows.decode_manifest(value)
+            self.sim.deletions.append((manifest.position, manifest.markers_position))
+
+
+# ---------------------------------------------------------------------- the owner
+
+
+def _over_a_gap_of_markers(read: Any) -> Any:
+    def mutated(self: Owner, start: int, stop: int, records: Any, now_ms: int) -> bool:
+        self.partition.skip_markers(start)
+        return bool(read(self, start, stop, records, now_ms))
+
+    return mutated
+
+
+def _eager_over_a_gap(fold_acked: Any) -> Any:
+    def mutated(self: Owner, now_ms: int) -> None:
+        if self._acked and self.phase is Phase.SERVING:
+            self.partition.skip_markers(min(self._acked))
+        fold_acked(self, now_ms)
+
+    return mutated
+
+
+def _number_again(failed: Any) -> Any:
+    def mutated(self: Owner, seq: int) -> None:
+        starts = [marker.delivery for marker in self._sent.get(seq, ()) if isinstance(marker, Start)]
+        failed(self, seq)
+        if starts and min(starts) + len(starts) - 1 == self._delivery:
+            self._delivery -= len(starts)
+
+    return mutated
+
+
+def _hand_out_unfolded(acknowledged: Any) -> Any:
+    def mutated(self: Owner, seq: int, offset: int, timestamp_ms: int, markers: Any, now_ms: int) -> None:
+        acknowledged(self, seq, offset, timestamp_ms, markers, now_ms)
+        for marker in markers:
+            pending = self._pending.get(marker.delivery) if isinstance(marker, Start) else None
+            if pending is not None and pending.receiver == "receiver" and not pending.gone:
+                until_ms = pending.sent_ms + pending.lease_ms
+                if now_ms < until_ms:
+                    receipt = (self.epoch, pending.delivery)
+                    self.handouts.append(Handout(pending.receiver, receipt, pending.offsets, until_ms))
+
+    return mutated
+
+
+def _hand_out_late(resolve: Any) -> Any:
+    def mutated(self: Owner, pending: Any, now_ms: int, lost: bool = False) -> None:
+        pending.sent_ms = now_ms
+        resolve(self, pending, now_ms, lost)
+
+    return mutated
+
+
+def _foreign_own_ignored(owned: Any) -> Any:
+    def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
+        if own.nonce == self.nonce:
+            owned(self, own, offset, now_ms)
+
+    return mutated
+
+
+def _any_own_of_mine(owned: Any) -> Any:
+    def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
+        if own.worker == self.worker and self.phase is Phase.CATCHING_UP:
+            own = m.Own(own.worker, self.nonce)
+        owned(self, own, offset, now_ms)
+
+    return mutated
+
+
+def _serves_unfolded(restore: Any) -> Any:
+    def mutated(self: Owner, *args: Any) -> None:
+        restore(self, *args)
+        if self.phase is Phase.CATCHING_UP:
+            self.phase, self.epoch = Phase.SERVING, args[-1]
+
+    return mutated
+
+
+class EndsBeforeCopies(Worker):
+    """Ends a dead letter before its copy is in the log."""
+
+    def copy(self, offset: int) -> None:
+        super().copy(offset)
+        assert self.owner is not None
+        self.owner.ended_as("dead", [offset])
+
+
+MUTATIONS = {
+    "start of an old epoch": Mutation(
+        "a start whose epoch is not the last folded own is ignored", _replaced(Partition, "_start", _of_any_epoch)
+    ),
+    "owner's end of an old epoch": Mutation(
+        "so is an owner's end", _replaced(Partition, "_end", _of_any_epoch_if_not_acked)
+    ),
+    "purge of an old epoch": Mutation("and a purge", _replaced(Partition, "_purge", _of_any_epoch)),
+    "start on a lease": Mutation(
+        "a start takes effect only where no lease is unexpired", _replaced(Partition, "_start", _busy_or_not)
+    ),
+    "markers in reverse": Mutation(
+        "order per message is the order in the markers partition", _replaced(Partition, "fold", _in_reverse)
+    ),
+    "release of another epoch": Mutation(
+        "keepalive and release carry the epoch of their delivery",
+        _replaced(Partition, "_change", _of_any_delivery("epoch")),
+    ),
+    "release of another delivery": Mutation(
+        "and its number: only the current delivery", _replaced(Partition, "_change", _of_any_delivery("delivery"))
+    ),
+    "end of the current delivery only": Mutation(
+        "an end of an older delivery still finishes the message",
+        _replaced(Partition, "_end", _of_the_current_delivery_only),
+    ),
+    "clock not clamped": Mutation(
+        "the clock advances by at most 5 s a record",
+        lambda: mock.patch.object(partition_module, "CLOCK_STEP_MS", 1 << 40),
+    ),
+    "clock runs back": Mutation("and never back", _replaced(Partition, "fold", _clock_runs_back)),
+    "gap in the queue": Mutation("queue chunks are contiguous", _replaced(Partition, "ingest", _over_a_gap)),
+    "gap in the markers": Mutation(
+        "markers chunks are contiguous", _replaced(Owner, "read_markers", _over_a_gap_of_markers)
+    ),
+    "eager over a gap": Mutation(
+        "an own append is folded at once only when contiguous", _replaced(Owner, "_fold_acked", _eager_over_a_gap)
+    ),
+    "delivery number used again": Mutation(
+        "a number ever sent is not used again, even if its append failed", _replaced(Owner, "failed", _number_again)
+    ),
+    "hand-out at the acknowledgement": Mutation(
+        "only what the folded start took effect on is handed out",
+        _replaced(Owner, "acknowledged", _hand_out_unfolded),
+    ),
+    "hand-out after the lease": Mutation(
+        "it hands out only while the lease has not run out on its own clock",
+        _replaced(Owner, "_resolve", _hand_out_late),
+    ),
+    "foreign own ignored": Mutation(
+        "a worker that folds a foreign own stops", _replaced(Owner, "_owned", _foreign_own_ignored)
+    ),
+    "older own of mine": Mutation("own carries a nonce per attempt", _replaced(Owner, "_owned", _any_own_of_mine)),
+    "serving before the own is folded": Mutation(
+        "a worker serves only after it has folded its own marker", _replaced(Owner, "restore", _serves_unfolded)
+    ),
+    "own after the tables": Mutation("append own, then read the tables", worker=ClaimsLate),
+    "lowest manifest": Mutation(
+        "recovery takes the manifest with the highest epoch",
+        lambda: mock.patch.object(owner_module, "max", min, create=True),
+    ),
+    "manifest before its rows": Mutation(
+        "the manifest is written when all rows are acknowledged", _replaced(Owner, "step", _manifest_at_once)
+    ),
+    "manifest captured late": Mutation(
+        "the manifest is captured in the same instant as the rows", _replaced(Owner, "step", _manifest_of_later)
+    ),
+    "rows changed in place": Mutation(
+        "rows are new, never changed in place", _replaced(Partition, "_row_key", _few_keys)
+    ),
+    "deletions before the fence": Mutation(
+        "deletions only after a tick behind the manifest is folded", _replaced(Owner, "written", _retire_at_once)
+    ),
+    "records deleted before the fence": Mutation("DeleteRecords too", worker=DeletesEarly),
+    "dead letter ended before its copy": Mutation("the copy first, then the end", worker=EndsBeforeCopies),
+    "no own in the manifest": Mutation("the manifest has the last folded own", _manifest_without(own=-1)),
+    "no last timestamp in the manifest": Mutation("and the last timestamp", _manifest_without(last_timestamp_ms=-1)),
+    "no clock in the manifest": Mutation("and the clock", _manifest_without(clock_ms=0)),
+    "no purges in the manifest": Mutation("and the purges above its position", _manifest_without(purges={})),
+    "no done in the manifest": Mutation("and what is done above its position", _manifest_without(done=[])),
+    "no copies in the manifest": Mutation("and the origins of copies", _manifest_without(copied={})),
+}

@@ -1,0 +1,296 @@
+"""Claiming a partition, catching up, serving, and losing it."""
+
+from __future__ import annotations
+
+import pytest
+
+from marq.core import markers
+from marq.core.markers import End, Own, Start, Tick
+from marq.core.owner import Limits, Phase
+from marq.errors import RowError
+from tests.unit.core_helpers import LEASE_MS, Broker, Worker
+
+
+def test_nothing_is_read_before_the_tables_were() -> None:
+    worker = Worker()
+    worker.claim()
+
+    assert not worker.owner.read_markers(0, 1, worker.broker.log, 0)
+    assert worker.owner.phase is Phase.CLAIMING
+
+
+def test_a_worker_serves_once_its_own_marker_is_folded() -> None:
+    worker = Worker()
+    worker.broker.append(markers.encode([Tick()]))
+    epoch = worker.claim()
+    worker.restore()
+    before = worker.owner.phase
+
+    worker.read_markers()
+
+    assert before is Phase.CATCHING_UP
+    assert worker.owner.serving
+    assert worker.owner.epoch == epoch == 1
+
+
+def test_while_catching_up_it_delivers_nothing_and_takes_no_effect() -> None:
+    worker = Worker()
+    worker.send(3)
+    worker.claim()
+    worker.restore()
+    worker.read_queue()
+
+    assert worker.owner.acquire(["q"], 10, "r", 0, lease_ms=LEASE_MS) is None
+    assert worker.owner.work(0) is None
+    assert not worker.owner.tick(10_000)
+    assert worker.owner.step(10_000) is None
+    worker.owner.ended_as("dead", [0])
+    worker.owner.purge("q", 3)
+    assert worker.owner.appends == []
+
+
+def test_starts_of_the_former_owner_hold_until_their_leases_are_over() -> None:
+    first = Worker().serve()
+    first.send(2)
+    first.receive(1, lease_ms=5_000)
+
+    second = Worker(first.broker, name="w2", queue_log=first.queue_log).serve()
+    now = [h.offsets for h in second.receive(10)]
+    second.wait(6_000)
+
+    assert now == [[1]]
+    assert [h.offsets for h in second.receive(10)] == [[0]]
+    assert second.owner.partition.receives(0) == 2
+
+
+def test_what_the_former_owner_acked_is_done() -> None:
+    first = Worker().serve()
+    first.send(2)
+    (handout,) = first.receive(1)
+    first.owner.acked(handout.offsets, handout.receipt)
+    first.flush()
+
+    second = Worker(first.broker, name="w2", queue_log=first.queue_log).serve()
+
+    assert [h.offsets for h in second.receive(10)] == [[1]]
+
+
+def test_a_start_by_the_former_owner_after_the_own_marker_is_ignored() -> None:
+    first = Worker().serve()
+    first.send(1)
+    first.owner.acquire(["q"], 1, "r", first.clock_ms, lease_ms=LEASE_MS)
+    second = Worker(first.broker, name="w2", queue_log=first.queue_log)
+    second.claim()
+    first.append()
+    second.restore()
+    second.read_markers()
+    second.read_queue()
+
+    first.read_markers()
+
+    assert first.owner.phase is Phase.LOST
+    assert first.handouts() == []
+    assert [h.offsets for h in second.receive()] == [[0]]
+
+
+def test_a_foreign_own_marker_ends_everything_at_once() -> None:
+    worker = Worker().serve()
+    worker.send(3)
+    worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=LEASE_MS)
+    worker.append()
+    worker.broker.append(markers.encode([Own("other", "other/1")]))
+
+    worker.read_markers()
+
+    assert worker.owner.phase is Phase.LOST
+    assert not worker.owner.serving
+    assert worker.handouts() == []
+    assert worker.owner.appends == []
+    assert worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=LEASE_MS) is None
+    assert worker.owner.work(worker.clock_ms) is None
+    assert worker.owner.step(worker.clock_ms + 60_000) is None
+    assert not worker.owner.tick(worker.clock_ms + 60_000)
+
+
+def test_an_own_marker_of_another_attempt_of_the_same_worker_is_foreign() -> None:
+    worker = Worker(nonce="w1/first").serve()
+
+    worker.broker.append(markers.encode([Own("w1", "w1/second")]))
+    worker.read_markers()
+
+    assert worker.owner.phase is Phase.LOST
+
+
+def test_an_own_marker_that_was_appended_twice_ends_the_attempt() -> None:
+    """Deliveries of the first are void from the second on: none of them may stay reserved for ever."""
+    worker = Worker().serve()
+
+    worker.claim()
+    worker.read_markers()
+
+    assert worker.owner.phase is Phase.LOST
+
+
+def test_older_own_markers_of_others_are_history() -> None:
+    broker = Broker()
+    for other in ("a", "b"):
+        broker.append(markers.encode([Own(other, f"{other}/1")]))
+
+    assert Worker(broker).serve().owner.epoch == 2
+
+
+# ---------------------------------------------------------------------- reading markers
+
+
+def test_a_chunk_of_markers_beyond_what_was_folded_is_refused() -> None:
+    worker = Worker().serve()
+
+    assert not worker.owner.read_markers(5, 6, [], worker.clock_ms)
+    assert worker.owner.partition.markers_position == 1
+
+
+def test_a_record_that_is_read_twice_is_folded_once() -> None:
+    worker = Worker().serve()
+    worker.send(1)
+    worker.receive(1, lease_ms=0)
+    worker.flush()
+    before = worker.owner.partition.receives(0)
+
+    assert worker.owner.read_markers(0, len(worker.broker.log), worker.broker.log, worker.clock_ms)
+
+    assert worker.owner.partition.receives(0) == before
+
+
+def test_control_records_in_the_markers_topic_are_passed_over() -> None:
+    worker = Worker().serve()
+
+    assert worker.owner.read_markers(1, 4, [], worker.clock_ms)
+    assert worker.owner.partition.markers_position == 4
+
+
+@pytest.mark.parametrize("value", [None, b"", b"junk", b'{"v": 2, "markers": []}', b'{"v":1,"markers":[{"type":"?"}]}'])
+def test_an_unreadable_record_changes_nothing_but_the_clock(value: bytes | None) -> None:
+    worker = Worker().serve()
+    worker.send(1)
+    worker.broker.now_ms += 700
+    worker.broker.append(value)
+
+    worker.read_markers()
+
+    assert worker.owner.partition.clock_ms == 700
+    assert worker.owner.partition.counters["unreadable_markers"] == 1
+    assert [h.offsets for h in worker.receive()] == [[0]]
+
+
+def test_acks_of_receivers_may_come_from_any_server() -> None:
+    worker = Worker().serve()
+    worker.send(1)
+    (handout,) = worker.receive()
+    epoch, delivery = handout.receipt
+
+    worker.broker.append(markers.encode([End(epoch, [0, 1], "acked", delivery)], "somebody", 1))
+    worker.read_markers()
+
+    assert worker.owner.partition.messages == {}
+
+
+# ---------------------------------------------------------------------- recovery
+
+
+def test_in_topic_mode_the_users_log_is_read_from_where_it_begins() -> None:
+    worker = Worker(limits=Limits(queue_id="events"))
+    worker.claim()
+
+    worker.restore(log_start=(10_000_000, 0))
+
+    assert worker.owner.partition.position == 10_000_000
+
+
+def test_a_log_whose_beginning_was_deleted_has_a_manifest_or_is_an_error() -> None:
+    worker = Worker()
+    worker.claim()
+
+    with pytest.raises(RowError, match="there is no manifest"):
+        worker.restore(log_start=(7, 0))
+
+
+def test_a_manifest_of_a_later_epoch_means_that_the_claim_is_lost() -> None:
+    first = Worker().serve()
+    slow = Worker(first.broker, name="slow")
+    claimed = slow.claim()
+    second = Worker(first.broker, name="w2").serve()
+    second.send(1)
+    second.checkpoint()
+    slow.table = second.table
+
+    slow.restore(own_offset=claimed)
+
+    assert slow.owner.phase is Phase.LOST
+
+
+def test_the_newest_manifest_is_taken() -> None:
+    first = Worker().serve()
+    first.send(3)
+    first.checkpoint()
+    second = Worker(first.broker, name="w2", queue_log=first.queue_log, table=first.table).serve()
+    (handout,) = second.receive(1)
+    second.owner.acked(handout.offsets, handout.receipt)
+    second.flush()
+    stale = dict(first.table)
+    second.checkpoint()
+
+    table = {**stale, **second.table}
+    third = Worker(first.broker, name="w3", queue_log=first.queue_log, table=table)
+    third.claim()
+    third.restore()
+
+    assert third.owner.partition.own == second.owner.epoch
+
+
+@pytest.mark.parametrize(("log_start", "topic"), [((3, 0), "queue"), ((0, 99), "markers")])
+def test_a_log_that_begins_beyond_the_manifest_is_a_loud_error(log_start: tuple[int, int], topic: str) -> None:
+    first = Worker().serve()
+    first.send(2)
+    first.checkpoint()
+    second = Worker(first.broker, name="w2", table=first.table)
+    second.claim()
+
+    with pytest.raises(RowError, match=f"the {topic} topic begins at"):
+        second.restore(log_start)
+
+
+def test_a_named_row_that_is_missing_is_an_error() -> None:
+    first = Worker().serve()
+    first.send(2)
+    first.owner.under_pressure = True
+    first.checkpoint()
+    table = {key: value for key, value in first.table.items() if "messages" not in key}
+    second = Worker(first.broker, name="w2", table=table)
+    second.claim()
+
+    with pytest.raises(RowError, match="missing"):
+        second.restore()
+
+
+def test_rows_that_no_manifest_names_are_ignored_and_then_deleted() -> None:
+    first = Worker().serve()
+    first.send(2)
+    first.checkpoint()
+    first.table["0/0/messages/77"] = b"half a checkpoint of a worker that died"
+
+    second = Worker(first.broker, name="w2", queue_log=first.queue_log, table=first.table).serve()
+    second.receive(1)
+    second.checkpoint()
+
+    assert "0/0/messages/77" not in second.table
+    assert [key for key in second.table if key.count("/") == 1] == [f"0/{second.owner.epoch}"]
+
+
+def test_a_delivery_of_a_zombie_in_an_unfolded_epoch_is_not_its_owners() -> None:
+    worker = Worker().serve()
+    worker.send(1)
+    worker.broker.append(markers.encode([Start(99, 1, [0, 1], LEASE_MS)]))
+
+    worker.read_markers()
+
+    assert [h.offsets for h in worker.receive()] == [[0]]

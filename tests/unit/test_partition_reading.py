@@ -1,0 +1,336 @@
+"""Reading the queue log: contiguity, holes, what is no message, topic mode, copies of dead letters."""
+
+from __future__ import annotations
+
+import pytest
+
+from marq.core.partition import MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX, Partition
+from marq.core.rows import Record
+from tests.unit.core_helpers import DEFAULTS, EPOCH_MS, TwoLogs, picture
+
+
+def records(*offsets: int) -> list[Record]:
+    return [Record(o, EPOCH_MS, b"q", b"x") for o in offsets]
+
+
+def served(**options: object) -> TwoLogs:
+    logs = TwoLogs(**options)  # type: ignore[arg-type]
+    logs.own()
+    return logs
+
+
+# ---------------------------------------------------------------------- contiguous reads
+
+
+def test_a_chunk_that_begins_beyond_what_was_read_is_refused_and_changes_nothing() -> None:
+    partition = Partition(0)
+    partition.ingest(0, 3, records(0, 1, 2))
+    before = picture(partition)
+
+    assert not partition.ingest(4, 6, records(4, 5))
+    assert picture(partition) == before
+
+
+def test_a_chunk_that_was_read_before_changes_nothing() -> None:
+    partition = Partition(0)
+    partition.ingest(0, 3, records(0, 1, 2))
+    before = picture(partition)
+
+    assert partition.ingest(0, 3, records(0, 1, 2))
+    assert picture(partition) == before
+
+
+def test_of_a_chunk_that_overlaps_only_the_new_part_is_read() -> None:
+    logs = served()
+    logs.partition.ingest(0, 3, records(0, 1, 2))
+
+    logs.partition.ingest(1, 5, records(1, 2, 3, 4))
+
+    assert logs.partition.position == 5
+    assert logs.take_all() == [0, 1, 2, 3, 4]
+
+
+# ---------------------------------------------------------------------- holes
+
+
+def test_offsets_that_the_log_does_not_hold_are_done() -> None:
+    logs = served()
+    first, missing, last = logs.send(), logs.hole(3), logs.send()
+
+    logs.read()
+
+    assert logs.states(missing) == ["done"] * 3
+    assert logs.take_all() == [first, last]
+
+
+def test_a_hole_at_the_end_of_a_chunk_moves_the_position() -> None:
+    logs = served()
+    logs.send()
+    logs.hole(2)
+
+    logs.read()
+
+    assert logs.partition.position == 3
+
+
+def test_a_start_of_a_hole_that_was_not_read_yet_comes_to_nothing() -> None:
+    logs = served()
+    message, (missing,) = logs.send(), logs.hole()
+    logs.start(message, missing)
+
+    logs.read()
+
+    assert logs.states([message, missing]) == ["in flight", "done"]
+    assert missing not in logs.partition.holds
+
+
+def test_a_start_of_a_hole_has_no_effect() -> None:
+    logs = served()
+    (missing,) = logs.hole()
+    logs.read()
+
+    assert logs.start(missing).offsets == []
+
+
+def test_a_log_that_begins_at_ten_million_is_read_from_there() -> None:
+    logs = served(queue_id="events", first=10_000_000)
+    offsets = [logs.send(None), logs.send(b"key")]
+
+    logs.read()
+    logs.persist()
+
+    assert logs.take(queue="events") == offsets
+
+
+def test_a_hole_of_a_billion_offsets_costs_nothing() -> None:
+    logs = served()
+    before = logs.send()
+    logs.hole(1_000_000_000)
+    after = logs.send()
+
+    logs.read()
+    logs.persist()
+    logs.crash()
+
+    assert logs.take_all() == [before, after]
+
+
+# ---------------------------------------------------------------------- what is no message
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "reason"),
+    [
+        (None, [], "no queue: the key is null"),
+        (b"", [], "no queue: the key is no queue id"),
+        (b"\xff\xfe", [], "no queue: the key is no queue id"),
+        (b"n" * (QUEUE_NAME_MAX + 1), [], "no queue: the key is no queue id"),
+        (b"q", [("marq-delay-ms", b"soon")], "header marq-delay-ms is not a number of milliseconds"),
+        (b"q", [("marq-delay-ms", b"-5")], "header marq-delay-ms is not a number of milliseconds"),
+        (b"q", [("marq-delay-ms", b"1_000")], "header marq-delay-ms is not a number of milliseconds"),
+        (b"q", [("marq-delay-ms", None)], "header marq-delay-ms is not a number of milliseconds"),
+        (b"q", [("marq-ttl-ms", b"")], "header marq-ttl-ms is not a number of milliseconds"),
+        (b"q", [("marq-ttl-ms", b"9" * 5_000)], "header marq-ttl-ms is not a number of milliseconds"),
+    ],
+)
+def test_a_record_that_is_no_message_is_poison(key: bytes | None, headers: list[tuple[str, bytes]], reason: str) -> None:
+    logs = served()
+    record = logs.send(key, headers=headers)
+    logs.read()
+
+    assert logs.state(record) == "poison"
+    assert logs.take() == []
+    assert logs.partition.due(lambda queue: DEFAULTS).poison == [(record, reason)]
+
+
+def test_poison_is_listed_once_until_its_end_failed() -> None:
+    logs = served()
+    record = logs.send(None)
+    logs.read()
+    logs.partition.due(lambda queue: DEFAULTS)
+
+    again = logs.partition.due(lambda queue: DEFAULTS).poison
+    logs.partition.put_back([record])
+
+    assert again == []
+    assert [o for o, _ in logs.partition.due(lambda queue: DEFAULTS).poison] == [record]
+
+
+def test_poison_among_messages_holds_none_of_them_up() -> None:
+    logs = served()
+    offsets = [logs.send("q"), logs.send(None), logs.send("q"), logs.send(b"\xff"), logs.send("q")]
+
+    logs.read()
+
+    assert logs.take_all() == [offsets[0], offsets[2], offsets[4]]
+
+
+@pytest.mark.parametrize("origin", [b"", b"0", b":", b"a:b", b"0:-1", b"0:" + b"9" * 5_000, b"\xff:1", None])
+def test_a_malformed_origin_is_a_header_like_any_other(origin: bytes | None) -> None:
+    logs = served()
+    message = logs.send(headers=[("marq-origin", origin)])
+
+    logs.read()
+
+    assert logs.take() == [message]
+
+
+def test_a_message_without_a_value_is_a_message() -> None:
+    logs = served()
+    message = logs.send(value=None)
+
+    logs.read()
+
+    assert logs.take() == [message]
+    assert logs.partition.bytes == MESSAGE_OVERHEAD_BYTES
+
+
+def test_headers_count_as_payload() -> None:
+    logs = served()
+    message = logs.send(headers=[("attribute", b"v" * 991), ("null", None)])
+    logs.read()
+    before = logs.partition.bytes
+
+    logs.ack(logs.start(message))
+
+    assert before == MESSAGE_OVERHEAD_BYTES + 1 + 1_000 + 4
+    assert logs.partition.bytes == 0
+
+
+# ---------------------------------------------------------------------- topic mode
+
+
+def test_in_topic_mode_all_records_are_of_one_queue_whatever_their_keys() -> None:
+    logs = served(queue_id="events")
+    offsets = [logs.send(key) for key in (None, b"", b"\xff", b"a", b"b" * 1_000)]
+
+    logs.read()
+
+    assert logs.take(queue="events") == offsets
+
+
+def test_in_topic_mode_an_origin_header_is_the_users_own() -> None:
+    logs = served(queue_id="events")
+    offsets = [logs.send(None, headers=[("marq-origin", b"0:5")]) for _ in range(2)]
+
+    logs.read()
+
+    assert logs.take(queue="events") == offsets
+
+
+def test_in_topic_mode_a_restart_finds_the_same_queue() -> None:
+    logs = served(queue_id="events")
+    offsets = [logs.send(key) for key in (None, b"a")]
+    logs.read()
+    logs.persist()
+
+    logs.crash()
+
+    assert logs.take(queue="events") == offsets
+
+
+# ---------------------------------------------------------------------- copies of dead letters
+
+
+def copy_of(logs: TwoLogs, origin: int, partition: int = 0) -> int:
+    return logs.send("q.dead", headers=[("marq-origin", b"%d:%d" % (partition, origin))])
+
+
+def test_of_two_copies_of_one_dead_letter_the_second_is_purged() -> None:
+    logs = served()
+    message = logs.send()
+    first, second = copy_of(logs, message), copy_of(logs, message)
+
+    logs.read()
+
+    assert logs.states([first, second]) == ["ready", "double"]
+    assert logs.partition.due(lambda queue: DEFAULTS).purged == [second]
+    assert logs.take(queue="q.dead") == [first]
+
+
+def test_a_double_is_gone_for_good_once_its_end_is_folded() -> None:
+    logs = served()
+    logs.send()
+    copy_of(logs, 0)
+    double = copy_of(logs, 0)
+    logs.read()
+    logs.partition.due(lambda queue: DEFAULTS)
+
+    logs.finish("purged", double)
+    logs.partition.unreserve([double])
+
+    assert logs.state(double) == "done"
+    assert logs.partition.due(lambda queue: DEFAULTS).purged == []
+
+
+def test_a_double_in_a_purged_queue_is_gone_for_good() -> None:
+    logs = served()
+    logs.send()
+    copy_of(logs, 0)
+    double = copy_of(logs, 0)
+    logs.purge("q.dead")
+
+    logs.read()
+
+    assert logs.state(double) == "done"
+    assert logs.partition.due(lambda queue: DEFAULTS).purged == []
+
+
+def test_copies_of_different_messages_and_of_other_partitions_are_no_doubles() -> None:
+    logs = served()
+    copies = [copy_of(logs, 0), copy_of(logs, 1), copy_of(logs, 0, partition=1), copy_of(logs, 0, partition=1)]
+
+    logs.read()
+
+    assert logs.take(queue="q.dead") == copies
+
+
+def test_a_second_copy_is_known_when_the_first_was_finished_before_it_was_read() -> None:
+    logs = served()
+    logs.send()
+    first, second = copy_of(logs, 0), copy_of(logs, 0)
+    logs.ack(logs.start(first))
+
+    logs.read()
+
+    assert logs.states([first, second]) == ["done", "double"]
+
+
+def test_a_second_copy_is_known_after_a_restart() -> None:
+    logs = served()
+    logs.send()
+    first = copy_of(logs, 0)
+    logs.read()
+    logs.ack(logs.start(first))
+    logs.persist()
+
+    logs.crash()
+    second = copy_of(logs, 0)
+    logs.read()
+
+    assert logs.state(second) == "double"
+
+
+def test_origins_are_forgotten_in_time_so_that_the_manifest_stays_small() -> None:
+    logs = served()
+    logs.send()
+    logs.ack(logs.start(copy_of(logs, 0)))
+    logs.read()
+
+    logs.wait(610_000)
+    logs.persist()
+
+    assert logs.partition.copied == {}
+
+
+def test_no_more_origins_are_remembered_than_fit_a_manifest() -> None:
+    logs = served()
+    for origin in range(21_000):
+        copy_of(logs, origin)
+    logs.read()
+
+    checkpoint = logs.persist()
+
+    assert checkpoint is not None
+    assert min(logs.partition.copied) == 1_000
+    assert len(checkpoint.manifest) < 1 << 20

@@ -1,0 +1,325 @@
+"""Time is what the log says: delays, time to live, leases and the clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from marq.core.markers import Tick
+from marq.core.partition import CLOCK_STEP_MS
+from marq.core.policies import QueueSettings
+from tests.unit.core_helpers import DEFAULTS, TwoLogs
+
+
+def served() -> TwoLogs:
+    logs = TwoLogs()
+    logs.own()
+    return logs
+
+
+# ---------------------------------------------------------------------- the partition clock
+
+
+def test_the_clock_advances_with_the_markers_topic() -> None:
+    logs = served()
+
+    logs.mark(Tick(), after_ms=700)
+    logs.mark(Tick(), after_ms=300)
+
+    assert logs.partition.clock_ms == 1_000
+
+
+def test_the_first_record_of_all_does_not_move_the_clock() -> None:
+    assert served().partition.clock_ms == 0
+
+
+def test_a_broker_clock_that_steps_back_does_not_move_the_partition_clock() -> None:
+    logs = served()
+    logs.mark(Tick(), after_ms=1_000)
+
+    logs.mark(Tick(), after_ms=-60_000)
+    logs.mark(Tick(), after_ms=500)
+
+    assert logs.partition.clock_ms == 1_500
+
+
+def test_a_broker_clock_that_jumps_ahead_moves_leases_by_five_seconds_at_most() -> None:
+    logs = served()
+    message = logs.send()
+    logs.read()
+    logs.start(message, lease_ms=30_000)
+
+    logs.mark(Tick(), after_ms=3_600_000)
+
+    assert logs.partition.clock_ms == CLOCK_STEP_MS
+    assert logs.state(message) == "in flight"
+
+
+def test_after_an_outage_a_receiver_gets_to_ack_first() -> None:
+    logs = served()
+    message = logs.send()
+    logs.read()
+    delivery = logs.start(message, lease_ms=10_000)
+    logs.mark(Tick(), after_ms=600_000)
+
+    assert logs.ack(delivery) == [message]
+
+
+def test_reading_messages_does_not_move_leases() -> None:
+    logs = served()
+    message = logs.send()
+    logs.read()
+    logs.start(message, lease_ms=10_000)
+    logs.now_ms += 3_600_000
+    logs.send()
+
+    logs.read()
+
+    assert logs.state(message) == "in flight"
+
+
+# ---------------------------------------------------------------------- delays
+
+
+def test_a_message_with_a_delay_waits_for_it() -> None:
+    logs = served()
+    message = logs.send(delay_ms=3_000)
+    logs.read()
+
+    logs.wait(2_999)
+    before = (logs.state(message), logs.take())
+    logs.wait(1)
+
+    assert before == ("delayed", [])
+    assert (logs.state(message), logs.take()) == ("ready", [message])
+
+
+def test_a_delay_is_over_by_the_greatest_timestamp_of_either_log() -> None:
+    logs = served()
+    message = logs.send(delay_ms=3_000)
+    logs.read()
+    logs.now_ms += 3_000
+    logs.send("other")
+
+    logs.read()
+
+    assert logs.take() == [message]
+
+
+def test_a_delay_that_was_over_when_the_message_was_read_delays_nothing() -> None:
+    logs = served()
+    first, second = logs.send(delay_ms=1_000), logs.send()
+    logs.wait(1_000)
+
+    logs.read()
+
+    assert logs.take() == [first, second]
+
+
+def test_a_message_whose_delay_is_over_comes_in_at_its_place() -> None:
+    logs = served()
+    offsets = [logs.send(), logs.send(delay_ms=1_000), logs.send()]
+    logs.read()
+    logs.wait(1_000)
+
+    assert logs.take_all() == offsets
+
+
+def test_a_delayed_message_can_be_finished_by_the_owner() -> None:
+    logs = served()
+    message = logs.send(delay_ms=1_000)
+    logs.read()
+    logs.finish("purged", message)
+    logs.wait(2_000)
+
+    assert logs.take() == []
+    assert logs.partition.next_due_ms() is None
+
+
+# ---------------------------------------------------------------------- time to live
+
+
+def expired(logs: TwoLogs, settings: QueueSettings = DEFAULTS, queues: tuple[str, ...] = ()) -> list[int]:
+    return logs.partition.due(lambda queue: settings, queues).expired
+
+
+def test_a_message_past_its_time_to_live_is_due_to_expire() -> None:
+    logs = served()
+    message = logs.send(ttl_ms=2_000)
+    logs.read()
+
+    logs.wait(1_999)
+    before = expired(logs)
+    logs.wait(1)
+
+    assert (before, expired(logs)) == ([], [message])
+
+
+def test_expiry_is_no_end_before_its_marker() -> None:
+    logs = served()
+    message = logs.send(ttl_ms=2_000)
+    logs.read()
+    logs.wait(2_000)
+    due = expired(logs)
+
+    logs.partition.put_back(due)  # the append failed
+
+    assert expired(logs) == [message]
+    logs.finish("expired", message)
+    assert logs.state(message) == "done"
+
+
+def test_what_is_past_its_time_to_live_is_not_delivered() -> None:
+    logs = served()
+    logs.send(ttl_ms=2_000)
+    keeps = logs.send()
+    logs.read()
+    logs.wait(2_000)
+
+    assert logs.take() == [keeps]
+
+
+def test_a_message_in_flight_does_not_expire_under_its_receiver() -> None:
+    logs = served()
+    message = logs.send(ttl_ms=2_000)
+    logs.read()
+    logs.start(message, lease_ms=10_000)
+    logs.wait(5_000)
+    before = expired(logs)
+
+    logs.wait(5_000)
+
+    assert (before, expired(logs)) == ([], [message])
+
+
+def test_a_message_given_back_after_its_time_to_live_expires() -> None:
+    logs = served()
+    message = logs.send(ttl_ms=2_000)
+    logs.read()
+    delivery = logs.start(message)
+    logs.wait(2_000)
+    expired(logs)
+
+    logs.release(delivery, counted=False)
+
+    assert expired(logs) == [message]
+
+
+def test_the_time_to_live_of_the_queue_is_for_messages_without_one() -> None:
+    logs = served()
+    plain, own = logs.send(), logs.send(ttl_ms=60_000)
+    logs.read()
+    logs.wait(5_000)
+
+    assert expired(logs, QueueSettings(ttl_ms=5_000), ("q",)) == [plain]
+    assert logs.take(settings=QueueSettings(ttl_ms=5_000)) == [own]
+
+
+def test_the_time_to_live_of_the_queue_holds_for_parked_messages() -> None:
+    logs = served()
+    offsets = logs.send_many(3)
+    logs.read()
+    logs.persist()
+    logs.partition.shed(1 << 30)
+    logs.wait(5_000)
+
+    assert expired(logs, QueueSettings(ttl_ms=5_000), ("q",)) == offsets
+
+
+def test_the_time_to_live_of_the_queue_holds_for_redeliveries() -> None:
+    logs = served()
+    message = logs.send()
+    logs.read()
+    logs.start(message, lease_ms=1_000)
+    logs.wait(5_000)
+    settings = QueueSettings(ttl_ms=5_000)
+
+    assert logs.take(settings=settings) == []
+    assert expired(logs, settings) == [message]
+
+
+def test_a_message_refused_for_a_setting_that_was_then_taken_back_is_delivered() -> None:
+    logs = served()
+    message = logs.send()
+    logs.read()
+    logs.wait(5_000)
+    logs.take(settings=QueueSettings(ttl_ms=5_000))
+
+    logs.partition.due(lambda queue: DEFAULTS)
+
+    assert logs.take() == [message]
+
+
+def test_a_parked_message_with_time_to_live_keeps_its_place() -> None:
+    """Its delay was over, so it was looked at; then it was parked: it must not be taken for one in memory."""
+    logs = served()
+    message = logs.send(delay_ms=1_000, ttl_ms=60_000)
+    logs.read()
+    logs.persist()
+    logs.wait(1_000)
+    logs.partition.shed(1 << 30)
+
+    logs.partition.due(lambda queue: DEFAULTS)
+
+    assert logs.take() == [message]
+
+
+def test_a_parked_message_expires() -> None:
+    logs = served()
+    message = logs.send(ttl_ms=3_000)
+    logs.read()
+    logs.persist()
+    logs.partition.shed(1 << 30)
+    logs.wait(3_000)
+
+    assert expired(logs) == [message]
+    logs.finish("expired", message)
+    assert logs.state(message) == "done"
+
+
+# ---------------------------------------------------------------------- when something is due
+
+
+def test_nothing_is_due_while_nothing_waits() -> None:
+    logs = served()
+    logs.send()
+    logs.read()
+
+    assert logs.partition.next_due_ms() is None
+
+
+@pytest.mark.parametrize("what", ["lease", "release", "delay", "ttl"])
+def test_the_next_thing_due_is_known_in_log_time(what: str) -> None:
+    logs = served()
+    message = logs.send(delay_ms=4_000 if what == "delay" else None, ttl_ms=4_000 if what == "ttl" else None)
+    logs.read()
+    if what == "lease":
+        logs.start(message, lease_ms=4_000)
+    elif what == "release":
+        logs.release(logs.start(message, lease_ms=60_000), delay_ms=4_000)
+    logs.wait(1_500)
+
+    assert logs.partition.next_due_ms() == 2_500
+
+
+@pytest.mark.parametrize("what", ["lease", "delay", "ttl"])
+def test_a_finished_message_is_nothing_to_wait_for(what: str) -> None:
+    logs = served()
+    message = logs.send(delay_ms=4_000 if what == "delay" else None, ttl_ms=86_400_000 if what == "ttl" else None)
+    logs.read()
+    if what == "delay":
+        logs.finish("purged", message)
+    else:
+        logs.ack(logs.start(message, lease_ms=43_200_000))
+
+    assert logs.partition.next_due_ms() is None
+
+
+def test_an_extended_lease_is_due_at_its_new_end() -> None:
+    logs = served()
+    message = logs.send()
+    logs.read()
+    delivery = logs.start(message, lease_ms=4_000)
+
+    logs.extend(delivery, lease_ms=9_000)
+
+    assert logs.partition.next_due_ms() == 9_000
