@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mode import Service
@@ -43,8 +44,12 @@ SLOW_MS = 100.0
 TURN_S = 0.005
 #: Milliseconds without a call that ends, after which messages that wait for their turn are given back.
 STALLED_MS = 1_000
+#: Milliseconds between failures of one handler that are logged.
+LOG_EVERY_MS = 1_000
 #: A lease is extended when this part of it is over.
 EXTEND_AFTER = 1 / 3
+#: Seconds that starts on their way get to be folded when the worker stops.
+ASKED_GRACE_S = 0.5
 #: Seconds that running calls get to finish when the worker stops.
 STOP_GRACE_S = 3.0
 
@@ -52,14 +57,20 @@ STOP_GRACE_S = 3.0
 class Delivery:
     """Messages of one start that one call, or several single calls, work on."""
 
-    __slots__ = ("extend_at_ms", "lease_ms", "left", "number", "receipt")
+    __slots__ = ("extend_at_ms", "lease_ms", "left", "number", "receipt", "until_ms")
 
-    def __init__(self, number: int, receipt: tuple[int, int], lease_ms: int) -> None:
+    def __init__(self, number: int, receipt: tuple[int, int], lease_ms: int, until_ms: int) -> None:
         self.number = number
         self.receipt = receipt
         self.left: set[int] = set()  # offsets that are neither acknowledged nor given back
         self.lease_ms = lease_ms
+        self.until_ms = until_ms  # no call begins after that: the message may be with another receiver
         self.extend_at_ms = now_ms() + int(lease_ms * EXTEND_AFTER)
+
+
+def _extended(delivery: Delivery, until_ms: int, confirmed: asyncio.Future[int]) -> None:
+    if not confirmed.cancelled() and confirmed.exception() is None:
+        delivery.until_ms = max(delivery.until_ms, until_ms)
 
 
 class Ask:
@@ -89,6 +100,8 @@ class Runner:
         self.tasks: set[asyncio.Task[None]] = set()
         self.calls = 0
         self.failures = 0
+        self._failures_logged = 0
+        self._logged_ms = -LOG_EVERY_MS
         self._mean_ms = SLOW_MS  # nothing is taken ahead before the handler has shown that it is fast
         self._progress_ms = 0
         self._turn = 0
@@ -165,12 +178,14 @@ class Runner:
         else:
             self.asked.pop(held.number, None)
         if handout.offsets:
-            delivery = Delivery(held.number, handout.receipt, ask.lease_ms)
+            delivery = Delivery(held.number, handout.receipt, ask.lease_ms, handout.until_ms)
             messages = self.service.messages(held, handout.offsets, self._settler(delivery))
             delivery.left.update(handout.offsets)
             self.live[delivery] = None
             size = self.handler.batch or 1
             self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
+            if self.service.closing:
+                self._return_waiting()
         self.run()
 
     def forget(self, number: int) -> None:
@@ -195,6 +210,10 @@ class Runner:
         yield_at = loop.time() + TURN_S
         while self.waiting and not self.service.closing:
             delivery, messages = self.waiting.popleft()
+            if now_ms() >= delivery.until_ms:
+                # this process stood still, or Kafka was away: others may have these messages by now
+                self._return([(delivery, messages)])
+                continue
             if not self._spawning:
                 # runs as soon as this call waits for something: then there is time for a further one
                 self._spawning = True
@@ -227,7 +246,7 @@ class Runner:
             self._give_back(delivery, messages, retry.delay_ms)
         except Exception:
             self.failures += 1
-            self.service.log.exception("%s failed on %s", handler.name, messages[0])
+            self._log_failure(messages)
             self._give_back(delivery, messages, None)
         else:
             if handler.manual:
@@ -236,6 +255,15 @@ class Runner:
                 self._ack(delivery, messages)
         finally:
             self._mean_ms += ((loop.time() - began) * 1000 - self._mean_ms) * 0.1
+
+    def _log_failure(self, messages: list[Message]) -> None:
+        """Log the exception at hand; of many in a short time only the first."""
+        if now_ms() < self._logged_ms + LOG_EVERY_MS:
+            return
+        more = self.failures - self._failures_logged - 1
+        self._logged_ms, self._failures_logged = now_ms(), self.failures
+        also = f", after {more} more failures" if more else ""
+        self.service.log.exception("%s failed on %s%s", self.handler.name, messages[0], also)
 
     # ------------------------------------------------------------------ what becomes of messages
 
@@ -307,12 +335,16 @@ class Runner:
             if delivery.left and now >= delivery.extend_at_ms:
                 delivery.extend_at_ms = now + int(delivery.lease_ms * EXTEND_AFTER)
                 epoch, number = delivery.receipt
-                offsets = ranges_of(sorted(delivery.left))
-                self._put(delivery, [Keepalive(epoch, number, offsets, delivery.lease_ms)])
+                keepalive = Keepalive(epoch, number, ranges_of(sorted(delivery.left)), delivery.lease_ms)
+                confirmed = self.service.ownership.outbox(delivery.number).put_confirmed([keepalive])
+                confirmed.add_done_callback(partial(_extended, delivery, now + delivery.lease_ms))
 
     async def close(self) -> None:
         """Give back, uncounted, what no call was made for; let running calls finish for a while."""
         self._return_waiting()
+        deadline = asyncio.get_running_loop().time() + ASKED_GRACE_S
+        while self.asked and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)  # starts on their way: given back as they come
         if self.tasks:
             _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
             for task in late:
@@ -325,10 +357,14 @@ class Runner:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _return_waiting(self) -> None:
+        waiting = list(self.waiting)
+        self.waiting.clear()
+        self._return(waiting)
+
+    def _return(self, calls: list[tuple[Delivery, list[Message]]]) -> None:
         """Release, uncounted, what no call was made for."""
         unread: dict[Delivery, list[int]] = {}
-        while self.waiting:
-            delivery, messages = self.waiting.popleft()
+        for delivery, messages in calls:
             unread.setdefault(delivery, []).extend(self._done(delivery, messages))
         for delivery, offsets in unread.items():
             epoch, number = delivery.receipt

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from aiokafka.errors import KafkaError, KafkaTimeoutError
 from faust.types import TP
 from mode import Service
 
 from app.letters import Letters
 from app.outbox import NOBODY, Outbox, Writer
 from app.tails import Tails
+from app.transport import ProducerFull
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Limits, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.errors import InternalError, MarqError, RowError
@@ -38,6 +40,15 @@ if TYPE_CHECKING:
 CLAIM_TIMEOUT_S = 10.0
 #: Seconds from assignment to serving before the worker gives up: another may do better.
 SERVE_TIMEOUT_S = 60.0
+#: Seconds before a partition that another worker took is taken back, and between attempts of a recovery.
+TAKE_BACK_S = 1.0
+RECOVER_AGAIN_S = 0.2
+#: Seconds before rows of a checkpoint that Kafka did not confirm are written again.
+WRITE_AGAIN_S = 1.0
+#: Milliseconds before memory is looked through again after nothing more could be freed.
+SHED_PAUSE_MS = 100
+#: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
+STUCK_MS = 2_000
 #: Recoveries from the local store that fail before the store is wiped, and from the wiped store before we stop.
 ATTEMPTS = 3
 
@@ -69,7 +80,17 @@ def now_ms() -> int:
 class Held:
     """One partition that is assigned to this worker."""
 
-    __slots__ = ("generation", "number", "outbox", "owner", "paused", "restored", "retire_at_ms")
+    __slots__ = (
+        "checkpoint_s",
+        "generation",
+        "number",
+        "outbox",
+        "owner",
+        "paused",
+        "restored",
+        "retire_at_ms",
+        "seen",
+    )
 
     def __init__(self, number: int, generation: int, owner: Owner, outbox: Outbox) -> None:
         self.number = number
@@ -79,11 +100,25 @@ class Held:
         self.restored = False
         self.paused = False  # reading of the queue topic
         self.retire_at_ms = 0
+        self.seen = (-1, -1)  # positions of queue and markers when they were last looked at
+        self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
 
     @property
     def serving(self) -> bool:
         """True while this worker may hand out messages of the partition."""
         return self.owner.serving
+
+
+#: A row of a checkpoint: table, key, value.
+_Row = tuple["SegmentTable", bytes, bytes]
+
+
+class _Claim(NamedTuple):
+    """A partition whose own marker is durable, at ``own_offset`` (-1: Kafka can't tell)."""
+
+    owner: Owner
+    outbox: Outbox
+    own_offset: int
 
 
 class Ownership(Service):
@@ -107,12 +142,12 @@ class Ownership(Service):
         self.held: dict[int, Held] = {}
         self.receivers: list[Receiver] = []
         self.worker_name = ""
-        self.handed_out = 0
+        self._shed_at_ms = 0
+        self._watched_ms = 0
         self._outboxes: dict[int, Outbox] = {}
-        self._recovery: asyncio.Task[None] | None = None
-        self._again: set[int] = set()
+        self._assigned: set[int] | None = None  # None: no assignment was taken over yet
+        self._recoveries: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[Any]] = set()
-        self._random = random.Random()
         self.letters = Letters(self)
         self.tails = Tails(app, settings)
 
@@ -124,12 +159,9 @@ class Ownership(Service):
     @property
     def ready(self) -> bool:
         """True if every assigned partition is served."""
-        return (
-            self._recovery is not None
-            and self._recovery.done()
-            and not self.app.rebalancing
-            and all(held.serving for held in self.held.values())
-        )
+        if self._assigned is None or self.app.rebalancing:
+            return False
+        return all(number in self.held and self.held[number].serving for number in self._assigned)
 
     # ------------------------------------------------------------------ markers
 
@@ -150,7 +182,6 @@ class Ownership(Service):
         while owner.handouts:
             handouts, owner.handouts = owner.handouts, []
             for handout in handouts:
-                self.handed_out += len(handout.offsets)
                 handout.receiver.handed(held, handout)
         if owner.dead:
             offsets, owner.dead = owner.dead, []
@@ -217,6 +248,28 @@ class Ownership(Service):
             held.owner.tick(now)
             held.owner.work(now, self.catalog.with_ttl)
             self.drain(held)
+        if now - self._watched_ms >= STUCK_MS:
+            self._watched_ms = now
+            for held in self.held.values():
+                self._read_again(held)
+
+    def _read_again(self, held: Held) -> None:
+        """A chunk that was dropped, as at a rebalance, is noticed with the next one; this is for the last of a log."""
+        partition = held.owner.partition
+        consumer = self.app.consumer
+        seen = (partition.position, partition.markers_position)
+        for topic, position, before in (
+            (self.topics.queue, seen[0], held.seen[0]),
+            (self.topics.markers, seen[1], held.seen[1]),
+        ):
+            tp = TP(topic, held.number)
+            if (
+                position == before
+                and position < (consumer.highwater(tp) or 0)
+                and not (held.paused and topic == self.topics.queue)
+            ):
+                consumer.seek_chunks(tp, position, held.generation)
+        held.seen = seen
 
     def _held_of(self, chunk: Chunk) -> Held | None:
         held = self.held.get(chunk.partition)
@@ -232,11 +285,10 @@ class Ownership(Service):
     def regulate(self, held: Held) -> None:
         """Read on or pause: a partition reads ahead of its receivers by so many bytes, the worker holds so many."""
         partition = held.owner.partition
-        wanted = partition.bytes < self.settings.read_ahead_bytes
+        share = self.settings.memory_bytes // max(1, len(self.held))
+        wanted = partition.bytes < min(self.settings.read_ahead_bytes, share)
         if not wanted and held.serving and any(r.starving(held) for r in self.receivers):
             wanted = self._has_memory()
-        if held.serving and wanted and partition.bytes >= self.settings.memory_bytes:
-            wanted = False
         if wanted == held.paused:
             held.paused = not wanted
             tp = TP(self.topics.queue, held.number)
@@ -250,6 +302,8 @@ class Ownership(Service):
         excess = sum(h.owner.partition.bytes for h in self.held.values()) - self.settings.memory_bytes
         if excess < 0:
             return True
+        if now_ms() < self._shed_at_ms:
+            return False
         # a tenth more, so that this does not run again for every chunk
         excess += self.settings.memory_bytes // 10
         for held in sorted(self.held.values(), key=lambda h: -h.owner.partition.bytes):
@@ -259,6 +313,8 @@ class Ownership(Service):
             if excess <= 0:
                 return True
             held.owner.under_pressure = True
+        # what could not be freed waits for a checkpoint, or for receivers; looking again costs a pass over everything
+        self._shed_at_ms = now_ms() + SHED_PAUSE_MS
         return False
 
     def _is_wanted(self, queue: str) -> bool:
@@ -269,28 +325,43 @@ class Ownership(Service):
     def _step(self, held: Held) -> None:
         owner = held.owner
         step = owner.step(now_ms())
-        futures: list[asyncio.Future[Any]] = []
         if isinstance(step, WriteRows):
-            for key, value in step.rows:
-                table = self.tables[key.split("/")[2]]
-                futures.append(table.write(key.encode(), value))
+            rows = [(self.tables[key.split("/")[2]], key.encode(), value) for key, value in step.rows]
         elif isinstance(step, WriteManifest):
-            futures.append(self.tables["progress"].write(step.key.encode(), step.value))
-        elif isinstance(step, Retire):
-            self._retire(held, step)
-        if futures:
-            asyncio.gather(*futures).add_done_callback(lambda done: self._written(held, owner, done))
+            rows = [(self.tables["progress"], step.key.encode(), step.value)]
+        else:
+            if isinstance(step, Retire):
+                self._retire(held, step)
+            return
+        self._when_written(held, rows, [table.write(key, value) for table, key, value in rows])
 
-    def _written(self, held: Held, owner: Owner, done: asyncio.Future[Any]) -> None:
-        if done.cancelled() or not owner.serving:
+    def _when_written(self, held: Held, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
+        done = asyncio.gather(*futures, return_exceptions=True)
+        done.add_done_callback(lambda done: None if done.cancelled() else self._written(held, rows, done.result()))
+
+    def _written(self, held: Held, rows: list[_Row], results: list[Any]) -> None:
+        if self.held.get(held.number) is not held or not held.serving:
             return
-        if done.exception() is not None:
-            self.app.fail(InternalError(f"partition {held.number}: a changelog write failed: {done.exception()!r}"))
+        failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
+        if not failed:
+            held.owner.written(now_ms())
+            self.drain(held)
             return
-        owner.written(now_ms())
-        self.drain(held)
+        for row, error in failed:
+            if not isinstance(error, (KafkaTimeoutError, ProducerFull)):
+                self.app.fail(InternalError(f"partition {held.number}: row {row[1]!r} was not written: {error!r}"))
+                return
+        self.log.warning("Partition %s: Kafka has not confirmed %s rows, writing them again", held.number, len(failed))
+        self.spawn(self._write_again(held, [row for row, _ in failed]))
+
+    async def _write_again(self, held: Held, rows: list[_Row]) -> None:
+        """Kafka was away. A row that is written twice is the same row; the next ones wait for it."""
+        await asyncio.sleep(WRITE_AGAIN_S)
+        if self.held.get(held.number) is held and held.serving:
+            self._when_written(held, rows, [t.write_again(held.number, key, value) for t, key, value in rows])
 
     def _retire(self, held: Held, step: Retire) -> None:
+        held.checkpoint_s = time.monotonic()
         for key in step.rows:
             self.tables[key.split("/")[2]].write(key.encode(), None)
         for key in step.manifests:
@@ -304,10 +375,13 @@ class Ownership(Service):
 
     def on_revoked(self) -> None:
         """The rebalance takes everything first: nothing of it may have effects from here on."""
-        if self._recovery is not None:
-            self._recovery.cancel()
+        self._assigned = None
+        for task in self._recoveries:
+            task.cancel()
         for held in list(self.held.values()):
             self._leave(held)
+        for outbox in self._outboxes.values():
+            outbox.writer = NOBODY  # claims that were under way
 
     def _leave(self, held: Held) -> None:
         del self.held[held.number]
@@ -318,29 +392,30 @@ class Ownership(Service):
     def on_assigned(self, generation: int) -> None:
         """The rebalance has ended, Faust has recovered the tables: take over what is assigned."""
         self.on_revoked()
-        numbers = {tp.partition for tp in self.app.consumer.assignment() if tp.topic == self.topics.markers}
-        self._recovery = asyncio.ensure_future(self._recover_all(generation, sorted(numbers)))
+        self._assigned = {tp.partition for tp in self.app.consumer.assignment() if tp.topic == self.topics.markers}
+        self._take_over(generation, sorted(self._assigned))
 
     def _lost(self, held: Held) -> None:
-        """Another worker's own marker was folded. If the partition is still assigned to us, we take it back."""
+        """Another worker's own marker was folded. While the partition is assigned to us, we take it back."""
         if self.held.get(held.number) is not held:
             return
         self.log.warning("Partition %s was taken over by another worker", held.number)
         self._leave(held)
-        generation = held.generation
+        self._take_over(held.generation, [held.number], TAKE_BACK_S)
 
-        async def take_back() -> None:
-            await self.sleep(1.0)
-            if generation == self.app.consumer_generation_id and not self.app.rebalancing:
-                await self._recover(generation, [held.number])
+    def _take_over(self, generation: int, numbers: list[int], delay_s: float = 0) -> None:
+        task = asyncio.ensure_future(self._recover_in_time(generation, numbers, delay_s))
+        self._recoveries.add(task)
+        task.add_done_callback(self._recoveries.discard)
 
-        self.spawn(take_back())
-
-    async def _recover_all(self, generation: int, numbers: list[int]) -> None:
+    async def _recover_in_time(self, generation: int, numbers: list[int], delay_s: float) -> None:
+        """Ends when the partitions are served, when a rebalance cancels it, or with the worker."""
+        await asyncio.sleep(delay_s)
+        if generation != self.app.consumer_generation_id:
+            return
         try:
-            await asyncio.wait_for(self._recover(generation, numbers), SERVE_TIMEOUT_S)
-        except asyncio.CancelledError:
-            raise
+            async with asyncio.timeout(SERVE_TIMEOUT_S):
+                await self._recover(generation, numbers)
         except TimeoutError:
             missing = [n for n in numbers if n not in self.held or not self.held[n].serving]
             self.app.fail(
@@ -350,28 +425,38 @@ class Ownership(Service):
             self.app.fail(exc)
 
     async def _recover(self, generation: int, numbers: list[int]) -> None:
-        claims = await asyncio.gather(*(self._claim(n) for n in numbers))
-        todo = dict(zip(numbers, claims, strict=True))
-        for attempt in range(2 * ATTEMPTS):
-            if not todo:
-                break
-            await self.tails.read_rest(self.tables.values(), todo)
-            starts = await self.tails.log_starts(self.topics, todo)
-            for number, (owner, outbox) in list(todo.items()):
+        unclaimed, claims = set(numbers), dict[int, _Claim]()
+        attempts: Counter[int] = Counter()
+        while unclaimed or claims:
+            for claim in await asyncio.gather(*(self._claim(number) for number in unclaimed)):
+                claims[claim.owner.number] = claim
+            unclaimed.clear()
+            try:
+                await self.tails.read_rest(self.tables.values(), claims)
+                starts = await self.tails.log_starts(self.topics, claims)
+            except (KafkaError, TimeoutError) as exc:
+                self.log.warning("Recovery of partitions %s: %r, trying again", sorted(claims), exc)
+                await asyncio.sleep(RECOVER_AGAIN_S)
+                continue
+            for number, (owner, outbox, own_offset) in list(claims.items()):
                 try:
-                    owner.restore(*self._rows_of(number), self._loader(number), starts[number])
+                    owner.restore(*self._rows_of(number), self._loader(number), starts[number], own_offset)
                 except RowError as exc:
-                    self.log.warning("Recovery of partition %s, attempt %s: %s", number, attempt + 1, exc)
-                    if attempt == 2 * ATTEMPTS - 1:
+                    attempts[number] += 1
+                    self.log.warning("Recovery of partition %s, attempt %s: %s", number, attempts[number], exc)
+                    if attempts[number] == 2 * ATTEMPTS:
                         raise
-                    if attempt >= ATTEMPTS - 1:
+                    if attempts[number] >= ATTEMPTS:
                         for table in self.tables.values():
                             table.wipe(number)
                     continue
-                del todo[number]
-                self._enter(Held(number, generation, owner, outbox))
-            if todo:
-                await asyncio.sleep(0.2)
+                del claims[number]
+                if owner.phase is Phase.LOST:
+                    unclaimed.add(number)
+                else:
+                    self._enter(Held(number, generation, owner, outbox))
+            if unclaimed or claims:
+                await asyncio.sleep(RECOVER_AGAIN_S)
         while not all(n in self.held and self.held[n].serving for n in numbers):
             await asyncio.sleep(0.01)
 
@@ -384,7 +469,7 @@ class Ownership(Service):
         consumer.start_from(TP(self.topics.markers, held.number), partition.markers_position, held.generation)
         consumer.start_from(TP(self.topics.queue, held.number), partition.position, held.generation)
 
-    async def _claim(self, number: int) -> tuple[Owner, Outbox]:
+    async def _claim(self, number: int) -> _Claim:
         """Append an own marker and wait until it is durable: before the tables are read, not after."""
         limits = self.settings
         while True:
@@ -405,8 +490,7 @@ class Ownership(Service):
             outbox.writer = self._writer(number, owner)
             claimed = outbox.put_confirmed([owner.claim()])
             try:
-                await asyncio.wait_for(claimed, CLAIM_TIMEOUT_S)
-                return owner, outbox
+                return _Claim(owner, outbox, await asyncio.wait_for(claimed, CLAIM_TIMEOUT_S))
             except (TimeoutError, MarqError) as exc:
                 self.log.warning("Partition %s: claim not confirmed (%r), trying again", number, exc)
 

@@ -32,7 +32,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from marq.errors import SettingError
+from marq.errors import MarqError, SettingError
 
 PREFIX = "MARQ_"
 CONFIG_VARIABLE = "MARQ_CONFIG"
@@ -211,7 +211,20 @@ class Settings(BaseSettings):
     def _upper(cls, value: object) -> object:
         return value.upper() if isinstance(value, str) else value
 
-    @field_validator("data_dir", "cache_dir", "kafka_ca_file")
+    @field_validator("queues")
+    @classmethod
+    def _queues_are_possible(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        from app.queues import check_declared
+
+        try:
+            check_declared(value.items())
+        except MarqError as error:
+            raise ValueError(str(error)) from None
+        return value
+
+    @field_validator(
+        "data_dir", "cache_dir", "kafka_ca_file", "web_tls_certificate_file", "web_tls_key_file", "web_tls_ca_file"
+    )
     @classmethod
     def _home(cls, value: Path | None) -> Path | None:
         return value.expanduser() if value is not None else None
@@ -244,7 +257,7 @@ class Settings(BaseSettings):
             raise SettingError("MARQ_KAFKA_USERNAME is set without MARQ_KAFKA_PASSWORD; set both or none")
         return self
 
-    @field_validator("kafka_ca_file")
+    @field_validator("kafka_ca_file", "web_tls_certificate_file", "web_tls_key_file", "web_tls_ca_file")
     @classmethod
     def _file_exists(cls, value: Path | None) -> Path | None:
         if value is not None and not value.is_file():

@@ -8,7 +8,6 @@ one thing, so its queue, its markers and its tables must always be with the same
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -16,6 +15,7 @@ import faust
 from faust.types import TP
 from faust.types.auth import CredentialsT
 
+from app.logs import calm_client
 from app.table import SegmentTable
 from app.transport import ChunkConsumer, ChunkQueue, ChunkTransport, IdempotentProducer, OffsetOutOfRange
 from marq.errors import MarqError
@@ -146,8 +146,7 @@ def create_app(
         cls: the class to make.
         extra: further Faust settings; they win.
     """
-    # aiokafka builds a log record per request at DEBUG, which costs more than the request.
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    calm_client()
     settings: dict[str, Any] = {
         "broker": ";".join(f"kafka://{address.strip()}" for address in bootstrap.split(",")),
         "broker_credentials": credentials,

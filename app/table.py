@@ -181,6 +181,10 @@ class SegmentTable(Table):
         future.add_done_callback(lambda done: self._on_written(partition, incarnation, done))
         return future
 
+    def write_again(self, partition: int, key: bytes, value: bytes | None) -> asyncio.Future[RecordMetadata]:
+        """Append to the changelog a row whose `write` was not confirmed; as `write`, but from anywhere."""
+        return self.app.producer.append(self.changelog_topic_name, partition, value, key)
+
     def _on_written(self, partition: int, incarnation: object, done: asyncio.Future[RecordMetadata]) -> None:
         if done.cancelled() or done.exception() is not None:
             return  # whoever called write knows; the persisted offset stays below the lost record for good

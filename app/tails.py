@@ -41,7 +41,11 @@ class Tails:
             consumer = AIOKafkaConsumer(
                 enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self.settings)
             )
-            await consumer.start()
+            try:
+                await consumer.start()
+            except BaseException:
+                await consumer.stop()
+                raise
             self._consumer = consumer
         return self._consumer
 
@@ -123,7 +127,11 @@ class Tails:
                     }
                 if self._admin is None:
                     admin = AIOKafkaAdminClient(**kafka_client_args(self.settings))
-                    await admin.start()
+                    try:
+                        await admin.start()
+                    except BaseException:
+                        await admin.close()
+                        raise
                     self._admin = admin
                 due: Any = {tp: RecordsToDelete(before_offset=o) for tp, o in upto.items() if o > 0}
                 if due:

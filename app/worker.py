@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import ssl
+import time
 import warnings
 from typing import Any
 
@@ -21,16 +23,18 @@ from yarl import URL
 from agents import handlers, markers, queue
 from agents.redelivery import Redelivery
 from app.datadir import Worker, claim_worker, resolve_bootstrap
+from app.logs import quiet_steps
 from app.ownership import Ownership
 from app.queues import Catalog
 from app.settings import Settings, load
 from app.streaming import MarqApp, create_app
 from app.topics import Topics, ensure_topics, faust_broker, faust_credentials
-from gateway import health, json_api, state
+from gateway import health, json_api, metrics, state
+from gateway.auth import Keys, is_loopback
 from gateway.door import Door
 from gateway.peers import Peers
 from gateway.upkeep import Upkeep
-from marq.errors import MarqError
+from marq.errors import MarqError, SettingError
 from tables import markers as markers_table
 from tables import messages as messages_table
 from tables import progress as progress_table
@@ -50,6 +54,9 @@ class WorkerApp(MarqApp):
     """The Faust app of a marq worker."""
 
     settings: Settings
+    keys: Keys
+    meters: metrics.Meters
+    views: state.Views
     ownership: Ownership
     catalog: Catalog
     handlers: handlers.Handlers
@@ -63,6 +70,7 @@ class WorkerApp(MarqApp):
     def set_up(self, settings: Settings) -> None:
         """Declare agents and tables and what runs beside them."""
         self.settings = settings
+        self.began_s = time.monotonic()
         tables = {
             table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
             for table in (messages_table, markers_table, progress_table)
@@ -78,7 +86,6 @@ class WorkerApp(MarqApp):
         queue.define(self, self.topic(settings.queue_topic))
         markers.define(self, self.topic(settings.markers_topic))
         health.define(self)
-        state.define(self)
 
     @property
     def topics_in_use(self) -> Topics:
@@ -92,6 +99,10 @@ class WorkerApp(MarqApp):
         Raises `MarqError`: one that says what is wrong and what to do.
         """
         settings = self.settings
+        if not self.keys and not is_loopback(settings.web_host):
+            raise SettingError(
+                f"MARQ_WEB_HOST={settings.web_host!r} lets others in: set MARQ_KEYS, or listen on 127.0.0.1"
+            )
         resolve_bootstrap(settings, wait_s=10)
         self._topics = asyncio.run(ensure_topics(settings, app_id(settings)))
         self.place = claim_worker(settings)
@@ -105,10 +116,16 @@ class WorkerApp(MarqApp):
         conf.datadir = self.place.folder
         conf.tabledir = "tables"
         conf.web_port = self.place.web_port
-        conf.canonical_url = f"http://{settings.web_host}:{self.place.web_port}"
+        scheme = "http"
+        if settings.web_tls_certificate_file is not None:
+            conf.web_ssl_context = tls_context(settings)
+            scheme = "https"
+        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
         json_api.define(self)
+        state.define(self)
+        metrics.define(self)
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
 
@@ -150,6 +167,20 @@ class WorkerApp(MarqApp):
         self.peers.members_changed()
 
 
+def tls_context(settings: Settings) -> ssl.SSLContext:
+    """What HTTPS needs. Raises `SettingError`."""
+    assert settings.web_tls_certificate_file is not None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.web_tls_certificate_file, settings.web_tls_key_file)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(
+            f"MARQ_WEB_TLS_CERTIFICATE_FILE={str(settings.web_tls_certificate_file)!r} and "
+            f"MARQ_WEB_TLS_KEY_FILE can't be used: {error.strerror or error}"
+        ) from None
+    return context
+
+
 class FaustWorker(faust.Worker):
     """Prepares the app before Faust starts it. Used by `faust -A app worker` through the `Worker` setting."""
 
@@ -161,6 +192,7 @@ class FaustWorker(faust.Worker):
                 raise SystemExit(f"marq: {error}") from None
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
+            quiet_steps(str(kwargs["loglevel"]))
             assert app.place is not None
             print(f"marq worker {app.place.index}: {app.conf.canonical_url}, data in {app.place.folder}", flush=True)
         super().__init__(app, *args, **kwargs)
@@ -179,6 +211,8 @@ def _is_option_given(name: str) -> bool:
 def build(settings: Settings | None = None) -> WorkerApp:
     """Make the worker's app. Raises `MarqError` for settings or handlers that are wrong."""
     settings = settings or load()
+    meters = metrics.Meters()
+    keys = Keys(settings.keys.get_secret_value() if settings.keys is not None else None)
     app = create_app(
         cls=WorkerApp,
         app_id=app_id(settings),
@@ -193,12 +227,14 @@ def build(settings: Settings | None = None) -> WorkerApp:
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,
-            "middlewares": [json_api.as_problems],
+            "middlewares": [metrics.measured(meters), json_api.guard(keys)],
         },
         web_tables_enabled=False,
         web_router_enabled=False,
         web_graph_enabled=False,
         web_stats_enabled=False,
     )
+    app.keys = keys
+    app.meters = meters
     app.set_up(settings)
     return app

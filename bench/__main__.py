@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from bench import cycle as cycle_bench
+from bench import door as door_bench
 
 
 @click.group()
@@ -51,6 +52,30 @@ def cycle(
         seconds=seconds,
         peers=[{"share": "batch_optimized", "share-strict": "record_limit"}[peer] for peer in peers],
     )
+
+
+@bench.command()
+@click.option("--batch", default=500, show_default=True, help="Messages of a request.")
+@click.option("--messages", default=200_000, show_default=True)
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--phases", default="cycle,all,single", show_default=True)
+@click.option("--runs", default=1, show_default=True, help="Repeat each phase and take the median.")
+@click.option("--singles", default=2_000, show_default=True, help="Messages of the phase `single`.")
+def client(batch: int, messages: int, size: int, phases: str, runs: int, singles: int) -> None:
+    """The client library against one worker process."""
+    door_bench.run_client(
+        batch=batch, messages=messages, size=size, phases=phases.split(","), runs=runs, singles=singles
+    )
+
+
+@bench.command()
+@click.option("--sizes", default="256,1024,8192", show_default=True, help="Payloads, bytes.")
+@click.option("--seconds", default=5.0, show_default=True, help="Length of each run.")
+@click.option("--batch", default=500, show_default=True, help="Messages of a request, in the mode `batch`.")
+@click.option("--runs", default=1, show_default=True, help="Repeat each run and take the median.")
+def send(sizes: str, seconds: float, batch: int, runs: int) -> None:
+    """Sends through the client: one after the other, 256 at the same time, and in batches."""
+    door_bench.run_send(sizes=[int(s) for s in sizes.split(",")], seconds=seconds, batch=batch, runs=runs)
 
 
 if __name__ == "__main__":

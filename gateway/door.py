@@ -32,6 +32,7 @@ from marq.core.ranges import ranges_of
 from marq.errors import (
     BadValueError,
     BrokerError,
+    LeaseOverError,
     MarqError,
     NotPossibleError,
     TooLargeError,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from app.ownership import Ownership
     from app.queues import QueueRecord
     from app.settings import Settings
+    from gateway.metrics import Meters
     from gateway.peers import Peers
 
 #: Receives that may wait at one worker.
@@ -138,7 +140,7 @@ class Ask:
         self.waiter = waiter
 
     def handed(self, held: Held, handout: Handout) -> None:
-        self.door.handed(self.waiter, held, handout)
+        self.door.handed_to(self.waiter, held, handout)
 
 
 def _never() -> bool:
@@ -164,8 +166,14 @@ class Door(Service):
         self._crcs: dict[str, int] = {}
         self._random = random.Random()
         self._receives = 0
+        self.meters: Meters | None = None
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
         ownership.receivers.append(self)
+
+    @property
+    def waiting(self) -> int:
+        """Receives that wait here."""
+        return self._waiting_count
 
     @property
     def receipts(self) -> Receipts:
@@ -434,7 +442,7 @@ class Door(Service):
         held.outbox.put(appends)
         return len(pending.offsets)
 
-    def handed(self, waiter: Waiter, held: Held, handout: Handout) -> None:
+    def handed_to(self, waiter: Waiter, held: Held, handout: Handout) -> None:
         """A delivery that the waiter asked for begins, or nothing came of it."""
         delivery = handout.receipt[1]
         waiter.pending = [(h, p) for h, p in waiter.pending if h is not held or p.delivery != delivery]
@@ -542,6 +550,9 @@ class Door(Service):
 
     # -- receiver of the ownership
 
+    def handed(self, held: Held, handout: Handout) -> None:
+        raise AssertionError("deliveries go to the Ask that took them")
+
     def wake(self, held: Held) -> None:
         """Something became ready in a partition of this worker."""
         has_ready = held.owner.partition.has_ready
@@ -582,13 +593,64 @@ class Door(Service):
 
     async def extend(self, receipts: Sequence[str], lease_ms: int) -> list[MarqError | None]:
         """Still at work: the lease ends `lease_ms` from now."""
-        return await self._settle(receipts, lambda epoch, delivery, ranges: Keepalive(epoch, delivery, ranges, lease_ms))
+        return await self._settle(
+            receipts, lambda epoch, delivery, ranges: Keepalive(epoch, delivery, ranges, lease_ms)
+        )
 
     async def release(self, receipts: Sequence[str], delay_ms: int = 0, counted: bool = True) -> list[MarqError | None]:
         """Given back, ready again after `delay_ms`. Not `counted`: it was never looked at, and is no attempt."""
         return await self._settle(
             receipts, lambda epoch, delivery, ranges: Release(epoch, delivery, ranges, delay_ms, counted)
         )
+
+    async def reject(self, receipts: Sequence[str], reason: str = "rejected") -> list[MarqError | None]:
+        """Dead letters now, whatever their count; for each receipt None once that is so, or an error."""
+        if self.settings.queue_id is not None and self.settings.dead_letter_topic is None:
+            raise NotPossibleError("in topic mode, dead letters need a topic: set MARQ_DEAD_LETTER_TOPIC")
+        results: list[MarqError | None] = [None] * len(receipts)
+        deliveries: dict[tuple[int, int, int], dict[int, list[int]]] = {}
+        for i, text in enumerate(receipts):
+            try:
+                receipt = self.receipts.read(text)
+            except MarqError as exc:
+                results[i] = exc
+            else:
+                deliveries.setdefault(receipt[:3], {}).setdefault(receipt.offset, []).append(i)
+        outcomes = await asyncio.gather(
+            *(self._reject(*delivery, sorted(places), reason) for delivery, places in deliveries.items())
+        )
+        for places, done in zip(deliveries.values(), outcomes, strict=True):
+            for offset, entries in places.items():
+                for i in entries:
+                    if isinstance(done, MarqError):
+                        results[i] = done
+                    elif offset not in done:
+                        results[i] = LeaseOverError("the message is finished, or its lease is over")
+        return results
+
+    async def _reject(
+        self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
+    ) -> set[int] | MarqError:
+        argument = {"partition": number, "epoch": epoch, "delivery": delivery, "offsets": offsets, "reason": reason}
+        held = self.ownership.held.get(number)
+        if held is not None and held.serving:
+            return set(await self.reject_here(argument))
+        url = self.peers.owner_of(number) if self.peers is not None else None
+        try:
+            if url is not None and self.peers is not None and url != self.peers.url:
+                found: list[int] = await self.peers.call(url, "reject", argument, list[int], 2 * CONFIRM_TIMEOUT_S)
+                return set(found)
+        except PeerError as exc:
+            return UnavailableError(str(exc))
+        return UnavailableError(f"partition {number} is served by nobody right now")
+
+    async def reject_here(self, argument: dict[str, Any]) -> list[int]:
+        """Dead letters of a partition of this worker: which offsets became some."""
+        held = self.ownership.held.get(argument["partition"])
+        if held is None or not held.serving:
+            raise UnavailableError(f"partition {argument['partition']} is not served here")
+        receipt = (argument["epoch"], argument["delivery"])
+        return sorted(await self.ownership.letters.reject(held, argument["offsets"], receipt, argument["reason"]))
 
     async def _settle(
         self, receipts: Sequence[str], marker: Callable[[int, int, list[int]], Marker]
@@ -653,9 +715,11 @@ class Door(Service):
         self.catalog.require(queue)
         return self._info(queue, self.catalog.records.get(queue))
 
-    def list_queues(self, prefix: str = "", after: str = "", limit: int = 100) -> tuple[list[QueueInfo], str]:
+    def list_queues(
+        self, prefix: str = "", after: str = "", limit: int = 100, visible: Callable[[str], bool] = lambda queue: True
+    ) -> tuple[list[QueueInfo], str]:
         """Queues in the order of their names, and after which one to go on (empty: there are no more)."""
-        names = [name for name in self.catalog.names() if name.startswith(prefix) and name > after]
+        names = [n for n in self.catalog.names() if n.startswith(prefix) and n > after and visible(n)]
         page = names[:limit]
         more = page[-1] if len(names) > limit else ""
         return [self._info(name, self.catalog.records.get(name)) for name in page], more
@@ -689,6 +753,8 @@ class Door(Service):
 
     async def on_start(self) -> None:
         assert self.receipts
+        if self.peers is not None:
+            self.peers.register("reject", self.reject_here)
 
     async def close(self) -> None:
         """Answer those who wait: another worker will serve them."""

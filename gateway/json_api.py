@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from gateway import problems
+from gateway import peers, problems
+from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser
 from gateway.door import Door, Outgoing, QueueInfo, Received
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease
-from marq.errors import BadValueError, MarqError, UnavailableError
+from marq.errors import BadValueError, MarqError, NotAllowedError, UnavailableError
 
 if TYPE_CHECKING:
     from app.worker import WorkerApp
 
+log = logging.getLogger(__name__)
+
 JSON = "application/json"
 MSGPACK = "application/msgpack"
+#: Whoever asks may know whether a worker is well.
+HEALTH = "/health/"
 #: Seconds that a client has for the body of a request.
 BODY_TIMEOUT_S = 30.0
 #: Messages or receipts in one request.
@@ -66,6 +73,11 @@ class Release(msgspec.Struct, forbid_unknown_fields=True):
     receipts: Receipts
     delay_ms: Delay = 0
     counted: bool = True
+
+
+class Reject(msgspec.Struct, forbid_unknown_fields=True):
+    receipts: Receipts
+    reason: Name = "rejected"
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
@@ -179,6 +191,11 @@ def _is_gone(request: web.Request) -> Callable[[], bool]:
     return gone
 
 
+def may_see(grants: Grants, queue: str) -> bool:
+    """Whoever may do anything with a queue may know that it is there, and how it is set."""
+    return any(grants.allow(permission, queue) for permission in PERMISSIONS)
+
+
 class JsonApi:
     """The routes."""
 
@@ -186,14 +203,13 @@ class JsonApi:
         self.door = door
         self._send, self._receive = Body(Send), Body(Receive)
         self._ack, self._extend, self._release = Body(Ack), Body(Extend), Body(Release)
+        self._reject = Body(Reject)
         self._settings, self._nothing = Body(dict[str, Any]), Body(Nothing)
 
     async def send(self, request: web.Request) -> web.Response:
         body: Send = await self._send.read(request)
         sent = await self.door.send(request.match_info["queue"], body.messages)
-        return answer(
-            request, Results([{"error": problems.entry(s)} if isinstance(s, MarqError) else s for s in sent])
-        )
+        return answer(request, Results([{"error": problems.entry(s)} if isinstance(s, MarqError) else s for s in sent]))
 
     async def receive(self, request: web.Request) -> web.Response:
         body: Receive = await self._receive.read(request)
@@ -219,6 +235,10 @@ class JsonApi:
         body: Release = await self._release.read(request)
         return answer(request, results(await self.door.release(body.receipts, body.delay_ms, body.counted)))
 
+    async def reject(self, request: web.Request) -> web.Response:
+        body: Reject = await self._reject.read(request)
+        return answer(request, results(await self.door.reject(body.receipts, body.reason)))
+
     # -- queues
 
     async def create_queue(self, request: web.Request) -> web.Response:
@@ -231,11 +251,14 @@ class JsonApi:
         return answer(request, await self.door.update_queue(request.match_info["queue"], values))
 
     async def get_queue(self, request: web.Request) -> web.Response:
-        return answer(request, self.door.get_queue(request.match_info["queue"]))
+        queue = request.match_info["queue"]
+        if not may_see(request[GRANTS], queue):
+            raise NotAllowedError(f"this key has no permission for queue {queue!r}")
+        return answer(request, self.door.get_queue(queue))
 
     async def list_queues(self, request: web.Request) -> web.Response:
-        query = query_of(request, ListQueues)
-        queues, after = self.door.list_queues(query.prefix, query.after, query.limit)
+        query, grants = query_of(request, ListQueues), request[GRANTS]
+        queues, after = self.door.list_queues(query.prefix, query.after, query.limit, partial(may_see, grants))
         return answer(request, Queues(queues, after))
 
     async def delete_queue(self, request: web.Request) -> web.Response:
@@ -248,39 +271,72 @@ class JsonApi:
         return answer(request, {"purging": True}, 202)
 
 
-@web.middleware
-async def as_problems(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
-    """Every error becomes problem details."""
-    try:
-        return await handler(request)
-    except MarqError as exc:
-        return problem(exc)
-    except web.HTTPException as exc:
-        if exc.status < 400:
+Handler = Callable[[web.Request], Awaitable[Any]]
+#: Where the permissions of a request are kept.
+GRANTS = web.RequestKey("grants", Grants)
+
+
+def guard(keys: Keys) -> Any:
+    """Middleware around everything that is served: who may, and every error as problem details."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> Any:
+        try:
+            if not request.path.startswith((peers.PATH, HEALTH)):
+                if keys:
+                    request[GRANTS] = keys.grants_of(request.headers)
+                else:
+                    check_browser(request.method, request.headers)
+                    request[GRANTS] = ALL
+            return await handler(request)
+        except MarqError as exc:
+            return problem(exc)
+        except web.HTTPException as exc:
+            if exc.status < 400:
+                raise
+            response = problem_of(exc.status, "http", exc.reason, exc.text or exc.reason)
+            for name in ("Allow", "Retry-After"):
+                if name in exc.headers:
+                    response.headers[name] = exc.headers[name]
+            return response
+        except (ConnectionError, asyncio.CancelledError):
             raise
-        response = problem_of(exc.status, "http", exc.reason, exc.text or exc.reason)
-        for name in ("Allow", "Retry-After"):
-            if name in exc.headers:
-                response.headers[name] = exc.headers[name]
-        return response
+        except Exception as exc:
+            log.exception("%s %s failed", request.method, request.path)
+            return problem(exc)
+
+    return guarded
+
+
+def secured(permission: str, handler: Handler, everywhere: bool = False) -> Handler:
+    """`handler` for those who have a permission, for the queue in the path if there is one."""
+
+    async def checked(request: web.Request) -> Any:
+        request[GRANTS].require(permission, request.match_info.get("queue"), everywhere)
+        return await handler(request)
+
+    return checked
 
 
 def define(app: WorkerApp) -> None:
     """Register the routes on Faust's web server."""
     api = JsonApi(app.door)
-    router = app.web.web_app.router
-    router.add_post("/v1/queues/{queue:[^/]+}/messages", api.send)
-    router.add_post("/v1/queues/{queue:[^/]+}/receive", api.receive)
-    router.add_post("/v1/ack", api.ack)
-    router.add_post("/v1/extend", api.extend)
-    router.add_post("/v1/release", api.release)
-    router.add_get("/v1/queues", api.list_queues)
-    router.add_get("/v1/queues/{queue:[^/]+}", api.get_queue)
-    router.add_put("/v1/queues/{queue:[^/]+}", api.create_queue)
-    router.add_patch("/v1/queues/{queue:[^/]+}", api.update_queue)
-    router.add_delete("/v1/queues/{queue:[^/]+}", api.delete_queue)
-    router.add_post("/v1/queues/{queue:[^/]+}/purge", api.purge_queue)
-    router.add_post("/v1/peer/{name}", app.peers.serve)
+    for method, path, permission, handler in (
+        ("POST", "/v1/queues/{queue:[^/]+}/messages", "send", api.send),
+        ("POST", "/v1/queues/{queue:[^/]+}/receive", "receive", api.receive),
+        ("POST", "/v1/ack", "receive", api.ack),
+        ("POST", "/v1/extend", "receive", api.extend),
+        ("POST", "/v1/release", "receive", api.release),
+        ("POST", "/v1/reject", "receive", api.reject),
+        ("GET", "/v1/queues", None, api.list_queues),
+        ("GET", "/v1/queues/{queue:[^/]+}", None, api.get_queue),
+        ("PUT", "/v1/queues/{queue:[^/]+}", "manage", api.create_queue),
+        ("PATCH", "/v1/queues/{queue:[^/]+}", "manage", api.update_queue),
+        ("DELETE", "/v1/queues/{queue:[^/]+}", "manage", api.delete_queue),
+        ("POST", "/v1/queues/{queue:[^/]+}/purge", "manage", api.purge_queue),
+    ):
+        app.web.web_app.router.add_route(method, path, secured(permission, handler) if permission else handler)
+    app.web.web_app.router.add_post(peers.PATH + "{name}", app.peers.serve)
     app.peers.register("receive", lambda argument: _receive_for_peer(app.door, *argument))
 
 

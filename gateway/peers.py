@@ -118,7 +118,9 @@ class Peers(Service):
             self._key = blake2b(self.app.catalog.secret, digest_size=32, person=_PERSON).digest()
         return blake2b(path.encode() + b"\0" + body, key=self._key, digest_size=32).hexdigest()
 
-    async def call(self, url: str, name: str, argument: Any, kind: Any = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+    async def call(
+        self, url: str, name: str, argument: Any, kind: Any = None, timeout_s: float = CALL_TIMEOUT_S
+    ) -> Any:
         """Ask another worker. Raises `PeerError`."""
         path, body = PATH + name, _encode(argument)
         assert self._session is not None

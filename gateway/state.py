@@ -1,46 +1,451 @@
-"""`/v1/partitions`: what this worker knows of the partitions it holds."""
+"""Views: what is in the queues, partitions and tables. Any worker answers for the whole cluster.
+
+Each worker describes what it owns (the functions called `…_here`, registered with `gateway.peers`); the one that is
+asked puts the answers together. A worker that does not answer is named under `missing`.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import resource
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from aiohttp import web
+from faust.types import TP
+from msgspec import Meta
+
+from gateway.json_api import GRANTS, Name, answer, query_of, secured
+from marq.core import rows
+from marq.core.digest import STATES, Entry, digest_of, entries
+from marq.core.partition import Partition
+from marq.core.policies import QUEUE_NAME_MAX
+from marq.core.segments import Segment
+from marq.errors import BadValueError, MarqError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from app.ownership import Held
     from app.worker import WorkerApp
 
+#: Milliseconds for which counts are used again: to count, every message has to be looked at.
+COUNTS_KEPT_MS = 500
+#: Bytes of a payload that a view shows.
+SHOWN_BYTES = 64 * 1024
 
-def define(app: WorkerApp) -> None:
-    """Declare the view."""
+Limit = Annotated[int, Meta(ge=1, le=1_000)]
 
-    @app.page("/v1/partitions", name="partitions")
-    async def partitions(view: Any, request: Any) -> Any:
-        held = app.ownership.held
-        return view.json(
-            {
-                "worker": app.ownership.worker_name,
-                "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-                "partitions": [describe(held[n]) for n in sorted(held)],
-            }
+
+class Page(msgspec.Struct, forbid_unknown_fields=True):
+    prefix: Name = ""
+    after: Annotated[str, Meta(max_length=QUEUE_NAME_MAX)] = ""
+    limit: Limit = 100
+
+
+class MessagesPage(msgspec.Struct, forbid_unknown_fields=True):
+    state: Literal["ready", "delayed", "in_flight"] | None = None
+    after: Annotated[str, Meta(pattern=r"^(\d{1,9}:\d{1,18})?$")] = ""
+    limit: Limit = 100
+
+
+class RowsPage(msgspec.Struct, forbid_unknown_fields=True):
+    after: Name = ""
+    limit: Limit = 100
+
+
+class Scope(msgspec.Struct, forbid_unknown_fields=True):
+    scope: Literal["worker", "cluster"] = "worker"
+
+
+class Nothing(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class Views:
+    """All of them."""
+
+    def __init__(self, app: WorkerApp) -> None:
+        self.app = app
+        self._counts: tuple[float, dict[str, dict[str, int]]] = (-1e9, {})
+        self._counting: asyncio.Lock = asyncio.Lock()
+        for name in ("worker", "partitions", "counts", "digest", "messages", "message", "rows", "oldest"):
+            app.peers.register(name, getattr(self, f"{name}_here"))
+
+    # ------------------------------------------------------------------ here
+
+    def _held(self, number: int) -> Held:
+        held = self.app.ownership.held.get(number)
+        if held is None or not held.serving:
+            raise UnavailableError(f"partition {number} is not served here right now; try again")
+        return held
+
+    def _serving(self) -> list[Held]:
+        held = self.app.ownership.held
+        return [held[n] for n in sorted(held) if held[n].serving]
+
+    async def worker_here(self, _: Any = None) -> Any:
+        app, held = self.app, self.app.ownership.held
+        return {
+            "worker": app.ownership.worker_name,
+            "url": app.peers.url,
+            "ready": app.ownership.ready,
+            "partitions": sorted(held),
+            "uptime_s": round(time.monotonic() - app.began_s, 1),
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "payload_bytes": sum(h.owner.partition.bytes for h in held.values()),
+            "pending_bytes": app.producer.pending_bytes,
+            "waiting_receives": app.door.waiting,
+        }
+
+    async def partitions_here(self, _: Any = None) -> Any:
+        return {
+            "worker": self.app.ownership.worker_name,
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "partitions": [self._describe(held) for _, held in sorted(self.app.ownership.held.items())],
+        }
+
+    def _describe(self, held: Held) -> dict[str, Any]:
+        partition, now = held.owner.partition, time.monotonic()
+        topics = self.app.ownership.topics
+        return {
+            "partition": held.number,
+            "owner": self.app.ownership.worker_name,
+            "phase": held.owner.phase.value,
+            "epoch": held.owner.epoch,
+            "position": partition.position,
+            "lag": self._lag(TP(topics.queue, held.number), partition.position),
+            "markers_position": partition.markers_position,
+            "markers_lag": self._lag(TP(topics.markers, held.number), partition.markers_position),
+            "persisted": partition.persisted,
+            "checkpoint_age_ms": None if held.checkpoint_s is None else round((now - held.checkpoint_s) * 1000),
+            "clock_ms": partition.clock_ms,
+            "in_memory": len(partition.messages),
+            "held": len(partition.holds),
+            "parked": sum(len(r) for s in partition.segments for r in s.parked.values()),
+            "segments": len(partition.segments),
+            "bytes": partition.bytes,
+            "paused": held.paused,
+            "counters": dict(partition.counters),
+        }
+
+    def _lag(self, tp: TP, position: int) -> int | None:
+        try:
+            highwater = self.app.consumer.highwater(tp)
+        except Exception:  # the consumer may just be without the partition
+            return None
+        return max(0, highwater - position) if highwater is not None else None
+
+    async def counts_here(self, _: Any = None) -> Any:
+        """Messages by queue and state; counted at most twice a second."""
+        async with self._counting:
+            at, counts = self._counts
+            if time.monotonic() - at > COUNTS_KEPT_MS / 1000:
+                counts = {}
+                for held in self._serving():
+                    found = await asyncio.to_thread(_count, list(entries(held.owner.partition)))
+                    for queue, states in found.items():
+                        total = counts.setdefault(queue, dict.fromkeys(STATES, 0))
+                        for state, count in states.items():
+                            total[state] += count
+                self._counts = (time.monotonic(), counts)
+        return counts
+
+    async def digest_here(self, number: int) -> Any:
+        partition = self._held(number).owner.partition
+        stamp = {
+            "partition": number,
+            "epoch": self._held(number).owner.epoch,
+            "queue_position": partition.position,
+            "markers_position": partition.markers_position,
+            "clock_ms": partition.clock_ms,
+            "max_timestamp_ms": partition.max_timestamp_ms,
+            "counters": dict(partition.counters),
+        }
+        found = await asyncio.to_thread(digest_of, list(entries(partition)))
+        return stamp | {"queues": found.queues, "digest": found.digest}
+
+    async def messages_here(self, argument: Any) -> Any:
+        queue, state, limit = argument["queue"], argument["state"], argument["limit"]
+        after: tuple[int, int] = tuple(argument["after"])  # type: ignore[assignment]
+        found: list[Any] = []
+        for held in self._serving():
+            if held.number < after[0] or len(found) >= limit:
+                continue
+            partition, first = held.owner.partition, after[1] + 1 if held.number == after[0] else 0
+            listed = sorted(
+                e
+                for e in entries(partition)
+                if e.queue == queue and e.offset >= first and (state is None or e.state == state)
+            )
+            found += [_brief(held, entry) for entry in listed[: limit - len(found)]]
+        return found
+
+    async def message_here(self, argument: Any) -> Any:
+        held = self._held(argument["partition"])
+        partition, offset = held.owner.partition, argument["offset"]
+        base = {"topic": self.app.ownership.topics.queue, "partition": held.number, "offset": offset}
+        if offset >= partition.position:
+            raise NotFoundError(f"partition {held.number} has been read up to offset {partition.position} only")
+        queue = partition.segments.queue_of(offset)
+        if queue is not None:
+            segment = partition.segments.find(offset)
+            assert segment is not None
+            record = partition.records_of(segment)[offset]
+            entry = Entry(offset, queue, "ready", 0)
+        elif offset in partition.messages:
+            record = partition.record(offset)
+            entry = next(e for e in entries_of(partition, offset))
+        else:
+            return base | {"state": "done"}
+        payload = record.value or b""
+        hold = partition.holds.get(offset)
+        return base | {
+            "queue": entry.queue,
+            "state": entry.state,
+            "receives": entry.receives,
+            "sent_ms": record.timestamp,
+            "age_ms": max(0, partition.max_timestamp_ms - record.timestamp),
+            "headers": [[name, _text(value)] for name, value in record.headers],
+            "payload": base64.b64encode(payload[:SHOWN_BYTES]).decode(),
+            "size_bytes": len(payload),
+            "poison": partition.poison.get(offset),
+            "reserved": offset in partition.reserved,
+            "ready_at_ms": partition.delays.get(offset),
+            "expires_at_ms": partition.ttls.get(offset),
+            "delivery": None
+            if hold is None
+            else {
+                "epoch": hold.epoch,
+                "delivery": hold.delivery,
+                "receiver": hold.receiver,
+                "leased": hold.leased,
+                "left_ms": max(0, hold.deadline_ms - partition.clock_ms),
+            },
+        }
+
+    async def oldest_here(self, queues: Iterable[str]) -> Any:
+        """Age of the oldest unfinished message of some queues."""
+        wanted = set(queues)
+        ages: dict[str, int] = {}
+        for held in self._serving():
+            partition = held.owner.partition
+            lowest: dict[str, int] = {}
+            for entry in entries(partition):
+                if entry.queue in wanted and entry.offset < lowest.get(entry.queue, 1 << 62):
+                    lowest[entry.queue] = entry.offset
+            for queue, offset in lowest.items():
+                if offset in partition.messages:
+                    record = partition.record(offset)
+                else:
+                    segment = partition.segments.find(offset)
+                    assert segment is not None
+                    record = partition.records_of(segment)[offset]
+                ages[queue] = max(ages.get(queue, 0), partition.max_timestamp_ms - record.timestamp)
+        return ages
+
+    async def rows_here(self, argument: Any) -> Any:
+        held = self._held(argument["partition"])
+        table = self.app.ownership.tables.get(argument["table"])
+        if table is None:
+            raise NotFoundError(f"there is no table {argument['table']!r}; there are messages, markers, progress")
+        found = []
+        for key, value in table.items(held.number):
+            name = key.decode()
+            if name > argument["after"]:
+                found.append({"key": name, "size_bytes": len(value), "row": _decoded(argument["table"], value)})
+                if len(found) >= argument["limit"]:
+                    break
+        return found
+
+    # ------------------------------------------------------------------ of the cluster
+
+    async def _everywhere(self, name: str, argument: Any = None) -> tuple[list[Any], list[str]]:
+        answers = await self.app.peers.everywhere(name, argument)
+        good = [a for a in answers.values() if not isinstance(a, MarqError)]
+        return good, sorted(url for url, a in answers.items() if isinstance(a, MarqError))
+
+    async def _at_owner(self, name: str, number: int, argument: Any) -> Any:
+        """Ask the owner of one partition."""
+        if not 0 <= number < self.app.ownership.topics.partitions:
+            raise NotFoundError(f"there are partitions 0 to {self.app.ownership.topics.partitions - 1}, not {number}")
+        held = self.app.ownership.held.get(number)
+        if held is not None and held.serving:
+            return await getattr(self, f"{name}_here")(argument)
+        url = self.app.peers.owner_of(number)
+        if url is None or url == self.app.peers.url:
+            raise UnavailableError(f"partition {number} is served by nobody right now")
+        return await self.app.peers.call(url, name, argument)
+
+    async def workers(self, request: web.Request) -> web.Response:
+        query_of(request, Nothing)
+        found, missing = await self._everywhere("worker")
+        return answer(request, {"workers": sorted(found, key=lambda w: w["url"]), "missing": missing})
+
+    async def partitions(self, request: web.Request) -> web.Response:
+        if query_of(request, Scope).scope == "worker":
+            return answer(request, await self.partitions_here())
+        found, missing = await self._everywhere("partitions")
+        listed = [p for one in found for p in one["partitions"]]
+        return answer(request, {"partitions": sorted(listed, key=lambda p: p["partition"]), "missing": missing})
+
+    async def _stats(self, names: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
+        found, missing = await self._everywhere("counts")
+        counts: dict[str, dict[str, int]] = {}
+        for one in found:
+            for queue, states in one.items():
+                total = counts.setdefault(queue, dict.fromkeys(STATES, 0))
+                for state in STATES:
+                    total[state] += states[state]
+        ages: dict[str, int] = {}
+        for one in (await self._everywhere("oldest", [name for name in names if name in counts]))[0]:
+            for queue, age in one.items():
+                ages[queue] = max(ages.get(queue, 0), age)
+        none = dict.fromkeys(STATES, 0)
+        stats = []
+        for name in names:
+            letters = counts.get(self.app.catalog.settings_of(name).dead_letters_of(name), none)
+            stats.append(
+                {"queue": name} | counts.get(name, none) | {"dead": sum(letters.values()), "oldest_ms": ages.get(name)}
+            )
+        return stats, missing
+
+    async def queues(self, request: web.Request) -> web.Response:
+        page, grants = query_of(request, Page), request[GRANTS]
+        names = [
+            name
+            for name in self.app.catalog.names()
+            if name.startswith(page.prefix) and name > page.after and grants.allow("inspect", name)
+        ]
+        stats, missing = await self._stats(names[: page.limit])
+        more = names[page.limit - 1] if len(names) > page.limit else ""
+        return answer(request, {"queues": stats, "after": more, "missing": missing})
+
+    async def queue(self, request: web.Request) -> web.Response:
+        query_of(request, Nothing)
+        name = request.match_info["queue"]
+        self.app.catalog.require(name)
+        stats, missing = await self._stats([name])
+        return answer(request, stats[0] | {"missing": missing})
+
+    async def messages(self, request: web.Request) -> web.Response:
+        page, name = query_of(request, MessagesPage), request.match_info["queue"]
+        self.app.catalog.require(name)
+        after = [int(part) for part in page.after.split(":")] if page.after else [-1, -1]
+        found, missing = await self._everywhere(
+            "messages", {"queue": name, "state": page.state, "after": after, "limit": page.limit + 1}
         )
+        listed = sorted((m for one in found for m in one), key=lambda m: (m["partition"], m["offset"]))
+        shown = listed[: page.limit]
+        more = f"{shown[-1]['partition']}:{shown[-1]['offset']}" if len(listed) > page.limit else ""
+        return answer(request, {"messages": shown, "after": more, "missing": missing})
+
+    async def message(self, request: web.Request) -> web.Response:
+        query_of(request, Nothing)
+        number, offset = _number(request, "partition"), _number(request, "offset")
+        found = await self._at_owner("message", number, {"partition": number, "offset": offset})
+        if found["state"] == "done":
+            request[GRANTS].require("inspect", None, everywhere=True)
+        else:
+            request[GRANTS].require("inspect", found["queue"])
+        return answer(request, found)
+
+    async def state(self, request: web.Request) -> web.Response:
+        query_of(request, Nothing)
+        number = _number(request, "partition")
+        return answer(request, await self._at_owner("digest", number, number))
+
+    async def rows(self, request: web.Request) -> web.Response:
+        page, number = query_of(request, RowsPage), _number(request, "partition")
+        found = await self._at_owner(
+            "rows",
+            number,
+            {
+                "partition": number,
+                "table": request.match_info["table"],
+                "after": page.after,
+                "limit": page.limit,
+            },
+        )
+        more = found[-1]["key"] if len(found) == page.limit else ""
+        return answer(request, {"rows": found, "after": more})
 
 
-def describe(held: Held) -> dict[str, Any]:
-    """One partition, as JSON."""
+def entries_of(partition: Partition, offset: int) -> Iterable[Entry]:
+    """The entry of one message in memory."""
+    hold = partition.holds.get(offset)
+    receives = hold.receives if hold is not None else 0
+    if hold is not None and partition.clock_ms < hold.deadline_ms:
+        state = "in_flight" if hold.leased else "delayed"
+    else:
+        state = "delayed" if offset in partition.delays else "ready"
+    yield Entry(offset, partition.queue_of(offset) or "", state, receives)
+
+
+def _count(found: list[Entry]) -> dict[str, dict[str, int]]:
+    counts: dict[str, dict[str, int]] = {}
+    for entry in found:
+        states = counts.get(entry.queue)
+        if states is None:
+            states = counts[entry.queue] = dict.fromkeys(STATES, 0)
+        states[entry.state] += 1
+    return counts
+
+
+def _brief(held: Held, entry: Entry) -> dict[str, Any]:
     partition = held.owner.partition
+    record = partition.messages.get(entry.offset)
+    known = record is not None and not isinstance(record, Segment)
     return {
         "partition": held.number,
-        "phase": held.owner.phase.value,
-        "epoch": held.owner.epoch,
-        "position": partition.position,
-        "markers_position": partition.markers_position,
-        "persisted": partition.persisted,
-        "clock_ms": partition.clock_ms,
-        "in_memory": len(partition.messages),
-        "held": len(partition.holds),
-        "parked": sum(len(r) for s in partition.segments for r in s.parked.values()),
-        "segments": len(partition.segments),
-        "bytes": partition.bytes,
-        "paused": held.paused,
-        "counters": dict(partition.counters),
+        "offset": entry.offset,
+        "state": entry.state,
+        "receives": entry.receives,
+        "sent_ms": record.timestamp if known else None,
+        "size_bytes": len(record.value or b"") if known else None,
     }
+
+
+def _number(request: web.Request, name: str) -> int:
+    text = request.match_info[name]
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise BadValueError(f"{name} is a number, not {text[:50]!r}")
+    return int(text)
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="backslashreplace")
+
+
+def _decoded(table: str, value: bytes) -> Any:
+    if table == "messages":
+        return [
+            {"offset": r.offset, "sent_ms": r.timestamp, "queue": _text(r.key), "size_bytes": len(r.value or b"")}
+            for r in rows.decode_messages(value).records()
+        ]
+    row = rows.decode_markers(value) if table == "markers" else rows.decode_manifest(value)
+    return _plain(row)
+
+
+def _plain(value: Any) -> Any:
+    """As plain values with names, whatever the row's own layout is."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def define(app: WorkerApp) -> None:
+    """Register the routes."""
+    views = app.views = Views(app)
+    add = app.web.web_app.router.add_get
+    add("/v1/workers", secured("inspect", views.workers))
+    add("/v1/partitions", secured("inspect", views.partitions))
+    add("/v1/stats", secured("inspect", views.queues))
+    add("/v1/queues/{queue:[^/]+}/stats", secured("inspect", views.queue))
+    add("/v1/queues/{queue:[^/]+}/messages", secured("inspect", views.messages))
+    add("/v1/messages/{partition}/{offset}", secured("inspect", views.message))
+    add("/v1/state/{partition}", secured("inspect", views.state, everywhere=True))
+    add("/v1/tables/{table}/{partition}", secured("inspect", views.rows, everywhere=True))

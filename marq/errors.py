@@ -58,12 +58,20 @@ class UnknownQueueError(RequestError):
     """A queue that does not exist, where queues are not made by sending to them."""
 
 
+class NotFoundError(RequestError):
+    """What was asked for is not there."""
+
+
 class TooLargeError(RequestError):
     """A message or a request is larger than is allowed."""
 
 
 class NotPossibleError(RequestError):
     """The installation, as it is set up, does not do this."""
+
+
+class LeaseOverError(RequestError):
+    """A receipt of a delivery that is not the current one of its message any more."""
 
 
 class NotAuthenticatedError(RequestError):
@@ -80,10 +88,6 @@ class UnavailableError(MarqError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
-
-
-class LeaseLostError(RequestError):
-    """The lease of a delivery is over: the message is delivered again, or finished already."""
 
 
 class UnreachableError(UnavailableError):

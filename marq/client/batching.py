@@ -42,7 +42,7 @@ class Batching:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def put(self, kind: Hashable, entries: Sequence[Any]) -> list[Any]:
-        """The answers to `entries`, in order. Raises what the request that carried them failed with."""
+        """The answers to `entries`, in order; an error where their request failed. Raises it if all of them did."""
         groups = self._groups(entries)
         waiting = self._waiting.get(kind)
         if waiting is None:
@@ -53,12 +53,12 @@ class Batching:
         waiting.extend(groups)
         if len(groups) == 1:
             return await groups[0].future
+        outcomes = await asyncio.gather(*(group.future for group in groups), return_exceptions=True)
+        if all(isinstance(outcome, BaseException) for outcome in outcomes):
+            raise outcomes[0]  # type: ignore[misc]
         results: list[Any] = []
-        for outcome in await asyncio.gather(*(group.future for group in groups), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                results.extend([outcome] * len(groups[0].entries))
-                raise outcome
-            results.extend(outcome)
+        for group, outcome in zip(groups, outcomes, strict=True):
+            results.extend([outcome] * len(group.entries) if isinstance(outcome, BaseException) else outcome)
         return results
 
     def _groups(self, entries: Sequence[Any]) -> list[_Group]:

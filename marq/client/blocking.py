@@ -13,7 +13,6 @@ threads.
 from __future__ import annotations
 
 import asyncio
-import atexit
 import concurrent.futures
 import os
 import ssl
@@ -38,20 +37,21 @@ T = TypeVar("T")
 
 #: Seconds that closing a service takes at most.
 CLOSE_TIMEOUT_S = 10.0
+THREAD_NAME = "marq-client"
 
 
-class Runner:
+class LoopThread:
     """An event loop in a thread of its own, started when it is first needed."""
 
     def __init__(self) -> None:
+        self.closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
         self._process = os.getpid()
-        self.closed = False
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The running loop."""
+        """The running loop. Raises `ClosedError`."""
         loop = self._loop
         if loop is None or self.closed or self._process != os.getpid():
             loop = self._started()
@@ -65,9 +65,55 @@ class Runner:
         with self._lock:
             if self._loop is None:
                 loop = asyncio.new_event_loop()
-                threading.Thread(target=_run_forever, args=(loop,), name="marq-client", daemon=True).start()
+                threading.Thread(target=_run_forever, args=(loop,), name=THREAD_NAME, daemon=True).start()
                 self._loop = loop
             return self._loop
+
+    def stop(self, operations: Operations) -> None:
+        """Close what runs in the loop, then end it."""
+        was_closed, self.closed = self.closed, True
+        loop = self._loop
+        if was_closed or loop is None or self._process != os.getpid():
+            return
+
+        async def last() -> None:
+            try:
+                await operations.close()
+            finally:
+                # after this task has told its result
+                loop.call_later(0.01, loop.stop)
+
+        future = asyncio.run_coroutine_threadsafe(last(), loop)
+        if threading.current_thread().name != THREAD_NAME:
+            future.result(CLOSE_TIMEOUT_S)
+
+
+def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+class Runner:
+    """Where the requests of one service are made. When the last object that uses it is gone, or the interpreter ends,
+    it is closed as if by hand: acknowledgements on their way are still sent.
+    """
+
+    def __init__(self, operations: Operations) -> None:
+        self._thread = LoopThread()
+        self.close = weakref.finalize(self, self._thread.stop, operations)
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing can run here any more."""
+        return self._thread.closed
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The running loop. Raises `ClosedError`."""
+        return self._thread.loop
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run in the loop, and go on here."""
@@ -86,27 +132,6 @@ class Runner:
         except BaseException:
             future.cancel()
             raise
-
-    def stop(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run something last, then end the thread."""
-        loop, mine = self._loop, self._process == os.getpid()
-        if self.closed or loop is None or not mine:
-            self.closed = True
-            coroutine.close()
-            return
-        self.closed = True
-        try:
-            asyncio.run_coroutine_threadsafe(coroutine, loop).result(CLOSE_TIMEOUT_S)
-        finally:
-            loop.call_soon_threadsafe(loop.stop)
-
-
-def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-    finally:
-        loop.close()
 
 
 class Owner:
@@ -222,9 +247,7 @@ class Service:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._operations = Operations(addresses, key=key, name=name, timeout=timeout, retry_for=retry_for, tls=tls)
-        self._runner = Runner()
-        # acknowledgements on their way are sent when the interpreter ends, whether or not anybody closed this
-        atexit.register(_close, weakref.ref(self))
+        self._runner = Runner(self._operations)
 
     def queue(self, name: str) -> Queue:
         """A queue; nothing is asked of the service yet."""
@@ -238,7 +261,7 @@ class Service:
 
     def close(self) -> None:
         """Close all consumers and connections."""
-        self._runner.stop(self._operations.close())
+        self._runner.close()
 
     def __enter__(self) -> Service:
         return self
@@ -252,12 +275,6 @@ class Service:
 
 async def _next(iterator: AsyncIterator[T]) -> T | None:
     return await anext(iterator, None)
-
-
-def _close(service: weakref.ref[Service]) -> None:
-    alive = service()
-    if alive is not None:
-        alive.close()
 
 
 class Queue:

@@ -24,7 +24,7 @@ import msgspec
 from marq.client.batching import Batching
 from marq.client.operations import ACK, UNREAD, Action, Operations, extend
 from marq.client.wire import BATCH_MAX, Delivery, Received
-from marq.errors import BadReceiptError, BadValueError, ClosedError, LeaseLostError, MarqError, UnavailableError
+from marq.errors import BadReceiptError, BadValueError, ClosedError, LeaseOverError, MarqError, UnavailableError
 
 logger = logging.getLogger("marq.client")
 
@@ -165,15 +165,18 @@ class Prefetcher(Generic[M]):
         began = time.monotonic()
         results = await self._settles.put(action, receipts)
         if action.settles:
-            for receipt in receipts:
-                self.held.pop(receipt, None)
-            self.wake()
+            self._let_go(messages)
         else:
             lease_s = dict(action.values)["visibility_timeout_ms"] / 1000
             for message, result in zip(messages, results, strict=True):
                 if result is None:
                     message._lease_until = began + lease_s
         return results
+
+    def _let_go(self, messages: list[M]) -> None:
+        for message in messages:
+            self.held.pop(message.receipt, None)
+        self.wake()
 
     def send_later(self) -> None:
         """Send the acknowledgements that were put off."""
@@ -195,6 +198,8 @@ class Prefetcher(Generic[M]):
         try:
             results = await self.settle(ACK, messages)
         except MarqError as exc:
+            # nobody tries again: let the leases run out
+            self._let_go(messages)
             results = [exc] * len(messages)
         failed = [(m, r) for m, r in zip(messages, results, strict=True) if r is not None]
         if failed:
@@ -266,7 +271,7 @@ class Prefetcher(Generic[M]):
         for message, result in zip(messages, results, strict=True):
             if result is None:
                 message._lease_until = began + self._lease_s
-            elif isinstance(result, LeaseLostError | BadReceiptError):
+            elif isinstance(result, LeaseOverError | BadReceiptError):
                 message._lease_until = -math.inf
                 if self.held.pop(message.receipt, None) is not None and message not in self.unread:
                     logger.warning("The lease of %r was lost: %s", message, result)

@@ -163,7 +163,7 @@ _ERRORS: dict[str, type[MarqError]] = {
     "not-possible": errors.NotPossibleError,
     "no-key": errors.NotAuthenticatedError,
     "not-allowed": errors.NotAllowedError,
-    "lease-lost": errors.LeaseLostError,
+    "lease-over": errors.LeaseOverError,
     "bad-request": errors.RequestError,
     "unavailable": errors.UnavailableError,
     "internal": errors.ServiceError,

@@ -40,6 +40,12 @@ SEGMENT_MESSAGES = 1_000
 SEGMENT_BYTES = 256 * 1024
 """A messages row holds at most this much; a larger message is a row of its own."""
 
+READ_BACK_BYTES = 32 * 1024 * 1024
+"""While less than this is in memory beside deliveries, a segment that is read back comes back whole."""
+
+READS_MAX = 8
+"""A delivery that has something in it reads no more segments than this back (a millisecond each)."""
+
 ROW_OVERHEAD_BYTES = 40
 """Bytes of a message in a messages row beside key, value and headers."""
 
@@ -642,9 +648,10 @@ class Partition:
     def record(self, offset: int) -> Any:
         """The record of an unfinished message, read from its segment if its payload is not in memory."""
         record = self.messages[offset]
-        return self._records(record)[offset] if type(record) is Segment else record
+        return self.records_of(record)[offset] if type(record) is Segment else record
 
-    def _records(self, segment: Segment) -> dict[int, rows.Record]:
+    def records_of(self, segment: Segment) -> dict[int, rows.Record]:
+        """The messages of a segment, finished ones too. Raises :exc:`RowError`."""
         if self._loaded[0] != segment.key:
             value = self.load(segment.key)
             if rows.checksum(value) != segment.checksum:
@@ -828,12 +835,14 @@ class Partition:
                     taken.append(offset)
             return
         chosen = set(taken)
-        lowest = self.segments.first_parked(backlog.name)
+        lowest, reads = self.segments.first_parked(backlog.name), 0
         while len(taken) < cap:
             first = backlog.peek_first()
             if lowest is not None and (first < 0 or lowest < first):
+                if reads >= READS_MAX and taken:
+                    return
                 self._unpark(backlog)
-                lowest = self.segments.first_parked(backlog.name)
+                lowest, reads = self.segments.first_parked(backlog.name), reads + 1
                 continue
             if first < 0:
                 return
@@ -854,19 +863,29 @@ class Partition:
         self._refused.append(offset)
 
     def _unpark(self, backlog: Backlog) -> None:
+        """Read the lowest parked messages of a queue back.
+
+        Those of other queues in the same segment come along while there is room: else each queue would have the row
+        read again, for one message where there are a thousand queues.
+        """
         found = self.segments.unpark_next(backlog.name)
         if found is None:
             return
         segment, offsets = found
-        records = self._records(segment)
-        for offset in offsets:
-            record = self.messages[offset] = records[offset]
-            self.bytes += _size(record)
-        fresh = backlog.fresh
-        if fresh and fresh[0] < offsets[-1]:
-            backlog.fresh = deque(sorted([*offsets, *fresh]))
-        else:
-            fresh.extendleft(reversed(offsets))
+        records = self.records_of(segment)
+        back = {backlog.name: offsets}
+        idle = len(self.messages) - len(self.holds) - len(self.reserved)
+        if self.bytes * max(idle, 0) < READ_BACK_BYTES * len(self.messages) or not self.bytes:
+            back |= self.segments.unpark_all(segment)
+        for queue, offsets in back.items():
+            for offset in offsets:
+                record = self.messages[offset] = records[offset]
+                self.bytes += _size(record)
+            backlog = self._backlog(queue)
+            if backlog.fresh and backlog.fresh[0] < offsets[-1]:
+                backlog.fresh = deque(sorted([*offsets, *backlog.fresh]))
+            else:
+                backlog.fresh.extendleft(reversed(offsets))
 
     def _past_ttl(self, offset: int, settings: QueueSettings) -> bool:
         expires = self.ttls.get(offset)
@@ -929,12 +948,14 @@ class Partition:
             backlog = self._backlog(queue)
         if backlog is None or not settings.ttl_ms:
             return found
-        lowest = self.segments.first_parked(queue)
+        lowest, reads = self.segments.first_parked(queue), 0
         while True:
             first = backlog.peek_first()
             if lowest is not None and (first < 0 or lowest < first):
+                if reads >= READS_MAX:
+                    return found
                 self._unpark(backlog)
-                lowest = self.segments.first_parked(queue)
+                lowest, reads = self.segments.first_parked(queue), reads + 1
                 continue
             if first < 0:
                 return found

@@ -78,6 +78,13 @@ class Segment:
         self._counts[self._names.index(queue)] = 0
         return offsets
 
+    def take_all_parked(self) -> dict[str, list[int]]:
+        """All of them by queue, parked no more."""
+        found = self.parked
+        self._parked = bytearray(len(self._parked))
+        self._counts = array("H", bytes(2 * len(self._names)))
+        return found
+
     def parked_count(self, queue: str) -> int:
         """How many of ``queue`` are parked."""
         return self._counts[self._names.index(queue)]
@@ -164,6 +171,13 @@ class Segments:
         offsets = segment.take_parked(queue)
         self._forget(queue, segment)
         return segment, offsets
+
+    def unpark_all(self, segment: Segment) -> dict[str, list[int]]:
+        """Take all that is parked in ``segment``, by queue."""
+        found = segment.take_all_parked()
+        for queue in found:
+            self._forget(queue, segment)
+        return found
 
     def _forget(self, queue: str, segment: Segment) -> None:
         segments = self.queues[queue]

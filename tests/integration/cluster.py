@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -38,6 +39,8 @@ from aiokafka.errors import KafkaError
 from app.settings import Settings
 from app.topics import Topics, ensure_topics
 from tests.kafka import unique
+
+logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the sender, while its broker is away
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a worker gets from its start, or from a rebalance, until it serves.
@@ -91,11 +94,15 @@ class Total:
 
     lost: list[str] = field(default_factory=list)  # confirmed, but no handler has finished it
     unexpected: list[str] = field(default_factory=list)  # in a handler, but never sent
-    duplicates: int = 0  # calls with a message that an earlier call had finished, or was working on
+    duplicates: int = 0  # calls that finished a message that another call had finished too
+    redelivered: int = 0  # deliveries after the first
     sent: int = 0
 
     def __str__(self) -> str:
-        return f"sent={self.sent} lost={len(self.lost)} unexpected={len(self.unexpected)} duplicates={self.duplicates}"
+        return (
+            f"sent={self.sent} lost={len(self.lost)} unexpected={len(self.unexpected)} "
+            f"redelivered={self.redelivered} duplicates={self.duplicates}"
+        )
 
 
 class Worker:
@@ -233,8 +240,6 @@ class Cluster:
             self.run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
-        for worker in self.workers:  # pytest shows it where a test has failed
-            print(f"--- worker {worker.pid}, end of its log:\n{worker.log[-3000:]}")
 
     # -- workers
 

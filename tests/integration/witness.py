@@ -134,7 +134,7 @@ async def flaky(message: Any) -> None:
     """Fails once."""
     note("begin", message)
     if message.attempt == 1:
-        raise RuntimeError("as it should")
+        raise Retry
     note("end", message)
 
 

@@ -48,10 +48,10 @@ def main() -> int:
             statistics.update(simulator.statistics)
             done += 1
             if done % 1_000 == 0:
-                report(done, started, statistics)
+                report(done, started, statistics, failures)
     except KeyboardInterrupt:
         print()
-    report(done, started, statistics)
+    report(done, started, statistics, failures)
     for name, value in sorted(statistics.items()):
         print(f"  {name:24}{value:12,}")
     for rule, found in sorted(failures.items()):
@@ -78,12 +78,14 @@ def replay(seed: int, steps: int) -> int:
     return failed
 
 
-def report(done: int, started: float, statistics: Counter[str]) -> None:
+def report(done: int, started: float, statistics: Counter[str], failures: dict[str, list[int]]) -> None:
     """One line of progress."""
     seconds = time.monotonic() - started
+    failed = sum(map(len, failures.values()))
+    verdict = f"{failed} seeds failed" if failed else "lost 0, unexpected 0"
     print(
         f"{done:,} seeds in {seconds:,.0f} s, {done / seconds * 60:,.0f} a minute; "
-        f"{statistics['messages']:,} messages, {statistics['handed out']:,} handed out, lost 0, unexpected 0, "
+        f"{statistics['messages']:,} messages, {statistics['handed out']:,} handed out, {verdict}, "
         f"duplicates {statistics['handed out again']:,}",
         flush=True,
     )

@@ -62,7 +62,8 @@ class Checks:
         if not good:
             self._bad(
                 "G1 done",
-                f"offset {offset} is {outcome} at {position} without a reason: {message} {sim.reference.history[offset]}",
+                f"offset {offset} is {outcome} at {position} without a reason: {message}, "
+                f"{sim.reference.history[offset]}",
             )
 
     def _expired(self, offset: int) -> bool:
@@ -206,10 +207,8 @@ class Checks:
                     held += hold is not None
                     continue  # it will be dropped when it is read
                 if here or hold is not None or offset in parked or (offset >= position and offset not in p.ahead):
-                    self._bad(
-                        "G2 undead",
-                        f"{who}: offset {offset} is {state} in the log, not in memory (here: {here}, hold: {hold}, ahead: {offset in p.ahead}, position {position})",
-                    )
+                    where = f"here: {here}, hold: {hold}, ahead: {offset in p.ahead}, position {position}"
+                    self._bad("G2 undead", f"{who}: offset {offset} is {state} in the log, not in memory ({where})")
                 continue
             if offset >= position:
                 if here or offset in p.ahead:
@@ -233,9 +232,9 @@ class Checks:
                 record = messages[offset]
                 if type(record) is not Segment:
                     size += _size(record)
-                if message.queue is not None and p.ready(offset) and offset not in suspects:
-                    if offset not in listed.get(message.queue, ()):
-                        self._bad("G1 stuck", f"{who}: offset {offset} is ready, and nothing will take it: {state}")
+                known = listed.get(message.queue or "", ())
+                if message.queue is not None and offset not in known and offset not in suspects and p.ready(offset):
+                    self._bad("G1 stuck", f"{who}: offset {offset} is ready, and nothing will take it: {state}")
             elif parked[offset] != message.queue:
                 self._bad("G4 special", f"{who}: offset {offset} is parked for {parked[offset]}")
         for origin, offset in ref.first_copy.items():

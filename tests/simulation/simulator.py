@@ -299,10 +299,12 @@ class Simulator:
         for worker in self.workers:
             self._events_of(worker, events)
         x = self.random.random() * sum([event[0] for event in events])
-        for weight, act, arg in events:
-            x -= weight
+        chosen = events[0]
+        for chosen in events:
+            x -= chosen[0]
             if x < 0:
                 break
+        _, act, arg = chosen
         if arg is None:
             act()
         else:
@@ -436,9 +438,10 @@ class Simulator:
     def run(self, steps: int) -> None:
         """``steps`` events with everything going wrong, then good health until all is finished."""
         with small_limits():
-            for self.at_step in range(steps):
+            for step in range(steps):
+                self.at_step = step
                 self.step()
-                self._look(self.at_step)
+                self._look(step)
             self._drain()
 
     def _look(self, step: int) -> None:
@@ -462,7 +465,8 @@ class Simulator:
             worker.seek()
         server = self.workers[self.assigned]
         finished = 0
-        for self.at_step in range(self.at_step + 1, self.at_step + 1 + DRAIN_ROUNDS):
+        for _ in range(DRAIN_ROUNDS):
+            self.at_step += 1
             self.now_ms += 150
             self._round(server)
             if len(self.reference.done) == len(self.reference.messages):

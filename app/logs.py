@@ -1,0 +1,95 @@
+"""What users see of the libraries' logs.
+
+Kafka's client logs an error for each attempt of what it repeats by itself: some of it at every start, hundreds of lines
+a second while a broker is away. Faust logs each step of each service.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import mode
+
+#: Loggers of the Kafka client; a filter acts only on records of the very logger that it is added to.
+_CLIENT = (
+    "aiokafka",
+    "aiokafka.cluster",
+    "aiokafka.conn",
+    "aiokafka.consumer.consumer",
+    "aiokafka.consumer.fetcher",
+    "aiokafka.consumer.group_coordinator",
+    "aiokafka.producer.producer",
+    "aiokafka.producer.sender",
+)
+#: Errors that pass by themselves within a moment: a leader or coordinator that was just chosen, or moved.
+_PASSING = (
+    "NotLeaderForPartitionError",
+    "LeaderNotAvailableError",
+    "GroupCoordinatorNotAvailableError",
+    "CoordinatorLoadInProgressError",
+    "NotCoordinatorForGroupError",
+    "UnknownTopicOrPartitionError",
+    "RebalanceInProgressError",
+    "NodeNotReadyError",
+)
+#: Seconds for which a passing error is not worth a line.
+PASSING_S = 5.0
+#: Seconds between two lines of one kind.
+REPEAT_S = 10.0
+
+
+class Calm(logging.Filter):
+    """One line of a kind per `REPEAT_S`, with how many were left out; none for errors that pass within `PASSING_S`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._bursts: dict[object, _Burst] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now = self._clock()
+        # the text before formatting names the kind
+        burst = self._bursts.get(record.msg)
+        if burst is None or now > burst.last_s + REPEAT_S:
+            passing = any(name in record.getMessage() for name in _PASSING)
+            burst = self._bursts[record.msg] = _Burst(now + PASSING_S if passing else now)
+        burst.last_s = now
+        if now < burst.next_s:
+            burst.left_out += 1
+            return False
+        if burst.left_out:
+            record.msg, record.args = f"{record.getMessage()} (and {burst.left_out} times before)", ()
+        burst.next_s, burst.left_out = now + REPEAT_S, 0
+        return True
+
+
+class _Burst:
+    """Records of one kind that follow each other."""
+
+    __slots__ = ("last_s", "left_out", "next_s")
+
+    def __init__(self, next_s: float) -> None:
+        self.next_s = next_s  # when a line may be written
+        self.last_s = 0.0
+        self.left_out = 0
+
+
+def calm_client() -> None:
+    """Quieten the Kafka client of this process."""
+    calm = Calm()
+    # it builds a record per request at DEBUG, which costs more than the request
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    for name in _CLIENT:
+        logger = logging.getLogger(name)
+        if not any(isinstance(f, Calm) for f in logger.filters):
+            logger.addFilter(calm)
+
+
+def quiet_steps(level: str) -> None:
+    """Leave out what Faust says of its own steps, unless `level` is DEBUG."""
+    if level.upper() != "DEBUG":
+        mode.Service.mundane_level = "debug"
+        for name in ("faust", "mode"):
+            logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,162 @@
+"""Who may do what: bearer keys with permissions per queue.
+
+`MARQ_KEYS` is a list, separated by commas, of
+
+    KEY                            may do everything
+    KEY=PERMISSIONS:QUEUES         e.g. 8Ck3…=send+receive:orders.*|invoices
+
+Permissions: `send`, `receive` (and acknowledge, extend, release, reject), `manage` (make, set, purge, delete queues),
+`inspect` (look at messages, partitions, metrics), `*`. Queues: names, or patterns with `*` and `?`. A key that stands
+several times may do what any of its entries allows. Without keys everybody may do everything, and HTTP listens on
+loopback only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from hashlib import blake2b
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from marq.errors import NotAllowedError, NotAuthenticatedError, SettingError
+
+PERMISSIONS = frozenset({"send", "receive", "manage", "inspect"})
+#: Shortest key that is accepted: shorter ones can be guessed.
+KEY_MIN = 16
+
+
+class Grant(NamedTuple):
+    """Permissions for the queues that match."""
+
+    permissions: frozenset[str]
+    queues: tuple[str, ...]
+
+
+class Grants:
+    """What the owner of one key may do."""
+
+    def __init__(self, grants: list[Grant]) -> None:
+        self._grants = grants
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def allow(self, permission: str, queue: str) -> bool:
+        """True if `permission` is given for `queue`."""
+        known = self._known.get((permission, queue))
+        if known is None:
+            known = any(
+                permission in grant.permissions and any(fnmatchcase(queue, pattern) for pattern in grant.queues)
+                for grant in self._grants
+            )
+            if len(self._known) > 10_000:
+                self._known.clear()
+            self._known[permission, queue] = known
+        return known
+
+    def allow_somewhere(self, permission: str) -> bool:
+        """True if `permission` is given for any queue."""
+        return any(permission in grant.permissions for grant in self._grants)
+
+    def allow_everywhere(self, permission: str) -> bool:
+        """True if `permission` is given for all queues."""
+        return any(permission in grant.permissions and "*" in grant.queues for grant in self._grants)
+
+    def require(self, permission: str, queue: str | None, everywhere: bool = False) -> None:
+        """Raises `NotAllowedError`. Without a queue: for any, or with `everywhere` for all queues."""
+        if queue is not None:
+            allowed = self.allow(permission, queue)
+        else:
+            allowed = self.allow_everywhere(permission) if everywhere else self.allow_somewhere(permission)
+        if not allowed:
+            where = f"queue {queue!r}" if queue is not None else ("all queues" if everywhere else "any queue")
+            raise NotAllowedError(f"this key does not have the permission {permission!r} for {where}")
+
+
+ALL = Grants([Grant(PERMISSIONS, ("*",))])
+
+
+class Keys:
+    """The keys of the installation. Raises `SettingError` for a list that makes no sense."""
+
+    def __init__(self, text: str | None) -> None:
+        grants: dict[bytes, list[Grant]] = {}
+        for number, entry in enumerate((text or "").split(","), 1):
+            entry = entry.strip()
+            if not entry:
+                continue
+            key, sign, what = entry.partition("=")
+            # the key itself must not get into a message
+            if len(key) < KEY_MIN:
+                raise SettingError(f"MARQ_KEYS: key {number} is shorter than {KEY_MIN} characters")
+            grants.setdefault(_digest(key), []).append(_grant(number, what) if sign else ALL._grants[0])
+        self._grants = {digest: Grants(found) for digest, found in grants.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._grants)
+
+    def grants_of(self, headers: Mapping[str, str]) -> Grants:
+        """What a request may do. Raises `NotAuthenticatedError`."""
+        if not self._grants:
+            return ALL
+        scheme, _, key = headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise NotAuthenticatedError("send a key: `Authorization: Bearer …`")
+        # looked up by a hash, so that the time it takes says nothing about the keys
+        found = self._grants.get(_digest(key.strip()))
+        if found is None:
+            raise NotAuthenticatedError("this key is not known here")
+        return found
+
+
+def _digest(key: str) -> bytes:
+    return blake2b(key.encode(), digest_size=32, person=b"marq-key").digest()
+
+
+def _grant(number: int, text: str) -> Grant:
+    permissions, _, queues = text.partition(":")
+    given = frozenset(p.strip() for p in permissions.split("+"))
+    if given == {"*"}:
+        given = PERMISSIONS
+    if not given <= PERMISSIONS:
+        raise SettingError(
+            f"MARQ_KEYS: key {number} has the permission {min(given - PERMISSIONS)!r}; there are "
+            f"{', '.join(sorted(PERMISSIONS))} and *"
+        )
+    patterns = tuple(q.strip() for q in queues.split("|") if q.strip())
+    if not patterns:
+        raise SettingError(f"MARQ_KEYS: key {number} names no queues; write KEY=PERMISSIONS:QUEUES, with * for all")
+    return Grant(given, patterns)
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine reaches an address."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_browser(method: str, headers: Mapping[str, str]) -> None:
+    """Without keys, whoever can open a page in a browser of this machine must not reach us through it.
+
+    Raises `NotAllowedError` for a `Host` that is a name of somebody else's (DNS rebinding), and for a change that a
+    page of another origin asks for.
+    """
+    host = headers.get("Host", "")
+    name = urlsplit(f"//{host}").hostname or ""
+    if not is_loopback(name) and not _is_address(name):
+        raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {name[:100]!r}")
+    origin = headers.get("Origin")
+    if origin is not None and method not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+        raise NotAllowedError("a page of another origin can't ask for that")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

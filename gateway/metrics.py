@@ -1,0 +1,156 @@
+"""`/metrics`: what this worker counts, for Prometheus. Labels are bounded: routes, partitions, the largest queues."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from gateway.json_api import secured
+
+if TYPE_CHECKING:
+    from app.worker import WorkerApp
+
+#: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
+QUEUES_MAX = 100
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_AGE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 3600, 21_600, 86_400)
+
+
+class Meters:
+    """What is measured as it happens."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.requests = Histogram(
+            "marq_http_request_seconds",
+            "Time to answer a request; receives include their wait.",
+            ["route", "method", "status"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.sent = Counter(
+            "marq_sent_messages", "Messages that were sent through this worker.", registry=self.registry
+        )
+        self.sent_bytes = Counter("marq_sent_bytes", "Bytes of their payloads.", registry=self.registry)
+        self.received = Counter(
+            "marq_received_messages", "Messages that were handed to receivers by this worker.", registry=self.registry
+        )
+        self.settled = Counter(
+            "marq_settled_receipts",
+            "Receipts that were shown to this worker.",
+            ["operation", "result"],
+            registry=self.registry,
+        )
+        self.age = Histogram(
+            "marq_first_delivery_seconds",
+            "From Kafka's time stamp of a message to its first delivery, by the clock of the worker.",
+            buckets=_AGE_SECONDS,
+            registry=self.registry,
+        )
+
+
+class _Collector:
+    """What is there when it is asked for."""
+
+    def __init__(self, app: WorkerApp) -> None:
+        self.app = app
+        self.counts: dict[str, dict[str, int]] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        app = self.app
+        held = [h for _, h in sorted(app.ownership.held.items())]
+        gauges: dict[str, tuple[str, Any]] = {
+            "epoch": ("Offset of the own marker under which it is served.", lambda h: h.owner.epoch),
+            "serving": ("1 if it is served.", lambda h: int(h.serving)),
+            "position": ("Next offset of the queue topic.", lambda h: h.owner.partition.position),
+            "unfinished": (
+                "Messages read and not finished.",
+                lambda h: (
+                    len(h.owner.partition.messages)
+                    + sum(len(r) for s in h.owner.partition.segments for r in s.parked.values())
+                ),
+            ),
+            "payload_bytes": ("Payload in memory.", lambda h: h.owner.partition.bytes),
+            "checkpoint_age_seconds": (
+                "Time since the last complete checkpoint.",
+                lambda h: None if h.checkpoint_s is None else time.monotonic() - h.checkpoint_s,
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            family = GaugeMetricFamily(f"marq_partition_{name}", text, labels=["partition"])
+            for one in held:
+                number = value(one)
+                if number is not None:
+                    family.add_metric([str(one.number)], number)
+            yield family
+        counted = CounterMetricFamily(
+            "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
+        )
+        for one in held:
+            for what, count in one.owner.partition.counters.items():
+                counted.add_metric([str(one.number), what], count)
+        yield counted
+        yield GaugeMetricFamily("marq_waiting_receives", "Receives that wait at this worker.", value=app.door.waiting)
+        yield GaugeMetricFamily(
+            "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.pending_bytes
+        )
+        yield self._queues()
+
+    def _queues(self) -> Metric:
+        family = GaugeMetricFamily(
+            "marq_queue_messages",
+            f"Messages of this worker's partitions; queues beyond the {QUEUES_MAX} largest are summed up.",
+            labels=["queue", "state"],
+        )
+        sizes = {queue: sum(states.values()) for queue, states in self.counts.items()}
+        largest = set(heapq.nlargest(QUEUES_MAX, sizes, key=sizes.__getitem__))
+        rest: dict[str, int] = {}
+        for queue, states in self.counts.items():
+            for state, count in states.items():
+                if queue in largest:
+                    family.add_metric([queue, state], count)
+                else:
+                    rest[state] = rest.get(state, 0) + count
+        for state, count in rest.items():
+            family.add_metric(["", state], count)
+        return family
+
+
+def measured(meters: Meters) -> Any:
+    """Middleware that takes the time of each request."""
+    children: dict[tuple[str, str, int], Any] = {}
+
+    @web.middleware
+    async def measure(request: web.Request, handler: Any) -> Any:
+        began = time.perf_counter()
+        response = await handler(request)
+        resource = request.match_info.route.resource
+        known = resource is not None
+        key = (resource.canonical, request.method, response.status) if known else ("", "", response.status)
+        child = children.get(key)
+        if child is None:
+            child = children[key] = meters.requests.labels(key[0], key[1], str(key[2]))
+        child.observe(time.perf_counter() - began)
+        return response
+
+    return measure
+
+
+def define(app: WorkerApp) -> None:
+    """Register the route."""
+    collector = _Collector(app)
+    app.meters.registry.register(collector)  # type: ignore[arg-type]
+
+    async def metrics(request: web.Request) -> web.Response:
+        collector.counts = await app.views.counts_here()
+        text = generate_latest(app.meters.registry)
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app.web.web_app.router.add_get("/metrics", secured("inspect", metrics, everywhere=True))

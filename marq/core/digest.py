@@ -1,0 +1,82 @@
+"""What a partition holds, as counts and a digest that does not depend on the order in which it is computed.
+
+An audit that folds the two logs up to the same offsets by itself must come to the same counts and digest:
+
+    entry(message)  = "<offset> <queue> <state> <receives>", UTF-8
+    digest          = sum of blake2b(entry, digest_size=16), as big-endian numbers, modulo 2^128; 32 hex digits
+
+over all messages that were read and are not done. States: ``delayed``, ``ready``, ``in_flight``; a record without a
+queue counts as one of the queue ``""``. Settings play no part, and time is that of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from typing import NamedTuple
+
+from marq.core.partition import Partition
+from marq.core.segments import Segment
+
+STATES = ("ready", "delayed", "in_flight")
+
+_MODULUS = 1 << 128
+
+
+class Entry(NamedTuple):
+    """One unfinished message."""
+
+    offset: int
+    queue: str
+    state: str
+    receives: int
+
+
+class Digest(NamedTuple):
+    """Counts by queue and state, and the digest."""
+
+    queues: dict[str, dict[str, int]]
+    digest: str
+
+
+def entries(partition: Partition) -> Iterator[Entry]:
+    """Every message of the partition that was read and is not done, in no order.
+
+    Nothing may be folded or read meanwhile: make a list of it if something might.
+    """
+    holds, delays, clock_ms = partition.holds, partition.delays, partition.clock_ms
+    topic_mode, names = partition.queue_id, {}
+    for offset, record in partition.messages.items():
+        if topic_mode is not None:
+            queue: str | None = topic_mode
+        else:
+            key = None if type(record) is Segment else record.key
+            if key is None or (queue := names.get(key)) is None:
+                queue = partition.queue_of(offset) or ""
+                if key is not None:
+                    names[key] = queue
+        hold = holds.get(offset)
+        receives = hold.receives if hold is not None else 0
+        if hold is not None and clock_ms < hold.deadline_ms:
+            state = "in_flight" if hold.leased else "delayed"
+        else:
+            state = "delayed" if offset in delays else "ready"
+        yield Entry(offset, queue or "", state, receives)
+    for queue, segments in partition.segments.queues.items():
+        for segment in segments:
+            for offset in segment.parked[queue]:
+                yield Entry(offset, queue, "ready", 0)
+
+
+def digest_of(found: Iterable[Entry]) -> Digest:
+    """Counts and digest of entries."""
+    queues: dict[str, dict[str, int]] = {}
+    total = 0
+    for offset, queue, state, receives in found:
+        counts = queues.get(queue)
+        if counts is None:
+            counts = queues[queue] = dict.fromkeys(STATES, 0)
+        counts[state] += 1
+        entry = f"{offset} {queue} {state} {receives}".encode()
+        total += int.from_bytes(blake2b(entry, digest_size=16).digest(), "big")
+    return Digest(queues, f"{total % _MODULUS:032x}")
