@@ -266,15 +266,16 @@ def demo(context: click.Context, messages: int, drop: float, timeout: float) -> 
     """
     if context.invoked_subcommand is not None:
         return
-    with errors_as_lines(), stop_signals() as stopped, contextlib.ExitStack() as stack:
+    with errors_as_lines(), stop_signals() as stopped:
         settings = load()
-        url = _running_or_own(settings, stack, stopped)
-        ledger = Ledger.open(settings.data_dir, messages)
-        before, began = ledger.totals()["acked"], time.monotonic()
-        asyncio.run(_all(ledger, settings, url, drop, timeout, stopped))
-        click.echo(json.dumps(summary(ledger, time.monotonic() - began, before)))
-        complete = not ledger.missing
-    raise SystemExit(0 if complete else 1)
+        with contextlib.ExitStack() as stack:
+            url = _running_or_own(settings, stack, stopped)
+            ledger = Ledger.open(settings.data_dir, messages)
+            before, began = ledger.totals()["acked"], time.monotonic()
+            asyncio.run(_all(ledger, settings, url, drop, timeout, stopped))
+            seconds = time.monotonic() - began
+        click.echo(json.dumps(summary(ledger, seconds, before)))
+    raise SystemExit(1 if ledger.missing else 0)
 
 
 async def _all(
@@ -292,8 +293,13 @@ def _running_or_own(settings: Settings, stack: contextlib.ExitStack, stopped: Ca
     if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
         click.echo("Starting Kafka …", err=True)
         stack.enter_context(EmbeddedBroker(settings.data_dir))
-    worker = stack.enter_context(WorkerProcess())
-    worker.wait_ready(stopped)
+    settings.data_dir.mkdir(parents=True, exist_ok=True)
+    log = stack.enter_context((settings.data_dir / "demo-worker.log").open("ab"))
+    worker = stack.enter_context(WorkerProcess(output=log))
+    try:
+        worker.wait_ready(stopped)
+    except SystemExit:
+        raise MarqError(f"the demo's worker ended; {log.name} says why") from None
     return worker.url
 
 

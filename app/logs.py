@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import mode
 
-#: Loggers of the Kafka client; a filter acts only on records of the very logger that it is added to.
-_CLIENT = (
+#: Loggers that repeat themselves; a filter acts only on records of the very logger that it is added to.
+_REPEATING = (
     "aiokafka",
     "aiokafka.cluster",
     "aiokafka.conn",
@@ -22,6 +22,7 @@ _CLIENT = (
     "aiokafka.consumer.group_coordinator",
     "aiokafka.producer.producer",
     "aiokafka.producer.sender",
+    "mode.timers",
 )
 #: Errors that pass by themselves within a moment: a leader or coordinator that was just chosen, or moved.
 _PASSING = (
@@ -81,15 +82,14 @@ def calm_client() -> None:
     calm = Calm()
     # it builds a record per request at DEBUG, which costs more than the request
     logging.getLogger("aiokafka").setLevel(logging.WARNING)
-    for name in _CLIENT:
+    for name in _REPEATING:
         logger = logging.getLogger(name)
         if not any(isinstance(f, Calm) for f in logger.filters):
             logger.addFilter(calm)
 
 
-def quiet_steps(level: str) -> None:
-    """Leave out what Faust says of its own steps, unless `level` is DEBUG."""
-    if level.upper() != "DEBUG":
-        mode.Service.mundane_level = "debug"
-        for name in ("faust", "mode"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+def quiet_steps() -> None:
+    """Leave out what Faust says of each step of each service. To be called before services are made."""
+    mode.Service.mundane_level = "debug"
+    for name in ("faust", "mode", "app.table"):  # a store says "opening partition" as its subclass
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -263,12 +263,11 @@ class Ownership(Service):
             (self.topics.markers, seen[1], held.seen[1]),
         ):
             tp = TP(topic, held.number)
-            if (
-                position == before
-                and position < (consumer.highwater(tp) or 0)
-                and not (held.paused and topic == self.topics.queue)
-            ):
-                consumer.seek_chunks(tp, position, held.generation)
+            if position != before or (held.paused and topic == self.topics.queue):
+                continue
+            with contextlib.suppress(KafkaError):  # not assigned any more
+                if position < (consumer.highwater(tp) or 0):
+                    consumer.seek_chunks(tp, position, held.generation)
         held.seen = seen
 
     def _held_of(self, chunk: Chunk) -> Held | None:
@@ -483,6 +482,7 @@ class Ownership(Service):
                     hold_ms=limits.hold_ms,
                     step_timeout_ms=limits.step_timeout_ms,
                     queue_id=limits.queue_id,
+                    partitions=self.topics.partitions,
                 ),
                 settings_of=self.catalog.settings_of,
             )

@@ -11,7 +11,8 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import click
 
@@ -38,12 +39,17 @@ def errors_as_lines() -> Iterator[None]:
 class WorkerProcess:
     """A worker as a process of its own: started, waited for, stopped by pid."""
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, output: IO[bytes] | None = None, **environment: str) -> None:
         # a session of its own: Ctrl-C reaches us, and we stop things in their order
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "worker"], env=os.environ | environment, start_new_session=True
+            [sys.executable, "-m", "app", "worker"],
+            env=os.environ | environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         self.url = ""
+        self._data_dir = Path(environment["MARQ_DATA_DIR"]) if "MARQ_DATA_DIR" in environment else None
 
     def __enter__(self) -> WorkerProcess:
         return self
@@ -55,13 +61,13 @@ class WorkerProcess:
         """Wait until `/health/ready` answers 200. Raises `MarqError` if the worker ends or takes too long."""
         settings = load()
         deadline = time.monotonic() + WORKER_START_S
-        before = settings.data_dir
+        data_dir = self._data_dir or settings.data_dir
         while not stopped():
             if self.process.poll() is not None:
                 raise SystemExit(self.process.returncode or 1)
             if time.monotonic() > deadline:
                 raise MarqError(f"the worker was not ready within {WORKER_START_S:.0f} s; see what it logged above")
-            for place in running_workers(before):
+            for place in running_workers(data_dir):
                 if not _is_of(place.folder, self.process.pid):
                     continue
                 self.url = (

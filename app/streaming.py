@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import faust
+from faust.tables.manager import TableManager
 from faust.types import TP
 from faust.types.auth import CredentialsT
 
@@ -33,6 +34,15 @@ RECOVERY_BUFFER = 64
 
 class CopartitionError(MarqError):
     """Queue, markers and tables of a partition were not assigned to the same worker."""
+
+
+class PromptTables(TableManager):
+    """Faust's table manager, without the second that it gives agents to start: ours are declared before."""
+
+    async def on_start(self) -> None:
+        if not self.should_stop:
+            await self._update_channels()
+            await self.recovery.start()
 
 
 class MarqApp(faust.App):
@@ -166,6 +176,7 @@ def create_app(
         "producer_request_timeout": 10.0,
         "processing_guarantee": "at_least_once",
         "store": "rocksdb://",
+        "TableManager": PromptTables,
         "datadir": datadir,
         "table_standby_replicas": 0,
         # Topics are made and checked before Faust starts; Faust would make them with its own defaults.

@@ -81,6 +81,7 @@ class WorkerApp(MarqApp):
         self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
         self.door = Door(self.ownership, settings, beacon=self.beacon)
         self.peers = self.door.peers = Peers(self, beacon=self.beacon)
+        self.door.meters = self.meters
         self.upkeep = Upkeep(self, beacon=self.beacon)
         self.redelivery = Redelivery(self, beacon=self.beacon)
         queue.define(self, self.topic(settings.queue_topic))
@@ -123,8 +124,7 @@ class WorkerApp(MarqApp):
         conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
-        json_api.define(self)
-        state.define(self)
+        state.define_document(self, json_api.define(self) + state.define(self))
         metrics.define(self)
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
@@ -192,7 +192,6 @@ class FaustWorker(faust.Worker):
                 raise SystemExit(f"marq: {error}") from None
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
-            quiet_steps(str(kwargs["loglevel"]))
             assert app.place is not None
             print(f"marq worker {app.place.index}: {app.conf.canonical_url}, data in {app.place.folder}", flush=True)
         super().__init__(app, *args, **kwargs)
@@ -211,6 +210,8 @@ def _is_option_given(name: str) -> bool:
 def build(settings: Settings | None = None) -> WorkerApp:
     """Make the worker's app. Raises `MarqError` for settings or handlers that are wrong."""
     settings = settings or load()
+    if settings.log_level != "DEBUG":
+        quiet_steps()
     meters = metrics.Meters()
     keys = Keys(settings.keys.get_secret_value() if settings.keys is not None else None)
     app = create_app(

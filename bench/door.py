@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from app.broker import EmbeddedBroker
-from app.commands import WorkerProcess
+from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
 from marq.client import AsyncService, Service
 
@@ -103,7 +103,7 @@ def _send(queue: Any, batch: int, messages: int, size: int) -> None:
 def _consume(queue: Any, batch: int, messages: int) -> int:
     """Take and acknowledge; how many batches it took."""
     taken = batches = 0
-    with queue.consume(prefetch=2 * batch, max_in_flight=8 * batch) as consumer:
+    with queue.consume(prefetch=4 * batch, max_in_flight=16 * batch) as consumer:
         while taken < messages:
             part = consumer.take(batch)
             taken += len(part)

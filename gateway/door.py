@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -229,6 +230,9 @@ class Door(Service):
                 accepted = True
         if unavailable is not None and not accepted:
             raise unavailable
+        if self.meters is not None:
+            self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
+            self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
         return results
 
     async def _check_sendable(self, queue: str) -> None:
@@ -332,6 +336,12 @@ class Door(Service):
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
+        if self.meters is not None and waiter.messages:
+            self.meters.received.inc(len(waiter.messages))
+            first = waiter.messages[0]
+            if first.attempt == 1:
+                # one of a delivery: they were read together
+                self.meters.age.observe(max(0.0, time.time() - first.sent_ms / 1000))
         return waiter.messages
 
     def _check_receivable(self, queue: str) -> None:

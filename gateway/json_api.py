@@ -16,7 +16,8 @@ from msgspec import Meta
 from gateway import peers, problems
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser
 from gateway.door import Door, Outgoing, QueueInfo, Received
-from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease
+from gateway.openapi import Operation
+from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease, QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -93,6 +94,40 @@ class ListQueues(msgspec.Struct, forbid_unknown_fields=True):
 class Queues(msgspec.Struct):
     queues: list[QueueInfo]
     after: str  # where the next page begins; empty: this is the last
+
+
+class Done(msgspec.Struct):
+    ok: bool = True
+
+
+class Problem(msgspec.Struct):
+    type: str
+    title: str
+    detail: str
+
+
+class SendResult(msgspec.Struct):
+    """Where the message is, or why it is not there."""
+
+    topic: str | msgspec.UnsetType = msgspec.UNSET
+    partition: int | msgspec.UnsetType = msgspec.UNSET
+    offset: int | msgspec.UnsetType = msgspec.UNSET
+    error: Problem | msgspec.UnsetType = msgspec.UNSET
+
+
+class SettleResult(msgspec.Struct):
+    """Done, or why not."""
+
+    ok: bool | msgspec.UnsetType = msgspec.UNSET
+    error: Problem | msgspec.UnsetType = msgspec.UNSET
+
+
+class SendResults(msgspec.Struct):
+    results: list[SendResult]
+
+
+class SettleResults(msgspec.Struct):
+    results: list[SettleResult]
 
 
 class Results(msgspec.Struct):
@@ -263,12 +298,12 @@ class JsonApi:
 
     async def delete_queue(self, request: web.Request) -> web.Response:
         await self.door.delete_queue(request.match_info["queue"])
-        return answer(request, {"deleted": True})
+        return answer(request, Done())
 
     async def purge_queue(self, request: web.Request) -> web.Response:
         await self._nothing.read(request)
         await self.door.purge_queue(request.match_info["queue"])
-        return answer(request, {"purging": True}, 202)
+        return answer(request, Done(), 202)
 
 
 Handler = Callable[[web.Request], Awaitable[Any]]
@@ -318,26 +353,72 @@ def secured(permission: str, handler: Handler, everywhere: bool = False) -> Hand
     return checked
 
 
-def define(app: WorkerApp) -> None:
-    """Register the routes on Faust's web server."""
-    api = JsonApi(app.door)
-    for method, path, permission, handler in (
-        ("POST", "/v1/queues/{queue:[^/]+}/messages", "send", api.send),
-        ("POST", "/v1/queues/{queue:[^/]+}/receive", "receive", api.receive),
-        ("POST", "/v1/ack", "receive", api.ack),
-        ("POST", "/v1/extend", "receive", api.extend),
-        ("POST", "/v1/release", "receive", api.release),
-        ("POST", "/v1/reject", "receive", api.reject),
-        ("GET", "/v1/queues", None, api.list_queues),
-        ("GET", "/v1/queues/{queue:[^/]+}", None, api.get_queue),
-        ("PUT", "/v1/queues/{queue:[^/]+}", "manage", api.create_queue),
-        ("PATCH", "/v1/queues/{queue:[^/]+}", "manage", api.update_queue),
-        ("DELETE", "/v1/queues/{queue:[^/]+}", "manage", api.delete_queue),
-        ("POST", "/v1/queues/{queue:[^/]+}/purge", "manage", api.purge_queue),
-    ):
-        app.web.web_app.router.add_route(method, path, secured(permission, handler) if permission else handler)
+def operations_of(api: JsonApi) -> list[Operation]:
+    """What this API offers."""
+    queue = "/v1/queues/{queue}"
+    return [
+        Operation("POST", f"{queue}/messages", "send", api.send, "Send messages", Send, response=SendResults),
+        Operation("POST", f"{queue}/receive", "receive", api.receive, "Take messages", Receive, response=Messages),
+        Operation("POST", "/v1/ack", "receive", api.ack, "Finished: never again", Ack, response=SettleResults),
+        Operation("POST", "/v1/extend", "receive", api.extend, "Still at work", Extend, response=SettleResults),
+        Operation("POST", "/v1/release", "receive", api.release, "Give back", Release, response=SettleResults),
+        Operation("POST", "/v1/reject", "receive", api.reject, "Dead letters now", Reject, response=SettleResults),
+        Operation(
+            "GET", "/v1/queues", None, api.list_queues, "List queues", query=ListQueues, response=Queues, tag="queues"
+        ),
+        Operation("GET", queue, None, api.get_queue, "A queue and its settings", response=QueueInfo, tag="queues"),
+        Operation(
+            "PUT",
+            queue,
+            "manage",
+            api.create_queue,
+            "Make a queue, or set all its settings",
+            QueueSettings,
+            response=QueueInfo,
+            statuses=(200, 201),
+            tag="queues",
+        ),
+        Operation(
+            "PATCH",
+            queue,
+            "manage",
+            api.update_queue,
+            "Set some settings",
+            QueueSettings,
+            response=QueueInfo,
+            tag="queues",
+        ),
+        Operation(
+            "DELETE", queue, "manage", api.delete_queue, "Delete a queue and what is in it", response=Done, tag="queues"
+        ),
+        Operation(
+            "POST",
+            f"{queue}/purge",
+            "manage",
+            api.purge_queue,
+            "Drop everything that is in a queue now",
+            response=Done,
+            statuses=(202,),
+            tag="queues",
+        ),
+    ]
+
+
+def register(app: WorkerApp, operations: list[Operation]) -> None:
+    """Put operations on Faust's web server."""
+    for one in operations:
+        handler = secured(one.permission, one.handler, one.everywhere) if one.permission else one.handler
+        # the name of a queue may have braces in it
+        app.web.web_app.router.add_route(one.method, one.path.replace("{queue}", "{queue:[^/]+}"), handler)
+
+
+def define(app: WorkerApp) -> list[Operation]:
+    """Register the routes; what they are."""
+    operations = operations_of(JsonApi(app.door))
+    register(app, operations)
     app.web.web_app.router.add_post(peers.PATH + "{name}", app.peers.serve)
     app.peers.register("receive", lambda argument: _receive_for_peer(app.door, *argument))
+    return operations
 
 
 async def _receive_for_peer(door: Door, argument: dict[str, Any], request: web.Request) -> list[Received]:

@@ -25,6 +25,7 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from mode import Service
 
+from gateway import problems
 from marq.errors import MarqError, NotAuthenticatedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ _decode = msgspec.msgpack.Decoder().decode
 Operation = Callable[[Any], Awaitable[Any]]
 
 
-class PeerError(MarqError):
+class PeerError(UnavailableError):
     """Another worker did not answer, or refused."""
 
 
@@ -132,6 +133,8 @@ class Peers(Service):
                 timeout=ClientTimeout(total=timeout_s),
             ) as response:
                 answer = await response.read()
+                if response.content_type == problems.CONTENT_TYPE:
+                    raise problems.error_of(answer)
                 if response.status != 200:
                     raise PeerError(f"worker {url} answered {response.status} to {name}")
         except (ClientError, OSError, TimeoutError) as exc:

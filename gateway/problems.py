@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from marq import errors
 
 TYPE = "urn:marq:problem:"
@@ -42,3 +44,13 @@ def entry(error: BaseException) -> dict[str, str]:
 def body(status: int, name: str, title: str, detail: str) -> dict[str, object]:
     """A whole answer."""
     return {"type": TYPE + name, "title": title, "status": status, "detail": detail}
+
+
+def error_of(answer: bytes) -> errors.MarqError:
+    """The error that another worker answered with."""
+    found = msgspec.json.decode(answer)
+    name = str(found.get("type", "")).removeprefix(TYPE)
+    for kind, _, known, _ in _KINDS:
+        if known == name and issubclass(kind, errors.MarqError):
+            return kind(str(found.get("detail", "")))
+    return errors.UnavailableError("another worker failed; try again")

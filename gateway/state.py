@@ -18,7 +18,8 @@ from aiohttp import web
 from faust.types import TP
 from msgspec import Meta
 
-from gateway.json_api import GRANTS, Name, answer, query_of, secured
+from gateway.json_api import GRANTS, Name, Nothing, answer, query_of, register
+from gateway.openapi import Operation, document
 from marq.core import rows
 from marq.core.digest import STATES, Entry, digest_of, entries
 from marq.core.partition import Partition
@@ -57,10 +58,6 @@ class RowsPage(msgspec.Struct, forbid_unknown_fields=True):
 
 class Scope(msgspec.Struct, forbid_unknown_fields=True):
     scope: Literal["worker", "cluster"] = "worker"
-
-
-class Nothing(msgspec.Struct, forbid_unknown_fields=True):
-    pass
 
 
 class Views:
@@ -437,15 +434,32 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def define(app: WorkerApp) -> None:
-    """Register the routes."""
+def define(app: WorkerApp) -> list[Operation]:
+    """Register the routes; what they are."""
     views = app.views = Views(app)
-    add = app.web.web_app.router.add_get
-    add("/v1/workers", secured("inspect", views.workers))
-    add("/v1/partitions", secured("inspect", views.partitions))
-    add("/v1/stats", secured("inspect", views.queues))
-    add("/v1/queues/{queue:[^/]+}/stats", secured("inspect", views.queue))
-    add("/v1/queues/{queue:[^/]+}/messages", secured("inspect", views.messages))
-    add("/v1/messages/{partition}/{offset}", secured("inspect", views.message))
-    add("/v1/state/{partition}", secured("inspect", views.state, everywhere=True))
-    add("/v1/tables/{table}/{partition}", secured("inspect", views.rows, everywhere=True))
+
+    def view(path: str, handler: Any, summary: str, query: Any = Nothing, everywhere: bool = False) -> Operation:
+        return Operation("GET", path, "inspect", handler, summary, query=query, everywhere=everywhere, tag="views")
+
+    operations = [
+        view("/v1/workers", views.workers, "All workers"),
+        view("/v1/partitions", views.partitions, "Partitions of this worker, or of all", Scope),
+        view("/v1/stats", views.queues, "Queues with counts by state", Page),
+        view("/v1/queues/{queue}/stats", views.queue, "A queue with counts by state"),
+        view("/v1/queues/{queue}/messages", views.messages, "Messages of a queue by state", MessagesPage),
+        view("/v1/messages/{partition}/{offset}", views.message, "One message with everything"),
+        view("/v1/state/{partition}", views.state, "Counts and digest of a partition", everywhere=True),
+        view("/v1/tables/{table}/{partition}", views.rows, "Rows of a table, decoded", RowsPage, everywhere=True),
+    ]
+    register(app, operations)
+    return operations
+
+
+def define_document(app: WorkerApp, operations: list[Operation]) -> None:
+    """Register `/v1/openapi.json`."""
+    body = msgspec.json.encode(document(operations))
+
+    async def openapi(request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    app.web.web_app.router.add_get("/v1/openapi.json", openapi)

@@ -2,7 +2,7 @@
 
     from marq.client import Service
 
-    with Service("http://localhost:6066") as service:
+    with Service("http://localhost:9324") as service:
         queue = service.queue("test-queue")
         queue.send(b"hi")
         message = queue.receive(timeout=1)

@@ -1,6 +1,6 @@
 """The client for programs that block.
 
-    >>> service = Service("http://localhost:6066")
+    >>> service = Service("http://localhost:9324")
     >>> queue = service.queue("test-queue")
     >>> queue
     <Queue 'test-queue'>

@@ -59,7 +59,7 @@ class Connection:
     ) -> None:
         self.addresses = tuple(checked(a) for a in ([addresses] if isinstance(addresses, str) else addresses))
         if not self.addresses:
-            raise SettingError("a service needs an address, such as http://localhost:6066")
+            raise SettingError("a service needs an address, such as http://localhost:9324")
         if key is not None and not (key.isascii() and key.isprintable()):
             raise SettingError("a key is made of printable ASCII characters; take it as the service's operator gave it")
         self.timeout = timeout
@@ -186,13 +186,13 @@ class Connection:
 def checked(address: str) -> str:
     """An address without what may be left out. Raises `SettingError` if it is none.
 
-    >>> checked("http://localhost:6066/")
-    'http://localhost:6066'
+    >>> checked("http://localhost:9324/")
+    'http://localhost:9324'
     """
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise SettingError(
-            f"address {address!r}: it has to begin with http:// or https://, as in http://localhost:6066"
+            f"address {address!r}: it has to begin with http:// or https://, as in http://localhost:9324"
         )
     if parts.query or parts.fragment or parts.username:
         raise SettingError(f"address of {parts.hostname!r}: only a scheme, host, port and path; a key goes into `key`")

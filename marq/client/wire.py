@@ -159,6 +159,8 @@ _ERRORS: dict[str, type[MarqError]] = {
     "bad-receipt": errors.BadReceiptError,
     "bad-value": errors.BadValueError,
     "unknown-queue": errors.UnknownQueueError,
+    "not-found": errors.NotFoundError,
+    "not-found": errors.NotFoundError,
     "too-large": errors.TooLargeError,
     "not-possible": errors.NotPossibleError,
     "no-key": errors.NotAuthenticatedError,

@@ -45,12 +45,14 @@ def entries(partition: Partition) -> Iterator[Entry]:
     Nothing may be folded or read meanwhile: make a list of it if something might.
     """
     holds, delays, clock_ms = partition.holds, partition.delays, partition.clock_ms
-    topic_mode, names = partition.queue_id, {}
+    topic_mode = partition.queue_id
+    names: dict[bytes, str] = {}
     for offset, record in partition.messages.items():
         if topic_mode is not None:
             queue: str | None = topic_mode
         else:
-            key = None if type(record) is Segment else record.key
+            # poison counts as of no queue, also where its key is a queue id and a header is what is wrong
+            key = None if type(record) is Segment or offset in partition.poison else record.key
             if key is None or (queue := names.get(key)) is None:
                 queue = partition.queue_of(offset) or ""
                 if key is not None:
@@ -62,9 +64,9 @@ def entries(partition: Partition) -> Iterator[Entry]:
         else:
             state = "delayed" if offset in delays else "ready"
         yield Entry(offset, queue or "", state, receives)
-    for queue, segments in partition.segments.queues.items():
-        for segment in segments:
-            for offset in segment.parked[queue]:
+    for segment in partition.segments:
+        for queue, offsets in segment.parked.items():
+            for offset in offsets:
                 yield Entry(offset, queue, "ready", 0)
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from marq.core import markers as m
 from marq.core import rows
+from marq.core.flow import Flow, is_limited
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
@@ -50,6 +51,7 @@ class Limits(NamedTuple):
     hold_ms: int = 10_000
     step_timeout_ms: int = 30_000
     queue_id: str | None = None  # topic mode
+    partitions: int = 1  # over which the limits of a queue are spread
 
 
 DEFAULT_LIMITS = Limits()
@@ -163,6 +165,8 @@ class Owner:
         self._fence = ""
         self._fences = 0
         self._next_checkpoint_ms = 0
+        self.flows: dict[str, Flow] = {}  # of queues with limits
+        self._flow_of: dict[int, str] = {}  # offset in flight -> its queue, if that has limits
         self._orphans: list[str] = []
         self._old_manifests: list[str] = []
         self._folded_ms = 0
@@ -322,6 +326,8 @@ class Owner:
                 self._step = "retire"
             elif kind is Purge and self.handouts:
                 self._withdraw(effect)
+            if self._flow_of and (kind is End or kind is Release or kind is Purge):
+                self._landed(marker, effect, now_ms)
         if batch.by == self.nonce and self._sent:
             self._settle(batch.seq)
 
@@ -384,14 +390,22 @@ class Owner:
             return None
         taken: list[int] = []
         for queue in queues:
-            more = self.partition.take(queue, limit - len(taken), self.settings_of(queue), shared_fate, batch)
+            settings, room = self.settings_of(queue), limit - len(taken)
+            limited = settings.max_in_flight or settings.max_in_flight_per_receiver or settings.breaker_failures
+            if limited:
+                room = self._room(queue, settings, name, room, now_ms)
+                if not room:
+                    continue
+            more = self.partition.take(queue, room, settings, shared_fate, batch)
             if self.partition.isolated:
                 # a suspicious message shares its delivery with none of another queue
                 if taken:
                     self.partition.put_back(more)
                     continue
-                taken = more
-                break
+                limit = 0
+            if limited and more:
+                self.flows[queue].add(more, name)
+                self._flow_of.update(dict.fromkeys(more, queue))
             taken += more
             if len(taken) >= limit:
                 break
@@ -399,6 +413,73 @@ class Owner:
             return None
         taken.sort()
         return self._start(taken, receiver, lease_ms, now_ms, name)
+
+    def _room(self, queue: str, settings: QueueSettings, receiver: str, wanted: int, now_ms: int) -> int:
+        """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
+        flow = self.flows.get(queue)
+        if flow is None:
+            flow = self.flows[queue] = self._flow(queue)
+        if settings.breaker_failures:
+            self._expire(queue, flow, settings, now_ms)
+            room = flow.breaker.room(now_ms)
+            if room is not None:
+                wanted = min(wanted, room)
+        room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
+        if room < wanted:
+            self._expire(queue, flow, settings, now_ms)
+            room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
+        return room
+
+    def _flow(self, queue: str) -> Flow:
+        """What is in flight of a queue that has limits since now, or whose partition was taken over."""
+        flow, partition = Flow(), self.partition
+        for offset, hold in partition.holds.items():
+            if partition.leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
+                flow.offsets[offset] = hold.receiver
+                flow.by_receiver[hold.receiver] += 1
+                self._flow_of[offset] = queue
+        return flow
+
+    def _expire(self, queue: str, flow: Flow, settings: QueueSettings, now_ms: int) -> None:
+        """A lease that ended without a word is a failure."""
+        partition = self.partition
+        for offset in flow.expired(lambda o: o in partition.reserved or partition.leased(o)):
+            self._flow_of.pop(offset, None)
+            if offset in partition.messages and partition.receives(offset):
+                flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms)
+            else:
+                flow.breaker.spared()
+
+    def _landed(self, marker: Marker | None, effect: list[int], now_ms: int) -> None:
+        """Messages of queues with limits were acknowledged, given back or ended; None: not even started."""
+        for offset in effect:
+            queue = self._flow_of.pop(offset, None)
+            flow = self.flows.get(queue) if queue is not None else None
+            if flow is None or queue is None:
+                continue
+            flow.remove(offset)
+            settings = self.settings_of(queue)
+            if isinstance(marker, Release):
+                if marker.counted:
+                    flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms)
+                else:
+                    flow.breaker.spared()
+            elif isinstance(marker, End) and marker.outcome == "acked":
+                flow.breaker.succeeded()
+            else:
+                flow.breaker.spared()
+            if self.partition.has_ready(queue):
+                self.partition.woken[queue] = None
+            if not flow.offsets and not is_limited(settings):
+                del self.flows[queue]
+
+    def _wake_probes(self, now_ms: int) -> None:
+        """Tell receivers when the pause of a breaker is over."""
+        for queue, flow in self.flows.items():
+            if not flow.woken and flow.breaker.open_until_ms is not None and flow.breaker.room(now_ms):
+                flow.woken = True
+                if self.partition.has_ready(queue):
+                    self.partition.woken[queue] = None
 
     def _start(self, offsets: list[int], receiver: Any, lease_ms: int, now_ms: int, name: str) -> Pending:
         self._delivery += 1
@@ -432,7 +513,10 @@ class Owner:
         self.partition.unreserve(pending.offsets)
         if len(effect) < len(pending.offsets):
             took = set(effect)
-            self.partition.put_back(o for o in pending.offsets if o not in took)
+            rest = [o for o in pending.offsets if o not in took]
+            self.partition.put_back(rest)
+            if self._flow_of:
+                self._landed(None, rest, now_ms)
         if effect and not self.partition.leased(effect[0]):
             # the lease was over before the reservation was (of length 0, or the start came in parts)
             self.partition.put_back(effect)
@@ -494,6 +578,8 @@ class Owner:
         """Take the effects that are due: ends are appended here, dead letters are started, poison is listed."""
         if self.phase is not Phase.SERVING:
             return None
+        if self.flows:
+            self._wake_probes(now_ms)
         due = self.partition.due(self.settings_of, ttl_queues)
         self.ended_as("expired", due.expired)
         self.ended_as("purged", due.purged)

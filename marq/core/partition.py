@@ -44,7 +44,7 @@ READ_BACK_BYTES = 32 * 1024 * 1024
 """While less than this is in memory beside deliveries, a segment that is read back comes back whole."""
 
 READS_MAX = 8
-"""A delivery that has something in it reads no more segments than this back (a millisecond each)."""
+"""A delivery that has something in it reads no more segments back than this (a millisecond each)."""
 
 ROW_OVERHEAD_BYTES = 40
 """Bytes of a message in a messages row beside key, value and headers."""
@@ -648,10 +648,13 @@ class Partition:
     def record(self, offset: int) -> Any:
         """The record of an unfinished message, read from its segment if its payload is not in memory."""
         record = self.messages[offset]
-        return self.records_of(record)[offset] if type(record) is Segment else record
+        return self._records(record)[offset] if type(record) is Segment else record
 
     def records_of(self, segment: Segment) -> dict[int, rows.Record]:
         """The messages of a segment, finished ones too. Raises :exc:`RowError`."""
+        return self._records(segment)
+
+    def _records(self, segment: Segment) -> dict[int, rows.Record]:
         if self._loaded[0] != segment.key:
             value = self.load(segment.key)
             if rows.checksum(value) != segment.checksum:
@@ -839,7 +842,7 @@ class Partition:
         while len(taken) < cap:
             first = backlog.peek_first()
             if lowest is not None and (first < 0 or lowest < first):
-                if reads >= READS_MAX and taken:
+                if taken and (reads >= READS_MAX or not self._has_room()):
                     return
                 self._unpark(backlog)
                 lowest, reads = self.segments.first_parked(backlog.name), reads + 1
@@ -872,10 +875,9 @@ class Partition:
         if found is None:
             return
         segment, offsets = found
-        records = self.records_of(segment)
+        records = self._records(segment)
         back = {backlog.name: offsets}
-        idle = len(self.messages) - len(self.holds) - len(self.reserved)
-        if self.bytes * max(idle, 0) < READ_BACK_BYTES * len(self.messages) or not self.bytes:
+        if self._has_room():
             back |= self.segments.unpark_all(segment)
         for queue, offsets in back.items():
             for offset in offsets:
@@ -886,6 +888,11 @@ class Partition:
                 backlog.fresh = deque(sorted([*offsets, *backlog.fresh]))
             else:
                 backlog.fresh.extendleft(reversed(offsets))
+
+    def _has_room(self) -> bool:
+        """True if more may be read back than a receiver asked for."""
+        idle = max(0, len(self.messages) - len(self.holds) - len(self.reserved))
+        return self.bytes * idle <= READ_BACK_BYTES * len(self.messages)
 
     def _past_ttl(self, offset: int, settings: QueueSettings) -> bool:
         expires = self.ttls.get(offset)

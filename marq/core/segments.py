@@ -89,6 +89,10 @@ class Segment:
         """How many of ``queue`` are parked."""
         return self._counts[self._names.index(queue)]
 
+    def parked_total(self) -> int:
+        """How many are parked."""
+        return sum(self._counts)
+
     def parked_in(self, start: int, stop: int) -> list[int]:
         """Its parked messages in ``[start, stop)``, ascending."""
         offsets, parked = self.offsets, self._parked
@@ -197,6 +201,10 @@ class Segments:
     def parked_count(self, queue: str) -> int:
         """How many messages of ``queue`` are parked."""
         return sum(segment.parked_count(queue) for segment in self.queues.get(queue, ()))
+
+    def parked_total(self) -> int:
+        """How many messages are parked in all."""
+        return sum(segment.parked_total() for segment in self._all)
 
     def first_parked(self, queue: str) -> int | None:
         """The lowest parked offset of ``queue``; it looks through a segment."""

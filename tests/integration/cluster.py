@@ -105,6 +105,14 @@ class Total:
         )
 
 
+def by_id(seen: list[Seen]) -> dict[str, list[Seen]]:
+    """What was seen of each message."""
+    found: dict[str, list[Seen]] = {}
+    for one in seen:
+        found.setdefault(one.id, []).append(one)
+    return found
+
+
 class Worker:
     """One worker process."""
 
@@ -200,6 +208,13 @@ class Worker:
         return time.monotonic() - began
 
 
+def _variables(settings: dict[str, Any]) -> dict[str, str]:
+    """As environment: settings of marq by their names, those of the witness by its variables."""
+    return {
+        name if name.startswith("WITNESS_") else f"MARQ_{name.upper()}": str(value) for name, value in settings.items()
+    }
+
+
 class Cluster:
     """An installation of its own on a Kafka: topics with a random name, worker processes, a sender."""
 
@@ -221,7 +236,7 @@ class Cluster:
             "MARQ_LOG_LEVEL": "INFO",
             "MARQ_CHECKPOINT_MS": "500",
             "WITNESS_FOLDER": str(self.witness),
-        } | {f"MARQ_{name.upper()}": str(value) for name, value in settings.items()}
+        } | _variables(settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._producer: AIOKafkaProducer | None = None
@@ -249,9 +264,7 @@ class Cluster:
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         environment = {"MARQ_DATA_DIR": str(folder / "data")} | self.environment
-        environment |= {
-            key if key.startswith("WITNESS_") else f"MARQ_{key.upper()}": str(value) for key, value in settings.items()
-        }
+        environment |= _variables(settings)
         worker = Worker(folder, environment)
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
@@ -338,13 +351,16 @@ class Cluster:
         confirmed = []
         key = None if queue is None else queue.encode()
         raw = [(name, value.encode()) for name, value in (headers or {}).items()]
-        futures = []
+        futures = {}
         for i, message_id in enumerate(ids):
             self.tried.add(message_id)
             number = i % self.partitions if partition is None else partition
             value = json.dumps({"id": message_id, **(extra or {})}).ljust(size).encode()
-            futures.append(await producer.send(self.queue_topic, value, key=key, partition=number, headers=raw))
-        for message_id, future in zip(ids, futures, strict=True):
+            with contextlib.suppress(KafkaError):
+                futures[message_id] = await producer.send(
+                    self.queue_topic, value, key=key, partition=number, headers=raw
+                )
+        for message_id, future in futures.items():
             try:
                 done = await asyncio.wait_for(future, SEND_TIMEOUT_S)
             except (KafkaError, TimeoutError):
@@ -518,6 +534,8 @@ class Cluster:
         print(f"total-queue check: {total}")
         assert not total.lost, total.lost[:20]
         assert not total.unexpected, total.unexpected[:20]
+        twice = [key for key, times in Counter((s.id, s.attempt) for s in self.begun()).items() if times > 1]
+        assert not twice, f"deliveries of one number: {twice[:20]}"
         ends, states = self.ends(), self.partition_states()
         for number, end in ends.items():
             counters = states[number]["counters"]

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from tests.integration.cluster import ROOT, Cluster, Seen, Worker, until
+from tests.integration.cluster import ROOT, Cluster, Worker, by_id, until
 from tests.kafka import unique
 
 #: Milliseconds beyond its deadline in which a redelivery must have come.
@@ -29,13 +29,6 @@ def cluster(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
     with Cluster(kafka, tmp_path_factory.mktemp("acceptance"), backoff_ms=100) as cluster:
         cluster.start()
         yield cluster
-
-
-def by_id(seen: list[Seen]) -> dict[str, list[Seen]]:
-    groups: dict[str, list[Seen]] = {}
-    for one in seen:
-        groups.setdefault(one.id, []).append(one)
-    return groups
 
 
 def wait_gone(cluster: Cluster, counter: str, at_least: int) -> None:
@@ -98,7 +91,7 @@ def test_a_late_ack_is_honoured(cluster: Cluster) -> None:
     wait_gone(cluster, "acked", before + 4)
     assert {s.attempt for s in cluster.begun(queue)} == {1, 2}
     count = len(cluster.begun(queue))
-    time.sleep(1.6)
+    time.sleep(1.2)
     assert len(cluster.begun(queue)) == count
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from base64 import b64decode, b64encode
 from typing import Any
 
 import pytest
@@ -17,11 +16,8 @@ from tests.kafka import unique
 
 
 @pytest.fixture(scope="module")
-def cluster(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder: Path = tmp_path_factory.mktemp("door")
-    with Cluster(kafka, folder, partitions=2, handlers="") as cluster:
-        cluster.start_many(3)
-        yield cluster
+def cluster(door: Cluster) -> Cluster:
+    return door
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +216,186 @@ def test_msgpack_carries_raw_bytes(cluster: Cluster, queue: str) -> None:
     (message,) = client.receive(queue, 1, 3000)
     assert (message["payload"], message["key"], message["headers"]) == (b"\x00\xff", b"\xfe", {"h": b"\x80"})
     assert client.ack(message) == [{"ok": True}]
+
+
+# ---------------------------------------------------------------------- views
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_any_worker_answers_for_the_whole_cluster(clients: list[Client], at: int) -> None:
+    workers = clients[at].request("GET", "/v1/workers").body
+    assert [w["ready"] for w in workers["workers"]] == [True] * 3
+    assert sorted(n for w in workers["workers"] for n in w["partitions"]) == [0, 1]
+    partitions = clients[at].request("GET", "/v1/partitions?scope=cluster").body["partitions"]
+    assert [p["partition"] for p in partitions] == [0, 1]
+    assert all(p["lag"] is not None and p["phase"] == "serving" for p in partitions)
+
+
+def test_counts_and_messages_of_a_queue_by_state(clients: list[Client], queue: str) -> None:
+    clients[0].send(queue, b"a", b"b", b"c")
+    clients[1].send(queue, b"later", delay_ms=60_000)
+    (held,) = clients[0].receive(queue, 1, 3000)
+
+    def stats() -> dict[str, Any]:
+        return clients[2].request("GET", f"/v1/queues/{queue}/stats").body  # type: ignore[no-any-return]
+
+    until(lambda: (stats()["ready"], stats()["delayed"], stats()["in_flight"]) == (2, 1, 1), f"counted: {stats()}")
+    assert stats()["oldest_ms"] >= 0
+    listed = clients[1].request("GET", f"/v1/queues/{queue}/messages?state=in_flight").body["messages"]
+    assert [(m["partition"], m["offset"]) for m in listed] == [(held["partition"], held["offset"])]
+    pages, after = [], ""
+    while True:
+        page = clients[1].request("GET", f"/v1/queues/{queue}/messages?limit=1&after={after}").body
+        pages += page["messages"]
+        after = page["after"]
+        if not after:
+            break
+    assert len(pages) == 4
+    found = [s for s in clients[0].request("GET", f"/v1/stats?prefix={queue}").body["queues"] if s["queue"] == queue]
+    assert found[0]["ready"] + found[0]["in_flight"] == 3
+    clients[0].ack(held)
+
+
+def test_one_message_with_everything(clients: list[Client], queue: str) -> None:
+    clients[0].send(queue, b"payload", key=b64encode(b"k").decode())
+    (held,) = clients[1].receive(queue, 1, 3000, receiver="me")
+    path = f"/v1/messages/{held['partition']}/{held['offset']}"
+    for client in clients:
+        view = client.request("GET", path).body
+        assert (view["queue"], view["state"], view["receives"]) == (queue, "in_flight", 1)
+        assert (b64decode(view["payload"]), view["delivery"]["receiver"]) == (b"payload", "me")
+    clients[2].ack(held)
+    until(lambda: clients[0].request("GET", path).body["state"] == "done", "it is done")
+    assert clients[0].request("GET", "/v1/messages/0/999999999").status == 404
+    assert clients[0].request("GET", "/v1/messages/77/0").status == 404
+
+
+def test_the_state_of_a_partition_is_stamped_and_equal_at_any_worker(clients: list[Client], queue: str) -> None:
+    clients[0].send(queue, *(b"x" for _ in range(20)))
+    until(lambda: clients[0].request("GET", f"/v1/queues/{queue}/stats").body["ready"] == 20, "all are read")
+    for number in (0, 1):
+        # ticks and checkpoints move the markers position: compare two views of the same positions
+        def same(number: int = number) -> bool:
+            first, second = (c.request("GET", f"/v1/state/{number}").body for c in clients[1:])
+            stamps = [(v["queue_position"], v["markers_position"]) for v in (first, second)]
+            return stamps[0] == stamps[1] and first == second
+
+        until(same, "two equal views")
+
+
+def test_rows_of_the_tables_are_shown_decoded(clients: list[Client], queue: str) -> None:
+    clients[0].send(queue, b"x")
+    until(lambda: clients[0].request("GET", "/v1/tables/progress/0").body["rows"], "a manifest is there")
+    (row,) = clients[1].request("GET", "/v1/tables/progress/0?limit=1").body["rows"]
+    assert row["row"]["v"] == 1
+    assert clients[2].request("GET", "/v1/tables/messages/0").status == 200
+    assert clients[2].request("GET", "/v1/tables/markers/1").status == 200
+    assert clients[2].request("GET", "/v1/tables/nope/0").status == 404
+
+
+def test_metrics(clients: list[Client]) -> None:
+    text = clients[0].request("GET", "/metrics").body.decode()
+    assert 'marq_http_request_seconds_count{method="POST",route="/v1/ack",status="200"}' in text
+    assert "marq_received_messages_total" in text
+    series = [line for line in text.splitlines() if line and not line.startswith("#")]
+    assert len(series) < 3000
+
+
+def test_faust_pages_are_off(clients: list[Client]) -> None:
+    for path in ("/table", "/table/", "/router", "/router/", "/graph", "/stats/", "/production_index"):
+        assert clients[0].request("GET", path).status == 404, path
+
+
+# ---------------------------------------------------------------------- reject
+
+
+def test_a_rejected_message_is_a_dead_letter_at_once(clients: list[Client], queue: str) -> None:
+    for client in clients:
+        client.send(queue, b"bad", headers={"h": b64encode(b"v").decode()})
+    got: list[Any] = []
+    while len(got) < 3:
+        got += clients[0].receive(queue, 3, 3000)
+    assert clients[1].reject(*got, reason="no good") == [{"ok": True}] * 3
+    letters = clients[2].drain(f"{queue}.dead", 3)
+    assert len(letters) == 3
+    headers = {name: b64decode(value) for name, value in letters[0]["headers"].items()}
+    assert headers["marq-dead-reason"] == b"no good"
+    assert headers["marq-dead-receives"] == b"1"
+    assert headers["h"] == b"v"
+    again = clients[1].reject(got[0])
+    assert again[0]["error"]["type"].endswith("lease-over")
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", "/nope", None, 404),
+        ("GET", "/v1/queues/unknown-queue", None, 404),
+        ("POST", "/v1/queues/q/messages", b"{", 400),
+        ("POST", "/v1/queues/q/messages", b"\xff\xfe", 400),
+        ("POST", "/v1/queues/q/messages", {"messages": []}, 400),
+        ("POST", "/v1/queues/q/messages", {"messages": [{"payload": "***"}]}, 400),
+        ("POST", "/v1/queues/q/messages", {"messages": [{"payload": "aGk=", "delay_ms": -1}]}, 400),
+        ("POST", "/v1/queues/q/messages", {"messages": [{"payload": "aGk=", "what": 1}]}, 400),
+        ("POST", "/v1/queues/%00/messages", {"messages": [{"payload": "aGk="}]}, 400),
+        ("POST", "/v1/queues/" + "x" * 256 + "/messages", {"messages": [{"payload": "aGk="}]}, 400),
+        ("POST", "/v1/queues/q/receive", {"max": 0}, 400),
+        ("POST", "/v1/queues/q/receive", {"max": 1001}, 400),
+        ("POST", "/v1/queues/q/receive", {"wait_ms": 1e99}, 400),
+        ("POST", "/v1/queues/q/receive", [1], 400),
+        ("POST", "/v1/ack", {"receipts": []}, 400),
+        ("POST", "/v1/ack", {}, 400),
+        ("POST", "/v1/extend", {"receipts": ["x"]}, 400),
+        ("PUT", "/v1/queues/q", {"max_receives": -1}, 400),
+        ("PUT", "/v1/queues/q", {"nope": 1}, 400),
+        ("PUT", "/v1/queues/q", {"dead_letter_queue": "q"}, 400),
+        ("PATCH", "/v1/queues/unknown-queue", {"delay_ms": 1}, 404),
+        ("DELETE", "/v1/ack", None, 405),
+        ("GET", "/v1/queues?limit=0", None, 400),
+        ("GET", "/v1/queues?what=0", None, 400),
+        ("GET", "/v1/state/x", None, 400),
+        ("GET", "/v1/state/-1", None, 400),
+        ("GET", "/v1/state/5", None, 404),
+    ],
+)
+def test_bad_input_is_a_problem_that_says_what_is_wrong(
+    clients: list[Client], method: str, path: str, body: Any, status: int
+) -> None:
+    answer = clients[0].request(method, path, body)
+    assert answer.status == status, answer
+    assert answer.headers["Content-Type"].startswith("application/problem+json")
+    assert answer.body["status"] == status
+    assert answer.body["detail"]
+
+
+def test_a_receipt_that_was_never_given_out_is_an_error_of_its_entry(clients: list[Client], queue: str) -> None:
+    clients[0].send(queue, b"x")
+    (message,) = clients[0].receive(queue, 1, 3000)
+    receipt = message["receipt"]
+    forged = receipt[:20] + ("A" if receipt[20] != "A" else "B") + receipt[21:]
+    results = clients[1].ack(forged, receipt, "", "é" * 52, receipt[:-4])
+    assert [("ok" in r) for r in results] == [False, True, False, False, False]
+    assert results[0]["error"]["type"].endswith("bad-receipt")
+
+
+def test_other_content_types_and_pages_of_other_origins_are_refused(clients: list[Client]) -> None:
+    body = b'{"messages": [{"payload": ""}]}'
+    send = "/v1/queues/q/messages"
+    assert clients[0].request("POST", send, body, **{"Content-Type": "text/plain"}).status == 415
+    assert clients[0].request("POST", "/v1/queues/q/purge", None, Origin="http://evil.example").status == 403
+    assert clients[0].request("GET", "/v1/queues", None, Host="evil.example").status == 403
+
+
+def test_a_message_that_is_too_large_is_an_error_of_its_entry(cluster: Cluster, queue: str) -> None:
+    client = Client(cluster.workers[0].url, msgpack=True)
+    small, large = client.send(queue, b"x", b"x" * (4 * 1024 * 1024))
+    assert small["offset"] >= 0
+    assert large["error"]["type"].endswith("too-large")
+    largest = client.send(queue, b"x" * (4 * 1024 * 1024 - 2048))
+    assert largest[0]["offset"] >= 0
+    big = b"x" * (33 * 1024 * 1024)
+    answer = Client(cluster.workers[0].url).request("POST", f"/v1/queues/{queue}/messages", big)
+    assert answer.status == 413

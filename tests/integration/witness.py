@@ -100,7 +100,7 @@ async def late(message: Any) -> None:
     """The first delivery is acknowledged long after its lease was over, later ones not at all."""
     note("begin", message)
     if message.attempt == 1:
-        asyncio.get_running_loop().call_later(1.8, message.ack)
+        asyncio.get_running_loop().call_later(1.4, message.ack)
 
 
 @handler("release-*", concurrency=50, manual=True, visibility_timeout_ms=60_000)
@@ -118,7 +118,7 @@ async def release(message: Any) -> None:
 async def slow(message: Any) -> None:
     """Runs for several visibility timeouts."""
     note("begin", message)
-    await asyncio.sleep(3.5)
+    await asyncio.sleep(2.4)
     note("end", message)
 
 

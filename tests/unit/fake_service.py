@@ -72,6 +72,10 @@ class FakeService:
         async def stop() -> None:
             self._arrived.set()
             await self._runner.cleanup()
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
         asyncio.run_coroutine_threadsafe(stop(), self.loop).result(10)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -147,6 +151,8 @@ class FakeService:
         parts = [unquote(part) for part in request.raw_path.split("?")[0].split("/")[2:]]
         if parts[0] == "queues" and len(parts) == 3:
             value = await getattr(self, "_" + parts[2])(parts[1], body, request)
+        elif parts == ["queues"]:
+            value = {"queues": [{"name": name, "settings": {}} for name in sorted(self.ready)], "after": ""}
         elif parts[0] == "queues":
             value = {"name": "/".join(parts[1:]), "settings": body or {}}
         else:

@@ -265,7 +265,7 @@ def test_an_answer_that_is_none_of_marqs_says_so(fake: FakeService, service: Ser
         service.queue("q").receive()
 
 
-@pytest.mark.parametrize("address", ["localhost:6066", "ftp://x", "http://", "http://me:secret@host"])
+@pytest.mark.parametrize("address", ["localhost:9324", "ftp://x", "http://", "http://me:secret@host"])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(errors.SettingError) as caught:
         checked(address)

@@ -25,6 +25,9 @@ EVERY_KIND: list[Marker] = [
 ]
 
 
+KEEPALIVE = {"type": "keepalive", "epoch": 1, "delivery": 1, "offsets": [0, 1]}
+
+
 def record(**fields: object) -> bytes:
     return json.dumps({"v": 1, **fields}).encode()
 
@@ -69,11 +72,11 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
         record(markers=[{"type": "end", "epoch": 1, "offsets": [-3, 4]}]),
         record(markers=[{"type": "end", "epoch": 1, "offsets": [0, 1], "outcome": "eaten"}]),
         record(markers=[{"type": "end", "epoch": -1, "offsets": [0, 1]}]),
-        record(markers=[{"type": "keepalive", "epoch": 1, "delivery": 1, "offsets": [0, 1], "redeliver_after_ms": -1}]),
-        record(markers=[{"type": "keepalive", "epoch": 1, "delivery": 1, "offsets": [0, 1], "redeliver_after_ms": 2**63}]),
+        record(markers=[{**KEEPALIVE, "redeliver_after_ms": -1}]),
+        record(markers=[{**KEEPALIVE, "redeliver_after_ms": 2**63}]),
         record(markers=[{"type": "own", "worker": "w", "nonce": "n"}, {"type": "tick"}]),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_batch_of_markers_is_refused(value: bytes | None) -> None:
     with pytest.raises(MarkerError):
         markers.decode(value)

@@ -260,7 +260,7 @@ def test_delays_that_end_read_no_payload() -> None:
 def test_a_parked_payload_that_is_missing_or_damaged_is_an_error() -> None:
     logs = waiting(3)
     logs.partition.shed(ALL)
-    logs.table = {key: b"damaged" for key in logs.table}
+    logs.table = dict.fromkeys(logs.table, b"damaged")
 
     with pytest.raises(RowError, match="checksum"):
         logs.take()

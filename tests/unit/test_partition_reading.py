@@ -133,7 +133,9 @@ def test_a_hole_of_a_billion_offsets_costs_nothing() -> None:
         (b"q", [("marq-ttl-ms", b"9" * 5_000)], "header marq-ttl-ms is not a number of milliseconds"),
     ],
 )
-def test_a_record_that_is_no_message_is_poison(key: bytes | None, headers: list[tuple[str, bytes]], reason: str) -> None:
+def test_a_record_that_is_no_message_is_poison(
+    key: bytes | None, headers: list[tuple[str, bytes]], reason: str
+) -> None:
     logs = served()
     record = logs.send(key, headers=headers)
     logs.read()

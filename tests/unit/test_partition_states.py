@@ -561,8 +561,11 @@ def test_the_markers_of_a_record_are_folded_in_order_at_one_moment() -> None:
     own = logs.partition.own
 
     effects = logs.mark(
-        Start(own, 1, [0, 1], LEASE_MS), Release(own, 1, [0, 1]), Start(own, 2, [0, 1], LEASE_MS), End(own, [0, 1], "acked", 1)
-    )  # fmt: skip
+        Start(own, 1, [0, 1], LEASE_MS),
+        Release(own, 1, [0, 1]),
+        Start(own, 2, [0, 1], LEASE_MS),
+        End(own, [0, 1], "acked", 1),
+    )
 
     assert effects == [[message]] * 4
     assert logs.state(message) == "done"

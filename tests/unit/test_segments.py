@@ -85,6 +85,7 @@ def test_the_lowest_parked_message_and_their_number_are_known_per_queue() -> Non
     assert segments.parked_count("a") == 3
     assert segments.first_parked("c") is None
     assert segments.parked_count("c") == 0
+    assert segments.parked_total() == 4
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 13)), max_size=60))
