@@ -182,6 +182,8 @@ class Runner:
             messages = self.service.messages(held, handout.offsets, self._settler(delivery))
             delivery.left.update(handout.offsets)
             self.live[delivery] = None
+            if not self.waiting:
+                self._progress_ms = now_ms()  # nobody has waited until now
             size = self.handler.batch or 1
             self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
             if self.service.closing:

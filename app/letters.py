@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.errors import KafkaError
 
 from marq.core import markers as m
-from marq.core.partition import H_DELAY, H_ORIGIN, H_TTL
+from marq.core.partition import H_DELAY, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES
 from marq.core.ranges import ranges_of
 from marq.errors import MarqError
 
@@ -120,7 +120,10 @@ class Letters:
                 (H_ORIGIN, f"{held.number}:{offset}".encode()),
                 ("marq-poison-reason", reason.encode()),
             ]
-            future = ownership.app.producer.append(ownership.topics.poison, 0, record.value, record.key, headers)
+            value = record.value
+            if value is not None and len(value) > MESSAGE_MAX_BYTES:
+                value = None  # it would not fit
+            future = ownership.app.producer.append(ownership.topics.poison, 0, value, record.key, headers)
             copies.append((offset, future))
             ownership.log.warning("Record %s:%s is poison: %s", held.number, offset, reason)
         await self._end(held, "poison", copies)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import itertools
 import time
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -695,6 +696,41 @@ class IdempotentProducer(driver.Producer):
         if topic in self._waiting or TP(topic, partition) not in self._known:
             return self._append_later(topic, (topic, partition, value, key, headers, timestamp_ms))
         return self._append_now(topic, partition, value, key, headers, timestamp_ms)
+
+    def append_run(
+        self, topic: str, partition: int, key: bytes, records: list[tuple[bytes, list[tuple[str, bytes]]]]
+    ) -> list[tuple[int, asyncio.Future[RecordMetadata]]]:
+        """Append `(value, headers)` with one key, in order, as `append` would, with one future per batch they get into.
+
+        Returns:
+            How many records, and the future of the first of them: the offsets of the others follow.
+        """
+        if topic in self._waiting or TP(topic, partition) not in self._known or self._producer is None:
+            return [(1, self.append(topic, partition, value, key, headers)) for value, headers in records]
+        runs: list[tuple[int, asyncio.Future[RecordMetadata]]] = []
+        batches = self._producer._message_accumulator._batches
+        tp = TopicPartition(topic, partition)
+        i, count, fixed = 0, len(records), len(key) + 64
+        while i < count:
+            # the first of a batch goes the way of a single record, with all its checks
+            value, headers = records[i]
+            future = self._append_now(topic, partition, value, key, headers, None)
+            first, size = i, 0
+            i += 1
+            if future.done():
+                runs.append((1, future))
+                continue
+            batch = batches[tp][-1]
+            append = batch._builder.append
+            for value, headers in itertools.islice(records, i, None):
+                if append(timestamp=None, key=key, value=value, headers=headers) is None:
+                    break
+                size += len(value) + fixed
+                i += 1
+            batch.size_bytes += size
+            self.pending_bytes += size
+            runs.append((i - first, future))
+        return runs
 
     def _append_now(
         self,

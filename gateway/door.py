@@ -30,6 +30,7 @@ from marq.core.owner import Handout, Pending
 from marq.core.partition import H_DELAY, H_TTL
 from marq.core.policies import name_problem
 from marq.core.ranges import ranges_of
+from marq.core.segments import Segment
 from marq.errors import (
     BadValueError,
     BrokerError,
@@ -197,9 +198,9 @@ class Door(Service):
         self._refuse_if_stalled(loop.time())
         topic, count = self.ownership.topics.queue, self.ownership.topics.partitions
         key, settings = queue.encode(), self.catalog.settings_of(queue)
-        append = self.ownership.app.producer.append
+        append_run = self.ownership.app.producer.append_run
         results: list[Any] = [None] * len(messages)
-        futures: list[tuple[int, asyncio.Future[Any]]] = []
+        runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
         partition = 0
         for i, message in enumerate(messages):
             if i % RUN_MESSAGES == 0:
@@ -211,23 +212,38 @@ class Door(Service):
                 results[i] = exc
                 continue
             number = partition if message.group is None else crc32(message.group.encode()) % count
-            futures.append((i, append(topic, number, message.payload, key, headers)))
+            run = runs.get(number)
+            if run is None:
+                run = runs[number] = ([], [])
+            run[0].append(i)
+            run[1].append((message.payload, headers))
+        appended = [
+            (number, places, append_run(topic, number, key, records)) for number, (places, records) in runs.items()
+        ]
         serial = next(self._serial)
         self._sending[serial] = loop.time()
         try:
+            futures = [future for _, _, parts in appended for _, future in parts]
             if futures:
-                await asyncio.wait([future for _, future in futures], timeout=CONFIRM_TIMEOUT_S)
+                await asyncio.wait(futures, timeout=CONFIRM_TIMEOUT_S)
         finally:
             del self._sending[serial]
         unavailable: UnavailableError | None = None
         accepted = False
-        for i, future in futures:
-            result = _result_of(future, topic)
-            results[i] = result
-            if isinstance(result, UnavailableError):
-                unavailable = result
-            else:
-                accepted = True
+        for number, places, parts in appended:
+            at = 0
+            for length, future in parts:
+                outcome = _outcome_of(future)
+                if isinstance(outcome, UnavailableError):
+                    unavailable = outcome
+                else:
+                    accepted = True
+                for k in range(length):
+                    if isinstance(outcome, int):
+                        results[places[at + k]] = Sent(topic, number, outcome + k if outcome >= 0 else -1)
+                    else:
+                        results[places[at + k]] = outcome
+                at += length
         if unavailable is not None and not accepted:
             raise unavailable
         if self.meters is not None:
@@ -482,33 +498,22 @@ class Door(Service):
             if len(self._crcs) > 100_000:
                 self._crcs.clear()
             crc = self._crcs[queue] = queue_crc(queue)
-        add = waiter.messages.append
+        add, shown = waiter.messages.append, _SHOWN
         for offset in handout.offsets:
             record = messages[offset]
-            if type(record).__name__ == "Segment":
+            if type(record) is Segment:
                 record = partition.record(offset)
             attempt = holds[offset].receives
             headers: dict[str, bytes] = {}
             key = None
             for header, value in record.headers:
-                if not header.startswith(RESERVED) or header.startswith(_SHOWN):
+                if not header.startswith(RESERVED) or header.startswith(shown):
                     headers[header] = value or b""
                 elif header == HEADER_KEY:
                     key = value
-            add(
-                Received(
-                    make(number, epoch, delivery, offset, attempt, crc),
-                    queue,
-                    topic,
-                    number,
-                    offset,
-                    attempt,
-                    record.timestamp,
-                    key,
-                    headers,
-                    record.value or b"",
-                )
-            )
+            receipt = make(number, epoch, delivery, offset, attempt, crc)
+            sent_ms, payload = record.timestamp, record.value or b""
+            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload))
 
     def _wait_over(self, waiter: Waiter) -> None:
         if waiter.pending or waiter.away:
@@ -625,7 +630,7 @@ class Door(Service):
             except MarqError as exc:
                 results[i] = exc
             else:
-                deliveries.setdefault(receipt[:3], {}).setdefault(receipt.offset, []).append(i)
+                deliveries.setdefault(receipt[:3], {}).setdefault(receipt[3], []).append(i)
         outcomes = await asyncio.gather(
             *(self._reject(*delivery, sorted(places), reason) for delivery, places in deliveries.items())
         )
@@ -690,7 +695,7 @@ class Door(Service):
             errors = dict(zip(confirmed, outcomes, strict=True))
         if any(errors.values()):
             for i, receipt in zip(where, good, strict=True):
-                results[i] = errors[receipt.partition]
+                results[i] = errors[receipt[0]]
         return results
 
     @staticmethod
@@ -784,14 +789,14 @@ async def _confirmed(future: asyncio.Future[int]) -> MarqError | None:
     return None
 
 
-def _result_of(future: asyncio.Future[Any], topic: str) -> Sent | MarqError:
+def _outcome_of(future: asyncio.Future[Any]) -> int | MarqError:
+    """The offset of an append, or why there is none."""
     if not future.done():
         future.cancel()
         return UnavailableError("Kafka did not confirm it in time; it may still get there")
     error = future.exception()
     if error is None:
-        metadata = future.result()
-        return Sent(topic, metadata.partition, metadata.offset)
+        return int(future.result().offset)
     if isinstance(error, MessageSizeTooLargeError | RecordTooLargeError):
         return TooLargeError("Kafka refuses the message: it is larger than the topic allows")
     if isinstance(error, ProducerFull):

@@ -1,17 +1,15 @@
 """Receipts: what a receiver shows to acknowledge, extend or give back one delivery of one message.
 
-A receipt is 39 bytes in URL-safe base64: where the message is, which delivery it was, and a keyed hash of that. Nobody
-without the installation's secret can make one, so a receipt that verifies was given out. All workers share the secret.
+A receipt is 39 bytes in base64: where the message is, which delivery it was, and a keyed hash of that. Nobody without
+the installation's secret can make one, so a receipt that verifies was given out. All workers share the secret.
 """
 
 from __future__ import annotations
 
 import struct
-from base64 import urlsafe_b64encode
-from binascii import Error, a2b_base64
+from binascii import Error, a2b_base64, b2a_base64
 from hashlib import blake2b
 from hmac import compare_digest
-from typing import NamedTuple
 from zlib import crc32
 
 from marq.errors import BadReceiptError
@@ -24,17 +22,12 @@ _PERSON = b"marq-receipt"
 LENGTH = (_BODY.size + _HASH_BYTES) // 3 * 4
 #: An attempt is told to back-offs, which don't grow beyond that.
 _ATTEMPT_MAX = 255
+#: Receipts given out here that are known without a look at their hash.
+_REMEMBERED = 50_000
 
-
-class Receipt(NamedTuple):
-    """What a receipt says."""
-
-    partition: int
-    epoch: int
-    delivery: int
-    offset: int
-    attempt: int
-    queue_crc: int
+#: What a receipt says: partition, epoch, delivery, offset, attempt, checksum of the queue's name. A plain tuple: one is
+#: made per message.
+Receipt = tuple[int, int, int, int, int, int]
 
 
 class Receipts:
@@ -42,25 +35,36 @@ class Receipts:
 
     def __init__(self, secret: bytes) -> None:
         self._key = blake2b(secret, digest_size=32, person=_PERSON).digest()
+        self._given: dict[str, Receipt] = {}  # most come back to the worker that gave them out
 
     def make(self, partition: int, epoch: int, delivery: int, offset: int, attempt: int, queue_crc: int) -> str:
         """The receipt of one message of a delivery."""
-        body = _BODY.pack(partition, epoch, delivery, offset, min(attempt, _ATTEMPT_MAX), queue_crc)
-        return urlsafe_b64encode(body + blake2b(body, key=self._key, digest_size=_HASH_BYTES).digest()).decode()
+        if attempt > _ATTEMPT_MAX:
+            attempt = _ATTEMPT_MAX
+        body = _BODY.pack(partition, epoch, delivery, offset, attempt, queue_crc)
+        hashed = blake2b(body, key=self._key, digest_size=_HASH_BYTES).digest()
+        receipt = b2a_base64(body + hashed, newline=False).decode()
+        if len(self._given) >= _REMEMBERED:
+            self._given.clear()
+        self._given[receipt] = (partition, epoch, delivery, offset, attempt, queue_crc)
+        return receipt
 
     def read(self, receipt: str) -> Receipt:
         """Inverse of `make`. Raises `BadReceiptError` for everything that it did not make."""
+        given = self._given.get(receipt)
+        if given is not None:
+            return given
         if len(receipt) != LENGTH:
             raise BadReceiptError(f"a receipt has {LENGTH} characters, this one {len(receipt)}")
         try:
-            data = a2b_base64(receipt.replace("-", "+").replace("_", "/"), strict_mode=True)
+            data = a2b_base64(receipt, strict_mode=True)
         except (Error, ValueError):
             raise BadReceiptError("not a receipt: it is damaged") from None
         body = data[: _BODY.size]
         expected = blake2b(body, key=self._key, digest_size=_HASH_BYTES).digest()
         if not compare_digest(data[_BODY.size :], expected):
             raise BadReceiptError("this receipt was not given out by this installation")
-        return Receipt(*_BODY.unpack(body))
+        return _BODY.unpack(body)  # type: ignore[return-value]
 
 
 def queue_crc(queue: str) -> int:

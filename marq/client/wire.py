@@ -160,7 +160,6 @@ _ERRORS: dict[str, type[MarqError]] = {
     "bad-value": errors.BadValueError,
     "unknown-queue": errors.UnknownQueueError,
     "not-found": errors.NotFoundError,
-    "not-found": errors.NotFoundError,
     "too-large": errors.TooLargeError,
     "not-possible": errors.NotPossibleError,
     "no-key": errors.NotAuthenticatedError,

@@ -28,6 +28,9 @@ TICK_MIN_MS = 100
 TICK_MAX_MS = 1_000
 """… and at least one while anything is pending there."""
 
+OUTAGE_MS = 5 * TICK_MAX_MS
+"""Without a marker for longer than this, while a checkpoint waits for its ticks, Kafka or this process stood still."""
+
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
 
@@ -304,6 +307,9 @@ class Owner:
 
     def _fold(self, offset: int, timestamp_ms: int, batch: m.Batch, now_ms: int) -> None:
         effects = self.partition.fold(offset, timestamp_ms, batch.markers)
+        if now_ms - self._folded_ms > OUTAGE_MS:
+            # no tick came through either: Kafka was away, and the time-out is for a changelog that alone does not move
+            self._step_since_ms = now_ms
         self._folded_ms = now_ms
         for marker, effect in zip(batch.markers, effects, strict=True):
             kind = type(marker)

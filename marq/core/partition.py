@@ -49,6 +49,10 @@ READS_MAX = 8
 ROW_OVERHEAD_BYTES = 40
 """Bytes of a message in a messages row beside key, value and headers."""
 
+MESSAGE_MAX_BYTES = 4 * 1024 * 1024
+"""Payload, key and headers of a message. Kafka limits the compressed batch, so a larger one can get into the topic; its
+row would not fit the changelog."""
+
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
 
@@ -238,7 +242,9 @@ class Partition:
             expected = offset + 1
             if record.timestamp > top:
                 top = record.timestamp
-            if not plain or record.headers:
+            value = record.value
+            payload_bytes = len(value) if value is not None else 0
+            if not plain or record.headers or payload_bytes > MESSAGE_MAX_BYTES:
                 self._take_up(record, top)
                 continue
             if record.key != last_key:
@@ -252,8 +258,7 @@ class Partition:
                 self.woken[backlog.name] = None
             messages[offset] = record
             push(offset)  # type: ignore[misc]
-            value = record.value
-            size += MESSAGE_OVERHEAD_BYTES if value is None else len(value) + MESSAGE_OVERHEAD_BYTES
+            size += payload_bytes + MESSAGE_OVERHEAD_BYTES
         if expected < stop:
             self._absent(expected, stop)
         self.bytes += size
@@ -301,6 +306,9 @@ class Partition:
         backlog = self._backlog_of(record)
         if backlog is None:
             self.poison[offset] = "no queue: the key is " + ("null" if record.key is None else "no queue id")
+            return None
+        if _size(record) > MESSAGE_MAX_BYTES + MESSAGE_OVERHEAD_BYTES:
+            self.poison[offset] = f"larger than {MESSAGE_MAX_BYTES} bytes"
             return None
         for name, value in record.headers:
             if name in (H_DELAY, H_TTL):

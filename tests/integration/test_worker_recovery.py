@@ -178,6 +178,27 @@ def test_rows_missing_rows_damaged_and_files_damaged_are_filled_again_from_the_c
         assert {n for n in range(4) if f"Store of partition {n} is damaged" in worker.log} == {2, 3}
 
 
+# -- little memory ------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_nobody_receives_from_blocks_no_other_and_stays_out_of_memory(kafka: str, tmp_path: Path) -> None:
+    limits = {"memory_bytes": 2 << 20, "read_ahead_bytes": 1 << 19}
+    with Cluster(kafka, tmp_path, partitions=2, **SMALL | limits) as cluster:
+        cluster.create_topics()
+        for _ in range(4):
+            cluster.send("idle-a", 1500, size=2000)  # 12 MB in all
+            cluster.send("work-a", 50)
+        worker = cluster.start()
+        until(lambda: cluster.counters()["acked"] == 200, "the other queue is done")
+        held = sum(s["in_memory"] + s["parked"] for s in cluster.partition_states().values())
+        assert held == 6000
+        assert sum(s["bytes"] for s in cluster.partition_states().values()) < 4 << 20
+        before = steady(cluster)
+        worker.stop()
+        cluster.start("w0")
+        assert steady(cluster) == before
+
+
 # -- leaving and joining ------------------------------------------------------------------------------
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from marq.core import markers as m
 from marq.core.owner import DEAD_LEASE_MS, DEAD_RECEIVER, Owner, Phase
+from marq.core.partition import MESSAGE_MAX_BYTES, Partition
 from marq.core.policies import QueueSettings
+from marq.core.rows import Record
 from marq.errors import RowError
 from tests.unit.core_helpers import Broker, TwoLogs, Worker
 
@@ -145,3 +147,13 @@ def test_a_dead_letter_is_one_only_after_its_last_delivery() -> None:
 
     assert worker.owner.dead == [0]
     assert (starts[0].receiver, starts[0].redeliver_after_ms) == (DEAD_RECEIVER, DEAD_LEASE_MS)
+
+
+def test_record_that_is_too_large_for_the_table_is_poison() -> None:
+    partition = Partition(0)
+    large = Record(0, 1000, b"q", bytes(MESSAGE_MAX_BYTES + 1))
+
+    partition.ingest(0, 2, [large, Record(1, 1000, b"q", b"small")])
+
+    assert [offset for offset, _ in partition.due(lambda _: QueueSettings()).poison] == [0]
+    assert partition.take("q", 10, QueueSettings()) == [1]

@@ -215,6 +215,20 @@ def test_a_step_that_is_not_acknowledged_in_time_stops_the_worker(steps: int) ->
     assert before is None
 
 
+def test_the_time_that_kafka_was_away_is_not_part_of_a_steps_time_out() -> None:
+    worker = serving(limits=Limits(window_offsets=0, step_timeout_ms=30_000))
+    worker.clock_ms += 2_000
+    assert worker.owner.step(worker.clock_ms) is not None  # its writes are not acknowledged
+
+    worker.clock_ms += 100_000
+    worker.wait(29_000)
+    assert worker.owner.step(worker.clock_ms) is None
+
+    worker.wait(2_000)
+    with pytest.raises(InternalError, match="not acknowledged"):
+        worker.owner.step(worker.clock_ms)
+
+
 def test_a_lost_owner_writes_nothing_more() -> None:
     worker = serving()
     worker.clock_ms += 2_000

@@ -1,0 +1,204 @@
+"""How the worker calls a handler: what it takes, extends, and gives back without having called."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agents import handlers
+from agents.handlers import Ask, Runner
+from app.ownership import now_ms
+from marq.core.markers import End, Keepalive, Marker, Release
+from marq.core.owner import Handout
+from marq.handlers import Handler
+
+LEASE_MS = 60_000
+RECEIPT = (5, 1)
+
+
+class Outbox:
+    """Takes markers as the real one does; confirms when it is told to."""
+
+    def __init__(self) -> None:
+        self.markers: list[Marker] = []
+        self.unconfirmed: list[asyncio.Future[int]] = []
+
+    def put(self, markers: list[Marker]) -> None:
+        self.markers += markers
+
+    def put_confirmed(self, markers: list[Marker]) -> asyncio.Future[int]:
+        self.markers += markers
+        self.unconfirmed.append(asyncio.get_running_loop().create_future())
+        return self.unconfirmed[-1]
+
+    def of(self, kind: type) -> list[Any]:
+        return [marker for marker in self.markers if type(marker) is kind]
+
+
+class Desk:
+    """A runner, and what is around it."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self.outbox = Outbox()
+        self.service = SimpleNamespace(
+            closing=False,
+            random=random.Random(1),
+            log=logging.getLogger("desk"),
+            settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000),
+            ownership=SimpleNamespace(held={}, outbox=lambda number: self.outbox),
+            messages=lambda held, offsets, settle: [
+                SimpleNamespace(offset=offset, attempt=1, settle=settle) for offset in offsets
+            ],
+        )
+        self.runner = Runner(Handler(function, ("q",), **options), self.service)
+
+    def hand(self, *offsets: int, until_ms: int | None = None) -> None:
+        """A delivery that was asked for begins."""
+        ask = Ask(self.runner, len(offsets) or 1, LEASE_MS)
+        self.runner.asked[0] = self.runner.asked.get(0, 0) + ask.calls
+        until_ms = now_ms() + LEASE_MS if until_ms is None else until_ms
+        self.runner.handed(ask, SimpleNamespace(number=0), Handout(self.runner, RECEIPT, list(offsets), until_ms))
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(scenario())
+
+
+def test_what_a_call_returned_from_is_acknowledged() -> None:
+    called: list[int] = []
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None:
+            called.append(message.offset)
+
+        desk = Desk(work, concurrency=2)
+        desk.hand(3, 4)
+        await asyncio.sleep(0.01)
+        assert sorted(called) == [3, 4]
+        assert desk.outbox.markers == [End(5, [3, 5], "acked", 1)]
+        assert not desk.runner.asked
+        assert not desk.runner.live
+
+    run(scenario)
+
+
+def test_a_delivery_that_begins_while_the_worker_stops_is_given_back_uncounted() -> None:
+    async def scenario() -> None:
+        async def work(message: Any) -> None:
+            raise AssertionError("called")
+
+        desk = Desk(work)
+        desk.service.closing = True
+        desk.hand(3, 4)
+        await asyncio.sleep(0.01)
+        assert desk.outbox.markers == [Release(5, 1, [3, 5], 0, counted=False)]
+        assert not desk.runner.live
+
+    run(scenario)
+
+
+def test_closing_gives_back_what_waits_and_lets_the_call_at_work_finish() -> None:
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def work(message: Any) -> None:
+            await release.wait()
+
+        desk = Desk(work, concurrency=1)
+        desk.hand(3, 4, 5)
+        await asyncio.sleep(0.01)
+        desk.service.closing = True
+        closing = asyncio.ensure_future(desk.runner.close())
+        await asyncio.sleep(0.01)
+        assert desk.outbox.markers == [Release(5, 1, [4, 6], 0, counted=False)]
+        release.set()
+        await closing
+        assert desk.outbox.of(End) == [End(5, [3, 4], "acked", 1)]
+
+    run(scenario)
+
+
+def test_no_call_begins_after_the_lease_is_over() -> None:
+    """As in a process that stood still: others may have the message by now."""
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None:
+            raise AssertionError("called")
+
+        desk = Desk(work)
+        desk.hand(3, until_ms=now_ms() - 1)
+        await asyncio.sleep(0.01)
+        assert desk.outbox.markers == [Release(5, 1, [3, 4], 0, counted=False)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_only_an_extension_that_kafka_has_confirmed_makes_a_lease_longer(confirmed: bool) -> None:
+    async def scenario() -> None:
+        called: list[int] = []
+        first = asyncio.Event()
+
+        async def work(message: Any) -> None:
+            called.append(message.offset)
+            await first.wait()
+
+        desk = Desk(work, concurrency=1)
+        desk.hand(3, 4, until_ms=now_ms() + 50)
+        await asyncio.sleep(0.01)
+        (delivery,) = desk.runner.live
+        delivery.extend_at_ms = now_ms()
+        desk.runner.extend()
+        assert desk.outbox.of(Keepalive) == [Keepalive(5, 1, [3, 5], LEASE_MS)]
+        if confirmed:
+            desk.outbox.unconfirmed[0].set_result(7)
+        else:
+            desk.outbox.unconfirmed[0].set_exception(RuntimeError("Kafka is away"))
+        await asyncio.sleep(0.06)
+        first.set()
+        await asyncio.sleep(0.01)
+        assert called == ([3, 4] if confirmed else [3])
+
+    run(scenario)
+
+
+def test_room_comes_back_when_nothing_came_of_what_was_asked_for() -> None:
+    async def scenario() -> None:
+        async def work(message: Any) -> None: ...
+
+        desk = Desk(work, concurrency=4)
+        room = desk.runner.room
+        desk.hand()
+        assert desk.runner.room == room
+        desk.runner.asked[2] = 3
+        assert desk.runner.room == room - 3
+        desk.runner.forget(2)
+        assert desk.runner.room == room
+
+    run(scenario)
+
+
+def test_many_failures_in_a_moment_are_one_line_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async def work(message: Any) -> None:
+            raise RuntimeError("as it should")
+
+        desk = Desk(work, concurrency=1)
+        desk.hand(*range(20))
+        await asyncio.sleep(0.02)
+        assert len(caplog.records) == 1
+        monkeypatch.setattr(handlers, "LOG_EVERY_MS", 0)
+        desk.hand(21)
+        await asyncio.sleep(0.01)
+        assert "after 19 more failures" in caplog.records[-1].getMessage()
+        assert sum(len(r.offsets) // 2 for r in desk.outbox.of(Release)) == 21
+
+    run(scenario)

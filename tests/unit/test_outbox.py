@@ -1,0 +1,173 @@
+"""Markers on their way to the log: what shares a record, what waits, and what is said when Kafka does not confirm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+
+import pytest
+from aiokafka.errors import KafkaTimeoutError
+
+from app import outbox as module
+from app.outbox import IN_FLIGHT, Outbox, Writer
+from marq.core import markers as m
+from marq.core.markers import Own, Tick
+from marq.errors import BrokerError
+
+
+class Kafka:
+    """Takes appends, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.appends: list[tuple[m.Batch, asyncio.Future[SimpleNamespace]]] = []
+
+    def append(self, topic: str, partition: int, value: bytes) -> asyncio.Future[SimpleNamespace]:
+        future: asyncio.Future[SimpleNamespace] = asyncio.get_running_loop().create_future()
+        self.appends.append((m.decode(value), future))
+        return future
+
+    def confirm(self, index: int, offset: int, timestamp: int = 1) -> None:
+        self.appends[index][1].set_result(SimpleNamespace(offset=offset, timestamp=timestamp))
+
+    def refuse(self, index: int) -> None:
+        self.appends[index][1].set_exception(KafkaTimeoutError())
+
+    def batches(self) -> list[int]:
+        return [len(batch.markers) for batch, _ in self.appends]
+
+
+class Desk:
+    """An outbox, Kafka behind it, and what its writer was told."""
+
+    def __init__(self) -> None:
+        self.kafka = Kafka()
+        self.told: list[tuple[object, ...]] = []
+        self.outbox = Outbox(lambda: self.kafka, "markers", 3)  # type: ignore[arg-type, return-value]
+        self.outbox.writer = Writer(
+            "nonce",
+            lambda seq, markers: self.told.append(("sent", seq)),
+            lambda seq, offset, timestamp, markers: self.told.append(("took", seq, offset)),
+            lambda seq: self.told.append(("failed", seq)),
+        )
+
+
+async def turn() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(scenario())
+
+
+def test_what_is_put_in_one_turn_shares_a_record_with_the_writers_name_and_number() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.outbox.put([Tick()])
+        desk.outbox.put([Tick(), Tick()])
+        await turn()
+        assert desk.kafka.batches() == [3]
+        assert (desk.kafka.appends[0][0].by, desk.kafka.appends[0][0].seq) == ("nonce", 1)
+        desk.kafka.confirm(0, 17)
+        await turn()
+        assert desk.told == [("sent", 1), ("took", 1, 17)]
+        assert desk.outbox.idle
+
+    run(scenario)
+
+
+def test_an_own_marker_is_alone_in_its_record() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.outbox.put([Tick(), Own("w", "n"), Tick()])
+        await turn()
+        assert desk.kafka.batches() == [1, 1, 1]
+
+    run(scenario)
+
+
+def test_what_comes_while_enough_is_on_its_way_waits_and_goes_in_one_record() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        for _ in range(IN_FLIGHT + 5):
+            desk.outbox.put([Tick()])
+            await turn()
+        assert desk.kafka.batches() == [1] * IN_FLIGHT
+        desk.kafka.confirm(0, 0)
+        await turn()
+        assert desk.kafka.batches() == [1] * IN_FLIGHT + [5]
+
+    run(scenario)
+
+
+def test_a_confirmation_carries_the_offset() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        confirmed = desk.outbox.put_confirmed([Tick(), Tick()])
+        await turn()
+        assert not confirmed.done()
+        desk.kafka.confirm(0, 9)
+        assert await confirmed == 9
+
+    run(scenario)
+
+
+def test_who_waits_for_an_append_that_failed_is_told_and_later_appends_go_on() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        confirmed = desk.outbox.put_confirmed([Tick()])
+        await turn()
+        desk.kafka.refuse(0)
+        with pytest.raises(BrokerError, match="not confirmed"):
+            await confirmed
+        assert desk.told == [("sent", 1), ("failed", 1)]
+        desk.outbox.put([Tick()])
+        await turn()
+        desk.kafka.confirm(1, 4)
+        await turn()
+        assert desk.told[2:] == [("sent", 2), ("took", 2, 4)]
+
+    run(scenario)
+
+
+def test_an_append_whose_place_kafka_can_not_tell_counts_as_failed_until_it_is_read() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        confirmed = desk.outbox.put_confirmed([Tick()])
+        await turn()
+        desk.kafka.confirm(0, -1)
+        assert await confirmed == -1
+        assert desk.told == [("sent", 1), ("failed", 1)]
+
+    run(scenario)
+
+
+def test_an_append_without_an_answer_counts_as_failed_and_may_still_land(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "APPEND_TIMEOUT_S", 0.01)
+
+    async def scenario() -> None:
+        desk = Desk()
+        desk.outbox.put([Tick()])
+        await asyncio.sleep(0.03)
+        assert desk.told == [("sent", 1), ("failed", 1)]
+        assert not desk.outbox.idle
+        desk.kafka.confirm(0, 4)
+        await turn()
+        assert desk.told[-1] == ("took", 1, 4)
+
+    run(scenario)
+
+
+def test_what_a_former_writer_sent_is_told_to_it_alone() -> None:
+    async def scenario() -> None:
+        desk, later = Desk(), Desk()
+        desk.outbox.put([Tick()])
+        await turn()
+        desk.outbox.writer = later.outbox.writer
+        desk.kafka.confirm(0, 4)
+        await turn()
+        assert desk.told == [("sent", 1), ("took", 1, 4)]
+        assert later.told == []
+
+    run(scenario)
