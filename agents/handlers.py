@@ -21,6 +21,7 @@ from mode import Service
 
 from app.ownership import Held, now_ms
 from marq import handlers as registry
+from marq.core.flow import Breaker
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.owner import Handout
 from marq.core.policies import backoff_ms
@@ -100,6 +101,7 @@ class Runner:
         self.tasks: set[asyncio.Task[None]] = set()
         self.calls = 0
         self.failures = 0
+        self.breaker = Breaker()
         self._failures_logged = 0
         self._logged_ms = -LOG_EVERY_MS
         self._mean_ms = SLOW_MS  # nothing is taken ahead before the handler has shown that it is fast
@@ -114,6 +116,8 @@ class Runner:
         """Calls that may be asked for now."""
         ahead = max(AHEAD, AHEAD_MESSAGES // (self.handler.batch or 1)) if self._mean_ms < SLOW_MS else 0
         limit = self.handler.concurrency + ahead
+        if self.breaker.open_until_ms is not None:
+            limit = self.breaker.room(now_ms()) or 0
         return limit - self.running - len(self.waiting) - sum(self.asked.values())
 
     def has_ready(self, held: Held) -> bool:
@@ -236,6 +240,7 @@ class Runner:
         handler, loop = self.handler, asyncio.get_running_loop()
         began = loop.time()
         argument: Any = messages if handler.batch else messages[0]
+        self.breaker.tried()
         try:
             if self._pool is None:
                 await handler.function(argument)
@@ -246,17 +251,32 @@ class Runner:
             raise
         except Retry as retry:
             self._give_back(delivery, messages, retry.delay_ms)
+            self._break()
         except Exception:
             self.failures += 1
             self._log_failure(messages)
             self._give_back(delivery, messages, None)
+            self._break()
         else:
+            self.breaker.succeeded()
             if handler.manual:
                 self._done(delivery, messages)  # what is left gets no more extensions
             else:
                 self._ack(delivery, messages)
         finally:
             self._mean_ms += ((loop.time() - began) * 1000 - self._mean_ms) * 0.1
+
+    def _break(self) -> None:
+        """A call failed. If that opens the breaker, what waits for its turn is given back as never looked at."""
+        handler = self.handler
+        if self.breaker.failed(handler.breaker_failures, handler.breaker_pause_ms, now_ms()):
+            self.service.log.warning(
+                "%s: %s failures in a row, none is called for %s ms",
+                handler.name,
+                self.breaker.failures,
+                handler.breaker_pause_ms,
+            )
+            self._return_waiting()
 
     def _log_failure(self, messages: list[Message]) -> None:
         """Log the exception at hand; of many in a short time only the first."""
@@ -310,10 +330,14 @@ class Runner:
             self._put(delivery, [End(epoch, ranges_of(offsets), "acked", number)])
 
     def _give_back(self, delivery: Delivery, messages: list[Message], delay_ms: int | None) -> None:
-        """Release, counted. Without a delay, the back-off of each message's attempt."""
+        """Release, counted. Without a delay, the back-off of each message's attempt: the handler's, or the queue's."""
         handler, settings = self.handler, self.service.settings
-        base_ms = settings.backoff_ms if handler.backoff_ms is None else handler.backoff_ms
-        max_ms = settings.backoff_max_ms if handler.backoff_max_ms is None else handler.backoff_max_ms
+        queue = self.service.ownership.catalog.settings_of(messages[0].queue)
+        base_ms, max_ms = settings.backoff_ms, settings.backoff_max_ms
+        if queue.backoff_ms:
+            base_ms, max_ms = queue.backoff_ms, queue.backoff_max_ms or max(max_ms, queue.backoff_ms)
+        base_ms = base_ms if handler.backoff_ms is None else handler.backoff_ms
+        max_ms = max_ms if handler.backoff_max_ms is None else handler.backoff_max_ms
         self._done(delivery, messages)
         by_attempt: dict[int, list[int]] = {}
         for message in messages:
@@ -333,6 +357,8 @@ class Runner:
         now = now_ms()
         if self.waiting and now - self._progress_ms > STALLED_MS:
             self._return_waiting()
+        if self.breaker.open_until_ms is not None and self.room > 0 and not self.service.closing:
+            self.ask()
         for delivery in self.live:
             if delivery.left and now >= delivery.extend_at_ms:
                 delivery.extend_at_ms = now + int(delivery.lease_ms * EXTEND_AFTER)

@@ -24,6 +24,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
+from zlib import crc32
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -122,6 +123,8 @@ class Catalog(Service):
         self.records: dict[str, QueueRecord] = {}
         self.auto: set[str] = set()
         self.with_ttl: set[str] = set()
+        #: Queues that have a back-off, by the checksum that receipts name them by.
+        self.with_backoff: dict[int, str] = {}
         #: Queues of which something is to be purged.
         self.purging: dict[str, QueueRecord] = {}
         #: Maximum receives of queues that name none, by queue; set by the handlers.
@@ -409,6 +412,7 @@ class Catalog(Service):
                 self._dead_targets[old.settings.dead_letters_of(queue)] -= 1
         self._effective.pop(queue, None)
         self.with_ttl.discard(queue)
+        self.with_backoff.pop(crc32(queue.encode()), None)
         self.purging.pop(queue, None)
         if record is None:
             return
@@ -417,6 +421,8 @@ class Catalog(Service):
             self._dead_targets[record.settings.dead_letters_of(queue)] += 1
             if record.settings.ttl_ms:
                 self.with_ttl.add(queue)
+            if record.settings.backoff_ms:
+                self.with_backoff[crc32(queue.encode())] = queue
         if record.purge:
             self.purging[queue] = record
 

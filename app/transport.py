@@ -65,6 +65,8 @@ FETCH_HOLD_S = 0.02
 COMMIT_TIMEOUT_S = 5.0
 #: Seconds that a flush waits at most. Faust flushes while it holds up a rebalance.
 FLUSH_TIMEOUT_S = 5.0
+#: Seconds that a stopping worker takes to tell Kafka so; the others learn of it anyway when its session is over.
+LEAVE_TIMEOUT_S = 2.0
 #: Bytes that may wait in the producer for the broker; further appends fail.
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 
@@ -258,6 +260,21 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
             connections_max_idle_ms=conf.consumer_connections_max_idle_ms,
             **driver.credentials_to_aiokafka_auth(conf.broker_credentials, conf.ssl_context),
         )
+
+    async def on_thread_stop(self) -> None:
+        # aiokafka looks for the coordinator of its group without an end
+        try:
+            await asyncio.wait_for(super().on_thread_stop(), LEAVE_TIMEOUT_S)
+        except TimeoutError:
+            self.log.warning("Kafka could not be told within %s s that this worker leaves", LEAVE_TIMEOUT_S)
+            if self._consumer is not None:
+                await self._consumer._client.close()
+
+    def _stopped_set(self) -> None:
+        if self.thread_loop.is_closed():  # it crashed
+            self._stopped.set()
+        else:
+            super()._stopped_set()
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         self._shut_all()
@@ -843,6 +860,17 @@ class IdempotentProducer(driver.Producer):
             await self._ensure_producer().client._wait_on_metadata(topic)
             partition = self.key_partition(topic, key).partition
         return self.append(topic, partition, value, key, headers, int(timestamp * 1000) if timestamp else None)
+
+    async def on_stop(self) -> None:
+        producer = self._producer
+        try:
+            # what could be flushed was, before
+            await asyncio.wait_for(super().on_stop(), LEAVE_TIMEOUT_S)
+        except TimeoutError:
+            self.log.warning("%s bytes were not confirmed by Kafka when the worker stopped", self.pending_bytes)
+            if producer is not None:
+                await producer._sender.close()
+                await producer.client.close()
 
     async def flush(self) -> None:
         """Wait until Kafka has confirmed everything, but no longer than `FLUSH_TIMEOUT_S`."""

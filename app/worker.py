@@ -7,9 +7,12 @@ worker really starts: finds the broker, claims a worker folder and a port, creat
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
+import sys
+import threading
 import time
 import warnings
 from typing import Any
@@ -41,6 +44,10 @@ from tables import progress as progress_table
 
 #: Version of the Faust app: workers that share partitions run the same. Part of the names of its changelogs.
 APP_VERSION = 1
+#: Seconds that one thread may hold up the other: two read and write Kafka, and an answer waits for both in turn.
+SWITCH_INTERVAL_S = 0.0005
+#: Seconds from the signal to stop until the process ends, whatever waits.
+STOP_S = 9.0
 #: Seconds that a leaving worker waits for its last acknowledgements to be durable.
 HAND_OVER_S = 2.0
 
@@ -100,6 +107,7 @@ class WorkerApp(MarqApp):
         Raises `MarqError`: one that says what is wrong and what to do.
         """
         settings = self.settings
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         if not self.keys and not is_loopback(settings.web_host):
             raise SettingError(
                 f"MARQ_WEB_HOST={settings.web_host!r} lets others in: set MARQ_KEYS, or listen on 127.0.0.1"
@@ -157,6 +165,11 @@ class WorkerApp(MarqApp):
         await self.ownership.stop()
         await self.catalog.stop()
 
+    async def _producer_flush(self, logger: Any) -> None:
+        timeout_s = HAND_OVER_S if self.should_stop else None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(super()._producer_flush(logger), timeout_s)
+
     async def _on_partitions_revoked(self, revoked: Any) -> None:
         self.ownership.on_revoked()
         await super()._on_partitions_revoked(revoked)
@@ -195,6 +208,18 @@ class FaustWorker(faust.Worker):
             assert app.place is not None
             print(f"marq worker {app.place.index}: {app.conf.canonical_url}, data in {app.place.folder}", flush=True)
         super().__init__(app, *args, **kwargs)
+
+    async def stop(self) -> None:
+        # Libraries may wait for Kafka without an end, in threads as well. To be killed is harmless, to hang is not.
+        last = threading.Timer(STOP_S, _exit_now)
+        last.daemon = True
+        last.start()
+        await super().stop()
+
+
+def _exit_now() -> None:
+    print(f"marq: this worker did not stop within {STOP_S:.0f} s, ending it", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _is_option_given(name: str) -> bool:

@@ -23,7 +23,6 @@ from mode import Service
 from app.ownership import Held, now_ms
 from app.topics import MAX_MESSAGE_BYTES
 from app.transport import ProducerFull
-from gateway.peers import PeerError
 from gateway.receipts import Receipt, Receipts, queue_crc
 from marq.core.markers import End, Keepalive, Marker, Release, split
 from marq.core.owner import Handout, Pending
@@ -420,7 +419,7 @@ class Door(Service):
         argument = {"queue": waiter.queue, "limit": waiter.limit, "lease_ms": waiter.lease_ms, "name": waiter.name}
         try:
             found: list[Received] = await self.peers.call(url, "receive", argument, list[Received])
-        except PeerError as exc:
+        except MarqError as exc:
             self.log.info("%s", exc)
             return []
         return found
@@ -488,6 +487,8 @@ class Door(Service):
             return
         self._waiting.setdefault(waiter.queue, deque()).appendleft(waiter)
         asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
+        if self.peers is not None:
+            self.peers.hunt(waiter.queue)
 
     def _read(self, waiter: Waiter, held: Held, handout: Handout) -> None:
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
@@ -612,11 +613,38 @@ class Door(Service):
             receipts, lambda epoch, delivery, ranges: Keepalive(epoch, delivery, ranges, lease_ms)
         )
 
-    async def release(self, receipts: Sequence[str], delay_ms: int = 0, counted: bool = True) -> list[MarqError | None]:
-        """Given back, ready again after `delay_ms`. Not `counted`: it was never looked at, and is no attempt."""
+    async def release(
+        self, receipts: Sequence[str], delay_ms: int | None = None, counted: bool = True
+    ) -> list[MarqError | None]:
+        """Given back, ready again after `delay_ms`. Not `counted`: it was never looked at, and is no attempt.
+
+        Without a delay, the back-off of the queue, if it has one.
+        """
+        if delay_ms is None and counted and self.catalog.with_backoff:
+            return await self._release_with_backoff(receipts)
+        delay = delay_ms or 0
         return await self._settle(
-            receipts, lambda epoch, delivery, ranges: Release(epoch, delivery, ranges, delay_ms, counted)
+            receipts, lambda epoch, delivery, ranges: Release(epoch, delivery, ranges, delay, counted)
         )
+
+    async def _release_with_backoff(self, receipts: Sequence[str]) -> list[MarqError | None]:
+        results: list[MarqError | None] = [None] * len(receipts)
+        groups: dict[tuple[int, int], list[int]] = {}  # attempt, checksum of the queue -> places
+        for i, text in enumerate(receipts):
+            try:
+                groups.setdefault(self.receipts.read(text)[4:], []).append(i)
+            except MarqError as exc:
+                results[i] = exc
+
+        async def give_back(attempt: int, crc: int, places: list[int]) -> None:
+            queue = self.catalog.with_backoff.get(crc)
+            delay = self.catalog.settings_of(queue).backoff_of(attempt, self._random) if queue is not None else 0
+            chosen = [receipts[i] for i in places]
+            for i, result in zip(places, await self.release(chosen, delay), strict=True):
+                results[i] = result
+
+        await asyncio.gather(*(give_back(*group, places) for group, places in groups.items()))
+        return results
 
     async def reject(self, receipts: Sequence[str], reason: str = "rejected") -> list[MarqError | None]:
         """Dead letters now, whatever their count; for each receipt None once that is so, or an error."""
@@ -655,8 +683,8 @@ class Door(Service):
             if url is not None and self.peers is not None and url != self.peers.url:
                 found: list[int] = await self.peers.call(url, "reject", argument, list[int], 2 * CONFIRM_TIMEOUT_S)
                 return set(found)
-        except PeerError as exc:
-            return UnavailableError(str(exc))
+        except MarqError as exc:
+            return exc
         return UnavailableError(f"partition {number} is served by nobody right now")
 
     async def reject_here(self, argument: dict[str, Any]) -> list[int]:

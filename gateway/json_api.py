@@ -72,7 +72,7 @@ class Extend(msgspec.Struct, forbid_unknown_fields=True):
 
 class Release(msgspec.Struct, forbid_unknown_fields=True):
     receipts: Receipts
-    delay_ms: Delay = 0
+    delay_ms: Delay | None = None  # None: the back-off of the queue, if it has one
     counted: bool = True
 
 

@@ -180,11 +180,19 @@ class Peers(Service):
     def _start_hunt(self, queue: str) -> None:
         self._woken[queue] = asyncio.Event()
         task = self._hunts[queue] = asyncio.ensure_future(self._hunt(queue))
-        task.add_done_callback(lambda _: self._end_hunt(queue))
+        task.add_done_callback(lambda done: self._end_hunt(queue, done))
 
-    def _end_hunt(self, queue: str) -> None:
+    def _end_hunt(self, queue: str, done: asyncio.Task[None]) -> None:
         self._hunts.pop(queue, None)
         self._woken.pop(queue, None)
+        if done.cancelled():
+            return
+        if done.exception() is not None:
+            self.log.error("Looking for messages of %r elsewhere failed: %r", queue, done.exception())
+            return
+        # a receive that began to wait between the hunt's last look and this found the hunt still there
+        if self.app.door.waiting_count(queue) and not self.should_stop:
+            self.hunt(queue)
 
     async def _hunt(self, queue: str) -> None:
         door, woken, pause_s = self.app.door, self._woken[queue], FRUITLESS_S
@@ -232,7 +240,7 @@ class Peers(Service):
                 try:
                     answer = await self.call(url, "watch", {"queues": list(waiting), "url": self.url})
                     ready.update(answer["ready"])
-                except PeerError as exc:
+                except MarqError as exc:
                     self.log.debug("%s", exc)
                 for queue, future in waiting.items():
                     if not future.done():
@@ -284,7 +292,7 @@ class Peers(Service):
         if queues:
             try:
                 await self.call(url, "wake", {"queues": list(queues)})
-            except PeerError as exc:
+            except MarqError as exc:
                 self.log.debug("%s", exc)
 
     def expire(self) -> None:

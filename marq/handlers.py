@@ -47,7 +47,9 @@ class Handler:
     ``batch`` 0: called with one message; above: with a list of at most so many, from all queues that match.
     ``concurrency``: calls at the same time, per worker. ``visibility_timeout_ms``: lease, extended while it runs (None:
     as the queue says). ``max_receives``: for queues that name none. ``backoff_ms``, ``backoff_max_ms``: None: as the
-    worker's settings say. ``manual``: messages are acknowledged one by one, by ``message.ack()``.
+    worker's settings say. ``manual``: messages are acknowledged one by one, by ``message.ack()``. ``breaker_failures``:
+    calls that fail in a row before the circuit breaker opens (0: never); for ``breaker_pause_ms`` none is made then,
+    after that one, and when it succeeds all goes on.
     """
 
     function: Callable[..., Any]
@@ -59,6 +61,8 @@ class Handler:
     backoff_ms: int | None = None
     backoff_max_ms: int | None = None
     manual: bool = False
+    breaker_failures: int = 0
+    breaker_pause_ms: int = 30_000
 
     @property
     def name(self) -> str:
@@ -91,6 +95,8 @@ def handler(
     backoff_ms: int | None = None,
     backoff_max_ms: int | None = None,
     manual: bool = False,
+    breaker_failures: int = 0,
+    breaker_pause_ms: int = 30_000,
 ) -> Callable[[Function], Function]:
     """Register a function as the handler of ``queues`` (names or patterns with ``*`` and ``?``).
 
@@ -106,6 +112,8 @@ def handler(
         raise HandlerError(f"visibility_timeout_ms={visibility_timeout_ms} must be at least 1000 (it is extended)")
     if max_receives < 1:
         raise HandlerError(f"max_receives={max_receives} must be at least 1")
+    if breaker_failures < 0 or breaker_pause_ms < 100:
+        raise HandlerError("breaker_failures must be at least 0, breaker_pause_ms at least 100")
 
     def register(function: Function) -> Function:
         _registered.append(
@@ -119,6 +127,8 @@ def handler(
                 backoff_ms,
                 backoff_max_ms,
                 manual,
+                breaker_failures,
+                breaker_pause_ms,
             )
         )
         return function
