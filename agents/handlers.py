@@ -26,6 +26,7 @@ from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.owner import Handout
 from marq.core.policies import backoff_ms
 from marq.core.ranges import ranges_of
+from marq.core.segments import Segment
 from marq.errors import HandlerError
 from marq.handlers import Handler, Retry
 from marq.message import ManualMessage, Message
@@ -143,7 +144,8 @@ class Runner:
     def _ask(self, held: Held) -> bool:
         handler, partition = self.handler, held.owner.partition
         route = self.service.route
-        queues = [q for q, backlog in partition.backlogs.items() if backlog and route(q) is self]
+        # not bool(backlog): with a thousand queues the call shows
+        queues = [q for q, b in partition.backlogs.items() if (b.fresh or b.again or b.returned) and route(q) is self]
         queues += [q for q in partition.segments.queues if q not in partition.backlogs and route(q) is self]
         if not queues:
             return False
@@ -433,10 +435,12 @@ class Handlers(Service):
         """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
         partition, names = held.owner.partition, self._names
         topic, number, topic_mode = self.ownership.topics.queue, held.number, self.settings.queue_id
-        holds = partition.holds
+        holds, records = partition.holds, partition.messages
         made: list[Message] = []
         for offset in offsets:
-            record = partition.record(offset)
+            record = records[offset]
+            if type(record) is Segment:  # its payload is on disk
+                record = partition.record(offset)
             queue = topic_mode
             if queue is None:
                 queue = names.get(record.key)

@@ -246,7 +246,7 @@ class Ownership(Service):
             if not held.serving:
                 continue
             held.owner.tick(now)
-            held.owner.work(now, self.catalog.with_ttl)
+            held.owner.work(now, self._with_ttl(held))
             self.drain(held)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
@@ -269,6 +269,11 @@ class Ownership(Service):
                 if position < (consumer.highwater(tp) or 0):
                     consumer.seek_chunks(tp, position, held.generation)
         held.seen = seen
+
+    def _with_ttl(self, held: Held) -> list[str]:
+        """Queues with a TTL that have something here: of thousands in the catalog, few do."""
+        with_ttl = self.catalog.with_ttl
+        return [queue for queue in held.owner.partition.queues() if queue in with_ttl] if with_ttl else []
 
     def _held_of(self, chunk: Chunk) -> Held | None:
         held = self.held.get(chunk.partition)
@@ -522,12 +527,15 @@ class Ownership(Service):
 
     # ------------------------------------------------------------------ stopping
 
-    async def hand_over(self, timeout_s: float) -> None:
-        """Before leaving: wait until what receivers have acknowledged is in the log."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not all(outbox.idle for outbox in self._outboxes.values()):
-                    await asyncio.sleep(0.01)
+    async def hand_over(self, timeout_s: float) -> bool:
+        """Before leaving: wait until what receivers have acknowledged is in the log. False if Kafka did not take it."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not all(outbox.idle for outbox in self._outboxes.values()):
+            if asyncio.get_running_loop().time() > deadline:
+                self.log.warning("Stopping, but Kafka has not taken all acknowledgements within %s s", timeout_s)
+                return False
+            await asyncio.sleep(0.01)
+        return True
 
     async def on_stop(self) -> None:
         self.on_revoked()

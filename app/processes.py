@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -24,6 +25,9 @@ from marq.errors import MarqError
 WORKER_STOP_S = 10.0
 #: Seconds until a worker that was just started has to be ready.
 WORKER_START_S = 90.0
+
+#: For the question whether our own child is ready.
+_UNVERIFIED = ssl._create_unverified_context()
 
 
 @contextlib.contextmanager
@@ -70,11 +74,12 @@ class WorkerProcess:
             for place in running_workers(data_dir):
                 if not _is_of(place.folder, self.process.pid):
                     continue
-                self.url = (
-                    f"http://{'localhost' if settings.web_host == '127.0.0.1' else settings.web_host}:{place.web_port}"
-                )
+                host = "localhost" if settings.web_host == "127.0.0.1" else settings.web_host
+                scheme = "http" if settings.web_tls_certificate_file is None else "https"
+                self.url = f"{scheme}://{host}:{place.web_port}"
                 with contextlib.suppress(urllib.error.URLError, OSError):
-                    urllib.request.urlopen(f"{self.url}/health/ready", timeout=1).read()
+                    # its certificate may be for another name than the one that we know it by
+                    urllib.request.urlopen(f"{self.url}/health/ready", timeout=1, context=_UNVERIFIED).read()
                     return
             time.sleep(0.1)
 

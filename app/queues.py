@@ -17,7 +17,6 @@ if its writer dies, the owner of partition 0 writes what counts once more.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 import uuid
@@ -32,7 +31,7 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.datadir import resolve_bootstrap
-from app.topics import kafka_client_args
+from app.topics import end_client, kafka_client_args
 from marq.core.policies import QueueSettings, name_problem
 from marq.errors import BadValueError, MarqError, UnavailableError, UnknownQueueError
 
@@ -444,10 +443,7 @@ class Catalog(Service):
                 await self._write(queue.encode(), None)
 
     async def on_stop(self) -> None:
-        for part in (self._producer, self._consumer):
-            if part is not None:
-                with contextlib.suppress(KafkaError):
-                    await part.stop()
+        await asyncio.gather(*(end_client(c.stop()) for c in (self._producer, self._consumer) if c is not None))
 
 
 async def change_settings(settings: Settings, queue: str, values: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
 
-from app.topics import kafka_client_args
+from app.topics import end_client, kafka_client_args
 
 if TYPE_CHECKING:
     from app.ownership import Held
@@ -44,7 +44,7 @@ class Tails:
             try:
                 await consumer.start()
             except BaseException:
-                await consumer.stop()
+                await end_client(consumer.stop())
                 raise
             self._consumer = consumer
         return self._consumer
@@ -54,9 +54,9 @@ class Tails:
         consumer, self._consumer = self._consumer, None
         admin, self._admin = self._admin, None
         if consumer is not None:
-            await consumer.stop()
+            await end_client(consumer.stop())
         if admin is not None:
-            await admin.close()
+            await end_client(admin.close())
 
     async def read_rest(self, tables: Iterable[SegmentTable], numbers: Iterable[int]) -> None:
         """Bring the local stores of these partitions up to the end that their changelogs have now."""
@@ -130,7 +130,7 @@ class Tails:
                     try:
                         await admin.start()
                     except BaseException:
-                        await admin.close()
+                        await end_client(admin.close())
                         raise
                     self._admin = admin
                 due: Any = {tp: RecordsToDelete(before_offset=o) for tp, o in upto.items() if o > 0}

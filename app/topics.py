@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ REPLICATION = 3
 
 #: Milliseconds for one request to Kafka.
 REQUEST_TIMEOUT_MS = 10_000
+#: Seconds that the end of a client may take when Kafka does not answer.
+END_TIMEOUT_S = 1.0
 #: Seconds until topics that were just created are known everywhere.
 VISIBLE_TIMEOUT_S = 20.0
 
@@ -131,6 +133,21 @@ def _password(settings: Settings) -> str:
 
 def _ssl_context(settings: Settings) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=str(settings.kafka_ca_file) if settings.kafka_ca_file else None)
+
+
+async def end_client(ending: Awaitable[None]) -> bool:
+    """Await the end of a Kafka client (what its `stop()` or `close()` returned), but not for longer than it may take.
+
+    aiokafka waits for Kafka without an end there, or lets out the cancellation of a task of its own, which would break
+    off whatever else has to be ended. False if it has not ended.
+    """
+    task = asyncio.ensure_future(ending)
+    await asyncio.wait({task}, timeout=END_TIMEOUT_S)
+    if not task.done():
+        return False
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("a Kafka client did not end in order: %r", task.exception())
+    return True
 
 
 @contextlib.asynccontextmanager

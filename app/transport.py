@@ -49,6 +49,7 @@ from faust.types.tuples import ConsumerMessage, FutureMessage
 from mode import Service
 from mode.utils.queues import ThrowableQueue
 
+from app.topics import end_client
 from marq.errors import MarqError
 
 #: Records in one chunk at most: bounds how long an agent's body holds the event loop.
@@ -63,10 +64,10 @@ FETCH_WAIT_MS = 100
 FETCH_HOLD_S = 0.02
 #: Seconds that a commit may take before it is left to the next one.
 COMMIT_TIMEOUT_S = 5.0
+#: The same, when the worker stops.
+LAST_COMMIT_TIMEOUT_S = 1.0
 #: Seconds that a flush waits at most. Faust flushes while it holds up a rebalance.
 FLUSH_TIMEOUT_S = 5.0
-#: Seconds that a stopping worker takes to tell Kafka so; the others learn of it anyway when its session is over.
-LEAVE_TIMEOUT_S = 2.0
 #: Bytes that may wait in the producer for the broker; further appends fail.
 MAX_PENDING_BYTES = 128 * 1024 * 1024
 
@@ -182,6 +183,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         super().__post_init__()
         self.readers: dict[TP, Reader] = {}
         self._wake = asyncio.Event()
+        self._commit: asyncio.Future[Any] | None = None
 
     @property
     def _chunked(self) -> frozenset[str]:
@@ -262,11 +264,12 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         )
 
     async def on_thread_stop(self) -> None:
-        # aiokafka looks for the coordinator of its group without an end
-        try:
-            await asyncio.wait_for(super().on_thread_stop(), LEAVE_TIMEOUT_S)
-        except TimeoutError:
-            self.log.warning("Kafka could not be told within %s s that this worker leaves", LEAVE_TIMEOUT_S)
+        # aiokafka looks for the coordinator of its group without an end. The task is left to itself, not cancelled: the
+        # method queue that it waits for would swallow that.
+        if self._commit is not None:
+            self._commit.cancel()
+        if not await end_client(super().on_thread_stop()):
+            self.log.warning("Kafka could not be told that this worker leaves")
             if self._consumer is not None:
                 await self._consumer._client.close()
 
@@ -424,8 +427,12 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         due = {TopicPartition(*tp): OffsetAndMetadata(o, "") for tp, o in offsets.items() if tp in assigned}
         if not due or consumer._coordinator.generation != generation:
             return False
+        self._commit = asyncio.ensure_future(consumer.commit(due))
         try:
-            await consumer.commit(due)
+            # here as well as in the thread that asked: else an endless one would hold up all later calls of it
+            await asyncio.wait_for(self._commit, COMMIT_TIMEOUT_S)
+        except TimeoutError:
+            return False
         except (CommitFailedError, IllegalStateError) as exc:
             self.log.info("Commit came too late for this generation: %s", exc)
             return False
@@ -575,9 +582,10 @@ class ChunkConsumer(driver.Consumer):
         if not due:
             return False
         try:
-            done = await asyncio.wait_for(self._thread.commit_positions(due, generation), COMMIT_TIMEOUT_S)
+            timeout_s = LAST_COMMIT_TIMEOUT_S if self.app.should_stop else COMMIT_TIMEOUT_S
+            done = await asyncio.wait_for(self._thread.commit_positions(due, generation), timeout_s)
         except TimeoutError:
-            self.log.warning("Commit took more than %s s, the next one tries again", COMMIT_TIMEOUT_S)
+            self.log.warning("Commit took more than %s s, the next one tries again", timeout_s)
             return False
         if done and generation == self.app.consumer_generation_id:
             self._committed_positions.update(due)
@@ -863,10 +871,7 @@ class IdempotentProducer(driver.Producer):
 
     async def on_stop(self) -> None:
         producer = self._producer
-        try:
-            # what could be flushed was, before
-            await asyncio.wait_for(super().on_stop(), LEAVE_TIMEOUT_S)
-        except TimeoutError:
+        if not await end_client(super().on_stop()):
             self.log.warning("%s bytes were not confirmed by Kafka when the worker stopped", self.pending_bytes)
             if producer is not None:
                 await producer._sender.close()

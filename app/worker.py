@@ -73,6 +73,7 @@ class WorkerApp(MarqApp):
     redelivery: Redelivery
     place: Worker | None = None
     _topics: Topics | None = None
+    _flush_s: float | None = None
 
     def set_up(self, settings: Settings) -> None:
         """Declare agents and tables and what runs beside them."""
@@ -87,8 +88,8 @@ class WorkerApp(MarqApp):
         handlers.import_modules(settings.handlers)
         self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
         self.door = Door(self.ownership, settings, beacon=self.beacon)
-        self.peers = self.door.peers = Peers(self, beacon=self.beacon)
-        self.door.meters = self.meters
+        self.peers = self.door.peers = self.door.receiving.peers = Peers(self, beacon=self.beacon)
+        self.door.meters = self.door.receiving.meters = self.meters
         self.upkeep = Upkeep(self, beacon=self.beacon)
         self.redelivery = Redelivery(self, beacon=self.beacon)
         queue.define(self, self.topic(settings.queue_topic))
@@ -153,22 +154,20 @@ class WorkerApp(MarqApp):
         await self.redelivery.start()
 
     async def on_stop(self) -> None:
-        await self.door.close()
+        self.door.receiving.close()
         await self.handlers.close()
-        await self.ownership.hand_over(HAND_OVER_S)
+        self._flush_s = HAND_OVER_S if await self.ownership.hand_over(HAND_OVER_S) else 0.0
         await self.redelivery.stop()
         await self.handlers.stop()
         await self.upkeep.stop()
         await self.door.stop()
         await self.peers.stop()
         await super().on_stop()
-        await self.ownership.stop()
-        await self.catalog.stop()
+        await asyncio.gather(self.ownership.stop(), self.catalog.stop())
 
     async def _producer_flush(self, logger: Any) -> None:
-        timeout_s = HAND_OVER_S if self.should_stop else None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(super()._producer_flush(logger), timeout_s)
+            await asyncio.wait_for(super()._producer_flush(logger), self._flush_s)
 
     async def _on_partitions_revoked(self, revoked: Any) -> None:
         self.ownership.on_revoked()

@@ -1,6 +1,6 @@
 """Everything in one program: Kafka, a worker, a sender and a receiver that forgets the first delivery of one message.
 
-    .venv/bin/python -m examples.embedded
+.venv/bin/python -m examples.embedded
 """
 
 import tempfile

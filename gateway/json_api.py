@@ -15,8 +15,9 @@ from msgspec import Meta
 
 from gateway import peers, problems
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser
-from gateway.door import Door, Outgoing, QueueInfo, Received
+from gateway.door import Door, Outgoing, QueueInfo
 from gateway.openapi import Operation
+from gateway.receiving import Received
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease, QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError, UnavailableError
 
@@ -422,6 +423,6 @@ def define(app: WorkerApp) -> list[Operation]:
 
 
 async def _receive_for_peer(door: Door, argument: dict[str, Any], request: web.Request) -> list[Received]:
-    return await door.receive_here(
+    return await door.receiving.receive_here(
         argument["queue"], argument["limit"], argument["lease_ms"], argument["name"], _is_gone(request)
     )

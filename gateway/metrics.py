@@ -97,7 +97,9 @@ class _Collector:
             for what, count in one.owner.partition.counters.items():
                 counted.add_metric([str(one.number), what], count)
         yield counted
-        yield GaugeMetricFamily("marq_waiting_receives", "Receives that wait at this worker.", value=app.door.waiting)
+        yield GaugeMetricFamily(
+            "marq_waiting_receives", "Receives that wait at this worker.", value=app.door.receiving.count
+        )
         yield GaugeMetricFamily(
             "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.pending_bytes
         )

@@ -191,11 +191,11 @@ class Peers(Service):
             self.log.error("Looking for messages of %r elsewhere failed: %r", queue, done.exception())
             return
         # a receive that began to wait between the hunt's last look and this found the hunt still there
-        if self.app.door.waiting_count(queue) and not self.should_stop:
+        if self.app.door.receiving.waiting_count(queue) and not self.should_stop:
             self.hunt(queue)
 
     async def _hunt(self, queue: str) -> None:
-        door, woken, pause_s = self.app.door, self._woken[queue], FRUITLESS_S
+        door, woken, pause_s = self.app.door.receiving, self._woken[queue], FRUITLESS_S
         while (waiting := door.waiting_count(queue)) and not self.should_stop:
             woken.clear()
             urls = await self.ready_at(queue)
@@ -259,14 +259,14 @@ class Peers(Service):
         """A rebalance has ended: those who wait have to ask the new owners."""
         for event in self._woken.values():
             event.set()
-        for queue in self.app.door.waited_for():
+        for queue in self.app.door.receiving.waited_for():
             self.hunt(queue)
 
     # ------------------------------------------------------------------ an owner
 
     async def _on_watch(self, argument: Any) -> Any:
         url, until = argument["url"], asyncio.get_running_loop().time() + WATCH_S
-        door = self.app.door
+        door = self.app.door.receiving
         ready = []
         for queue in argument["queues"]:
             if door.has_ready(queue):

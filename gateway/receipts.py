@@ -6,12 +6,16 @@ the installation's secret can make one, so a receipt that verifies was given out
 
 from __future__ import annotations
 
+import itertools
 import struct
 from binascii import Error, a2b_base64, b2a_base64
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from hmac import compare_digest
 from zlib import crc32
 
+from marq.core.markers import Marker, split
+from marq.core.ranges import ranges_of
 from marq.errors import BadReceiptError
 
 #: partition, epoch, delivery, offset, attempt, checksum of the queue's name
@@ -64,7 +68,23 @@ class Receipts:
         expected = blake2b(body, key=self._key, digest_size=_HASH_BYTES).digest()
         if not compare_digest(data[_BODY.size :], expected):
             raise BadReceiptError("this receipt was not given out by this installation")
-        return _BODY.unpack(body)  # type: ignore[return-value]
+        return _BODY.unpack(body)
+
+
+def by_delivery(
+    receipts: Iterable[Receipt], marker: Callable[[int, int, list[int]], Marker]
+) -> dict[int, list[Marker]]:
+    """One marker for each delivery among `receipts`, by partition; `marker` makes it of epoch, delivery and ranges."""
+    deliveries: dict[tuple[int, ...], list[int]] = {}
+    for receipt in receipts:
+        deliveries.setdefault(receipt[:3], []).append(receipt[3])
+    markers: dict[int, list[Marker]] = {}
+    for (number, epoch, delivery), offsets in deliveries.items():
+        offsets.sort()
+        if any(a == b for a, b in itertools.pairwise(offsets)):
+            offsets = sorted(set(offsets))
+        markers.setdefault(number, []).extend(split(marker(epoch, delivery, ranges_of(offsets))))
+    return markers
 
 
 def queue_crc(queue: str) -> int:

@@ -93,7 +93,7 @@ class Views:
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "payload_bytes": sum(h.owner.partition.bytes for h in held.values()),
             "pending_bytes": app.producer.pending_bytes,
-            "waiting_receives": app.door.waiting,
+            "waiting_receives": app.door.receiving.count,
         }
 
     async def partitions_here(self, _: Any = None) -> Any:
@@ -165,7 +165,7 @@ class Views:
 
     async def messages_here(self, argument: Any) -> Any:
         queue, state, limit = argument["queue"], argument["state"], argument["limit"]
-        after: tuple[int, int] = tuple(argument["after"])  # type: ignore[assignment]
+        after: tuple[int, int] = tuple(argument["after"])
         found: list[Any] = []
         for held in self._serving():
             if held.number < after[0] or len(found) >= limit:
@@ -300,7 +300,7 @@ class Views:
             for queue, age in one.items():
                 ages[queue] = max(ages.get(queue, 0), age)
         none = dict.fromkeys(STATES, 0)
-        stats = []
+        stats: list[dict[str, Any]] = []
         for name in names:
             letters = counts.get(self.app.catalog.settings_of(name).dead_letters_of(name), none)
             stats.append(
@@ -393,14 +393,15 @@ def _count(found: list[Entry]) -> dict[str, dict[str, int]]:
 def _brief(held: Held, entry: Entry) -> dict[str, Any]:
     partition = held.owner.partition
     record = partition.messages.get(entry.offset)
-    known = record is not None and not isinstance(record, Segment)
+    if isinstance(record, Segment):
+        record = None  # its payload is only in the table
     return {
         "partition": held.number,
         "offset": entry.offset,
         "state": entry.state,
         "receives": entry.receives,
-        "sent_ms": record.timestamp if known else None,
-        "size_bytes": len(record.value or b"") if known else None,
+        "sent_ms": record.timestamp if record is not None else None,
+        "size_bytes": len(record.value or b"") if record is not None else None,
     }
 
 

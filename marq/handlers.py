@@ -77,7 +77,7 @@ class Handler:
     def matches(self, queue: str) -> bool:
         """True if messages of ``queue`` go to this handler.
 
-        A pattern reaches dead letters only if it ends in ``.dead`` itself: else ``*`` would get what it failed on again.
+        A pattern reaches dead letters only if it ends in ``.dead`` itself: else ``*`` would get what it failed on.
         """
         dead = queue.endswith(DEAD_SUFFIX)
         return any(fnmatchcase(queue, p) and (not dead or p.endswith(DEAD_SUFFIX)) for p in self.queues)

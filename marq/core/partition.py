@@ -26,7 +26,7 @@ from marq.core import rows
 from marq.core.backlog import Backlog
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.policies import QueueSettings, SettingsOf, batch_cap
-from marq.core.ranges import RangeSet, count, offsets_in, ranges_of
+from marq.core.ranges import RangeSet, count, flat, offsets_in, ranges_of
 from marq.core.segments import Segment, Segments, keys_of
 from marq.errors import RowError
 
@@ -433,19 +433,17 @@ class Partition:
         deadline_ms = clock_ms + m.redeliver_after_ms
         first: list[int] = []
         again: dict[int, list[int]] = {}
-        ranges = m.offsets
-        for i in range(0, len(ranges), 2):
-            for offset in range(ranges[i], ranges[i + 1]):
-                if offset not in messages and not self._unfinished(offset):
-                    continue
-                hold = holds.get(offset)
-                if hold is None:
-                    first.append(offset)
-                elif (hold.epoch != m.epoch or hold.delivery < m.delivery) and (
-                    not hold.leased or hold.deadline_ms <= clock_ms
-                ):
-                    again.setdefault(hold.receives, []).append(offset)
-        self._touch(ranges)
+        for offset in flat(m.offsets):
+            if offset not in messages and not self._unfinished(offset):
+                continue
+            hold = holds.get(offset)
+            if hold is None:
+                first.append(offset)
+            elif (hold.epoch != m.epoch or hold.delivery < m.delivery) and (
+                not hold.leased or hold.deadline_ms <= clock_ms
+            ):
+                again.setdefault(hold.receives, []).append(offset)
+        self._touch(m.offsets)
         effect = first
         if first:
             self._hold(Hold(m.epoch, m.delivery, 1, deadline_ms, True, m.receiver, first))
@@ -522,28 +520,26 @@ class Partition:
                     self.holds.pop(offset, None)
                     effect.append(offset)
         else:
-            holds, messages, receipt = self.holds, self.messages, (m.epoch, m.delivery)
-            if not m.delivery:
+            holds, messages, epoch, delivery = self.holds, self.messages, m.epoch, m.delivery
+            if not delivery:
                 holds = {}  # the receipt of no delivery
             plain = not (self.delays or self.ttls or self.poison or self.doubles)
             persisted, size = self.persisted, 0
-            ranges = m.offsets
-            for i in range(0, len(ranges), 2):
-                for offset in range(ranges[i], ranges[i + 1]):
-                    hold = holds.get(offset)
-                    if hold is None or receipt > (hold.epoch, hold.delivery):
+            for offset in flat(m.offsets):
+                hold = holds.get(offset)
+                if hold is None or hold.epoch < epoch or (hold.epoch == epoch and hold.delivery < delivery):
+                    continue
+                del holds[offset]
+                effect.append(offset)
+                if plain and offset >= persisted:
+                    record = messages.pop(offset, None)
+                    if record is not None:
+                        value = record.value
+                        size += MESSAGE_OVERHEAD_BYTES if value is None else len(value) + MESSAGE_OVERHEAD_BYTES
+                        if record.headers:
+                            size += _headers_size(record)
                         continue
-                    del holds[offset]
-                    effect.append(offset)
-                    if plain and offset >= persisted:
-                        record = messages.pop(offset, None)
-                        if record is not None:
-                            value = record.value
-                            size += MESSAGE_OVERHEAD_BYTES if value is None else len(value) + MESSAGE_OVERHEAD_BYTES
-                            if record.headers:
-                                size += _headers_size(record)
-                            continue
-                    self._drop(offset)
+                self._drop(offset)
             self.bytes -= size
         self._touch(m.offsets)
         self.counters[m.outcome] += len(effect)

@@ -34,6 +34,18 @@ def offsets_in(ranges: Ranges) -> Iterator[int]:
         yield from range(ranges[i], ranges[i + 1])
 
 
+def flat(ranges: Ranges) -> list[int]:
+    """The same as a list: faster where many ranges are single offsets, as with many queues on one partition."""
+    out: list[int] = []
+    pairs = iter(ranges)
+    for start, stop in zip(pairs, pairs, strict=True):
+        if stop == start + 1:
+            out.append(start)
+        else:
+            out += range(start, stop)
+    return out
+
+
 def count(ranges: Ranges) -> int:
     """How many offsets ``ranges`` hold."""
     return sum(ranges[1::2]) - sum(ranges[::2])

@@ -168,6 +168,20 @@ def test_workers_outlive_an_outage(own_broker: EmbeddedBroker, tmp_path: Path, a
     outage(own_broker, tmp_path, away_s)
 
 
+@pytest.mark.slow
+def test_a_worker_ends_though_kafka_is_away(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
+    with Cluster(own_broker.bootstrap, tmp_path, partitions=6, **SETTINGS) as cluster:
+        workers = cluster.start_many(2)
+        cluster.send("work-a", 500)
+        cluster.assert_nothing_lost()
+        own_broker.kill()
+        time.sleep(3)
+        took_s = [worker.stop() for worker in workers]
+        print(f"SIGTERM without Kafka: {', '.join(f'{s:.1f} s' for s in took_s)}")
+        assert max(took_s) < 9
+        assert {worker.process.returncode for worker in workers} == {0}
+
+
 # -- everything ---------------------------------------------------------------------------------------
 
 

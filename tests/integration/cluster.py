@@ -37,7 +37,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from app.settings import Settings
-from app.topics import Topics, ensure_topics
+from app.topics import Topics, end_client, ensure_topics
 from tests.kafka import unique
 
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the sender, while its broker is away
@@ -316,7 +316,7 @@ class Cluster:
     async def _close(self) -> None:
         for client in (self._producer, self._reader):
             if client is not None:
-                await asyncio.wait_for(client.stop(), 5)
+                await end_client(client.stop())
 
     def create_topics(self) -> Topics:
         """What a worker does at its start; for sends before there is one."""

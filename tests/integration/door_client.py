@@ -23,6 +23,12 @@ class Answer:
         return f"<{self.status} {self.body!r:.500}>"
 
 
+def _decoded(kind: str, raw: bytes) -> Any:
+    if "msgpack" in kind:
+        return msgspec.msgpack.decode(raw)
+    return json.loads(raw) if "json" in kind else raw
+
+
 class Client:
     """Speaks to one worker."""
 
@@ -52,12 +58,7 @@ class Client:
         except (http.client.HTTPException, OSError):
             self._connection.close()
             raise
-        kind = response.headers.get("Content-Type", "")
-        if "msgpack" in kind:
-            decoded = msgspec.msgpack.decode(raw)
-        else:
-            decoded = json.loads(raw) if "json" in kind else raw
-        return Answer(response.status, response.headers, decoded)
+        return Answer(response.status, response.headers, _decoded(response.headers.get("Content-Type", ""), raw))
 
     def close(self) -> None:
         self._connection.close()

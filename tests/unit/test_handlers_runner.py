@@ -16,6 +16,7 @@ from agents.handlers import Ask, Runner
 from app.ownership import now_ms
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.owner import Handout
+from marq.core.policies import QueueSettings
 from marq.handlers import Handler
 
 LEASE_MS = 60_000
@@ -46,14 +47,19 @@ class Desk:
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self.outbox = Outbox()
+        self.queue = QueueSettings()
         self.service = SimpleNamespace(
             closing=False,
             random=random.Random(1),
             log=logging.getLogger("desk"),
             settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000),
-            ownership=SimpleNamespace(held={}, outbox=lambda number: self.outbox),
+            ownership=SimpleNamespace(
+                held={},
+                outbox=lambda number: self.outbox,
+                catalog=SimpleNamespace(settings_of=lambda queue: self.queue),
+            ),
             messages=lambda held, offsets, settle: [
-                SimpleNamespace(offset=offset, attempt=1, settle=settle) for offset in offsets
+                SimpleNamespace(offset=offset, attempt=1, settle=settle, queue="q") for offset in offsets
             ],
         )
         self.runner = Runner(Handler(function, ("q",), **options), self.service)
@@ -200,5 +206,69 @@ def test_many_failures_in_a_moment_are_one_line_in_the_log(
         await asyncio.sleep(0.01)
         assert "after 19 more failures" in caplog.records[-1].getMessage()
         assert sum(len(r.offsets) // 2 for r in desk.outbox.of(Release)) == 21
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------------- circuit breaker
+
+
+def test_a_run_of_failed_calls_opens_the_breaker_and_gives_back_what_waits_uncounted() -> None:
+    async def scenario() -> None:
+        async def fail(message: Any) -> None:
+            raise RuntimeError
+
+        desk = Desk(fail, breaker_failures=2, breaker_pause_ms=60_000)
+        desk.hand(1, 2, 3, 4)
+        await asyncio.sleep(0.05)
+
+        releases = [m for m in desk.outbox.markers if isinstance(m, Release)]
+        assert sorted((tuple(m.offsets), m.counted) for m in releases) == [
+            ((1, 2), True),
+            ((2, 3), True),
+            ((3, 5), False),
+        ]
+        assert desk.runner.room == 0
+
+    run(scenario)
+
+
+def test_after_the_pause_one_call_is_tried_and_its_success_closes_the_breaker() -> None:
+    async def scenario() -> None:
+        outcomes = [RuntimeError(), None]
+
+        async def call(message: Any) -> None:
+            outcome = outcomes.pop(0)
+            if outcome is not None:
+                raise outcome
+
+        desk = Desk(call, breaker_failures=1, breaker_pause_ms=100)
+        desk.hand(1)
+        await asyncio.sleep(0.02)
+        closed = desk.runner.room
+        await asyncio.sleep(0.15)
+        probing = desk.runner.room
+        desk.hand(2)
+        await asyncio.sleep(0.02)
+
+        assert (closed, probing) == (0, 1)
+        assert desk.runner.breaker.state == "closed"
+        assert desk.runner.room > 0
+
+    run(scenario)
+
+
+def test_the_back_off_of_the_queue_counts_where_the_handler_names_none() -> None:
+    async def scenario() -> None:
+        async def fail(message: Any) -> None:
+            raise RuntimeError
+
+        desk = Desk(fail)
+        desk.queue = QueueSettings(backoff_ms=50_000, backoff_max_ms=50_000)
+        desk.hand(1)
+        await asyncio.sleep(0.02)
+
+        (release,) = [m for m in desk.outbox.markers if isinstance(m, Release)]
+        assert 25_000 <= release.delay_ms <= 50_000
 
     run(scenario)

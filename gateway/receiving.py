@@ -1,0 +1,412 @@
+"""Receives: who waits for messages, and what comes to them from the partitions of this worker and from other workers.
+
+Per queue, those who wait are served first come, first served. A receive asks the partitions here first; when they have
+nothing it waits here, and `gateway.peers` looks for messages at the other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from app.ownership import Held, now_ms
+from gateway.receipts import Receipts, by_delivery, queue_crc
+from marq.core.markers import Release
+from marq.core.owner import Handout, Pending
+from marq.core.policies import name_problem
+from marq.core.segments import Segment
+from marq.errors import MarqError, UnavailableError, UnknownQueueError
+from marq.message import HEADER_KEY, RESERVED
+
+if TYPE_CHECKING:
+    from app.ownership import Ownership
+    from app.settings import Settings
+    from gateway.metrics import Meters
+    from gateway.peers import Peers
+
+log = logging.getLogger(__name__)
+
+#: Receives that may wait at one worker.
+WAITING_MAX = 10_000
+#: Seconds that a receive goes on waiting for a start that is on its way, beyond its own time.
+GRACE_S = 10.0
+#: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
+ELSEWHERE_FIRST = 8
+#: Headers of ours that receivers see.
+_SHOWN = "marq-dead-"
+
+
+class Received(msgspec.Struct):
+    """One delivery of a message."""
+
+    receipt: str
+    queue: str
+    topic: str
+    partition: int
+    offset: int
+    attempt: int
+    sent_ms: int
+    key: bytes | None
+    headers: dict[str, bytes]
+    payload: bytes
+
+
+class Waiter:
+    """A receive under way: the receiver of what it asked partitions for."""
+
+    __slots__ = ("away", "done", "future", "gone", "lease_ms", "limit", "messages", "name", "pending", "queue")
+
+    def __init__(
+        self, queue: str, limit: int, lease_ms: int, name: str, gone: Callable[[], bool], future: asyncio.Future[None]
+    ) -> None:
+        self.queue = queue
+        self.limit = limit
+        self.lease_ms = lease_ms
+        self.name = name
+        self.gone = gone
+        self.future = future  # done when there is something to answer
+        self.messages: list[Received] = []
+        self.pending: list[tuple[Held, Pending]] = []  # starts on their way
+        self.away = False  # another worker is being asked for it
+        self.done = False  # answered or given up: whatever still comes goes back
+
+
+class Ask:
+    """What a waiter asked one partition for."""
+
+    __slots__ = ("receiving", "waiter")
+
+    def __init__(self, receiving: Receiving, waiter: Waiter) -> None:
+        self.receiving = receiving
+        self.waiter = waiter
+
+    def handed(self, held: Held, handout: Handout) -> None:
+        self.receiving.handed_to(self.waiter, held, handout)
+
+
+class Receiving:
+    """All receives of this worker. A receiver of the ownership."""
+
+    def __init__(self, ownership: Ownership, settings: Settings, receipts: Callable[[], Receipts]) -> None:
+        self.ownership = ownership
+        self.settings = settings
+        self.catalog = ownership.catalog
+        self.closing = False
+        self.count = 0  # receives under way
+        self.meters: Meters | None = None
+        self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
+        self._receipts = receipts
+        self._waiting: dict[str, deque[Waiter]] = {}
+        self._asking: dict[Waiter, None] = {}  # those with starts on their way
+        self._turn = random.randrange(1 << 16)
+        self._receives = 0
+        self._crcs: dict[str, int] = {}
+        ownership.receivers.append(self)
+
+    @property
+    def receipts(self) -> Receipts:
+        """Makes and reads receipts."""
+        return self._receipts()
+
+    async def receive(
+        self, queue: str, limit: int, wait_ms: int, lease_ms: int | None, name: str, gone: Callable[[], bool]
+    ) -> list[Received]:
+        """See `gateway.door.Door.receive`."""
+        if self.count >= WAITING_MAX:
+            raise UnavailableError(f"{WAITING_MAX} receives wait here already; try again later", 1.0)
+        self._check_receivable(queue)
+        if lease_ms is None:
+            lease_ms = self.catalog.settings_of(queue).visibility_timeout_ms
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(queue, limit, lease_ms, name, gone, loop.create_future())
+        self._receives += 1
+        if self.peers is not None and self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
+            return self._answer(waiter)
+        line = self._waiting.get(queue)
+        if not line:
+            self._take(waiter)
+        if not waiter.pending:
+            if wait_ms <= 0 or self.closing:
+                await self._look_elsewhere(waiter)
+                return self._answer(waiter)
+            self._waiting.setdefault(queue, deque()).append(waiter)
+            if self.peers is not None:
+                self.peers.hunt(queue)
+        self.count += 1
+        timer = loop.call_later(wait_ms / 1000, self._wait_over, waiter)
+        try:
+            await waiter.future
+        finally:
+            timer.cancel()
+            self.count -= 1
+            self._finish(waiter)
+        return self._answer(waiter)
+
+    def _answer(self, waiter: Waiter) -> list[Received]:
+        if waiter.messages and waiter.gone():
+            self._give_back(waiter.messages)
+            return []
+        if self.meters is not None and waiter.messages:
+            self.meters.received.inc(len(waiter.messages))
+            first = waiter.messages[0]
+            if first.attempt == 1:
+                # one of a delivery: they were read together
+                self.meters.age.observe(max(0.0, time.time() - first.sent_ms / 1000))
+        return waiter.messages
+
+    def _check_receivable(self, queue: str) -> None:
+        if self.settings.queue_id is not None and queue != self.settings.queue_id:
+            raise UnknownQueueError(f"in topic mode there is one queue, {self.settings.queue_id!r}")
+        if not self.settings.auto_create or name_problem(queue) is not None:
+            self.catalog.require(queue)
+
+    async def receive_here(self, queue: str, limit: int, lease_ms: int, name: str, gone: Callable[[], bool]) -> Any:
+        """What this worker has right now, for another one that asks."""
+        waiter = Waiter(queue, limit, lease_ms, name, gone, asyncio.get_running_loop().create_future())
+        if not self._waiting.get(queue):
+            self._take(waiter)
+        if not waiter.pending:
+            return []
+        waiter.away = True  # not to be put in line here
+        timer = asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
+        try:
+            await waiter.future
+        finally:
+            timer.cancel()
+            self._finish(waiter)
+        return self._answer(waiter)
+
+    # ------------------------------------------------------------------ receive: at other workers
+
+    async def _look_elsewhere(self, waiter: Waiter) -> bool:
+        """Take what another worker has right now; False if there is nothing."""
+        if self.peers is None:
+            return False
+        for url in await self.peers.ready_at(waiter.queue, watch=False):
+            waiter.messages = await self._fetch(url, waiter)
+            if waiter.messages:
+                return True
+        return False
+
+    async def fetch(self, queue: str, url: str) -> bool:
+        """Take what another worker has right now for the first who waits here; False if that was nothing."""
+        line = self._waiting.get(queue)
+        while line and line[0].gone():
+            self._give_up(line.popleft())
+        if not line:
+            return False
+        waiter = line.popleft()
+        waiter.away = True
+        messages = await self._fetch(url, waiter)
+        waiter.away = False
+        if messages and (waiter.done or waiter.future.done()):
+            self._give_back(messages)
+        elif messages:
+            waiter.messages = messages
+            waiter.future.set_result(None)
+        elif not waiter.future.done():
+            self._waiting.setdefault(queue, deque()).appendleft(waiter)
+            self._serve(queue)
+        return bool(messages)
+
+    async def _fetch(self, url: str, waiter: Waiter) -> list[Received]:
+        assert self.peers is not None
+        argument = {"queue": waiter.queue, "limit": waiter.limit, "lease_ms": waiter.lease_ms, "name": waiter.name}
+        try:
+            found: list[Received] = await self.peers.call(url, "receive", argument, list[Received])
+        except MarqError as exc:
+            log.info("%s", exc)
+            return []
+        return found
+
+    def waited_for(self) -> list[str]:
+        """Queues that receivers wait for here."""
+        return list(self._waiting)
+
+    def waiting_count(self, queue: str) -> int:
+        """How many receivers wait here for `queue`."""
+        line = self._waiting.get(queue)
+        return len(line) if line else 0
+
+    def has_ready(self, queue: str) -> bool:
+        """True if a partition of this worker may have something for a receiver of `queue`."""
+        return any(h.serving and h.owner.partition.has_ready(queue) for h in self.ownership.held.values())
+
+    # ------------------------------------------------------------------ receive: here
+
+    def _take(self, waiter: Waiter) -> None:
+        """Ask the partitions here, one after the other, until the waiter has enough on its way."""
+        held = [h for h in self.ownership.held.values() if h.serving]
+        if not held:
+            return
+        self._turn += 1
+        first = self._turn % len(held)
+        left = waiter.limit
+        for one in held[first:] + held[:first]:
+            left -= self._take_from(one, waiter, left)
+            if left <= 0:
+                return
+
+    def _take_from(self, held: Held, waiter: Waiter, limit: int) -> int:
+        """How many messages of one partition are on their way to the waiter now."""
+        owner = held.owner
+        if not owner.partition.has_ready(waiter.queue):
+            return 0
+        pending = owner.acquire(
+            (waiter.queue,), limit, Ask(self, waiter), now_ms(), lease_ms=waiter.lease_ms, name=waiter.name
+        )
+        if pending is None:
+            return 0
+        waiter.pending.append((held, pending))
+        self._asking[waiter] = None
+        appends, owner.appends = owner.appends, []
+        held.outbox.put(appends)
+        return len(pending.offsets)
+
+    def handed_to(self, waiter: Waiter, held: Held, handout: Handout) -> None:
+        """A delivery that the waiter asked for begins, or nothing came of it."""
+        delivery = handout.receipt[1]
+        waiter.pending = [(h, p) for h, p in waiter.pending if h is not held or p.delivery != delivery]
+        if not waiter.pending:
+            self._asking.pop(waiter, None)
+        if handout.offsets:
+            if waiter.done or waiter.gone():
+                held.owner.release(handout.offsets, handout.receipt, counted=False)
+            else:
+                self._read(waiter, held, handout)
+        if not waiter.pending and not waiter.done:
+            self._settled(waiter)
+
+    def _settled(self, waiter: Waiter) -> None:
+        """All starts of the waiter came back: it has something, or goes on waiting as the first in line."""
+        if waiter.messages or waiter.away:
+            if not waiter.future.done():
+                waiter.future.set_result(None)
+            return
+        self._waiting.setdefault(waiter.queue, deque()).appendleft(waiter)
+        asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
+        if self.peers is not None:
+            self.peers.hunt(waiter.queue)
+
+    def _read(self, waiter: Waiter, held: Held, handout: Handout) -> None:
+        partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
+        queue, (epoch, delivery) = waiter.queue, handout.receipt
+        make, holds, messages = self.receipts.make, partition.holds, partition.messages
+        crc = self._crcs.get(queue)
+        if crc is None:
+            if len(self._crcs) > 100_000:
+                self._crcs.clear()
+            crc = self._crcs[queue] = queue_crc(queue)
+        add, shown = waiter.messages.append, _SHOWN
+        for offset in handout.offsets:
+            record = messages[offset]
+            if type(record) is Segment:
+                record = partition.record(offset)
+            attempt = holds[offset].receives
+            headers: dict[str, bytes] = {}
+            key = None
+            for header, value in record.headers:
+                if not header.startswith(RESERVED) or header.startswith(shown):
+                    headers[header] = value or b""
+                elif header == HEADER_KEY:
+                    key = value
+            receipt = make(number, epoch, delivery, offset, attempt, crc)
+            sent_ms, payload = record.timestamp, record.value or b""
+            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload))
+
+    def _wait_over(self, waiter: Waiter) -> None:
+        if waiter.pending or waiter.away:
+            # its start is on its way, which takes milliseconds, or Kafka is away
+            asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
+        else:
+            self._give_up(waiter)
+
+    def _give_up(self, waiter: Waiter) -> None:
+        if not waiter.future.done():
+            waiter.future.set_result(None)
+
+    def _finish(self, waiter: Waiter) -> None:
+        """The receive ends: what still comes for it goes back uncounted."""
+        waiter.done = True
+        self._asking.pop(waiter, None)
+        for _, pending in waiter.pending:
+            pending.gone = True
+        line = self._waiting.get(waiter.queue)
+        if line is not None:
+            if waiter in line:
+                line.remove(waiter)
+            if not line:
+                del self._waiting[waiter.queue]
+
+    def _give_back(self, messages: Sequence[Received]) -> None:
+        """Nobody is there any more to answer to: as if the messages had never been handed out."""
+        receipts = [self.receipts.read(message.receipt) for message in messages]
+        for number, markers in by_delivery(receipts, lambda e, d, r: Release(e, d, r, 0, counted=False)).items():
+            self.ownership.outbox(number).put(markers)
+
+    def _serve(self, queue: str) -> None:
+        """Give those who wait for `queue` what there is here, first come, first served."""
+        for held in list(self.ownership.held.values()):
+            if held.serving:
+                self._serve_from(held, queue)
+
+    def _serve_from(self, held: Held, queue: str) -> None:
+        line = self._waiting.get(queue)
+        while line:
+            waiter = line[0]
+            if waiter.gone():
+                line.popleft()
+                self._give_up(waiter)
+            elif self._take_from(held, waiter, waiter.limit):
+                line.popleft()
+            else:
+                return
+
+    # -- receiver of the ownership
+
+    def handed(self, held: Held, handout: Handout) -> None:
+        raise AssertionError("deliveries go to the Ask that took them")
+
+    def wake(self, held: Held) -> None:
+        """Something became ready in a partition of this worker."""
+        has_ready = held.owner.partition.has_ready
+        if self._waiting:
+            for queue in list(self._waiting):
+                if has_ready(queue):
+                    self._serve_from(held, queue)
+        if self.peers is not None and self.peers.watchers:
+            for queue in list(self.peers.watchers):
+                if has_ready(queue):
+                    self.peers.tell(queue)
+
+    def starving(self, held: Held) -> bool:
+        has_ready = held.owner.partition.has_ready
+        if any(not has_ready(queue) for queue in self._waiting):
+            return True
+        return self.peers is not None and any(not has_ready(queue) for queue in self.peers.watchers)
+
+    def wants(self, queue: str) -> bool:
+        return queue in self._waiting or (self.peers is not None and queue in self.peers.watchers)
+
+    def forget(self, held: Held) -> None:
+        """The partition went away with all that was on its way from it."""
+        for waiter in list(self._asking):
+            waiter.pending = [(h, p) for h, p in waiter.pending if h is not held]
+            if not waiter.pending:
+                del self._asking[waiter]
+                if not waiter.done:
+                    self._settled(waiter)
+
+    def close(self) -> None:
+        """Answer those who wait: another worker will serve them."""
+        self.closing = True
+        for line in list(self._waiting.values()):
+            for waiter in list(line):
+                self._give_up(waiter)

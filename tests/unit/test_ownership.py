@@ -1,0 +1,346 @@
+"""How a worker takes a partition, loses it, takes it back, and gives up: without Kafka, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, MessageSizeTooLargeError
+from faust.types import TP
+
+from app import ownership as module
+from app.ownership import Ownership
+from app.settings import Settings
+from marq.core import markers as m
+from marq.core.markers import Own
+from marq.core.owner import Phase
+from marq.core.policies import QueueSettings
+from marq.errors import RowError
+
+TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2)
+
+
+class Kafka:
+    """The producer and the consumer of the worker: one log per topic and partition."""
+
+    def __init__(self) -> None:
+        self.logs: dict[TP, list[Any]] = defaultdict(list)
+        self.assigned = {TP("q", 0), TP("m", 0), TP("q", 1), TP("m", 1)}
+        self.answers = True
+        self.started: dict[TP, tuple[int, int]] = {}  # offset, generation
+        self.refused: list[Exception] = []  # for the next appends to a table
+
+    def append(self, topic: str, partition: int, value: bytes | None, *_: Any) -> asyncio.Future[Any]:
+        future = asyncio.get_running_loop().create_future()
+        if self.answers:
+            log = self.logs[TP(topic, partition)]
+            log.append(SimpleNamespace(offset=len(log), timestamp=int(time.time() * 1000), value=value))
+            future.set_result(log[-1])
+        return future
+
+    def assignment(self) -> set[TP]:
+        return self.assigned
+
+    def start_from(self, tp: TP, offset: int, generation: int) -> None:
+        self.started[tp] = (offset, generation)
+
+    def highwater(self, tp: TP) -> int:
+        return len(self.logs[tp])
+
+    def __getattr__(self, name: str) -> Any:  # seek_chunks, pause_reading, resume_reading, set_commit_position
+        return lambda *_: True
+
+
+class Table:
+    """Rows of one table."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        self.kafka = kafka
+        self.rows: dict[bytes, bytes] = {}
+        self.wiped: list[int] = []
+        self.again: list[bytes] = []
+
+    def items(self, number: int) -> list[tuple[bytes, bytes]]:
+        return list(self.rows.items())
+
+    def read(self, number: int, key: bytes) -> bytes | None:
+        return self.rows.get(key)
+
+    def wipe(self, number: int) -> None:
+        self.wiped.append(number)
+
+    def write(self, key: bytes, value: bytes | None) -> asyncio.Future[Any]:
+        future = asyncio.get_running_loop().create_future()
+        if self.kafka.refused:
+            future.set_exception(self.kafka.refused.pop())
+        else:
+            future.set_result(None)
+            self.rows[key] = value or b""
+        return future
+
+    def write_again(self, number: int, key: bytes, value: bytes | None) -> asyncio.Future[Any]:
+        self.again.append(key)
+        return self.write(key, value)
+
+
+class Tails:
+    """Reads beside the group; each of `errors` once."""
+
+    def __init__(self) -> None:
+        self.errors: list[Exception] = []
+
+    async def read_rest(self, tables: Any, numbers: Any) -> None:
+        if self.errors:
+            raise self.errors.pop()
+
+    async def log_starts(self, topics: Any, numbers: Any) -> dict[int, tuple[int, int]]:
+        return dict.fromkeys(numbers, (0, 0))
+
+    async def trim(self, *_: Any) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class Desk:
+    """An ownership, and what is around it."""
+
+    def __init__(self) -> None:
+        self.kafka = Kafka()
+        self.failures: list[BaseException] = []
+        self.app = SimpleNamespace(
+            producer=self.kafka,
+            consumer=self.kafka,
+            rebalancing=False,
+            consumer_generation_id=1,
+            fail=self.failures.append,
+        )
+        self.tables = {name: Table(self.kafka) for name in ("messages", "markers", "progress")}
+        catalog = SimpleNamespace(settings_of=lambda queue: QueueSettings(), with_ttl=())
+        self.ownership = Ownership(
+            self.app,  # type: ignore[arg-type]
+            Settings(kafka="kafka://nowhere:1", checkpoint_ms=100),
+            lambda: TOPICS,  # type: ignore[arg-type, return-value]
+            self.tables,  # type: ignore[arg-type]
+            catalog,  # type: ignore[arg-type]
+        )
+        self.tails = self.ownership.tails = Tails()  # type: ignore[assignment]
+        self.ownership.worker_name = "us"
+
+    def read(self, number: int) -> None:
+        """The chunk of all markers that are not folded yet arrives."""
+        held = self.ownership.held[number]
+        position = held.owner.partition.markers_position
+        records = self.kafka.logs[TP("m", number)][position:]
+        self.ownership.on_markers_chunk(
+            SimpleNamespace(  # type: ignore[arg-type]
+                partition=number,
+                generation=held.generation,
+                start=position,
+                next=position + len(records),
+                records=records,
+            )
+        )
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        """Markers are read as they come, until `condition` holds."""
+        async with asyncio.timeout(2):
+            while not condition():
+                for number in list(self.ownership.held):
+                    self.read(number)
+                await asyncio.sleep(0.002)
+
+    async def serve(self) -> None:
+        self.ownership.on_assigned(1)
+        await self.until(lambda: self.ownership.ready)
+
+    def foreign_own(self, number: int) -> None:
+        """Another worker's own marker is appended."""
+        self.kafka.append("m", number, m.encode([Own("other", "other/1")], "other/1", 0))
+
+    def owns(self, number: int) -> int:
+        return sum(b"own" in record.value for record in self.kafka.logs[TP("m", number)])
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TAKE_BACK_S", "RECOVER_AGAIN_S", "WRITE_AGAIN_S"):
+        monkeypatch.setattr(module, name, 0.01)
+
+
+def run(scenario: Callable[[Desk], Awaitable[None]]) -> None:
+    async def main() -> None:
+        desk = Desk()
+        await scenario(desk)
+        desk.ownership.on_revoked()
+
+    asyncio.run(main())
+
+
+def test_what_is_assigned_is_claimed_restored_and_served() -> None:
+    async def scenario(desk: Desk) -> None:
+        assert not desk.ownership.ready
+        desk.ownership.on_assigned(1)
+        assert not desk.ownership.ready
+        await desk.until(lambda: desk.ownership.ready)
+        assert set(desk.ownership.held) == {0, 1}
+        assert desk.kafka.started[TP("m", 0)] == (0, 1)
+
+    run(scenario)
+
+
+def test_without_a_partition_a_worker_is_ready() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.kafka.assigned = set()
+        desk.ownership.on_assigned(1)
+        assert desk.ownership.ready
+
+    run(scenario)
+
+
+def test_a_partition_that_another_took_is_taken_back_while_it_is_assigned() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.foreign_own(1)
+        await desk.until(lambda: 1 not in desk.ownership.held)
+        assert not desk.ownership.ready
+        assert desk.ownership.held[0].serving
+        await desk.until(lambda: desk.ownership.ready)
+        assert desk.owns(1) == 3
+
+    run(scenario)
+
+
+def test_a_partition_that_another_took_is_not_taken_back_after_a_rebalance() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.foreign_own(1)
+        await desk.until(lambda: 1 not in desk.ownership.held)
+        desk.kafka.assigned = {TP("q", 0), TP("m", 0)}
+        desk.app.consumer_generation_id = 2
+        desk.ownership.on_assigned(2)
+        await desk.until(lambda: desk.ownership.ready)
+        await asyncio.sleep(0.05)
+        assert set(desk.ownership.held) == {0}
+        assert desk.owns(1) == 2
+
+    run(scenario)
+
+
+def test_a_claim_that_is_confirmed_after_the_partitions_were_revoked_takes_nothing() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.kafka.answers = False
+        desk.ownership.on_assigned(1)
+        await asyncio.sleep(0.01)
+        desk.ownership.on_revoked()
+        desk.kafka.answers = True
+        await asyncio.sleep(0.05)
+        assert not desk.ownership.held
+        assert not desk.kafka.started
+        assert not desk.failures
+
+    run(scenario)
+
+
+def test_a_claim_without_an_answer_is_made_again_with_a_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLAIM_TIMEOUT_S", 0.02)
+
+    async def scenario(desk: Desk) -> None:
+        desk.kafka.answers = False
+        desk.ownership.on_assigned(1)
+        await asyncio.sleep(0.05)
+        desk.kafka.answers = True
+        await desk.until(lambda: desk.ownership.ready)
+        assert not desk.failures
+
+    run(scenario)
+
+
+def test_recovery_goes_on_when_kafka_is_back() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.tails.errors = [KafkaConnectionError(), TimeoutError()]
+        await desk.serve()
+        assert desk.owns(0) == 1
+        assert not desk.failures
+
+    run(scenario)
+
+
+def test_a_worker_that_can_not_serve_in_time_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SERVE_TIMEOUT_S", 0.05)
+
+    async def scenario(desk: Desk) -> None:
+        desk.ownership.on_assigned(1)
+        await asyncio.sleep(0.1)  # no marker is ever read
+        (failure,) = desk.failures
+        assert "partitions [0, 1] are assigned but not served" in str(failure)
+
+    run(scenario)
+
+
+def test_a_claim_that_was_overtaken_while_tables_were_read_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    restore = module.Owner.restore
+    overtaken = []
+
+    def restore_late(owner: Any, *args: Any) -> None:
+        if owner.number == 0 and not overtaken:
+            overtaken.append(owner)
+            owner.phase = Phase.LOST
+        else:
+            restore(owner, *args)
+
+    monkeypatch.setattr(module.Owner, "restore", restore_late)
+
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        assert desk.owns(0) == 2
+        assert desk.owns(1) == 1
+
+    run(scenario)
+
+
+def test_rows_that_stay_wrong_are_read_from_a_wiped_store_and_then_stop_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def restore(owner: Any, *args: Any) -> None:
+        raise RowError("a row is missing")
+
+    monkeypatch.setattr(module.Owner, "restore", restore)
+
+    async def scenario(desk: Desk) -> None:
+        desk.ownership.on_assigned(1)
+        await desk.until(lambda: desk.failures)
+        assert isinstance(desk.failures[0], RowError)
+        assert desk.tables["messages"].wiped
+
+    run(scenario)
+
+
+def test_a_row_that_kafka_did_not_confirm_is_written_again() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        progress = desk.tables["progress"]
+        desk.kafka.refused = [KafkaTimeoutError(), KafkaTimeoutError()]
+        await asyncio.sleep(0.11)
+        desk.ownership.on_timer()
+        await desk.until(lambda: len(progress.rows) == 2)
+        assert progress.again
+        assert not desk.failures
+
+    run(scenario)
+
+
+def test_a_row_that_kafka_refuses_stops_the_worker() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.kafka.refused = [MessageSizeTooLargeError()]
+        await asyncio.sleep(0.11)
+        desk.ownership.on_timer()
+        await desk.until(lambda: desk.failures)
+        assert "was not written" in str(desk.failures[0])
+
+    run(scenario)
