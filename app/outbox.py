@@ -18,7 +18,7 @@ from marq.errors import BrokerError
 if TYPE_CHECKING:
     from aiokafka.structs import RecordMetadata
 
-    from app.transport import IdempotentProducer
+    from app.producer import IdempotentProducer
 
 #: Records of one partition that are on their way at once.
 IN_FLIGHT = 4

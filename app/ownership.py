@@ -22,8 +22,8 @@ from mode import Service
 
 from app.letters import Letters
 from app.outbox import NOBODY, Outbox, Writer
+from app.producer import ProducerFull
 from app.tails import Tails
-from app.transport import ProducerFull
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Limits, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.errors import InternalError, MarqError, RowError

@@ -17,8 +17,9 @@ from faust.types import TP
 from faust.types.auth import CredentialsT
 
 from app.logs import calm_client
+from app.producer import IdempotentProducer
 from app.table import SegmentTable
-from app.transport import ChunkConsumer, ChunkQueue, ChunkTransport, IdempotentProducer, OffsetOutOfRange
+from app.transport import ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
 from marq.errors import MarqError
 
 #: Bytes of one record (key, value, headers, batch header) that Kafka is asked to take; `max.message.bytes` of the

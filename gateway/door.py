@@ -17,8 +17,8 @@ import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 from mode import Service
 
+from app.producer import ProducerFull
 from app.topics import MAX_MESSAGE_BYTES
-from app.transport import ProducerFull
 from gateway.receipts import Receipts, by_delivery
 from gateway.receiving import Received, Receiving
 from marq.core.markers import End, Keepalive, Marker, Release

@@ -9,9 +9,10 @@ import pytest
 from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
 from faust.types import TP
 
+from app import producer as producer_module
 from app import transport
+from app.producer import ProducerFull
 from app.streaming import MAX_RECORD_BYTES
-from app.transport import ProducerFull
 from tests.integration.worker_lab import Lab, until
 
 
@@ -149,7 +150,7 @@ def test_appends_have_an_end(kafka: str, tmp_path: Path, monkeypatch: pytest.Mon
             assert (await producer.append(lab.queue, 0, b"2")).offset == 2
             with pytest.raises(KafkaError):
                 await producer.append(lab.queue, 99, b"no such partition")
-            monkeypatch.setattr(transport, "MAX_PENDING_BYTES", 1000)
+            monkeypatch.setattr(producer_module, "MAX_PENDING_BYTES", 1000)
             futures = [producer.append(lab.queue, 0, b"x" * 100) for _ in range(20)]
             results = await asyncio.gather(*futures, return_exceptions=True)
             assert isinstance(results[-1], ProducerFull)
