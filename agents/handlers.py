@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import random
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -71,7 +72,8 @@ class Delivery:
 
 
 def _extended(delivery: Delivery, until_ms: int, confirmed: asyncio.Future[int]) -> None:
-    if not confirmed.cancelled() and confirmed.exception() is None:
+    # confirmed is not folded: a lease that was over meanwhile may have gone to another receiver
+    if not confirmed.cancelled() and confirmed.exception() is None and now_ms() < delivery.until_ms:
         delivery.until_ms = max(delivery.until_ms, until_ms)
 
 
@@ -295,10 +297,10 @@ class Runner:
         if not self.handler.manual:
             return None
 
-        loop = asyncio.get_running_loop()
+        loop, thread = asyncio.get_running_loop(), threading.get_ident()
 
         def settle(message: Message, delay_ms: int | None) -> None:
-            if self._pool is not None and threading.current_thread() is not threading.main_thread():
+            if threading.get_ident() != thread:
                 loop.call_soon_threadsafe(settle_here, message, delay_ms)
             else:
                 settle_here(message, delay_ms)
@@ -498,3 +500,6 @@ def import_modules(names: tuple[str, ...]) -> None:
             importlib.import_module(name)
         except ImportError as exc:
             raise HandlerError(f"MARQ_HANDLERS names {name!r}, which can't be imported: {exc}") from exc
+        except Exception as exc:
+            trace = traceback.format_exc(limit=-3)
+            raise HandlerError(f"MARQ_HANDLERS names {name!r}, which failed when it was imported:\n{trace}") from exc

@@ -274,6 +274,8 @@ def demo(context: click.Context, messages: int, drop: float, timeout: float) -> 
             before, began = ledger.totals()["acked"], time.monotonic()
             asyncio.run(_all(ledger, settings, url, drop, timeout, stopped))
             seconds = time.monotonic() - began
+        if ledger.missing:
+            click.echo(f"{ledger.missing} flights are not done yet; run it again to go on", err=True)
         click.echo(json.dumps(summary(ledger, seconds, before)))
     raise SystemExit(1 if ledger.missing else 0)
 

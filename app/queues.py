@@ -33,7 +33,7 @@ from mode import Service
 from app.datadir import resolve_bootstrap
 from app.topics import end_client, kafka_client_args
 from marq.core.policies import QueueSettings, name_problem
-from marq.errors import BadValueError, MarqError, UnavailableError, UnknownQueueError
+from marq.errors import BadValueError, BrokerError, MarqError, UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -354,7 +354,11 @@ class Catalog(Service):
         consumer = AIOKafkaConsumer(
             enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self._settings)
         )
-        await consumer.start()
+        try:
+            await consumer.start()
+        except BaseException:
+            await consumer.stop()
+            raise
         self._consumer = consumer
         tp = TopicPartition(self._topic(), 0)
         consumer.assign([tp])
@@ -456,7 +460,11 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
     resolve_bootstrap(settings)
     _check_name(queue)
     catalog = Catalog(settings, lambda: settings.queues_topic)
-    async with catalog:
+    try:
+        await catalog.start()
+    except KafkaError as error:
+        raise BrokerError(f"Kafka at {resolve_bootstrap(settings)} can't be reached: {error}") from None
+    try:
         await asyncio.wait_for(catalog.read_up.wait(), 30)
         record = catalog.records.get(queue)
         base = record.settings if record is not None and record.active else catalog.default
@@ -467,6 +475,8 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
             else:
                 await catalog.update(queue, values)
             base = catalog.records[queue].settings
+    finally:
+        await catalog.stop()
     return msgspec.structs.asdict(base)
 
 

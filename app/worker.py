@@ -201,7 +201,8 @@ class FaustWorker(faust.Worker):
             try:
                 app.prepare()
             except MarqError as error:
-                raise SystemExit(f"marq: {error}") from None
+                click.echo(f"marq: {error}", err=True)
+                raise SystemExit(2) from None
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
             assert app.place is not None

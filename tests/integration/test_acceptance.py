@@ -6,6 +6,7 @@ One worker serves all of them; each uses queues of its own, whose names choose t
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from app.broker import free_port
 from tests.integration.cluster import ROOT, Cluster, Worker, by_id, until
 from tests.kafka import unique
 
@@ -323,3 +325,17 @@ def test_the_worker_logs_no_errors_of_its_own(cluster: Cluster) -> None:
     worker: Worker = cluster.workers[0]
     unexpected = [line for line in cluster.errors_logged() if "failed on <Message" not in line]
     assert unexpected == [], worker.log_file
+
+
+def test_a_kafka_that_is_away_is_one_line() -> None:
+    away = {"MARQ_KAFKA": f"kafka://127.0.0.1:{free_port()}"}
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "queue", "orders"],
+        env=os.environ | away,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "can't be reached" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -6,17 +6,19 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agents import handlers
-from agents.handlers import Ask, Runner
+from agents.handlers import Ask, Runner, import_modules
 from app.ownership import now_ms
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.owner import Handout
 from marq.core.policies import QueueSettings
+from marq.errors import HandlerError
 from marq.handlers import Handler
 
 LEASE_MS = 60_000
@@ -272,3 +274,12 @@ def test_the_back_off_of_the_queue_counts_where_the_handler_names_none() -> None
         assert 25_000 <= release.delay_ms <= 50_000
 
     run(scenario)
+
+
+def test_a_handler_module_that_fails_on_import_is_named_with_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_handlers.py").write_text("raise ValueError('boom')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(HandlerError, match=r"MARQ_HANDLERS names 'broken_handlers'(?s:.*)boom"):
+        import_modules(("broken_handlers",))
