@@ -55,6 +55,8 @@ EXTEND_AFTER = 1 / 3
 ASKED_GRACE_S = 0.5
 #: Seconds that running calls get to finish when the worker stops.
 STOP_GRACE_S = 3.0
+#: Milliseconds before others get the messages of a call in a thread that had to be left behind.
+THREAD_END_MS = 5_000
 
 
 class Delivery:
@@ -194,7 +196,7 @@ class Runner:
                 self._progress_ms = now_ms()  # nobody has waited until now
             size = self.handler.batch or 1
             self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
-            if self.service.closing:
+            if self.service.closing or self.breaker.room(now_ms()) == 0:  # which opened since these were asked for
                 self._return_waiting()
         self.run()
 
@@ -251,7 +253,8 @@ class Runner:
             else:
                 await loop.run_in_executor(self._pool, handler.function, argument)
         except asyncio.CancelledError:
-            self._give_back(delivery, messages, 0)
+            # a call in a thread can't be broken off: it goes on until the process is gone
+            self._give_back(delivery, messages, 0 if self._pool is None else THREAD_END_MS)
             raise
         except Retry as retry:
             self._give_back(delivery, messages, retry.delay_ms)

@@ -29,8 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from filelock import FileLock
-
+from app.jars import default_cache_dir, install
 from marq.errors import BrokerError
 
 KAFKA_VERSION = "4.3.0"
@@ -73,11 +72,6 @@ log = logging.getLogger(__name__)
 # -- the jars ---------------------------------------------------------------------------------------
 
 
-def default_cache_dir() -> Path:
-    """Where downloads are kept for all installations of a user: `MARQ_CACHE_DIR`, else `~/.cache/marq`."""
-    return Path(os.environ.get("MARQ_CACHE_DIR") or Path.home() / ".cache" / "marq").expanduser()
-
-
 def install_kafka(cache_dir: Path | None = None) -> Path:
     """Return the folder of Kafka's jars, fetching them first if this is the first time.
 
@@ -87,36 +81,24 @@ def install_kafka(cache_dir: Path | None = None) -> Path:
         BrokerError: the jars could not be fetched.
     """
     home = (cache_dir or default_cache_dir()) / f"kafka-{KAFKA_VERSION}"
-    jars, marker = home / "jars", home / "INSTALLED"
-    if marker.exists():
-        return jars
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        with FileLock(home / "install.lock"):
-            if not marker.exists():
-                count = _fetch_jars(home / "resolve", jars)
-                (home / "log4j2.xml").write_text(_LOG4J2)
-                marker.write_text(f"{count} jars\n")
+        return install(home, _fetch_jars)
     except Exception as error:
         # The resolver raises whatever its HTTP client does; to a user all of it is one failure.
         raise BrokerError(
             f"could not fetch Kafka {KAFKA_VERSION} into {home}: {error}; check the network, or point "
             "MARQ_KAFKA at a Kafka that runs already"
         ) from error
-    return jars
 
 
-def _fetch_jars(work: Path, jars: Path) -> int:
+def _fetch_jars(work: Path, jars: Path) -> None:
     import jgo
 
     log.info("fetching Kafka %s (once, about 60 MB)", KAFKA_VERSION)
-    shutil.rmtree(jars, ignore_errors=True)
-    jars.mkdir(parents=True)
     for endpoint in _ENDPOINTS:
         for jar in jgo.build(endpoint, cache_dir=work).all_jars:
             shutil.copyfile(jar, jars / jar.name)
-    shutil.rmtree(work, ignore_errors=True)
-    return len(list(jars.iterdir()))
+    (jars.parent / "log4j2.xml").write_text(_LOG4J2)
 
 
 def java_command(jars: Path, *jvm_options: str) -> list[str]:

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import uvloop
@@ -53,30 +53,42 @@ def broker() -> None:
     """Run the embedded Kafka broker alone, until stopped."""
     with EmbeddedBroker(load().data_dir) as embedded, stop_signals() as stopped:
         click.echo(f"Kafka on {embedded.bootstrap}, data in {load().data_dir.resolve()}")
-        while not stopped() and embedded.is_running:
+        while not stopped():
+            if not embedded.is_running:
+                _end_for_dead(embedded)
             time.sleep(0.1)
-    if not stopped():
-        raise SystemExit(1)
 
 
 @_command
 def up() -> None:
     """Run the embedded Kafka broker, unless MARQ_KAFKA is set, and one worker."""
     settings = load()
+    embedded: EmbeddedBroker | None = None
     with contextlib.ExitStack() as stack:
         stopped = stack.enter_context(stop_signals())
         if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
             click.echo("Starting Kafka …")
-            stack.enter_context(EmbeddedBroker(settings.data_dir))
+            embedded = stack.enter_context(EmbeddedBroker(settings.data_dir))
         worker = stack.enter_context(WorkerProcess())
         worker.wait_ready(stopped)
         if not stopped():
             click.echo(f"marq is ready: {worker.url}  (Ctrl-C stops it)")
         while not stopped() and worker.process.poll() is None:
+            if embedded is not None and not embedded.is_running:
+                _end_for_dead(embedded)
             time.sleep(0.1)
         if not stopped():
             raise SystemExit(worker.process.returncode or 1)
         click.echo("Stopping …")
+
+
+def _end_for_dead(embedded: EmbeddedBroker) -> NoReturn:
+    click.echo(
+        f"marq: the embedded broker ended by itself, with status {embedded.wait()}; what was confirmed is kept, start "
+        f"again to go on; the end of {embedded.log_file}:\n{embedded.log_tail(5)}",
+        err=True,
+    )
+    raise SystemExit(1)
 
 
 @_command

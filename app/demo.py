@@ -23,15 +23,17 @@ from typing import Any
 import click
 import numpy as np
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from app.broker import EmbeddedBroker, bootstrap_of
+from app.connection import kafka_client_args, unreachable
 from app.datadir import running_workers
+from app.logs import silenced
 from app.processes import WorkerProcess, errors_as_lines, stop_signals
 from app.settings import Settings, load
-from app.topics import kafka_client_args
 from marq.client import AsyncService
 from marq.errors import BrokerError, MarqError
 
@@ -124,7 +126,12 @@ async def send(ledger: Ledger, settings: Settings, stopped: Callable[[], bool]) 
     producer = AIOKafkaProducer(
         enable_idempotence=True, acks="all", max_batch_size=512 * 1024, **kafka_client_args(settings)
     )
-    await producer.start()
+    try:
+        with silenced("aiokafka"):
+            await producer.start()
+    except KafkaError as error:
+        await producer.stop()
+        raise await unreachable(settings, error) from None
     under_way: set[asyncio.Task[None]] = set()
     try:
         partitions = sorted(await producer.partitions_for(settings.queue_topic))

@@ -6,9 +6,10 @@ a second while a broker is away. Faust logs each step of each service.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import mode
 
@@ -35,6 +36,8 @@ _PASSING = (
     "RebalanceInProgressError",
     "NodeNotReadyError",
 )
+#: Members of a group are told so that another has come or gone.
+_ORDINARY = ("Heartbeat failed for group %s because it is rebalancing",)
 #: Seconds for which a passing error is not worth a line.
 PASSING_S = 5.0
 #: Seconds between two lines of one kind.
@@ -50,6 +53,8 @@ class Calm(logging.Filter):
         self._bursts: dict[object, _Burst] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.msg in _ORDINARY:
+            return False
         now = self._clock()
         # the text before formatting names the kind
         burst = self._bursts.get(record.msg)
@@ -86,6 +91,18 @@ def calm_client() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(f, Calm) for f in logger.filters):
             logger.addFilter(calm)
+
+
+@contextlib.contextmanager
+def silenced(name: str) -> Iterator[None]:
+    """A logger says nothing meanwhile."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def quiet_steps() -> None:

@@ -49,6 +49,8 @@ WRITE_AGAIN_S = 1.0
 SHED_PAUSE_MS = 100
 #: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
 STUCK_MS = 2_000
+#: Longest time between two such readings while nothing comes of them.
+STUCK_MAX_MS = 30_000
 #: Recoveries from the local store that fail before the store is wiped, and from the wiped store before we stop.
 ATTEMPTS = 3
 
@@ -89,7 +91,7 @@ class Held:
         "paused",
         "restored",
         "retire_at_ms",
-        "seen",
+        "watched",
     )
 
     def __init__(self, number: int, generation: int, owner: Owner, outbox: Outbox) -> None:
@@ -100,7 +102,8 @@ class Held:
         self.restored = False
         self.paused = False  # reading of the queue topic
         self.retire_at_ms = 0
-        self.seen = (-1, -1)  # positions of queue and markers when they were last looked at
+        # topic -> position when it was last looked at; when it may be read again, and the pause after that
+        self.watched: dict[str, tuple[int, int, int]] = {}
         self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
 
     @property
@@ -148,7 +151,7 @@ class Ownership(Service):
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[Any]] = set()
-        self.letters = Letters(self)
+        self.letters = Letters(self, now_ms)
         self.tails = Tails(app, settings)
 
     @property
@@ -251,24 +254,29 @@ class Ownership(Service):
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
             for held in self.held.values():
-                self._read_again(held)
+                self._read_again(held, now)
 
-    def _read_again(self, held: Held) -> None:
-        """A chunk that was dropped, as at a rebalance, is noticed with the next one; this is for the last of a log."""
-        partition = held.owner.partition
-        consumer = self.app.consumer
-        seen = (partition.position, partition.markers_position)
-        for topic, position, before in (
-            (self.topics.queue, seen[0], held.seen[0]),
-            (self.topics.markers, seen[1], held.seen[1]),
+    def _read_again(self, held: Held, now: int) -> None:
+        """A chunk that was dropped, as at a rebalance, is noticed with the next one; this is for the last of a log.
+
+        Less and less often while nothing comes of it: a Kafka that is slow would be asked anew before it has answered.
+        """
+        partition, consumer = held.owner.partition, self.app.consumer
+        for topic, position in (
+            (self.topics.queue, partition.position),
+            (self.topics.markers, partition.markers_position),
         ):
-            tp = TP(topic, held.number)
-            if position != before or (held.paused and topic == self.topics.queue):
+            before, again_ms, pause_ms = held.watched.get(topic, (-1, 0, 0))
+            if position != before:
+                held.watched[topic] = (position, 0, STUCK_MS)
                 continue
+            if now < again_ms or (held.paused and topic == self.topics.queue):
+                continue
+            tp = TP(topic, held.number)
             with contextlib.suppress(KafkaError):  # not assigned any more
                 if position < (consumer.highwater(tp) or 0):
                     consumer.seek_chunks(tp, position, held.generation)
-        held.seen = seen
+                    held.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
 
     def _with_ttl(self, held: Held) -> list[str]:
         """Queues with a TTL that have something here: of thousands in the catalog, few do."""

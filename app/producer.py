@@ -22,7 +22,7 @@ from faust.transport.producer import ProducerBuffer
 from faust.types import TP, HeadersArg
 from faust.types.tuples import FutureMessage
 
-from app.topics import end_client
+from app.connection import end_client
 from marq.errors import MarqError
 
 #: Seconds that a flush waits at most. Faust flushes while it holds up a rebalance.

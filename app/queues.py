@@ -22,7 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -30,10 +30,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.connection import end_client, kafka_client_args, unreachable
 from app.datadir import resolve_bootstrap
-from app.topics import end_client, kafka_client_args
+from app.logs import silenced
 from marq.core.policies import QueueSettings, name_problem
-from marq.errors import BadValueError, BrokerError, MarqError, UnavailableError, UnknownQueueError
+from marq.errors import BadValueError, MarqError, UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -57,6 +58,25 @@ class QueueSettingsError(BadValueError):
     """Settings of a queue that can't be."""
 
 
+class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Messages of a queue that are to be moved to others, as many a second as are wished."""
+
+    id: str
+    to: str  # "": each to the queue of which it is a dead letter
+    started_ms: int
+    before: tuple[int, ...]  # those below these offsets, one per partition
+    per_second: int = 0  # 0: as fast as can be
+    total: int = 0  # about so many there were
+    moved: int = 0
+    state: Literal["running", "cancelling", "cancelled", "completed", "failed"] = "running"
+    reason: str = ""  # of the failure
+
+    @property
+    def active(self) -> bool:
+        """True if it is not over."""
+        return self.state in ("running", "cancelling")
+
+
 class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the topic says of one queue."""
 
@@ -68,11 +88,24 @@ class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     purge: tuple[int, ...] = ()  # everything below these offsets, one per partition, is to go; (): nothing is
     created_ms: int = 0
     changed_ms: int = 0
+    purged_ms: int = 0  # when a purge was last asked for; 0: never
+    attributes: dict[str, str] = {}  # what protocols keep beside the settings
+    tags: dict[str, str] = {}
+    moves: tuple[MoveTask, ...] = ()  # the last ones, the newest first
 
     @property
     def active(self) -> bool:
         """True if the queue is there for its users."""
         return self.state == "active"
+
+
+class Draft(NamedTuple):
+    """What a queue is to be."""
+
+    settings: QueueSettings
+    attributes: dict[str, str]
+    tags: dict[str, str]
+    moves: tuple[MoveTask, ...] = ()
 
 
 _decoder = msgspec.json.Decoder(QueueRecord)
@@ -126,6 +159,8 @@ class Catalog(Service):
         self.with_backoff: dict[int, str] = {}
         #: Queues of which something is to be purged.
         self.purging: dict[str, QueueRecord] = {}
+        #: Queues whose messages are being moved.
+        self.moving: dict[str, QueueRecord] = {}
         #: Maximum receives of queues that name none, by queue; set by the handlers.
         self.max_receives_of: Callable[[str], int] = lambda queue: 0
         self._effective: dict[str, QueueSettings] = {}
@@ -206,6 +241,35 @@ class Catalog(Service):
         await self._change(queue, change)
         return self.records[queue], made
 
+    async def edit(
+        self,
+        queue: str,
+        draft_of: Callable[[QueueRecord | None], Draft | None],
+    ) -> QueueRecord:
+        """Make or change a queue with what protocols keep beside its settings.
+
+        Args:
+            draft_of: what it is to be, of the record that counts now (None: there is none); None: as it is. May raise.
+        """
+        _check_name(queue)
+
+        def change(old: QueueRecord | None) -> QueueRecord | None:
+            base = old if old is not None and old.active else None
+            draft = draft_of(base)
+            if draft is None:
+                return None
+            return self._next(
+                old,
+                settings=draft.settings,
+                state="active",
+                attributes=draft.attributes,
+                tags=draft.tags,
+                moves=draft.moves,
+            )
+
+        await self._change(queue, change)
+        return self.records[queue]
+
     async def update(self, queue: str, values: dict[str, Any]) -> QueueRecord:
         """Set some values of a queue that is there. Raises `UnknownQueueError`, `QueueSettingsError`."""
         self.require(queue)
@@ -254,6 +318,25 @@ class Catalog(Service):
             task.add_done_callback(lambda _: self._making.pop(queue, None))
         await asyncio.shield(task)
 
+    def require_receivable(self, queue: str) -> None:
+        """Somebody wants messages of `queue`; where sending makes queues, one that nobody sent to yet is just empty.
+
+        Raises:
+            UnknownQueueError: there is no such queue.
+            QueueSettingsError: there can't be one.
+        """
+        if self._settings.queue_id is not None and queue != self._settings.queue_id:
+            raise UnknownQueueError(f"in topic mode there is one queue, {self._settings.queue_id!r}")
+        if not self._settings.auto_create or name_problem(queue) is not None:
+            self.require(queue)
+
+    async def require_or_make(self, queue: str) -> None:
+        """A message is about to be put in `queue`. Raises `UnknownQueueError` where that does not make a queue."""
+        if not self.exists(queue):
+            if not self._settings.auto_create:
+                self.require(queue)
+            await self.make(queue)
+
     async def _make(self, queue: str) -> None:
         record = self.records.get(queue)
         if record is not None and not record.active:
@@ -268,9 +351,20 @@ class Catalog(Service):
         settings: QueueSettings,
         state: Literal["active", "deleting", "deleted"],
         purge: tuple[int, ...] | None = None,
+        attributes: dict[str, str] | None = None,
+        tags: dict[str, str] | None = None,
+        moves: tuple[MoveTask, ...] | None = None,
     ) -> QueueRecord:
         now_ms = int(time.time() * 1000)
         kept = old.purge if old is not None else ()
+        before = old if old is not None and old.active else None
+        if attributes is None:
+            attributes = before.attributes if before is not None else {}
+        if tags is None:
+            tags = before.tags if before is not None else {}
+        if moves is None:
+            moves = before.moves if before is not None else ()
+        purged_ms = before.purged_ms if before is not None else 0
         return QueueRecord(
             VERSION,
             (old.version if old is not None else 0) + 1,
@@ -278,8 +372,12 @@ class Catalog(Service):
             settings,
             state,
             kept if purge is None else purge,
-            old.created_ms if old is not None and old.active else now_ms,
+            before.created_ms if before is not None else now_ms,
             now_ms,
+            now_ms if purge else purged_ms,
+            attributes,
+            tags,
+            moves,
         )
 
     async def _change(self, queue: str, change: Callable[[QueueRecord | None], QueueRecord | None]) -> None:
@@ -417,11 +515,14 @@ class Catalog(Service):
         self.with_ttl.discard(queue)
         self.with_backoff.pop(crc32(queue.encode()), None)
         self.purging.pop(queue, None)
+        self.moving.pop(queue, None)
         if record is None:
             return
         self.records[queue] = record
         if record.active:
             self._dead_targets[record.settings.dead_letters_of(queue)] += 1
+            if any(task.active for task in record.moves):
+                self.moving[queue] = record
             if record.settings.ttl_ms:
                 self.with_ttl.add(queue)
             if record.settings.backoff_ms:
@@ -461,9 +562,10 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
     _check_name(queue)
     catalog = Catalog(settings, lambda: settings.queues_topic)
     try:
-        await catalog.start()
+        with silenced("aiokafka"):
+            await catalog.start()
     except KafkaError as error:
-        raise BrokerError(f"Kafka at {resolve_bootstrap(settings)} can't be reached: {error}") from None
+        raise await unreachable(settings, error) from None
     try:
         await asyncio.wait_for(catalog.read_up.wait(), 30)
         record = catalog.records.get(queue)

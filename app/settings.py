@@ -83,6 +83,9 @@ class Settings(BaseSettings):
     kafka_ca_file: Path | None = Field(
         None, description="Certificates to trust (PEM) instead of the system's; implies `MARQ_KAFKA_TLS`."
     )
+    kafka_wait_ms: Annotated[int, Field(ge=0)] = Field(
+        60_000, description="Time that a worker waits at its start for a Kafka that does not answer yet."
+    )
     session_timeout_ms: Annotated[int, Field(ge=6000, le=1_800_000)] = Field(
         10_000, description="Silence after which a worker counts as dead and others get its partitions."
     )
@@ -159,6 +162,16 @@ class Settings(BaseSettings):
         32 * MIB, description="Largest request that HTTP takes."
     )
 
+    # Amazon SQS
+    sqs_limits: Literal["strict", "relaxed"] = Field(
+        "strict",
+        description="`strict`: the limits of Amazon SQS. `relaxed`: what marq can do, e.g. delays and visibility "
+        "timeouts of a week, 1,000 messages in a receive.",
+    )
+    sqs_account: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
+        "000000000000", description="Account in the queue URLs and ARNs of requests that name none."
+    )
+
     # Memory and progress
     memory_bytes: Annotated[int, Field(ge=MIB)] = Field(
         256 * MIB, description="Payload that a worker may hold in memory; reading ahead pauses above it."
@@ -194,6 +207,11 @@ class Settings(BaseSettings):
     def bootstrap_servers(self) -> list[str] | None:
         """`host:port` of each broker in `kafka`; None where that is not set."""
         return self.kafka.removeprefix("kafka://").split(",") if self.kafka else None
+
+    @property
+    def archive_group(self) -> str:
+        """Consumer group whose committed offsets say how far the pipeline's archive is; retention respects them."""
+        return f"{self.name}.archive"
 
     @property
     def uses_tls(self) -> bool:

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
 
-from app.topics import end_client, kafka_client_args
+from app.connection import end_client, kafka_client_args
 
 if TYPE_CHECKING:
     from app.ownership import Held
@@ -108,7 +108,10 @@ class Tails:
         }
 
     async def trim(self, held: Held, topics: Topics, position: int, markers_position: int) -> None:
-        """Delete records below the positions of a manifest that is behind its fence, if they are old enough."""
+        """Delete records below the positions of a manifest behind its fence, if they are old enough and archived.
+
+        Where there is no archive, or Kafka has forgotten its positions, only age counts.
+        """
         now = time.monotonic_ns() // 1_000_000
         if now < held.retire_at_ms:
             return
@@ -133,9 +136,19 @@ class Tails:
                         await end_client(admin.close())
                         raise
                     self._admin = admin
+                upto = await self._without_unarchived(self._admin, upto)
                 due: Any = {tp: RecordsToDelete(before_offset=o) for tp, o in upto.items() if o > 0}
                 if due:
                     await self._admin.delete_records(due)
         except KafkaError as exc:
             # old records cost only space; the next checkpoint tries again
             self.app.log.warning("Old records of partition %s were not deleted: %r", held.number, exc)
+
+    async def _without_unarchived(
+        self, admin: AIOKafkaAdminClient, upto: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """`upto`, lowered to where the archive is, if there is one."""
+        found = await admin.list_consumer_group_offsets(self.settings.archive_group)
+        archived = {tp: position.offset for tp, position in found.items() if position.offset >= 0}
+        topics = {tp.topic for tp in archived}
+        return {tp: min(o, archived.get(tp, 0)) if tp.topic in topics else o for tp, o in upto.items()}

@@ -7,21 +7,20 @@ is an error before anything is read or written, with the command that mends it. 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.conn import create_conn
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
+from app.access import as_lines, missing_rights
+from app.connection import admin_client
 from app.datadir import resolve_bootstrap
 from app.settings import Settings, is_explicit
-from marq.errors import BrokerError, TopicError
+from marq.errors import TopicError
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +35,6 @@ MAX_CHANGELOG_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 #: Copies of each partition, if there are as many brokers.
 REPLICATION = 3
 
-#: Milliseconds for one request to Kafka.
-REQUEST_TIMEOUT_MS = 10_000
-#: Seconds that the end of a client may take when Kafka does not answer.
-END_TIMEOUT_S = 1.0
 #: Seconds until topics that were just created are known everywhere.
 VISIBLE_TIMEOUT_S = 20.0
 
@@ -78,149 +73,6 @@ class _Found:
     config: Mapping[str, str]
 
 
-# -- connections --------------------------------------------------------------------------------------
-
-
-def kafka_client_args(settings: Settings) -> dict[str, Any]:
-    """Arguments for aiokafka clients: where Kafka is, and how to log in.
-
-    Raises:
-        BrokerError: no Kafka is set and no embedded broker runs.
-    """
-    args: dict[str, Any] = {
-        "bootstrap_servers": resolve_bootstrap(settings),
-        "security_protocol": ("SASL_" if settings.kafka_username else "")
-        + ("SSL" if settings.uses_tls else "PLAINTEXT"),
-    }
-    if args["security_protocol"] == "PLAINTEXT":
-        return args
-    if settings.uses_tls:
-        args["ssl_context"] = _ssl_context(settings)
-    if settings.kafka_username:
-        args["sasl_mechanism"] = settings.kafka_mechanism
-        args["sasl_plain_username"] = settings.kafka_username
-        args["sasl_plain_password"] = _password(settings)
-    return args
-
-
-def faust_broker(settings: Settings) -> list[str]:
-    """Broker URLs for `faust.App(broker=...)`.
-
-    Raises:
-        BrokerError: no Kafka is set and no embedded broker runs.
-    """
-    return [f"kafka://{address}" for address in resolve_bootstrap(settings)]
-
-
-def faust_credentials(settings: Settings) -> Any:
-    """Credentials for `faust.App(broker_credentials=...)`; None where Kafka asks for none."""
-    import faust
-
-    if settings.kafka_username:
-        return faust.SASLCredentials(
-            username=settings.kafka_username,
-            password=_password(settings),
-            ssl_context=_ssl_context(settings) if settings.uses_tls else None,
-            mechanism=settings.kafka_mechanism,
-        )
-    return faust.SSLCredentials(_ssl_context(settings)) if settings.uses_tls else None
-
-
-def _password(settings: Settings) -> str:
-    assert settings.kafka_password is not None
-    return settings.kafka_password.get_secret_value()
-
-
-def _ssl_context(settings: Settings) -> ssl.SSLContext:
-    return ssl.create_default_context(cafile=str(settings.kafka_ca_file) if settings.kafka_ca_file else None)
-
-
-async def end_client(ending: Awaitable[None]) -> bool:
-    """Await the end of a Kafka client (what its `stop()` or `close()` returned), but not for longer than it may take.
-
-    aiokafka waits for Kafka without an end there, or lets out the cancellation of a task of its own, which would break
-    off whatever else has to be ended. False if it has not ended.
-    """
-    task = asyncio.ensure_future(ending)
-    await asyncio.wait({task}, timeout=END_TIMEOUT_S)
-    if not task.done():
-        return False
-    if not task.cancelled() and task.exception() is not None:
-        log.warning("a Kafka client did not end in order: %r", task.exception())
-    return True
-
-
-@contextlib.asynccontextmanager
-async def admin_client(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
-    """A connected admin client, closed at the end.
-
-    Raises:
-        BrokerError: Kafka can't be reached, or refuses us; also when that happens inside the block.
-    """
-    args = kafka_client_args(settings)
-    admin = AIOKafkaAdminClient(**args, request_timeout_ms=REQUEST_TIMEOUT_MS)
-    try:
-        # The client logs each failed address, and then raises an error that has no reason.
-        with _silenced("aiokafka"):
-            await admin.start()
-    except (KafkaError, OSError, TimeoutError) as error:
-        await admin.close()
-        raise BrokerError(await _why_unreachable(settings, args)) from error
-    try:
-        yield admin
-    except (KafkaError, OSError, TimeoutError) as error:
-        where = ", ".join(args["bootstrap_servers"])
-        raise BrokerError(f"Kafka at {where} failed a request: {error or type(error).__name__}; try again") from error
-    finally:
-        await admin.close()
-
-
-async def _why_unreachable(settings: Settings, args: Mapping[str, Any]) -> str:
-    security = {key: value for key, value in args.items() if key != "bootstrap_servers"}
-    where = ", ".join(args["bootstrap_servers"])
-    reasons = []
-    for address in args["bootstrap_servers"]:
-        host, _, port = address.rpartition(":")
-        try:
-            with _silenced("aiokafka"):
-                connection = await create_conn(host, int(port), request_timeout_ms=REQUEST_TIMEOUT_MS, **security)
-            connection.close()
-            reasons.append("it does not answer requests")
-        except (KafkaError, OSError, TimeoutError) as error:
-            reasons.append(_reason(error))
-    text = f"can't reach Kafka at {where}: {'; '.join(dict.fromkeys(reasons))}"
-    if settings.kafka_username:
-        return (
-            f"{text}; if it runs there, the credentials are a likely cause: check MARQ_KAFKA_USERNAME, "
-            f"MARQ_KAFKA_PASSWORD, MARQ_KAFKA_MECHANISM (now {settings.kafka_mechanism}) and MARQ_KAFKA_TLS"
-        )
-    if settings.kafka is None:
-        return f"{text}; look at {settings.data_dir / 'kafka' / 'broker.log'}"
-    return f"{text}; check MARQ_KAFKA, and MARQ_KAFKA_TLS and MARQ_KAFKA_USERNAME if that Kafka asks for them"
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    text = " ".join(str(error).split())
-    # Some of the client's errors have nothing but its own connection object as their text.
-    return text if text and "<AIOKafka" not in text else type(error).__name__
-
-
-@contextlib.contextmanager
-def _silenced(name: str) -> Iterator[None]:
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-# -- creating and checking ----------------------------------------------------------------------------
-
-
 async def ensure_topics(settings: Settings, app_id: str) -> Topics:
     """Create the topics that are missing, check all, and return their names.
 
@@ -228,10 +80,12 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
     In topic mode (`MARQ_QUEUE_ID`) the queue topic belongs to the user: it must exist, and is not checked.
 
     Parameters:
-        app_id: id of the Faust app; the changelogs of its tables are called `<app_id>-<table>-changelog`.
+        app_id: id of the Faust app, and so the consumer group; the changelogs of its tables are called
+            `<app_id>-<table>-changelog`.
 
     Raises:
-        TopicError: topics that are not what they must be (a line for each), or that could not be created.
+        TopicError: topics that are not what they must be, that could not be created, or that we lack rights on
+            (a line for each).
         BrokerError: Kafka can't be reached, or refuses us.
     """
     async with admin_client(settings) as admin:
@@ -249,7 +103,12 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
         needs = _needs(topics, topic_mode=settings.queue_id is not None)
         brokers = len((await admin.describe_cluster())["brokers"])
         replication = settings.replication or min(REPLICATION, brokers)
-        await _create(admin, [need for need in needs if need.name not in existing], replication, brokers)
+        denied = await _create(admin, [need for need in needs if need.name not in existing], replication, brokers)
+        groups = {app_id: "Read", settings.archive_group: "Describe"}
+        missing = await missing_rights(admin, _rights(topics, topic_mode=settings.queue_id is not None), groups)
+        missing = {("topic", name): ["Create", *missing.pop(("topic", name), [])] for name in denied} | missing
+        if missing:
+            raise TopicError("\n".join(as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0])))
         found = await _describe(admin, [topics.queue, *(need.name for need in needs)])
     problems = [problem for need in needs for problem in _problems(need, found[need.name], replication)]
     if problems:
@@ -303,14 +162,29 @@ def _needs(topics: Topics, *, topic_mode: bool) -> list[_Need]:
     return needs
 
 
+def _rights(topics: Topics, *, topic_mode: bool) -> dict[str, tuple[str, ...]]:
+    """The operations that we need on each topic."""
+    used = ("Read", "Write", "DescribeConfigs")
+    rights: dict[str, tuple[str, ...]] = dict.fromkeys((topics.queues, *topics.changelogs.values()), used)
+    # records that nothing needs any more are deleted
+    rights[topics.markers] = rights[topics.queue] = (*used, "Delete")
+    if topic_mode:
+        rights[topics.queue] = ("Read", "DescribeConfigs")
+    for copies in (topics.poison, topics.dead_letter):
+        if copies is not None:
+            rights[copies] = ("Write", "DescribeConfigs")
+    return rights
+
+
 async def _partition_counts(admin: AIOKafkaAdminClient) -> dict[str, int]:
     # All topics, because asking for one by name would create it where Kafka creates topics by itself.
     return {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
 
 
-async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: int, brokers: int) -> None:
+async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: int, brokers: int) -> list[str]:
+    """Create topics; returns those that we may not create."""
     if not needs:
-        return
+        return []
     safety = {"unclean.leader.election.enable": "false"}
     if replication >= 3:
         safety["min.insync.replicas"] = "2"
@@ -324,14 +198,14 @@ async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: i
     )
     for name, code, message in answer.topic_errors:
         # Another worker that starts now may have been quicker.
-        if code not in (0, TopicAlreadyExistsError.errno):
+        if code not in (0, TopicAlreadyExistsError.errno, TopicAuthorizationFailedError.errno):
             raise TopicError(
                 f"topic {name} could not be created with {replication} copies on {brokers} brokers: "
-                f"{message or for_code(code).__name__}; give the user the right to create topics, create it "
-                "yourself, or set MARQ_REPLICATION"
+                f"{message or for_code(code).__name__}; create it yourself, or set MARQ_REPLICATION"
             )
     created = [name for name, code, _message in answer.topic_errors if code == 0]
     log.info("created topics: %s", ", ".join(created) or "none")
+    return [name for name, code, _message in answer.topic_errors if code == TopicAuthorizationFailedError.errno]
 
 
 async def _describe(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, _Found]:

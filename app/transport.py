@@ -42,8 +42,8 @@ from faust.types.tuples import ConsumerMessage
 from mode import Service
 from mode.utils.queues import ThrowableQueue
 
+from app.connection import end_client
 from app.producer import IdempotentProducer
-from app.topics import end_client
 from marq.errors import MarqError
 
 #: Records in one chunk at most: bounds how long an agent's body holds the event loop.

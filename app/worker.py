@@ -8,34 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import signal
 import socket
 import ssl
 import sys
 import threading
 import time
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import faust
+from aiohttp.web import AppRunner
 from click.core import ParameterSource
 from faust.exceptions import AlreadyConfiguredWarning
 from yarl import URL
 
 from agents import handlers, markers, queue
 from agents.redelivery import Redelivery
+from app.connection import await_kafka, faust_broker, faust_credentials
 from app.datadir import Worker, claim_worker, resolve_bootstrap
 from app.logs import quiet_steps
 from app.ownership import Ownership
 from app.queues import Catalog
 from app.settings import Settings, load
 from app.streaming import MarqApp, create_app
-from app.topics import Topics, ensure_topics, faust_broker, faust_credentials
+from app.topics import Topics, ensure_topics
 from gateway import health, json_api, metrics, state
 from gateway.auth import Keys, is_loopback
 from gateway.door import Door
+from gateway.moves import Moves
 from gateway.peers import Peers
+from gateway.sqs import server as sqs
 from gateway.upkeep import Upkeep
 from marq.errors import MarqError, SettingError
 from tables import markers as markers_table
@@ -48,6 +54,10 @@ APP_VERSION = 1
 SWITCH_INTERVAL_S = 0.0005
 #: Seconds from the signal to stop until the process ends, whatever waits.
 STOP_S = 9.0
+#: Seconds that requests under way get to be answered when the worker stops, and again as much to end.
+ANSWERS_S = 1.0
+#: Seconds that threads without work get to end at the end of the process.
+IDLE_THREADS_S = 0.3
 #: Seconds that a leaving worker waits for its last acknowledgements to be durable.
 HAND_OVER_S = 2.0
 
@@ -70,6 +80,7 @@ class WorkerApp(MarqApp):
     door: Door
     peers: Peers
     upkeep: Upkeep
+    moves: Moves
     redelivery: Redelivery
     place: Worker | None = None
     _topics: Topics | None = None
@@ -91,6 +102,7 @@ class WorkerApp(MarqApp):
         self.peers = self.door.peers = self.door.receiving.peers = Peers(self, beacon=self.beacon)
         self.door.meters = self.door.receiving.meters = self.meters
         self.upkeep = Upkeep(self, beacon=self.beacon)
+        self.moves = Moves(self, beacon=self.beacon)
         self.redelivery = Redelivery(self, beacon=self.beacon)
         queue.define(self, self.topic(settings.queue_topic))
         markers.define(self, self.topic(settings.markers_topic))
@@ -114,6 +126,7 @@ class WorkerApp(MarqApp):
                 f"MARQ_WEB_HOST={settings.web_host!r} lets others in: set MARQ_KEYS, or listen on 127.0.0.1"
             )
         resolve_bootstrap(settings, wait_s=10)
+        asyncio.run(await_kafka(settings, settings.kafka_wait_ms / 1000, _say))
         self._topics = asyncio.run(ensure_topics(settings, app_id(settings)))
         self.place = claim_worker(settings)
         conf = self.conf
@@ -133,8 +146,10 @@ class WorkerApp(MarqApp):
         conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
+        self.web._runner = AppRunner(self.web.web_app, access_log=None, shutdown_timeout=ANSWERS_S)
         state.define_document(self, json_api.define(self) + state.define(self))
         metrics.define(self)
+        sqs.define(self)
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
 
@@ -151,6 +166,7 @@ class WorkerApp(MarqApp):
         await self.peers.start()
         await self.door.start()
         await self.upkeep.start()
+        await self.moves.start()
         await self.redelivery.start()
 
     async def on_stop(self) -> None:
@@ -159,6 +175,7 @@ class WorkerApp(MarqApp):
         self._flush_s = HAND_OVER_S if await self.ownership.hand_over(HAND_OVER_S) else 0.0
         await self.redelivery.stop()
         await self.handlers.stop()
+        await self.moves.stop()
         await self.upkeep.stop()
         await self.door.stop()
         await self.peers.stop()
@@ -206,6 +223,9 @@ class FaustWorker(faust.Worker):
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
             assert app.place is not None
+            # what handlers print goes straight out, also into a pipe, and is no warning in our log
+            kwargs["redirect_stdouts"] = False
+            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             print(f"marq worker {app.place.index}: {app.conf.canonical_url}, data in {app.place.folder}", flush=True)
         super().__init__(app, *args, **kwargs)
 
@@ -215,6 +235,44 @@ class FaustWorker(faust.Worker):
         last.daemon = True
         last.start()
         await super().stop()
+
+    def _on_sigint(self) -> None:
+        # as Faust does, without its line on the terminal
+        self._flag_as_shutdown_by_signal()
+        self._schedule_shutdown(signal.SIGINT)
+
+    def execute_from_commandline(self) -> NoReturn:
+        try:
+            super().execute_from_commandline()
+        except SystemExit as end:
+            _end(int(end.code or 0))
+            raise
+
+
+def _end(status: int) -> None:
+    """End the process though calls of handlers still run in threads, which nothing can stop and Python would wait for.
+
+    Their messages were given back when the time that calls get to finish was over.
+    """
+    deadline = time.monotonic() + IDLE_THREADS_S
+    while threads := _user_threads():
+        if time.monotonic() > deadline:
+            names = ", ".join(sorted({thread.name.rpartition("_")[0] or thread.name for thread in threads}))
+            _say(f"ended while {len(threads)} calls had not returned, their messages are given back: {names}")
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+        time.sleep(0.01)
+
+
+def _user_threads() -> list[threading.Thread]:
+    """Threads that Python would wait for at its end."""
+    return [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+
+
+def _say(line: str) -> None:
+    click.echo(f"marq: {line}", err=True)
 
 
 def _exit_now() -> None:

@@ -6,6 +6,9 @@ import click
 
 from bench import cycle as cycle_bench
 from bench import door as door_bench
+from bench import hol as hol_bench
+from bench import pipeline as pipeline_bench
+from bench import sqs as sqs_bench
 
 
 @click.group()
@@ -76,6 +79,39 @@ def client(batch: int, messages: int, size: int, phases: str, runs: int, singles
 def send(sizes: str, seconds: float, batch: int, runs: int) -> None:
     """Sends through the client: one after the other, 256 at the same time, and in batches."""
     door_bench.run_send(sizes=[int(s) for s in sizes.split(",")], seconds=seconds, batch=batch, runs=runs)
+
+
+@bench.command()
+@click.option("--batch", default=10, show_default=True, help="Messages of a request.")
+@click.option("--messages", default=40_000, show_default=True)
+@click.option("--size", default=100, show_default=True, help="Body, characters.")
+@click.option("--phases", default="cycle,all,single", show_default=True)
+@click.option("--runs", default=1, show_default=True, help="Repeat each phase and take the median.")
+@click.option("--singles", default=1_000, show_default=True, help="Messages of the phase `single`.")
+def sqs(batch: int, messages: int, size: int, phases: str, runs: int, singles: int) -> None:
+    """Amazon SQS's protocol against one worker process."""
+    sqs_bench.run(batch=batch, messages=messages, size=size, phases=phases.split(","), runs=runs, singles=singles)
+
+
+@bench.command()
+@click.option("--messages", default=1_000_000, show_default=True, help="Messages of the queue that nobody reads.")
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--rate", default=2000, show_default=True, help="Messages per second of the other queue.")
+@click.option("--seconds", default=10.0, show_default=True, help="How long they are sent.")
+@click.option("--runs", default=1, show_default=True, help="Repeat, and take the median.")
+def hol(messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
+    """Head of line: what a queue that nobody reads does to another one behind it."""
+    hol_bench.run(messages=messages, size=size, rate=rate, seconds=seconds, runs=runs)
+
+
+@bench.command()
+@click.option("--messages", default=2_000_000, show_default=True)
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--markers", default=100_000, show_default=True, help="Records of the markers topic.")
+@click.option("--set", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark.")
+def archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -> None:
+    """The pipeline's archive: both topics into tables, by its own command."""
+    pipeline_bench.run_archive(messages=messages, size=size, markers=markers, conf=conf)
 
 
 if __name__ == "__main__":

@@ -76,15 +76,16 @@ class Bench:
         await ensure_topics(settings, name)
         return settings.queue_topic
 
-    async def send(self, topic: str, total: int, queues: int = 1) -> float:
+    async def send(self, topic: str, total: int, queues: int = 1, *, names: list[str] | None = None) -> float:
         """Fill the topic with batches made by hand (aiokafka's send() alone would cap at 44,000/s); seconds."""
+        names = names or [f"q{i}" for i in range(queues)]
         producer = AIOKafkaProducer(
             bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all", max_batch_size=512 * 1024
         )
         await producer.start()
         rng = random.Random(1)
-        keys = [f"q{i}".encode() for i in range(queues)]
-        weights = [1 / (i + 1) for i in range(queues)]
+        keys = [name.encode() for name in names]
+        weights = [1 / (i + 1) for i in range(len(keys))]
         payload = bytes(self.size)
         began = time.monotonic()
         waiting: set[asyncio.Future[Any]] = set()
@@ -92,7 +93,7 @@ class Bench:
         partition = 0
         while sent < total:
             batch = producer.create_batch()
-            chosen = rng.choices(keys, weights, k=2_000) if queues > 1 else keys * 2_000
+            chosen = rng.choices(keys, weights, k=2_000) if len(keys) > 1 else keys * 2_000
             for key in chosen:
                 if sent >= total or batch.append(key=key, value=payload, timestamp=None) is None:
                     break

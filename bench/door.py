@@ -3,6 +3,7 @@
 cycle    receive, acknowledge: messages that are there already (what `bench cycle` does inside a worker)
 all      send, receive, acknowledge, all at the same time
 single   one message sent, received, acknowledged, then the next
+json     as cycle, with nothing but an HTTP client and JSON: what a client in any language can do
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import statistics
 import tempfile
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from aiohttp import ClientSession
 
 from app.broker import EmbeddedBroker
 from app.processes import WorkerProcess
@@ -27,6 +32,8 @@ from marq.client import AsyncService, Service
 
 #: Requests that sent before are warm code and connections.
 WARM_UP = 200
+#: Connections of the plain HTTP client.
+CONNECTIONS = 8
 #: Sends under way at the same time, in the asynchronous mode.
 CONCURRENT = 256
 
@@ -64,7 +71,7 @@ def _cpu_s(pid: int) -> float:
 
 
 @contextmanager
-def _workers(size: int) -> Iterator[Callable[[str], Any]]:
+def workers(size: int) -> Iterator[Callable[[str], Any]]:
     """A broker; what is given starts a worker on topics of its own."""
     folder = Path(tempfile.mkdtemp(prefix="marq-bench-"))
     try:
@@ -77,7 +84,7 @@ def _workers(size: int) -> Iterator[Callable[[str], Any]]:
 
 def run_client(*, batch: int, messages: int, size: int, phases: list[str], runs: int, singles: int) -> None:
     """The phases, each `runs` times; the median of each."""
-    with _workers(size) as worker_for:
+    with workers(size) as worker_for:
         for phase in phases:
             values = []
             with worker_for(phase) as worker:
@@ -86,6 +93,8 @@ def run_client(*, batch: int, messages: int, size: int, phases: list[str], runs:
                         queue = service.queue(f"bench-{i}")
                         if phase == "cycle":
                             values.append(_cycle(worker, queue, batch, messages, size))
+                        elif phase == "json":
+                            values.append(asyncio.run(_json(worker, f"bench-{i}", batch, messages, size)))
                         elif phase == "all":
                             values.append(_all(worker, queue, batch, messages, size))
                         else:
@@ -135,6 +144,57 @@ def _all(worker: WorkerProcess, queue: Any, batch: int, messages: int, size: int
     return rates["rate"]
 
 
+async def _json(worker: WorkerProcess, queue: str, batch: int, messages: int, size: int) -> float:
+    path = f"{worker.url}/v1/queues/{queue}"
+    payload = b64encode(bytes(size)).decode()
+    send = msgspec.json.encode({"messages": [{"payload": payload}] * batch})
+    receive = msgspec.json.encode({"max": batch, "wait_ms": 1000})
+    received = msgspec.json.Decoder(_JsonMessages).decode
+    taken = 0
+    async with ClientSession(headers={"Content-Type": "application/json"}) as session:
+
+        async def post(url: str, body: bytes) -> bytes:
+            async with session.post(url, data=body) as response:
+                answer = await response.read()
+                assert response.status == 200, answer
+                return answer
+
+        async def sender(count: int) -> None:
+            for _ in range(count):
+                await post(f"{path}/messages", send)
+
+        async def receiver() -> None:
+            nonlocal taken
+            while taken < messages:
+                found = received(await post(f"{path}/receive", receive)).messages
+                taken += len(found)
+                if found:
+                    await post(f"{worker.url}/v1/ack", msgspec.json.encode({"receipts": [m.receipt for m in found]}))
+
+        clock = Clock(worker)
+        await asyncio.gather(*(sender(messages // batch // CONNECTIONS) for _ in range(CONNECTIONS)))
+        messages = messages // batch // CONNECTIONS * CONNECTIONS * batch
+        result(system="http-json", phase="send", batch=batch, **clock.rates(messages))
+        clock = Clock(worker)
+        receivers = [asyncio.ensure_future(receiver()) for _ in range(CONNECTIONS)]
+        await asyncio.wait(receivers, return_when=asyncio.FIRST_COMPLETED)
+        rates = clock.rates(taken)
+        for one in receivers:  # those that wait for more
+            one.cancel()
+        await asyncio.wait(receivers)
+        result(system="http-json", phase="cycle", batch=batch, **rates)
+    return rates["rate"]
+
+
+class _JsonMessage(msgspec.Struct):
+    receipt: str
+    payload: bytes
+
+
+class _JsonMessages(msgspec.Struct):
+    messages: list[_JsonMessage]
+
+
 def _single(queue: Any, count: int, size: int) -> float:
     steps: list[list[float]] = []
     for _ in range(count + WARM_UP):
@@ -165,7 +225,7 @@ def _single(queue: Any, count: int, size: int) -> float:
 
 def run_send(*, sizes: list[int], seconds: float, batch: int, runs: int) -> None:
     """Sends of each size: one after the other, many at the same time, and in batches."""
-    with _workers(sizes[0]) as worker_for, worker_for("send") as worker:
+    with workers(sizes[0]) as worker_for, worker_for("send") as worker:
         for size in sizes:
             for mode in ("sync", "async", "batch"):
                 rates = [_send_for(worker, mode, size, seconds, batch) for _ in range(runs)]

@@ -1,7 +1,7 @@
 """The handlers that `bench cycle` measures with, in a worker of its own; what they saw goes to a file.
 
-BENCH_QUEUES, BENCH_BATCH, BENCH_CONCURRENCY, BENCH_DROP (part of the messages left once), BENCH_TIMEOUT_MS, BENCH_OUT
-(folder), BENCH_LATENCY=1 (payloads begin with the time they were sent at, in ns).
+BENCH_QUEUES (pattern), BENCH_BATCH, BENCH_DROP (part of the messages left once), BENCH_TIMEOUT_MS, BENCH_OUT (folder),
+BENCH_LATENCY=1 (payloads begin with the time they were sent at, in ns).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from marq.handlers import handler
 
+QUEUES = os.environ.get("BENCH_QUEUES", "*")
 BATCH = int(os.environ.get("BENCH_BATCH", "500"))
 DROP = float(os.environ.get("BENCH_DROP", "0"))
 TIMEOUT_MS = int(os.environ.get("BENCH_TIMEOUT_MS", "30000"))
@@ -59,7 +60,7 @@ def _drop_some(messages: list[Any]) -> None:
 
 if BATCH > 1:
 
-    @handler("*", batch=BATCH, manual=DROP > 0, visibility_timeout_ms=TIMEOUT_MS)
+    @handler(QUEUES, batch=BATCH, manual=DROP > 0, visibility_timeout_ms=TIMEOUT_MS)
     async def on_batch(messages: list[Any]) -> None:
         _count(messages)
         if DROP:
@@ -67,7 +68,7 @@ if BATCH > 1:
 
 else:
 
-    @handler("*", concurrency=500, manual=DROP > 0, visibility_timeout_ms=TIMEOUT_MS)
+    @handler(QUEUES, concurrency=500, manual=DROP > 0, visibility_timeout_ms=TIMEOUT_MS)
     async def on_message(message: Any) -> None:
         _count([message])
         if DROP:

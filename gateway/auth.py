@@ -5,6 +5,8 @@
     KEY                            may do everything
     KEY=PERMISSIONS:QUEUES         e.g. 8Ck3…=send+receive:orders.*|invoices
 
+A `KEY` that is `ID:SECRET` is an access key of Amazon SQS too: access key id and secret access key.
+
 Permissions: `send`, `receive` (and acknowledge, extend, release, reject), `manage` (make, set, purge, delete queues),
 `inspect` (look at messages, partitions, metrics), `*`. Queues: names, or patterns with `*` and `?`. A key that stands
 several times may do what any of its entries allows. Without keys everybody may do everything, and HTTP listens on
@@ -73,6 +75,13 @@ class Grants:
             raise NotAllowedError(f"this key does not have the permission {permission!r} for {where}")
 
 
+class Credential(NamedTuple):
+    """An access key: requests are signed with the secret, and may do what its key may."""
+
+    secret: str
+    grants: Grants
+
+
 ALL = Grants([Grant(PERMISSIONS, ("*",))])
 
 
@@ -81,6 +90,7 @@ class Keys:
 
     def __init__(self, text: str | None) -> None:
         grants: dict[bytes, list[Grant]] = {}
+        secrets: dict[str, tuple[bytes, str]] = {}  # by access key id
         for number, entry in enumerate((text or "").split(","), 1):
             entry = entry.strip()
             if not entry:
@@ -89,11 +99,24 @@ class Keys:
             # the key itself must not get into a message
             if len(key) < KEY_MIN:
                 raise SettingError(f"MARQ_KEYS: key {number} is shorter than {KEY_MIN} characters")
+            access_id, colon, secret = key.partition(":")
+            if colon:
+                if len(secret) < KEY_MIN:
+                    raise SettingError(f"MARQ_KEYS: the secret of key {number} is shorter than {KEY_MIN} characters")
+                if secrets.setdefault(access_id, (_digest(key), secret))[1] != secret:
+                    raise SettingError(f"MARQ_KEYS: key {number} has the id of another key, and another secret")
             grants.setdefault(_digest(key), []).append(_grant(number, what) if sign else ALL._grants[0])
         self._grants = {digest: Grants(found) for digest, found in grants.items()}
+        self._credentials = {
+            access_id: Credential(secret, self._grants[digest]) for access_id, (digest, secret) in secrets.items()
+        }
 
     def __bool__(self) -> bool:
         return bool(self._grants)
+
+    def credential(self, access_id: str) -> Credential | None:
+        """The access key of an id."""
+        return self._credentials.get(access_id)
 
     def grants_of(self, headers: Mapping[str, str]) -> Grants:
         """What a request may do. Raises `NotAuthenticatedError`."""

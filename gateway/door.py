@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
@@ -19,6 +18,9 @@ from mode import Service
 
 from app.producer import ProducerFull
 from app.topics import MAX_MESSAGE_BYTES
+from gateway import problems
+from gateway.leases import Leases
+from gateway.placing import H_GROUP, check_fit, fifo_headers, fifo_partition
 from gateway.receipts import Receipts, by_delivery
 from gateway.receiving import Received, Receiving
 from marq.core.markers import End, Keepalive, Marker, Release
@@ -28,6 +30,7 @@ from marq.errors import (
     BrokerError,
     LeaseOverError,
     MarqError,
+    NotFoundError,
     NotPossibleError,
     TooLargeError,
     UnavailableError,
@@ -35,11 +38,12 @@ from marq.errors import (
 from marq.message import HEADER_KEY, RESERVED
 
 if TYPE_CHECKING:
-    from app.ownership import Ownership
+    from app.ownership import Held, Ownership
     from app.queues import QueueRecord
     from app.settings import Settings
     from gateway.metrics import Meters
     from gateway.peers import Peers
+    from marq.core.policies import QueueSettings
 
 #: Seconds until Kafka has to confirm what a request appended.
 CONFIRM_TIMEOUT_S = 10.0
@@ -49,8 +53,6 @@ STALLED_S = 3.0
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.
 RECORD_ROOM_BYTES = 1024
-#: Header by which the messages of a group are known.
-H_GROUP = "marq-group"
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +64,7 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     delay_ms: int | None = None
     ttl_ms: int | None = None
     group: str | None = None
+    deduplication_id: str | None = None
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -70,6 +73,14 @@ class Sent(msgspec.Struct, frozen=True):
     topic: str
     partition: int
     offset: int
+
+
+class Moved(msgspec.Struct):
+    """What the owner of a partition says of a message that was to be moved: the offset of its copy, or an error."""
+
+    offset: int
+    place: int = -1
+    error: dict[str, str] | None = None
 
 
 class QueueInfo(msgspec.Struct):
@@ -91,7 +102,8 @@ class Door(Service):
         self.settings = settings
         self.catalog = ownership.catalog
         self._receipts: Receipts | None = None
-        self.receiving = Receiving(ownership, settings, lambda: self.receipts)
+        self.receiving = Receiving(ownership, lambda: self.receipts)
+        self.leases = Leases(self)
         self._partition_turn = random.randrange(1 << 16)
         self._unconfirmed: dict[int, float] = {}  # requests that wait for Kafka -> since when
         self._serial = itertools.count()
@@ -130,11 +142,11 @@ class Door(Service):
                 self._partition_turn += 1
                 partition = self._partition_turn % count
             try:
-                headers = self._headers(message, settings.delay_ms)
+                headers = self._headers(message, settings)
             except MarqError as exc:
                 results[i] = exc
                 continue
-            number = partition if message.group is None else crc32(message.group.encode()) % count
+            number = partition if not settings.fifo else fifo_partition(key, message, settings, count)
             run = runs.get(number)
             if run is None:
                 run = runs[number] = ([], [])
@@ -180,18 +192,18 @@ class Door(Service):
                 f"in topic mode marq never writes to the topic: send to {self.ownership.topics.queue} with a Kafka "
                 "producer"
             )
-        if not self.catalog.exists(queue):
-            if not self.settings.auto_create:
-                self.catalog.require(queue)
-            await self.catalog.make(queue)
+        await self.catalog.require_or_make(queue)
 
-    def _headers(self, message: Outgoing, delay_ms: int) -> list[tuple[str, bytes]]:
+    def _headers(self, message: Outgoing, settings: QueueSettings) -> list[tuple[str, bytes]]:
+        if settings.fifo or message.deduplication_id is not None:
+            check_fit(message, settings)
+        delay_ms = settings.delay_ms
         if not message.headers and message.key is None and message.delay_ms is None and message.ttl_ms is None:
             headers: list[tuple[str, bytes]] = []
             size = len(message.payload)
         else:
             headers = list(message.headers.items())
-            size = len(message.payload) + sum(len(name) + len(value) + 8 for name, value in headers)
+            size = len(message.payload) + sum(len(name.encode()) + len(value) for name, value in headers)
             for name in message.headers:
                 if name.startswith(RESERVED):
                     raise BadValueError(f"header {name!r}: names that begin with {RESERVED!r} are marq's own")
@@ -204,9 +216,13 @@ class Door(Service):
                 headers.append((H_TTL, b"%d" % message.ttl_ms))
         if delay_ms:
             headers.append((H_DELAY, b"%d" % delay_ms))
-        if message.group is not None:
+        if settings.fifo:
+            headers += fifo_headers(message, settings)
+        elif message.group is not None:
             headers.append((H_GROUP, message.group.encode()))
-        if size > MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES:
+        if settings.max_message_bytes and size > settings.max_message_bytes:
+            raise TooLargeError(f"a message of {size} bytes; the queue takes at most {settings.max_message_bytes}")
+        if size + 8 * len(headers) > MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES:
             raise TooLargeError(
                 f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES} with key and headers"
             )
@@ -229,6 +245,7 @@ class Door(Service):
         lease_ms: int | None = None,
         name: str = "",
         gone: Callable[[], bool] = lambda: False,
+        whole: bool = False,
     ) -> list[Received]:
         """Take up to `limit` messages; wait up to `wait_ms` for the first.
 
@@ -236,12 +253,13 @@ class Door(Service):
             lease_ms: how long they are the receiver's; None: as the queue says.
             name: of the receiver, noted in the log.
             gone: tells whether the receiver went away: then it gets nothing, and what was on its way goes back.
+            whole: with marq's own headers too.
 
         Raises:
             UnavailableError: too many wait already.
             RequestError: there is no such queue.
         """
-        return await self.receiving.receive(queue, limit, wait_ms, lease_ms, name, gone)
+        return await self.receiving.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
     # ------------------------------------------------------------------ acknowledge and the like
 
@@ -317,25 +335,121 @@ class Door(Service):
         self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
     ) -> set[int] | MarqError:
         argument = {"partition": number, "epoch": epoch, "delivery": delivery, "offsets": offsets, "reason": reason}
-        held = self.ownership.held.get(number)
-        if held is not None and held.serving:
-            return set(await self.reject_here(argument))
-        url = self.peers.owner_of(number) if self.peers is not None else None
         try:
-            if url is not None and self.peers is not None and url != self.peers.url:
-                found: list[int] = await self.peers.call(url, "reject", argument, list[int], 2 * CONFIRM_TIMEOUT_S)
-                return set(found)
+            return set(await self.at_owner(number, "reject", argument, self.reject_here, list[int]))
         except MarqError as exc:
             return exc
-        return UnavailableError(f"partition {number} is served by nobody right now")
 
     async def reject_here(self, argument: dict[str, Any]) -> list[int]:
         """Dead letters of a partition of this worker: which offsets became some."""
-        held = self.ownership.held.get(argument["partition"])
-        if held is None or not held.serving:
-            raise UnavailableError(f"partition {argument['partition']} is not served here")
-        receipt = (argument["epoch"], argument["delivery"])
+        held, receipt = self._serving(argument["partition"]), (argument["epoch"], argument["delivery"])
         return sorted(await self.ownership.letters.reject(held, argument["offsets"], receipt, argument["reason"]))
+
+    # ------------------------------------------------------------------ move
+
+    async def move(self, queue: str, places: Sequence[tuple[int, int]], to: str | None) -> list[Sent | MarqError]:
+        """Put messages that are ready in `queue` into another queue; for each where it is now, or why it was not moved.
+
+        Args:
+            places: partition and offset of each.
+            to: the queue; None: for each the one of which it is a dead letter.
+        """
+        await self._check_movable(queue, to)
+        partitions: dict[int, list[int]] = {}
+        for number, offset in places:
+            partitions.setdefault(number, []).append(offset)
+        moved = dict(
+            zip(
+                partitions,
+                await asyncio.gather(*(self.move_in(n, queue, o, len(o), to) for n, o in partitions.items())),
+                strict=True,
+            )
+        )
+        results: list[Sent | MarqError] = []
+        for number, offset in places:
+            found = moved[number]
+            results.append(found if isinstance(found, MarqError) else found[offset])
+        return results
+
+    async def move_some(self, queue: str, limit: int, to: str | None) -> list[Sent | MarqError]:
+        """Put up to `limit` messages that are ready in `queue`, in their order, into another queue; see `move`.
+
+        Raises:
+            UnavailableError: none was moved, because a partition is served by nobody.
+        """
+        await self._check_movable(queue, to)
+        count = self.ownership.topics.partitions
+        self._partition_turn += 1
+        results: list[Sent | MarqError] = []
+        unavailable: MarqError | None = None
+        for i in range(count):
+            if len(results) >= limit:
+                break
+            number = (self._partition_turn + i) % count
+            found = await self.move_in(number, queue, None, limit - len(results), to)
+            if isinstance(found, MarqError):
+                unavailable = found
+            else:
+                results += found.values()
+        if unavailable is not None and not results:
+            raise unavailable
+        return results
+
+    async def _check_movable(self, queue: str, to: str | None) -> None:
+        if self.settings.queue_id is not None:
+            raise NotPossibleError("in topic mode marq never writes to the topic: messages can't be moved there")
+        self.catalog.require_receivable(queue)
+        if to == queue:
+            raise BadValueError(f"messages of {queue!r} can't be moved to the queue they are in")
+        if to is not None:
+            await self.catalog.require_or_make(to)
+
+    async def move_in(
+        self, number: int, queue: str, offsets: list[int] | None, limit: int, to: str | None
+    ) -> dict[int, Sent | MarqError] | MarqError:
+        """Move messages of one partition; see `move` and `move_some`. By offset, or why none of them could be."""
+        if number >= self.ownership.topics.partitions:
+            return NotFoundError(f"there is no partition {number}")
+        argument = {"partition": number, "queue": queue, "offsets": offsets, "limit": limit, "to": to}
+        try:
+            moved = await self.at_owner(number, "move", argument, self.move_here, list[Moved])
+        except MarqError as exc:
+            return exc
+        topic = self.ownership.topics.queue
+        return {m.offset: problems.error_in(m.error) if m.error else Sent(topic, number, m.place) for m in moved}
+
+    async def move_here(self, argument: dict[str, Any]) -> list[Moved]:
+        """Move messages of a partition of this worker."""
+        held = self._serving(argument["partition"])
+        found = await self.ownership.letters.move(
+            held, argument["queue"], argument["offsets"], argument["limit"], argument["to"]
+        )
+        return [
+            Moved(offset, error=problems.entry(place)) if isinstance(place, MarqError) else Moved(offset, place[1])
+            for offset, place in found.items()
+        ]
+
+    async def at_owner(
+        self, number: int, name: str, argument: dict[str, Any], here: Callable[[Any], Awaitable[Any]], kind: Any
+    ) -> Any:
+        """What the owner of a partition answers: this worker, or another one.
+
+        Raises:
+            UnavailableError: nobody serves the partition right now.
+        """
+        held = self.ownership.held.get(number)
+        if held is not None and held.serving:
+            return await here(argument)
+        url = self.peers.owner_of(number) if self.peers is not None else None
+        if url is None or self.peers is None or url == self.peers.url:
+            raise UnavailableError(f"partition {number} is served by nobody right now")
+        return await self.peers.call(url, name, argument, kind, 2 * CONFIRM_TIMEOUT_S)
+
+    def _serving(self, number: int) -> Held:
+        held = self.ownership.held.get(number)
+        if held is None or not held.serving:
+            raise UnavailableError(f"partition {number} is not served here")
+        return held
 
     async def _settle(
         self, receipts: Sequence[str], marker: Callable[[int, int, list[int]], Marker]
@@ -435,6 +549,8 @@ class Door(Service):
         assert self.receipts
         if self.peers is not None:
             self.peers.register("reject", self.reject_here)
+            self.peers.register("leases", self.leases.states_here)
+            self.peers.register("move", self.move_here)
 
 
 async def _confirmed(future: asyncio.Future[int]) -> MarqError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from gateway import peers, problems
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser
-from gateway.door import Door, Outgoing, QueueInfo
+from gateway.door import Door, Outgoing, QueueInfo, Sent
 from gateway.openapi import Operation
 from gateway.receiving import Received
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease, QueueSettings
@@ -34,6 +34,8 @@ HEALTH = "/health/"
 BODY_TIMEOUT_S = 30.0
 #: Messages or receipts in one request.
 BATCH_MAX = 10_000
+#: Messages that one request moves.
+MOVE_MAX = 1_000
 #: Messages that one receive takes.
 RECEIVE_MAX = 1_000
 #: Longest wait of a receive.
@@ -49,6 +51,7 @@ class Message(Outgoing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     delay_ms: Delay | None = None
     ttl_ms: Annotated[int, Meta(ge=1, le=TTL_MAX_MS)] | None = None
     group: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
+    deduplication_id: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
 
 
 class Send(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,6 +83,22 @@ class Release(msgspec.Struct, forbid_unknown_fields=True):
 class Reject(msgspec.Struct, forbid_unknown_fields=True):
     receipts: Receipts
     reason: Name = "rejected"
+
+
+class Place(msgspec.Struct, forbid_unknown_fields=True):
+    """Where a message is."""
+
+    partition: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    offset: Annotated[int, Meta(ge=0, lt=1 << 62)]
+
+
+class Move(msgspec.Struct, forbid_unknown_fields=True):
+    """Which messages go where: those named, or up to `max` in their order. Without `to`: dead letters, back to where
+    they come from."""
+
+    to: Annotated[str, Meta(min_length=1, max_length=QUEUE_NAME_MAX)] | None = None
+    messages: Annotated[list[Place], Meta(min_length=1, max_length=MOVE_MAX)] | None = None
+    max: Annotated[int, Meta(ge=1, le=MOVE_MAX)] | None = None
 
 
 class Nothing(msgspec.Struct, forbid_unknown_fields=True):
@@ -219,6 +238,11 @@ def results(outcomes: list[MarqError | None]) -> Results:
     return Results([_OK if outcome is None else {"error": problems.entry(outcome)} for outcome in outcomes])
 
 
+def sent(places: Sequence[Sent | MarqError]) -> Results:
+    """The answer per message."""
+    return Results([{"error": problems.entry(s)} if isinstance(s, MarqError) else s for s in places])
+
+
 def _is_gone(request: web.Request) -> Callable[[], bool]:
     def gone() -> bool:
         transport = request.transport
@@ -239,13 +263,12 @@ class JsonApi:
         self.door = door
         self._send, self._receive = Body(Send), Body(Receive)
         self._ack, self._extend, self._release = Body(Ack), Body(Extend), Body(Release)
-        self._reject = Body(Reject)
+        self._reject, self._move = Body(Reject), Body(Move)
         self._settings, self._nothing = Body(dict[str, Any]), Body(Nothing)
 
     async def send(self, request: web.Request) -> web.Response:
         body: Send = await self._send.read(request)
-        sent = await self.door.send(request.match_info["queue"], body.messages)
-        return answer(request, Results([{"error": problems.entry(s)} if isinstance(s, MarqError) else s for s in sent]))
+        return answer(request, sent(await self.door.send(request.match_info["queue"], body.messages)))
 
     async def receive(self, request: web.Request) -> web.Response:
         body: Receive = await self._receive.read(request)
@@ -274,6 +297,18 @@ class JsonApi:
     async def reject(self, request: web.Request) -> web.Response:
         body: Reject = await self._reject.read(request)
         return answer(request, results(await self.door.reject(body.receipts, body.reason)))
+
+    async def move(self, request: web.Request) -> web.Response:
+        queue, body = request.match_info["queue"], await self._move.read(request)
+        # where dead letters come from is not known before they are read
+        request[GRANTS].require("send", body.to, everywhere=True)
+        if (body.messages is None) == (body.max is None):
+            raise BadValueError("say which messages are to be moved: either `messages` or `max`")
+        if body.messages is not None:
+            moved = await self.door.move(queue, [(m.partition, m.offset) for m in body.messages], body.to)
+        else:
+            moved = await self.door.move_some(queue, body.max, body.to)
+        return answer(request, sent(moved))
 
     # -- queues
 
@@ -318,7 +353,8 @@ def guard(keys: Keys) -> Any:
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> Any:
         try:
-            if not request.path.startswith((peers.PATH, HEALTH)):
+            guards_itself = getattr(request.match_info.handler, "guards_itself", False)
+            if not guards_itself and not request.path.startswith((peers.PATH, HEALTH)):
                 if keys:
                     request[GRANTS] = keys.grants_of(request.headers)
                 else:
@@ -364,6 +400,15 @@ def operations_of(api: JsonApi) -> list[Operation]:
         Operation("POST", "/v1/extend", "receive", api.extend, "Still at work", Extend, response=SettleResults),
         Operation("POST", "/v1/release", "receive", api.release, "Give back", Release, response=SettleResults),
         Operation("POST", "/v1/reject", "receive", api.reject, "Dead letters now", Reject, response=SettleResults),
+        Operation(
+            "POST",
+            f"{queue}/move",
+            "receive",
+            api.move,
+            "Put into another queue, each once",
+            Move,
+            response=SendResults,
+        ),
         Operation(
             "GET", "/v1/queues", None, api.list_queues, "List queues", query=ListQueues, response=Queues, tag="queues"
         ),
@@ -424,5 +469,10 @@ def define(app: WorkerApp) -> list[Operation]:
 
 async def _receive_for_peer(door: Door, argument: dict[str, Any], request: web.Request) -> list[Received]:
     return await door.receiving.receive_here(
-        argument["queue"], argument["limit"], argument["lease_ms"], argument["name"], _is_gone(request)
+        argument["queue"],
+        argument["limit"],
+        argument["lease_ms"],
+        argument["name"],
+        _is_gone(request),
+        argument.get("whole", False),
     )

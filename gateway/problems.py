@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from marq import errors
@@ -48,7 +50,11 @@ def body(status: int, name: str, title: str, detail: str) -> dict[str, object]:
 
 def error_of(answer: bytes) -> errors.MarqError:
     """The error that another worker answered with."""
-    found = msgspec.json.decode(answer)
+    return error_in(msgspec.json.decode(answer))
+
+
+def error_in(found: dict[str, Any]) -> errors.MarqError:
+    """The error that problem details tell."""
     name = str(found.get("type", "")).removeprefix(TYPE)
     for kind, _, known, _ in _KINDS:
         if known == name and issubclass(kind, errors.MarqError):

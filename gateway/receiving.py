@@ -20,14 +20,12 @@ from app.ownership import Held, now_ms
 from gateway.receipts import Receipts, by_delivery, queue_crc
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
-from marq.core.policies import name_problem
 from marq.core.segments import Segment
-from marq.errors import MarqError, UnavailableError, UnknownQueueError
+from marq.errors import MarqError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
 
 if TYPE_CHECKING:
     from app.ownership import Ownership
-    from app.settings import Settings
     from gateway.metrics import Meters
     from gateway.peers import Peers
 
@@ -61,16 +59,24 @@ class Received(msgspec.Struct):
 class Waiter:
     """A receive under way: the receiver of what it asked partitions for."""
 
-    __slots__ = ("away", "done", "future", "gone", "lease_ms", "limit", "messages", "name", "pending", "queue")
+    __slots__ = ("away", "done", "future", "gone", "lease_ms", "limit", "messages", "name", "pending", "queue", "whole")
 
     def __init__(
-        self, queue: str, limit: int, lease_ms: int, name: str, gone: Callable[[], bool], future: asyncio.Future[None]
+        self,
+        queue: str,
+        limit: int,
+        lease_ms: int,
+        name: str,
+        gone: Callable[[], bool],
+        future: asyncio.Future[None],
+        whole: bool,
     ) -> None:
         self.queue = queue
         self.limit = limit
         self.lease_ms = lease_ms
         self.name = name
         self.gone = gone
+        self.whole = whole  # our own headers are for it too
         self.future = future  # done when there is something to answer
         self.messages: list[Received] = []
         self.pending: list[tuple[Held, Pending]] = []  # starts on their way
@@ -94,9 +100,8 @@ class Ask:
 class Receiving:
     """All receives of this worker. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, settings: Settings, receipts: Callable[[], Receipts]) -> None:
+    def __init__(self, ownership: Ownership, receipts: Callable[[], Receipts]) -> None:
         self.ownership = ownership
-        self.settings = settings
         self.catalog = ownership.catalog
         self.closing = False
         self.count = 0  # receives under way
@@ -116,16 +121,23 @@ class Receiving:
         return self._receipts()
 
     async def receive(
-        self, queue: str, limit: int, wait_ms: int, lease_ms: int | None, name: str, gone: Callable[[], bool]
+        self,
+        queue: str,
+        limit: int,
+        wait_ms: int,
+        lease_ms: int | None,
+        name: str,
+        gone: Callable[[], bool],
+        whole: bool = False,
     ) -> list[Received]:
         """See `gateway.door.Door.receive`."""
         if self.count >= WAITING_MAX:
             raise UnavailableError(f"{WAITING_MAX} receives wait here already; try again later", 1.0)
-        self._check_receivable(queue)
+        self.catalog.require_receivable(queue)
         if lease_ms is None:
             lease_ms = self.catalog.settings_of(queue).visibility_timeout_ms
         loop = asyncio.get_running_loop()
-        waiter = Waiter(queue, limit, lease_ms, name, gone, loop.create_future())
+        waiter = Waiter(queue, limit, lease_ms, name, gone, loop.create_future(), whole)
         self._receives += 1
         if self.peers is not None and self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
             return self._answer(waiter)
@@ -161,15 +173,11 @@ class Receiving:
                 self.meters.age.observe(max(0.0, time.time() - first.sent_ms / 1000))
         return waiter.messages
 
-    def _check_receivable(self, queue: str) -> None:
-        if self.settings.queue_id is not None and queue != self.settings.queue_id:
-            raise UnknownQueueError(f"in topic mode there is one queue, {self.settings.queue_id!r}")
-        if not self.settings.auto_create or name_problem(queue) is not None:
-            self.catalog.require(queue)
-
-    async def receive_here(self, queue: str, limit: int, lease_ms: int, name: str, gone: Callable[[], bool]) -> Any:
+    async def receive_here(
+        self, queue: str, limit: int, lease_ms: int, name: str, gone: Callable[[], bool], whole: bool
+    ) -> Any:
         """What this worker has right now, for another one that asks."""
-        waiter = Waiter(queue, limit, lease_ms, name, gone, asyncio.get_running_loop().create_future())
+        waiter = Waiter(queue, limit, lease_ms, name, gone, asyncio.get_running_loop().create_future(), whole)
         if not self._waiting.get(queue):
             self._take(waiter)
         if not waiter.pending:
@@ -211,6 +219,8 @@ class Receiving:
         elif messages:
             waiter.messages = messages
             waiter.future.set_result(None)
+        elif self.closing:
+            self._give_up(waiter)
         elif not waiter.future.done():
             self._waiting.setdefault(queue, deque()).appendleft(waiter)
             self._serve(queue)
@@ -218,7 +228,13 @@ class Receiving:
 
     async def _fetch(self, url: str, waiter: Waiter) -> list[Received]:
         assert self.peers is not None
-        argument = {"queue": waiter.queue, "limit": waiter.limit, "lease_ms": waiter.lease_ms, "name": waiter.name}
+        argument = {
+            "queue": waiter.queue,
+            "limit": waiter.limit,
+            "lease_ms": waiter.lease_ms,
+            "name": waiter.name,
+            "whole": waiter.whole,
+        }
         try:
             found: list[Received] = await self.peers.call(url, "receive", argument, list[Received])
         except MarqError as exc:
@@ -286,7 +302,7 @@ class Receiving:
 
     def _settled(self, waiter: Waiter) -> None:
         """All starts of the waiter came back: it has something, or goes on waiting as the first in line."""
-        if waiter.messages or waiter.away:
+        if waiter.messages or waiter.away or self.closing:
             if not waiter.future.done():
                 waiter.future.set_result(None)
             return
@@ -304,7 +320,7 @@ class Receiving:
             if len(self._crcs) > 100_000:
                 self._crcs.clear()
             crc = self._crcs[queue] = queue_crc(queue)
-        add, shown = waiter.messages.append, _SHOWN
+        add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
         for offset in handout.offsets:
             record = messages[offset]
             if type(record) is Segment:
@@ -313,7 +329,7 @@ class Receiving:
             headers: dict[str, bytes] = {}
             key = None
             for header, value in record.headers:
-                if not header.startswith(RESERVED) or header.startswith(shown):
+                if whole or not header.startswith(RESERVED) or header.startswith(shown):
                     headers[header] = value or b""
                 elif header == HEADER_KEY:
                     key = value

@@ -287,6 +287,11 @@ class Views:
         listed = [p for one in found for p in one["partitions"]]
         return answer(request, {"partitions": sorted(listed, key=lambda p: p["partition"]), "missing": missing})
 
+    async def counts_of(self, queue: str) -> dict[str, int]:
+        """Messages of a queue by state, in the whole cluster."""
+        found, _ = await self._everywhere("counts")
+        return {state: sum(one[queue][state] for one in found if queue in one) for state in STATES}
+
     async def _stats(self, names: list[str]) -> tuple[list[dict[str, Any]], list[str]]:
         found, missing = await self._everywhere("counts")
         counts: dict[str, dict[str, int]] = {}

@@ -100,3 +100,7 @@ class ServiceError(MarqError):
 
 class ClosedError(MarqError):
     """A client was used after it was closed."""
+
+
+class PipelineError(MarqError):
+    """A Spark job can't be run: its tables, checkpoint or input are not what they must be."""

@@ -30,7 +30,7 @@ from marq.client.asynchronous import settle_all
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.operations import ACK, UNREAD, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
-from marq.client.wire import Outgoing, QueueInfo, Received, Sent
+from marq.client.wire import Delivery, Outgoing, QueueInfo, Received, Sent
 from marq.errors import ClosedError, MarqError
 
 T = TypeVar("T")
@@ -356,6 +356,18 @@ class Queue:
     def release_many(self, messages: Sequence[Message], delay: float = 0.0) -> list[MarqError | None]:
         """Give messages back; per message None, or why it was not done."""
         return self._settle_all(operations.release(delay), messages)
+
+    def move(self, messages: Sequence[Delivery | Sent], to: str | None = None) -> list[Sent | MarqError]:
+        """Put messages that are ready in this queue, at most 1,000, into another one, each once.
+
+        Args:
+            messages: which ones; only their partition and offset count.
+            to: the queue (None: for each the one of which it is a dead letter).
+
+        Returns:
+            Per message where it is now, or why it was not moved: `LeaseOverError` if it is finished or in work.
+        """
+        return self._runner.run(self._operations.move(self.name, messages, to))
 
     def _settle_all(self, action: Action, messages: Sequence[Message]) -> list[MarqError | None]:
         return self._runner.run(settle_all(action, messages))

@@ -16,7 +16,7 @@ import msgspec
 from marq.client import wire
 from marq.client.batching import Batching
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, Connection
-from marq.client.wire import Delivery, Entry, QueueInfo, Received
+from marq.client.wire import Delivery, Entry, QueueInfo, Received, Sent
 from marq.errors import MarqError, ServiceError, UnavailableError
 
 #: Seconds before a receive that came back empty too early is made again: that worker is going away.
@@ -112,6 +112,15 @@ class Operations:
                 return messages
             if loop.time() - began < wait / 2:
                 await asyncio.sleep(EARLY_PAUSE_S * random.uniform(0.5, 1.0))
+
+    async def move(self, queue: str, messages: Sequence[Any], to: str | None) -> list[Sent | MarqError]:
+        """Per message where its copy is, or why it was not moved."""
+        return await self._post_all(
+            _path(queue, "move"),
+            [{"partition": m.partition, "offset": m.offset} for m in messages],
+            lambda places: wire.encode({"to": to, "messages": places}),
+            wire.send_results,
+        )
 
     async def settle(self, action: Action, receipts: Sequence[str]) -> list[MarqError | None]:
         """Per receipt None, or why it was not carried out."""

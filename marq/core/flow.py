@@ -44,6 +44,8 @@ class Breaker:
 
     def succeeded(self) -> None:
         """A message was acknowledged."""
+        if self.open_until_ms is not None and not self.probing:
+            return  # left over from before it opened
         self.failures = 0
         self.open_until_ms = None
         self.probing = False

@@ -29,7 +29,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Millis = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 """A duration."""
 
-Outcome = Literal["acked", "dead", "expired", "purged", "poison"]
+Outcome = Literal["acked", "dead", "expired", "purged", "poison", "moved"]
 
 
 class Own(msgspec.Struct, tag="own", tag_field="type", frozen=True):
@@ -130,7 +130,7 @@ def decode(value: bytes | None) -> Batch:
         raise MarkerError("a marker record without a value")
     try:
         batch = _decoder.decode(value)
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise MarkerError(f"not a marker record: {exc}") from None
     if batch.v > VERSION or batch.v < 1:
         raise MarkerError(f"marker record of version {batch.v}; this worker reads up to {VERSION}: upgrade it")

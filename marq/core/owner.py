@@ -420,6 +420,30 @@ class Owner:
         taken.sort()
         return self._start(taken, receiver, lease_ms, now_ms, name)
 
+    def hold(
+        self,
+        queue: str,
+        offsets: Iterable[int] | None,
+        limit: int,
+        receiver: Any,
+        now_ms: int,
+        *,
+        lease_ms: int,
+        name: str,
+    ) -> Pending | None:
+        """Like :meth:`acquire`, of one queue, for whoever is about to end the messages as the owner: without limits.
+
+        ``offsets``: those of them that are ready; None: up to ``limit`` in their order.
+        """
+        if self.phase is not Phase.SERVING:
+            return None
+        partition = self.partition
+        if offsets is None:
+            taken = partition.take(queue, limit, self.settings_of(queue))
+        else:
+            taken = partition.reserve(queue, offsets)
+        return self._start(taken, receiver, lease_ms, now_ms, name) if taken else None
+
     def _room(self, queue: str, settings: QueueSettings, receiver: str, wanted: int, now_ms: int) -> int:
         """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
         flow = self.flows.get(queue)

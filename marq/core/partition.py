@@ -647,6 +647,15 @@ class Partition:
                 elif self.clock_ms >= hold.deadline_ms:
                     self._push(offset, hold.receives)
 
+    def forget_hints(self) -> None:
+        """For a fold that delivers nothing: let go of what only deliveries need, which would grow with the log."""
+        self.backlogs.clear()
+        self._by_key.clear()
+        self._again_turn.clear()
+        self.woken.clear()
+        self._suspects.clear()
+        self._forget_copies()
+
     # ------------------------------------------------------------------ what is there
 
     def record(self, offset: int) -> Any:
@@ -905,6 +914,20 @@ class Partition:
         if settings.ttl_ms:
             return bool(self.record(offset).timestamp + settings.ttl_ms <= self.max_timestamp_ms)
         return False
+
+    def reserve(self, queue: str, offsets: Iterable[int]) -> list[int]:
+        """Reserve those of ``offsets`` that are ready in ``queue``, ascending, whatever their place in it."""
+        found: list[int] = []
+        for offset in sorted(set(offsets)):
+            parked = offset not in self.messages
+            if not self._unfinished(offset) or offset not in self.messages:
+                continue
+            if self.ready(offset) and self.queue_of(offset) == queue:
+                self.reserved.add(offset)
+                found.append(offset)
+            elif parked:
+                self._push(offset, self.receives(offset))  # it lost its place in the segment
+        return found
 
     def put_back(self, offsets: Iterable[int]) -> None:
         """End reservations; what is ready goes back to its place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 from random import Random
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -60,6 +60,10 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     backoff_max_ms: Delay = 0  # 0: no limit but TIME_MAX_MS
     breaker_failures: Receives = 0  # so many failures in a row open the circuit breaker; 0: there is none
     breaker_pause_ms: Annotated[int, Meta(ge=100, le=TIME_MAX_MS)] = 30_000  # until one message is tried
+    fifo: bool = False  # messages of a group one after the other, in their order; each has a group
+    content_deduplication: bool = False  # FIFO: a message that names no deduplication id has the hash of its payload
+    deduplication_scope: Literal["queue", "group"] = "queue"  # FIFO: where a deduplication id counts
+    max_message_bytes: Annotated[int, Meta(ge=0, le=1 << 30)] = 0  # payload and headers; 0: what the topic takes
 
     def dead_letters_of(self, queue: str) -> str:
         """The queue that takes the dead letters of ``queue``."""

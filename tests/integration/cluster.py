@@ -36,8 +36,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from app.connection import end_client
 from app.settings import Settings
-from app.topics import Topics, end_client, ensure_topics
+from app.topics import Topics, ensure_topics
 from tests.kafka import unique
 
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the sender, while its broker is away

@@ -172,6 +172,17 @@ def test_after_the_pause_one_message_is_tried_and_its_success_closes_the_breaker
     assert len(take(worker, 5)) == 5
 
 
+def test_a_success_of_before_the_breaker_opened_does_not_close_it() -> None:
+    breaker = Breaker()
+    breaker.tried()
+    assert breaker.failed(1, 1_000, now_ms=0)
+
+    breaker.succeeded()
+
+    assert breaker.state == "open"
+    assert breaker.room(999) == 0 and breaker.room(1_000) == 1
+
+
 def test_a_probe_that_fails_opens_it_again() -> None:
     worker = serving(10, **BROKEN)
     give_back(worker, take(worker, 3), delay_ms=60_000)

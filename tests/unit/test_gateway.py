@@ -139,7 +139,9 @@ def test_a_page_in_a_browser_can_not_reach_in(method: str, headers: dict[str, st
 
 
 def test_every_error_of_a_request_has_a_status_of_its_kind() -> None:
-    for kind in (errors.RequestError, *errors.RequestError.__subclasses__()):
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.RequestError)]
+    assert len(kinds) > 5
+    for kind in kinds:
         assert 400 <= problems.kind_of(kind("x"))[0] < 500
     assert problems.kind_of(errors.UnavailableError("x"))[0] == 503
     assert problems.kind_of(ZeroDivisionError())[0] == 500

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,6 +133,24 @@ def test_closing_gives_back_what_waits_and_lets_the_call_at_work_finish() -> Non
     run(scenario)
 
 
+def test_a_call_in_a_thread_that_does_not_end_is_released_with_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "STOP_GRACE_S", 0.01)
+    end = threading.Event()
+
+    async def scenario() -> None:
+        def work(message: Any) -> None:
+            end.wait(10)
+
+        desk = Desk(work)
+        desk.hand(3)
+        await asyncio.sleep(0.01)
+        await desk.runner.close()
+        assert desk.outbox.markers == [Release(5, 1, [3, 4], handlers.THREAD_END_MS)]
+        end.set()
+
+    run(scenario)
+
+
 def test_no_call_begins_after_the_lease_is_over() -> None:
     """As in a process that stood still: others may have the message by now."""
 
@@ -231,6 +250,24 @@ def test_a_run_of_failed_calls_opens_the_breaker_and_gives_back_what_waits_uncou
             ((3, 5), False),
         ]
         assert desk.runner.room == 0
+
+    run(scenario)
+
+
+def test_a_delivery_that_was_asked_for_before_the_breaker_opened_is_given_back_uncounted() -> None:
+    async def scenario() -> None:
+        async def fail(message: Any) -> None:
+            assert message.offset == 3, "called"
+            raise ValueError
+
+        desk = Desk(fail, breaker_failures=1, breaker_pause_ms=60_000)
+        desk.hand(3)
+        await asyncio.sleep(0.01)
+        desk.hand(4, 5)
+        await asyncio.sleep(0.01)
+
+        assert desk.outbox.of(Release)[1:] == [Release(5, 1, [4, 6], 0, counted=False)]
+        assert not desk.runner.live
 
     run(scenario)
 

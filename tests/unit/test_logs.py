@@ -57,3 +57,7 @@ def test_a_later_burst_begins_anew(log: Log) -> None:
     assert log.shown("Unable") is None
     log.now_s += 3 * REPEAT_S
     assert log.shown("Unable") == "Unable"
+
+
+def test_a_rebalance_is_nothing_to_be_shown(log: Log) -> None:
+    assert log.shown("Heartbeat failed for group %s because it is rebalancing", "marq") is None

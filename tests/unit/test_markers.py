@@ -64,6 +64,8 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
         None,
         b"",
         b"no json",
+        b'{"v": 1, "by": "\xc2", "markers": []}',
+        b'{"v": 1, "later": ' + b"[" * 100_000,
         b"[]",
         b'{"v": 1}',
         record(markers=[{"type": "unheard of"}]),

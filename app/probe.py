@@ -1,0 +1,214 @@
+"""What is wrong between us and Kafka, found by talking to it: its client says only that it is "unable to bootstrap".
+
+One connection with the credentials that are set, and one request on it. Where that fails, the error says what was
+refused; where a listener just closes the connection, as Kafka does with whoever speaks TLS to a port without it, or the
+other way round, the probe tries what the listener does speak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.conn import AIOKafkaConnection, create_conn
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+from aiokafka.protocol.admin import SaslHandShakeRequest
+from aiokafka.protocol.metadata import MetadataRequest
+
+from app.settings import Settings
+
+#: Seconds for one of the attempts that find out what a listener speaks.
+ATTEMPT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why Kafka can't be used."""
+
+    where: str  # its addresses
+    what: str
+    mend: str
+    passing: bool  # it may be over in a moment: a broker that starts
+
+    def __str__(self) -> str:
+        return f"can't use Kafka at {self.where}: {self.what}; {self.mend}"
+
+
+async def find_trouble(settings: Settings, args: Mapping[str, Any], timeout_ms: int) -> Trouble | None:
+    """Why Kafka can't be used at any of its addresses; None if one of them answers.
+
+    Parameters:
+        args: what every client gets (`kafka_client_args`).
+        timeout_ms: milliseconds for each request.
+    """
+    addresses = args["bootstrap_servers"]
+    security = {key: value for key, value in args.items() if key != "bootstrap_servers"}
+    found: list[Trouble] = []
+    for address in addresses:
+        trouble = await _Probe(settings, address, security, timeout_ms / 1000).run()
+        if trouble is None:
+            return None
+        found.append(trouble)
+    # what has to be mended says more than that another broker is away
+    worst = next((trouble for trouble in found if not trouble.passing), found[0])
+    return worst if not worst.passing else Trouble(", ".join(addresses), worst.what, worst.mend, True)
+
+
+class _Probe:
+    """One address of Kafka."""
+
+    def __init__(self, settings: Settings, address: str, security: Mapping[str, Any], timeout_s: float) -> None:
+        self.settings = settings
+        self.address = address
+        host, _, port = address.rpartition(":")
+        self.host, self.port = host, int(port)
+        self.security = security
+        self.timeout_s = timeout_s
+
+    async def run(self) -> Trouble | None:
+        try:
+            connection = await self._connect(**self.security)
+        except (KafkaError, OSError, TimeoutError) as error:
+            return await self._connect_failed(error)
+        try:
+            # a version of it that lists topics by name, of which there are none
+            metadata = await connection.send(MetadataRequest([]))
+        except (KafkaError, OSError, TimeoutError) as error:
+            return await self._request_failed(error)
+        finally:
+            connection.close()
+        return await self._advertised([(broker[1], broker[2]) for broker in metadata.brokers])
+
+    async def _connect(self, **security: Any) -> AIOKafkaConnection:
+        return await create_conn(self.host, self.port, request_timeout_ms=int(self.timeout_s * 1000), **security)
+
+    def _lasting(self, what: str, mend: str) -> Trouble:
+        return Trouble(self.address, what, mend, passing=False)
+
+    def _passing(self, what: str, mend: str) -> Trouble:
+        return Trouble(self.address, what, mend, passing=True)
+
+    # -- what an error means
+
+    async def _connect_failed(self, error: BaseException) -> Trouble:
+        user, mechanism = self.settings.kafka_username, self.settings.kafka_mechanism
+        if isinstance(error, SaslAuthenticationFailed):
+            return self._lasting(
+                f"it refused user {user!r} or the password ({mechanism})",
+                "check MARQ_KAFKA_USERNAME and MARQ_KAFKA_PASSWORD, and that the user was made for this mechanism",
+            )
+        if isinstance(error, UnsupportedSaslMechanismError):
+            offered = await self._mechanisms()
+            return self._lasting(
+                f"it does not let anybody log in by {mechanism}{f', only by {offered}' if offered else ''}",
+                "set MARQ_KAFKA_MECHANISM to one that it has",
+            )
+        if isinstance(error, IllegalSaslStateError):
+            return self._lasting(
+                "it takes no user name and password on this port",
+                "unset MARQ_KAFKA_USERNAME and MARQ_KAFKA_PASSWORD, or use the port of a SASL listener in MARQ_KAFKA",
+            )
+        if isinstance(error, ssl.SSLCertVerificationError):
+            trust = self.settings.kafka_ca_file or "the system's certificates"
+            return self._lasting(
+                f"its certificate is not to be trusted ({error.verify_message}; trusted: {trust})",
+                "set MARQ_KAFKA_CA_FILE to the certificate of the authority that signed it, and MARQ_KAFKA to a host "
+                "name that the certificate has",
+            )
+        if not isinstance(error, (socket.gaierror, ConnectionRefusedError)) and (other := await self._other_protocol()):
+            return other
+        return self._away(error)
+
+    async def _request_failed(self, error: BaseException) -> Trouble:
+        if not self.settings.kafka_username and (offered := await self._mechanisms()):
+            return self._lasting(
+                f"it wants a user name and a password ({offered})",
+                "set MARQ_KAFKA_USERNAME, MARQ_KAFKA_PASSWORD and MARQ_KAFKA_MECHANISM",
+            )
+        return self._away(error)
+
+    def _away(self, error: BaseException) -> Trouble:
+        return self._passing(reason_of(error), "check that it runs, and MARQ_KAFKA")
+
+    async def _other_protocol(self) -> Trouble | None:
+        """Whether the listener speaks TLS and we don't, or the other way round."""
+        if self.settings.uses_tls:
+            with contextlib.suppress(KafkaError, OSError, TimeoutError):
+                (await asyncio.wait_for(self._connect(), ATTEMPT_S)).close()
+                return self._lasting(
+                    "it speaks no TLS on this port",
+                    "unset MARQ_KAFKA_TLS and MARQ_KAFKA_CA_FILE, or use the port of a TLS listener in MARQ_KAFKA",
+                )
+        elif await self._speaks_tls():
+            return self._lasting(
+                "it speaks TLS on this port",
+                "set MARQ_KAFKA_TLS=true, or MARQ_KAFKA_CA_FILE if its authority is not one of the system's",
+            )
+        return None
+
+    async def _speaks_tls(self) -> bool:
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                _reader, writer = await asyncio.open_connection(self.host, self.port, ssl=context)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    async def _mechanisms(self) -> str:
+        """The SASL mechanisms that the listener has; empty where it has none or does not tell."""
+        security = {key: value for key, value in self.security.items() if not key.startswith("sasl_")}
+        security["security_protocol"] = "SSL" if self.settings.uses_tls else "PLAINTEXT"
+        with contextlib.suppress(KafkaError, OSError, TimeoutError):
+            connection = await self._connect(**security)
+            try:
+                # no listener has this one: the answer lists those that it has
+                answer = await connection.send(SaslHandShakeRequest("NONE"))
+            finally:
+                connection.close()
+            return ", ".join(sorted(answer.enabled_mechanisms))
+        return ""
+
+    async def _advertised(self, brokers: list[tuple[str, int]]) -> Trouble | None:
+        """Clients go on with the addresses that the brokers give of themselves: one at least has to be right."""
+        failed: list[str] = []
+        for host, port in brokers:
+            try:
+                async with asyncio.timeout(ATTEMPT_S):
+                    _reader, writer = await asyncio.open_connection(host, port)
+            except (OSError, TimeoutError) as error:
+                failed.append(f"{host}:{port} ({reason_of(error)})")
+            else:
+                writer.close()
+                return None
+        if not failed:
+            return self._passing("no broker has registered yet", "check that its brokers run")
+        return self._passing(
+            f"it sends us to {', '.join(failed)}",
+            "correct advertised.listeners of its brokers to names that can be reached from here",
+        )
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says, in one line."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
+        return os.strerror(error.errno)
+    text = " ".join(str(error).split())
+    # Some of the client's errors have nothing but its own connection object as their text.
+    return text if text and "<AIOKafka" not in text else type(error).__name__

@@ -1,0 +1,14 @@
+"""Amazon SQS on the operations of `gateway.door`: the JSON protocol and the older query protocol, on `/`.
+
+    server           a request of either protocol -> an action -> an answer; every error as AWS's
+    model            what actions there are and what they take: botocore's own service model, read
+    json_protocol, query_protocol   how requests and answers look on the wire
+    signature        Signature Version 4
+    actions          the actions on queues;  deliveries: those on messages;  moves: message move tasks
+    attributes       queue attributes <-> settings of the queue
+    messages         message attributes <-> headers of the record, and what receivers are told
+    urls             queue URLs and ARNs
+    errors           what AWS calls what went wrong
+
+No rule of a queue stands here: they are the door's and the core's. May import everything of `gateway`, and `botocore`.
+"""

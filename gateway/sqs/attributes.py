@@ -1,0 +1,308 @@
+"""Queue attributes <-> settings of the queue, and what is kept beside them because SQS alone knows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from app.queues import Draft, QueueRecord
+from gateway.sqs.errors import SqsError, bad_value, missing
+from gateway.sqs.limits import KIB, Limits
+from gateway.sqs.model import enum_of
+from gateway.sqs.urls import Place, queue_of_arn
+from marq.core.policies import LEASE_MIN_MS, QueueSettings
+
+COUNTS = {
+    "ApproximateNumberOfMessages": "ready",
+    "ApproximateNumberOfMessagesNotVisible": "in_flight",
+    "ApproximateNumberOfMessagesDelayed": "delayed",
+}
+_COMPUTED = frozenset({"All", "QueueArn", "CreatedTimestamp", "LastModifiedTimestamp", *COUNTS})
+#: Names by which the attributes that are no settings are kept in the queue's record.
+BESIDE = "sqs."
+_FIFO_ONLY = ("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
+_SCOPES = {"queue": "queue", "messageGroup": "group"}
+_SOURCES_MAX = 10
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
+_FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo")
+
+_to_json = msgspec.json.Encoder().encode
+
+
+class Number(NamedTuple):
+    """An attribute that is a number: of which setting, in which unit, and its bounds."""
+
+    setting: str | None  # None: kept beside
+    factor: int
+    default: Callable[[Limits], int]
+    bounds: Callable[[Limits], tuple[int, int]]
+
+
+NUMBERS: dict[str, Number] = {
+    "VisibilityTimeout": Number("visibility_timeout_ms", 1000, lambda _: 30, lambda its: (0, its.visibility_s)),
+    "DelaySeconds": Number("delay_ms", 1000, lambda _: 0, lambda its: (0, its.delay_s)),
+    "MessageRetentionPeriod": Number("ttl_ms", 1000, lambda _: 345_600, lambda its: its.retention_s),
+    "MaximumMessageSize": Number(
+        "max_message_bytes", 1, lambda its: its.message_bytes, lambda its: (KIB, its.message_bytes)
+    ),
+    "ReceiveMessageWaitTimeSeconds": Number(None, 1, lambda _: 0, lambda its: (0, its.wait_s)),
+    "KmsDataKeyReusePeriodSeconds": Number(None, 1, lambda _: 300, lambda _: (60, 86_400)),
+}
+
+
+def check_new_name(name: str, fifo: bool) -> None:
+    """Raises `SqsError` for a name that a queue can't be given."""
+    if not name:
+        raise missing("QueueName")
+    if fifo:
+        if _FIFO_NAME.fullmatch(name) is None:
+            raise SqsError(
+                "InvalidParameterValue",
+                "The name of a FIFO queue can only include alphanumeric characters, hyphens, or underscores, must end "
+                "with .fifo suffix and be 1 to 80 in length",
+            )
+    elif _NAME.fullmatch(name) is None:
+        raise SqsError(
+            "InvalidParameterValue",
+            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+        )
+
+
+class Queues(NamedTuple):
+    """What is to be known of other queues: `record_of` is None for one that does not exist."""
+
+    exists: Callable[[str], bool]
+    record_of: Callable[[str], QueueRecord | None]
+
+
+class Attributes:
+    """Reads and writes them, within limits."""
+
+    def __init__(self, limits: Limits, queues: Queues) -> None:
+        self._limits = limits
+        self._queues = queues
+
+    # ------------------------------------------------------------------ given
+
+    def new(self, queue: str, given: dict[str, str], tags: dict[str, str]) -> Draft:
+        """A queue that is made. Raises `SqsError`."""
+        fifo = given.get("FifoQueue")
+        if fifo not in (None, "true"):
+            raise _unknown("FifoQueue") if fifo == "false" else _invalid("FifoQueue")
+        check_new_name(queue, fifo is not None)
+        values = {
+            number.setting: number.default(self._limits) * number.factor
+            for number in NUMBERS.values()
+            if number.setting is not None
+        }
+        settings = QueueSettings(fifo=fifo is not None, **values)
+        return self._changed(queue, Draft(settings, {}, tags), given)
+
+    def changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
+        """A queue some of whose attributes are set. Raises `SqsError`."""
+        if "FifoQueue" in given and (given["FifoQueue"] == "true") != old.settings.fifo:
+            raise _invalid("FifoQueue", "Modifying queue type is not supported.")
+        return self._changed(queue, old, given)
+
+    def _changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
+        settings, beside = msgspec.structs.asdict(old.settings), dict(old.attributes)
+        known = enum_of("QueueAttributeName") - _COMPUTED
+        for name, text in given.items():
+            if name not in known or (name in _FIFO_ONLY and not old.settings.fifo):
+                raise _unknown(name)
+            if name in NUMBERS:
+                self._set_number(settings, beside, name, text)
+            elif name == "RedrivePolicy":
+                settings |= self._redrive(queue, old.settings.fifo, text)
+            elif name == "ContentBasedDeduplication":
+                settings["content_deduplication"] = _flag(name, text)
+            elif name == "DeduplicationScope":
+                settings["deduplication_scope"] = _one_of(name, text, _SCOPES)
+            elif name != "FifoQueue":
+                _keep(beside, name, _checked(name, text))
+        if beside.get(BESIDE + "FifoThroughputLimit") == "perMessageGroupId" and (
+            settings["deduplication_scope"] != "group"
+        ):
+            raise _invalid("FifoThroughputLimit", "DeduplicationScope has to be messageGroup.")
+        return Draft(msgspec.convert(settings, QueueSettings), beside, old.tags, old.moves)
+
+    def _set_number(self, settings: dict[str, Any], beside: dict[str, str], name: str, text: str) -> None:
+        number = NUMBERS[name]
+        low, high = number.bounds(self._limits)
+        if not text.isascii() or not text.isdigit() or len(text) > 12 or not low <= int(text) <= high:
+            raise _invalid(name)
+        if number.setting is None:
+            beside[BESIDE + name] = str(int(text))
+        else:
+            value = int(text) * number.factor
+            settings[number.setting] = max(value, LEASE_MIN_MS) if name == "VisibilityTimeout" else value
+
+    def _redrive(self, queue: str, fifo: bool, text: str) -> dict[str, Any]:
+        if not text.strip():
+            return {"max_receives": 0, "dead_letter_queue": ""}
+        policy = _json_map("RedrivePolicy", text)
+        if not policy:
+            return {"max_receives": 0, "dead_letter_queue": ""}
+
+        def wrong(reason: str) -> SqsError:
+            return bad_value(text, "RedrivePolicy", reason)
+
+        for name in ("deadLetterTargetArn", "maxReceiveCount"):
+            if name not in policy:
+                raise wrong(f"Redrive policy does not contain mandatory attribute: {name}.")
+        count, most = policy["maxReceiveCount"], self._limits.max_receives
+        if isinstance(count, bool) or not re.fullmatch(r"\d{1,9}", str(count)) or not 1 <= int(count) <= most:
+            raise wrong(f"Invalid value for maxReceiveCount: {count}, valid values are from 1 to {most}.")
+        target = queue_of_arn(str(policy["deadLetterTargetArn"]), "deadLetterTargetArn")
+        if not self._queues.exists(target):
+            raise wrong("Dead letter target does not exist.")
+        record = self._queues.record_of(target)
+        if (record is not None and record.settings.fifo) != fifo:
+            raise wrong("Dead-letter queue must be same type of queue as the source.")
+        if target == queue:
+            raise wrong("The queue can't be its own dead-letter queue.")
+        allow = record.attributes.get(BESIDE + "RedriveAllowPolicy") if record is not None else None
+        if allow is not None and not _allows(allow, queue):
+            raise wrong(f"Queue {target} does not allow to be the dead-letter queue of {queue}.")
+        return {"max_receives": int(count), "dead_letter_queue": target}
+
+    # ------------------------------------------------------------------ told
+
+    def told(self, queue: str, record: QueueRecord | None, settings: QueueSettings, place: Place) -> dict[str, str]:
+        """All attributes of a queue but the counts."""
+        beside = record.attributes if record is not None else {}
+        found: dict[str, str] = {}
+        for name, number in NUMBERS.items():
+            if number.setting is not None:
+                value = getattr(settings, number.setting)
+                found[name] = str(value // number.factor if value or name == "DelaySeconds" else self._unset(name))
+            elif name != "KmsDataKeyReusePeriodSeconds":
+                found[name] = beside.get(BESIDE + name, str(number.default(self._limits)))
+        found["QueueArn"] = place.arn_of(queue)
+        if record is not None:
+            found["CreatedTimestamp"] = str(record.created_ms // 1000)
+            found["LastModifiedTimestamp"] = str(record.changed_ms // 1000)
+        else:
+            found["CreatedTimestamp"] = found["LastModifiedTimestamp"] = "0"
+        if settings.max_receives and settings.dead_letter_queue:
+            policy = {
+                "deadLetterTargetArn": place.arn_of(settings.dead_letter_queue),
+                "maxReceiveCount": settings.max_receives,
+            }
+            found["RedrivePolicy"] = _to_json(policy).decode()
+        if settings.fifo:
+            found["FifoQueue"] = "true"
+            found["ContentBasedDeduplication"] = "true" if settings.content_deduplication else "false"
+            found["DeduplicationScope"] = "messageGroup" if settings.deduplication_scope == "group" else "queue"
+            found["FifoThroughputLimit"] = beside.get(BESIDE + "FifoThroughputLimit", "perQueue")
+        if BESIDE + "KmsMasterKeyId" in beside:
+            found["KmsDataKeyReusePeriodSeconds"] = "300"
+        found["SqsManagedSseEnabled"] = "false" if BESIDE + "KmsMasterKeyId" in beside else "true"
+        found.update({name.removeprefix(BESIDE): value for name, value in beside.items() if name.startswith(BESIDE)})
+        return found
+
+    def _unset(self, name: str) -> int:
+        """What is told of a setting that does not limit: the most there is."""
+        return NUMBERS[name].bounds(self._limits)[1]
+
+
+def check_names(names: list[str]) -> None:
+    """Raises `SqsError` for a name that no attribute has."""
+    known = enum_of("QueueAttributeName")
+    for name in names:
+        if name not in known:
+            raise _unknown(name)
+
+
+def wait_s_of(record: QueueRecord | None) -> int:
+    """How long a receive of a queue waits that does not say."""
+    return int(record.attributes.get(BESIDE + "ReceiveMessageWaitTimeSeconds", "0")) if record is not None else 0
+
+
+def allows_redrive(record: QueueRecord | None, source: str) -> bool:
+    """Whether a queue may be the dead-letter queue of `source`."""
+    text = record.attributes.get(BESIDE + "RedriveAllowPolicy") if record is not None else None
+    return text is None or _allows(text, source)
+
+
+def _allows(text: str, source: str) -> bool:
+    policy = msgspec.json.decode(text)
+    permission = policy.get("redrivePermission", "allowAll")
+    if permission == "byQueue":
+        return source in [queue_of_arn(arn, "sourceQueueArns") for arn in policy.get("sourceQueueArns", ())]
+    return bool(permission != "denyAll")
+
+
+def _keep(beside: dict[str, str], name: str, value: str) -> None:
+    if value:
+        beside[BESIDE + name] = value
+    else:
+        beside.pop(BESIDE + name, None)
+
+
+def _checked(name: str, text: str) -> str:
+    if name in ("Policy", "RedriveAllowPolicy"):
+        if not text.strip():
+            return ""
+        policy = _json_map(name, text)
+        if name == "RedriveAllowPolicy":
+            _check_allow_policy(text, policy)
+    elif name == "SqsManagedSseEnabled":
+        return "true" if _flag(name, text) else "false"
+    elif name == "FifoThroughputLimit":
+        return _one_of(name, text, {"perQueue": "perQueue", "perMessageGroupId": "perMessageGroupId"})
+    elif len(text) > 2048:
+        raise _invalid(name)
+    return text
+
+
+def _check_allow_policy(text: str, policy: dict[str, Any]) -> None:
+    def wrong(reason: str) -> SqsError:
+        return bad_value(text, "RedriveAllowPolicy", reason)
+
+    permission, sources = policy.get("redrivePermission", "allowAll"), policy.get("sourceQueueArns")
+    if permission not in ("allowAll", "denyAll", "byQueue"):
+        raise wrong("Invalid redrivePermission: use allowAll, denyAll or byQueue.")
+    if (permission == "byQueue") != (sources is not None):
+        raise wrong("sourceQueueArns has to be there with redrivePermission byQueue, and only then.")
+    if sources is not None:
+        if not isinstance(sources, list) or not 1 <= len(sources) <= _SOURCES_MAX:
+            raise wrong(f"sourceQueueArns is a list of 1 to {_SOURCES_MAX} ARNs.")
+        for arn in sources:
+            queue_of_arn(str(arn), "sourceQueueArns")
+
+
+def _json_map(name: str, text: str) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        what = {"RedrivePolicy": "Redrive policy", "RedriveAllowPolicy": "Redrive allow policy"}.get(name, name)
+        raise bad_value(text, name, f"{what} is not a valid JSON map.")
+    return found
+
+
+def _flag(name: str, text: str) -> bool:
+    if text not in ("true", "false"):
+        raise _invalid(name)
+    return text == "true"
+
+
+def _one_of(name: str, text: str, values: dict[str, str]) -> str:
+    if text not in values:
+        raise _invalid(name)
+    return values[text]
+
+
+def _unknown(name: str) -> SqsError:
+    return SqsError("InvalidAttributeName", f"Unknown Attribute {name[:300]}.")
+
+
+def _invalid(name: str, reason: str = "") -> SqsError:
+    why = f" Reason: {reason}" if reason else ""
+    return SqsError("InvalidAttributeValue", f"Invalid value for the parameter {name}.{why}")

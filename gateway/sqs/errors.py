@@ -1,0 +1,118 @@
+"""What AWS calls what went wrong: the exception of the service model, the code of the query protocol, the status."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from marq import errors
+from marq.errors import MarqError, RequestError
+
+_SQS = "com.amazonaws.sqs#"
+_COMMON = "com.amazon.coral.service#"
+_PREFIX = "AWS.SimpleQueueService."
+
+
+class Kind(NamedTuple):
+    """How an error is told."""
+
+    type: str  # in the JSON protocol
+    code: str  # in the query protocol, and in `x-amzn-query-error`
+    status: int = 400  # in the query protocol
+    json_status: int = 400
+    fault: str = "Sender"
+
+
+#: Errors by the names that this package uses for them: the shape's name where the service model has one.
+KINDS: dict[str, Kind] = {
+    **{
+        name: Kind(_SQS + name, _PREFIX + name)
+        for name in (
+            "BatchEntryIdsNotDistinct",
+            "BatchRequestTooLong",
+            "EmptyBatchRequest",
+            "InvalidBatchEntryId",
+            "MessageNotInflight",
+            "QueueDeletedRecently",
+            "TooManyEntriesInBatchRequest",
+            "UnsupportedOperation",
+        )
+    },
+    **{
+        name: Kind(_SQS + name, name)
+        for name in ("InvalidAttributeName", "InvalidAttributeValue", "InvalidMessageContents")
+    },
+    "InvalidAddress": Kind(_SQS + "InvalidAddress", "InvalidAddress", 404),
+    "OverLimit": Kind(_SQS + "OverLimit", "OverLimit", 403),
+    "PurgeQueueInProgress": Kind(_SQS + "PurgeQueueInProgress", _PREFIX + "PurgeQueueInProgress", 403),
+    "QueueDoesNotExist": Kind(_SQS + "QueueDoesNotExist", _PREFIX + "NonExistentQueue"),
+    "QueueNameExists": Kind(_SQS + "QueueNameExists", "QueueAlreadyExists"),
+    "ReceiptHandleIsInvalid": Kind(_SQS + "ReceiptHandleIsInvalid", "ReceiptHandleIsInvalid", 404),
+    "ResourceNotFoundException": Kind(_SQS + "ResourceNotFoundException", "ResourceNotFoundException", 404),
+    "InvalidParameterValue": Kind(_COMMON + "InvalidParameterValueException", "InvalidParameterValue"),
+    "MissingParameter": Kind(_COMMON + "MissingRequiredParameterException", "MissingParameter"),
+    "Serialization": Kind(_COMMON + "SerializationException", "MalformedInput"),
+    "UnknownOperation": Kind(_COMMON + "UnknownOperationException", "InvalidAction", 400, 404),
+    "MissingAction": Kind(_COMMON + "MissingActionException", "MissingAction"),
+    "RequestTooLarge": Kind(_COMMON + "RequestEntityTooLargeException", "RequestEntityTooLarge", 413, 413),
+    "RequestTimeout": Kind(_COMMON + "RequestTimeoutException", "RequestTimeout", 408, 408),
+    "MissingAuthenticationToken": Kind(
+        _COMMON + "MissingAuthenticationTokenException", "MissingAuthenticationToken", 403, 403
+    ),
+    "IncompleteSignature": Kind(_COMMON + "IncompleteSignatureException", "IncompleteSignature", 403, 403),
+    "InvalidClientTokenId": Kind(_COMMON + "UnrecognizedClientException", "InvalidClientTokenId", 403, 403),
+    "SignatureDoesNotMatch": Kind(_COMMON + "InvalidSignatureException", "SignatureDoesNotMatch", 403, 403),
+    "RequestExpired": Kind(_COMMON + "RequestExpiredException", "RequestExpired", 403, 403),
+    "AccessDenied": Kind(_COMMON + "AccessDeniedException", "AccessDenied", 403, 403),
+    "ServiceUnavailable": Kind(_COMMON + "ServiceUnavailableException", "ServiceUnavailable", 503, 503, "Receiver"),
+    "InternalFailure": Kind(_COMMON + "InternalFailure", "InternalFailure", 500, 500, "Receiver"),
+}
+
+NO_QUEUE = "The specified queue does not exist."
+
+
+class SqsError(RequestError):
+    """An error that has a name of AWS's."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+        self.kind = KINDS[name]
+
+
+#: Names of the errors that doors and core raise; the first that fits counts.
+_NAMES: tuple[tuple[type[MarqError], str], ...] = (
+    (errors.UnknownQueueError, "QueueDoesNotExist"),
+    (errors.BadReceiptError, "ReceiptHandleIsInvalid"),
+    (errors.LeaseOverError, "MessageNotInflight"),
+    (errors.NotPossibleError, "UnsupportedOperation"),
+    (errors.NotAllowedError, "AccessDenied"),
+    (errors.NotAuthenticatedError, "MissingAuthenticationToken"),
+    (errors.NotFoundError, "ResourceNotFoundException"),
+    (errors.RequestError, "InvalidParameterValue"),
+    (errors.UnavailableError, "ServiceUnavailable"),
+    (errors.BrokerError, "ServiceUnavailable"),
+)
+
+
+def error_of(error: BaseException) -> SqsError:
+    """AWS's error for one of ours; `InternalFailure` for what has no business to happen."""
+    if isinstance(error, SqsError):
+        return error
+    for kind, name in _NAMES:
+        if isinstance(error, kind):
+            if name == "QueueDoesNotExist":
+                return SqsError(name, NO_QUEUE)
+            if name == "ReceiptHandleIsInvalid":
+                return SqsError(name, f"The input receipt handle is invalid: {error}")
+            return SqsError(name, str(error))
+    return SqsError("InternalFailure", "An internal error occurred; the worker's log says more.")
+
+
+def bad_value(value: object, parameter: str, reason: str) -> SqsError:
+    """A parameter has a value that it can't have."""
+    return SqsError("InvalidParameterValue", f"Value {value} for parameter {parameter} is invalid. Reason: {reason}")
+
+
+def missing(parameter: str) -> SqsError:
+    """A parameter that has to be there is not."""
+    return SqsError("MissingParameter", f"The request must contain the parameter {parameter}.")

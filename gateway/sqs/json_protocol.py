@@ -1,0 +1,42 @@
+"""The JSON protocol (AWS JSON 1.0): the action in `X-Amz-Target`, parameters and answers as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from gateway.sqs.errors import SqsError
+from gateway.sqs.model import Action, actions
+
+CONTENT_TYPE = "application/x-amz-json-1.0"
+TARGET = "X-Amz-Target"
+#: Where an error's code of the query protocol stands, which SDKs raise exceptions by.
+QUERY_ERROR = "x-amzn-query-error"
+_PREFIX = "AmazonSQS."
+_HEADERS = {"Content-Type": CONTENT_TYPE}
+
+_encode = msgspec.json.Encoder().encode
+
+
+def read(target: str, body: bytes) -> tuple[Action, Any]:
+    """The action that a request asks for, and its parameters. Raises `SqsError`."""
+    prefix, _, name = target.partition(".")
+    action = actions().get(name) if prefix + "." == _PREFIX else None
+    if action is None:
+        raise SqsError("UnknownOperation", f"The action {target[:200]} is not valid for this endpoint.")
+    return action, action.of_json(body)
+
+
+def answer(result: Any) -> web.Response:
+    """A result on the wire."""
+    return web.Response(body=_encode(result) if result is not None else b"{}", headers=_HEADERS)
+
+
+def problem(error: SqsError) -> web.Response:
+    """An error on the wire."""
+    kind = error.kind
+    headers = {**_HEADERS, QUERY_ERROR: f"{kind.code};{kind.fault}"}
+    body = _encode({"__type": kind.type, "message": str(error)})
+    return web.Response(body=body, status=kind.json_status, headers=headers)

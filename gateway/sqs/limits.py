@@ -1,0 +1,65 @@
+"""How much is allowed: AWS's limits, or what marq can do."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from app.topics import MAX_MESSAGE_BYTES
+from gateway.door import RECORD_ROOM_BYTES
+from marq.core.policies import TIME_MAX_MS, TTL_MAX_MS
+
+Mode = Literal["strict", "relaxed"]
+
+KIB, MIB = 1024, 1024 * 1024
+
+
+class Limits(NamedTuple):
+    """Times in seconds."""
+
+    strict: bool
+    delay_s: int
+    visibility_s: int
+    retention_s: tuple[int, int]
+    wait_s: int
+    message_bytes: int
+    batch_bytes: int | None  # of all bodies and attributes of a request; None: no limit but that of requests
+    entries: int  # in a batch
+    receive: int  # messages of a receive
+    attributes: int | None  # of a message
+    max_receives: int
+    again_s: int  # between purges of a queue, and until a deleted one can be made again
+
+
+STRICT = Limits(
+    strict=True,
+    delay_s=900,
+    visibility_s=43_200,
+    retention_s=(60, 1_209_600),
+    wait_s=20,
+    message_bytes=MIB,
+    batch_bytes=MIB,
+    entries=10,
+    receive=10,
+    attributes=10,
+    max_receives=1_000,
+    again_s=60,
+)
+RELAXED = Limits(
+    strict=False,
+    delay_s=TIME_MAX_MS // 1000,
+    visibility_s=TIME_MAX_MS // 1000,
+    retention_s=(1, TTL_MAX_MS // 1000),
+    wait_s=60,
+    message_bytes=MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES,
+    batch_bytes=None,
+    entries=1_000,
+    receive=1_000,
+    attributes=None,
+    max_receives=1_000_000,
+    again_s=0,
+)
+
+
+def limits_of(mode: Mode) -> Limits:
+    """The limits of a setting."""
+    return STRICT if mode == "strict" else RELAXED

@@ -1,0 +1,84 @@
+"""What a worker remembers of the last minutes, for answers that AWS gives alike to requests that are made twice.
+
+Only this worker's requests are known, and a bounded number of them: nothing rests on it. What counts as a second
+message is the core's decision, and is in the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any, Generic, TypeVar
+
+from gateway.door import Sent
+from gateway.receiving import Received
+
+#: Seconds within which a message or a receive is the same as an earlier one.
+SAME_S = 300.0
+#: Entries of each kind that are remembered.
+ENTRIES_MAX = 50_000
+
+Value = TypeVar("Value")
+
+
+class _Recent(Generic[Value]):
+    """Values by key, each for `SAME_S`, the oldest forgotten first."""
+
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Any, tuple[float, Value]] = OrderedDict()
+
+    def get(self, key: Any) -> Value | None:
+        entry = self._entries.get(key)
+        return entry[1] if entry is not None and time.monotonic() - entry[0] < SAME_S else None
+
+    def put(self, key: Any, value: Value) -> None:
+        self._entries[key] = (time.monotonic(), value)
+        self._entries.move_to_end(key)
+        if len(self._entries) > ENTRIES_MAX:
+            self._entries.popitem(last=False)
+
+
+class Sends:
+    """Where the first of messages with one deduplication id is."""
+
+    def __init__(self) -> None:
+        self._sends: _Recent[Sent] = _Recent()
+
+    def first(self, queue: str, group: str | None, name: str, sent: Sent) -> Sent:
+        """The first message like the one that was just sent; that one itself if there was none."""
+        key = (queue, group, name)
+        known = self._sends.get(key)
+        if known is not None:
+            return known
+        self._sends.put(key, sent)
+        return sent
+
+
+class Attempts:
+    """What receives were given that named their attempt."""
+
+    def __init__(self) -> None:
+        self._given: _Recent[list[Received]] = _Recent()
+
+    def given(self, queue: str, attempt: str) -> list[Received] | None:
+        return self._given.get((queue, attempt))
+
+    def keep(self, queue: str, attempt: str, received: list[Received]) -> None:
+        self._given.put((queue, attempt), received)
+
+
+class FirstReceives:
+    """When messages were received for the first time."""
+
+    def __init__(self) -> None:
+        self._times: OrderedDict[tuple[int, int], int] = OrderedDict()
+
+    def of(self, one: Received, now_ms: int) -> int:
+        """Milliseconds since 1970; when it was sent, if it was another worker that gave it out first."""
+        key = (one.partition, one.offset)
+        if one.attempt > 1:
+            return self._times.get(key, one.sent_ms)
+        self._times[key] = now_ms
+        if len(self._times) > ENTRIES_MAX:
+            self._times.popitem(last=False)
+        return now_ms

@@ -1,0 +1,137 @@
+"""The actions on message move tasks: start, list, cancel."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode, b64encode
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import msgspec
+
+from app.queues import MoveTask
+from gateway.moves import KEPT
+from gateway.sqs.call import Call
+from gateway.sqs.errors import SqsError, bad_value
+from gateway.sqs.urls import queue_of_arn
+
+if TYPE_CHECKING:
+    from gateway import moves
+    from gateway.sqs.queues import Queues
+
+PER_SECOND_MAX = 500
+
+
+class Moves:
+    """The actions, named as in the service model."""
+
+    def __init__(self, queues: Queues, tasks: moves.Moves) -> None:
+        self._queues = queues
+        self._tasks = tasks
+        self._door = queues.door
+
+    async def _queue(self, call: Call, arn: str, parameter: str, permission: str) -> str:
+        try:
+            return await self._queues.require_name(call, queue_of_arn(arn, parameter), permission)
+        except SqsError as exc:
+            if exc.name != "QueueDoesNotExist":
+                raise
+            raise _not_found(f"The resource that you specified for the {parameter} parameter doesn't exist.") from None
+
+    def _active(self, queue: str) -> MoveTask | None:
+        record = self._door.catalog.moving.get(queue)
+        return next((task for task in record.moves if task.active), None) if record is not None else None
+
+    async def StartMessageMoveTask(self, call: Call, request: Any) -> dict[str, Any]:
+        queue = await self._queue(call, request.SourceArn, "SourceArn", "manage")
+        per_second = request.MaxNumberOfMessagesPerSecond
+        if per_second is not None and not 1 <= per_second <= PER_SECOND_MAX:
+            raise bad_value(
+                per_second, "MaxNumberOfMessagesPerSecond", f"Must be between 1 and {PER_SECOND_MAX}, if provided."
+            )
+        if not self._queues.sources_of(queue):
+            raise SqsError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
+        to = ""
+        if request.DestinationArn:
+            to = await self._queue(call, request.DestinationArn, "DestinationArn", "send")
+            if to == queue:
+                raise SqsError(
+                    "InvalidParameterValue", "Source queue arn and destination queue arn cannot be the same."
+                )
+            catalog = self._door.catalog
+            if catalog.settings_of(to).fifo != catalog.settings_of(queue).fifo:
+                raise SqsError("UnsupportedOperation", "Source and destination have to be queues of the same type.")
+        if self._active(queue) is not None:
+            raise SqsError(
+                "UnsupportedOperation",
+                "There is already a task running. Only one active task is allowed for a source queue arn at a given "
+                "time.",
+            )
+        topics = self._door.ownership.topics
+        counts = await self._queues.counts_of(queue)
+        task = MoveTask(
+            id=str(uuid4()),
+            to=to,
+            started_ms=int(time.time() * 1000),
+            before=await self._door.catalog.end_offsets(topics.queue, topics.partitions),
+            per_second=per_second or 0,
+            total=sum(counts.values()),
+        )
+        await self._tasks.begin(queue, task)
+        return {"TaskHandle": _handle(request.SourceArn, task)}
+
+    async def ListMessageMoveTasks(self, call: Call, request: Any) -> dict[str, Any]:
+        queue = await self._queue(call, request.SourceArn, "SourceArn", "manage")
+        limit = request.MaxResults if request.MaxResults is not None else 1
+        if not 1 <= limit <= KEPT:
+            raise bad_value(limit, "MaxResults", f"Value must be between 1 and {KEPT}.")
+        record = self._door.catalog.records.get(queue)
+        tasks = record.moves if record is not None and record.active else ()
+        return {"Results": [_told(call, request.SourceArn, task) for task in tasks[:limit]]}
+
+    async def CancelMessageMoveTask(self, call: Call, request: Any) -> dict[str, Any]:
+        task_id, arn = _read_handle(request.TaskHandle)
+        queue = await self._queue(call, arn, "SourceArn", "manage")
+        record = self._door.catalog.records.get(queue)
+        task = next((t for t in record.moves if t.id == task_id), None) if record is not None else None
+        if task is None:
+            raise _not_found("Task does not exist.")
+        if task.state != "running":
+            raise SqsError("UnsupportedOperation", "Only active tasks can be cancelled.")
+        await self._tasks.cancel(queue, task_id)
+        return {"ApproximateNumberOfMessagesMoved": task.moved}
+
+
+def _told(call: Call, arn: str, task: MoveTask) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "Status": task.state.upper(),
+        "SourceArn": arn,
+        "ApproximateNumberOfMessagesMoved": task.moved,
+        "ApproximateNumberOfMessagesToMove": task.total,
+        "StartedTimestamp": task.started_ms,
+    }
+    if task.state == "running":
+        told["TaskHandle"] = _handle(arn, task)
+    if task.to:
+        told["DestinationArn"] = call.place.arn_of(task.to)
+    if task.per_second:
+        told["MaxNumberOfMessagesPerSecond"] = task.per_second
+    if task.reason:
+        told["FailureReason"] = task.reason
+    return told
+
+
+def _handle(arn: str, task: MoveTask) -> str:
+    return b64encode(msgspec.json.encode({"taskId": task.id, "sourceArn": arn})).decode()
+
+
+def _read_handle(handle: str) -> tuple[str, str]:
+    try:
+        found = msgspec.json.decode(b64decode(handle, validate=True), type=dict[str, str])
+        return found["taskId"], found["sourceArn"]
+    except (ValueError, KeyError):
+        raise SqsError("InvalidParameterValue", f"Value {handle[:300]} for parameter TaskHandle is invalid.") from None
+
+
+def _not_found(message: str) -> SqsError:
+    return SqsError("ResourceNotFoundException", message)

@@ -1,0 +1,124 @@
+"""The routes: a request of either protocol -> an action -> an answer, and every error as AWS tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from aiohttp import web
+
+from gateway.auth import ALL, check_browser
+from gateway.json_api import BODY_TIMEOUT_S
+from gateway.sqs import json_protocol, query_protocol
+from gateway.sqs.call import Call
+from gateway.sqs.deliveries import Deliveries
+from gateway.sqs.errors import SqsError, error_of
+from gateway.sqs.limits import limits_of
+from gateway.sqs.model import Action, actions
+from gateway.sqs.moves import Moves
+from gateway.sqs.queues import Queues
+from gateway.sqs.signature import Signatures, region_of
+from marq.errors import NotAllowedError
+
+if TYPE_CHECKING:
+    from app.worker import WorkerApp
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-amzn-RequestId"
+#: Queue URLs; the JSON API and the health checks are on paths that look like those of accounts.
+QUEUE_PATH = "/{account:(?!v1/|health/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
+
+Do = Callable[[Call, Any], Awaitable[dict[str, Any] | None]]
+
+
+class Server:
+    """Answers requests."""
+
+    def __init__(self, app: WorkerApp) -> None:
+        limits = limits_of(app.settings.sqs_limits)
+        queues = Queues(app.door, app.views, limits)
+        groups = (queues, Deliveries(queues, limits), Moves(queues, app.moves))
+        self._do: dict[str, Do] = {}
+        for name in actions():
+            for group in groups:
+                if hasattr(group, name):
+                    self._do[name] = getattr(group, name)
+        self._account = app.settings.sqs_account
+        self._signatures = Signatures(app.keys)
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """The handler of all routes."""
+        request_id = str(uuid4())
+        target = request.headers.get(json_protocol.TARGET)
+        action: Action | None = None
+        try:
+            sender, grants = None, ALL
+            if self._signatures:
+                claim, credential = self._signatures.claim_of(request)
+                sender, grants = claim.key_id, credential.grants
+                body = self._signatures.check(request, await self._body(request), claim, credential.secret)
+            else:
+                _check_browser(request)
+                body = await self._body(request)
+            url = request.path if "queue" in request.match_info else None
+            if target is not None:
+                action, parameters = json_protocol.read(target, body)
+            else:
+                action, parameters = query_protocol.read(request.query_string, _form(request, body), url)
+            call = Call(request, grants, sender, region_of(request), self._account)
+            result = await self._do[action.name](call, parameters)
+            if target is not None:
+                response = json_protocol.answer(result)
+            else:
+                response = query_protocol.answer(action, result, request_id)
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as exc:
+            error = error_of(exc)
+            if error.name == "InternalFailure":
+                log.exception("SQS action %s failed", action.name if action is not None else "?")
+            response = json_protocol.problem(error) if target is not None else query_protocol.problem(error, request_id)
+        response.headers[REQUEST_ID] = request_id
+        return response
+
+    async def _body(self, request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                return await request.read()
+        except TimeoutError:
+            raise SqsError("RequestTimeout", f"The body did not come within {BODY_TIMEOUT_S:.0f} s.") from None
+        except web.HTTPRequestEntityTooLarge:
+            raise SqsError("RequestTooLarge", "The request is larger than this endpoint takes.") from None
+        except (web.RequestPayloadError, ValueError) as exc:
+            raise SqsError("Serialization", f"The body can't be read: {exc}") from None
+
+
+def _form(request: web.Request, body: bytes) -> bytes:
+    """The body as far as it holds parameters."""
+    if body and request.content_type not in ("application/x-www-form-urlencoded", "application/octet-stream"):
+        raise SqsError("UnknownOperation", f"Send {json_protocol.TARGET}, or a form: this is {request.content_type}.")
+    return body
+
+
+def _check_browser(request: web.Request) -> None:
+    """Without keys, a page in a browser must not reach us, not even by an image that is a `GET` of an action."""
+    check_browser("POST", request.headers)
+    if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        raise NotAllowedError("a page of another origin can't ask for that")
+
+
+def define(app: WorkerApp) -> None:
+    """Register the routes."""
+    serve = Server(app).serve
+
+    async def handler(request: web.Request) -> web.Response:
+        return await serve(request)
+
+    handler.guards_itself = True  # type: ignore[attr-defined]
+    for path in ("/", QUEUE_PATH):
+        for method in ("GET", "POST"):
+            app.web.web_app.router.add_route(method, path, handler)

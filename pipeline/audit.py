@@ -1,0 +1,316 @@
+"""`audit`: proof, from the logs, the tables and the workers, that nothing was lost and nothing was doubled.
+
+Exit status 0: proven; 1: something is wrong, and named; 2: it could not be found out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import msgspec
+
+from marq.errors import PipelineError
+from pipeline.auditor import FOUND, SUMMARY, Auditor, Plan, Summary
+from pipeline.changelogs import Snapshot, named_rows, snapshot
+from pipeline.options import Job, job_options
+from pipeline.states import states_of
+from pipeline.walk import walk
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pipeline.logs import Bounds
+
+#: Rows of tables that vanish between two looks (compaction) make a second attempt.
+ATTEMPTS = 3
+#: Faults of one partition that are brought back.
+FAULTS_MAX = 1_000
+
+FORMAT_VERSION = 1
+
+
+class Found(NamedTuple):
+    """Something that is wrong."""
+
+    partition: int
+    offset: int  # -1: not of one message
+    queue: str | None
+    kind: str
+    what: str
+
+    def __str__(self) -> str:
+        place = f"{self.partition}:{self.offset}" if self.offset >= 0 else f"partition {self.partition}"
+        return f"{place} {self.queue or '-'} {self.kind}: {self.what}"
+
+
+class Verdict(NamedTuple):
+    """What an audit found."""
+
+    summaries: list[Summary]
+    faults: list[Found]
+    fault_count: int
+    archived: bool
+    tables: bool  # whether the tables were looked at
+    worker: str | None
+    seconds: float
+
+    @property
+    def proven(self) -> bool:
+        return self.fault_count == 0
+
+
+@click.command()
+@click.option("--worker", metavar="URL", help="A worker to compare with, e.g. http://localhost:9324.")
+@click.option("--key", metavar="KEY", envvar="MARQ_AUDIT_KEY", help="Key for that worker's HTTP, if it asks for one.")
+@click.option("--archive", is_flag=True, help="Read what is archived from the archive, and the rest from Kafka.")
+@click.option("--offline", is_flag=True, help="Read the archive alone: no Kafka, no tables, no worker.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout.")
+@click.option("--faults", default=20, show_default=True, type=click.IntRange(1), help="So many faults are printed.")
+@job_options
+def command(
+    job: Job, worker: str | None, key: str | None, archive: bool, offline: bool, json_file: str | None, faults: int
+) -> None:
+    """Prove that no message was lost: fold both logs, and compare with the tables and a worker.
+
+    Exit status 0: proven. 1: something is wrong, each message named. 2: the audit could not be made.
+    """
+    if offline and worker:
+        raise PipelineError("--offline reads no worker; leave out one of --offline and --worker")
+    if worker is not None and not worker.startswith(("http://", "https://")):
+        raise PipelineError(f"--worker {worker} is no address of HTTP; it is like http://localhost:9324")
+    if not offline:
+        job.kafka.bounds(job.settings.queue_topic)
+    with job.session("audit") as spark:
+        verdict = audit(spark, job, worker=worker, key=key, archive=archive or offline, offline=offline)
+    result = as_json(verdict)
+    for line in _lines(verdict, faults):
+        click.echo(line, err=json_file == "-")
+    if json_file == "-":
+        click.echo(json.dumps(result))
+    elif json_file is not None:
+        try:
+            Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
+        except OSError as error:
+            raise PipelineError(f"--json {json_file} can't be written: {error.strerror}") from None
+    raise SystemExit(0 if verdict.proven else 1)
+
+
+# ------------------------------------------------------------------ the audit
+
+
+def audit(
+    spark: SparkSession,
+    job: Job,
+    *,
+    worker: str | None = None,
+    key: str | None = None,
+    archive: bool = False,
+    offline: bool = False,
+) -> Verdict:
+    """Audit an installation.
+
+    Parameters:
+        worker: address of a worker whose state has to agree; up to its positions the logs are walked.
+        archive: what is archived is read from there.
+        offline: nothing but the archive is read.
+
+    Raises:
+        MarqError: it could not be found out.
+    """
+    began = time.monotonic()
+    for _ in range(ATTEMPTS):
+        faults: list[Found] = []
+        tables = None
+        if not offline:
+            committed = job.kafka.committed(job.settings.name)
+            tables = snapshot(job.kafka)
+            faults += _check_committed(job, committed, tables)
+        states = states_of(worker, key, job.kafka.partitions(job.settings.queue_topic)) if worker else {}
+        logs, bounds = _logs(spark, job, states, archive=archive, offline=offline)
+        plans = {n: _plan(n, job, bound, tables, states.get(n)) for n, bound in bounds.items()}
+        rows = named_rows(spark, job.kafka, tables) if tables is not None else None
+        summaries, found = _collect(walk(spark, logs, plans, Auditor, FOUND, rows=rows))
+        missing = any(fault.kind == "tables" and fault.offset < 0 for fault in found)
+        if not (missing and tables is not None and _outdated(tables, snapshot(job.kafka))):
+            break
+    count = len(faults) + sum(summary.faults for summary in summaries)
+    seconds = time.monotonic() - began
+    return Verdict(summaries, faults + found, count, archive, tables is not None, worker, seconds)
+
+
+def _check_committed(job: Job, committed: Mapping[str, Mapping[int, int]], tables: Snapshot) -> list[Found]:
+    """What is committed is not read again, so it must not be beyond what the tables have."""
+    faults = [Found(n, -1, None, "tables", why) for n, why in tables.damaged.items()]
+    for topic, attribute in ((job.settings.queue_topic, "position"), (job.settings.markers_topic, "markers_position")):
+        starts = job.kafka.bounds(topic)
+        for number, offset in committed.get(topic, {}).items():
+            newest = tables.newest.get(number)
+            if newest is None:
+                position, of = starts.get(number, (0, 0))[0], "the beginning of its log, and there is no manifest"
+            else:
+                position, of = getattr(newest.manifest, attribute), "the position of the newest manifest"
+            if offset > position:
+                what = f"group {job.settings.name} has committed {offset} of {topic}, beyond {position}, {of}"
+                faults.append(Found(number, -1, None, "committed", what))
+    return faults
+
+
+def _outdated(before: Snapshot, now: Snapshot) -> bool:
+    return {n: newest.value for n, newest in before.newest.items()} != {
+        n: newest.value for n, newest in now.newest.items()
+    }
+
+
+def _logs(
+    spark: SparkSession, job: Job, states: Mapping[int, Mapping[str, Any]], *, archive: bool, offline: bool
+) -> tuple[DataFrame, dict[int, Bounds]]:
+    """Both logs with fingerprints, from wherever they are, and where they begin and end."""
+    from pipeline.logs import Archive, Bounds, bounds, logs
+
+    old = bounds(spark, Archive(job.data)) if archive else {}
+    if offline:
+        return logs(spark, Archive(job.data), prints=True), old
+    there = bounds(spark, job.kafka)
+    found: dict[int, Bounds] = {}
+    begin: dict[int, tuple[int, int]] = {}
+    end: dict[int, tuple[int, int]] = {}
+    for number, kafka in there.items():
+        state = states.get(number)
+        stop = (kafka.queue_end, kafka.markers_end)
+        if state is not None:
+            stop = (state["queue_position"], state["markers_position"])
+            if stop[0] > kafka.queue_end or stop[1] > kafka.markers_end:
+                raise PipelineError(
+                    f"the worker is at {stop} of partition {number}, where the logs end at {kafka.queue_end} and "
+                    f"{kafka.markers_end}: it does not belong to this Kafka, or MARQ_NAME is another"
+                )
+        archived = old.get(number)
+        starts = (kafka.queue_start, kafka.markers_start)
+        # from the archive only where it reaches up to what Kafka still has, in both logs
+        if archived is None or archived.queue_end < starts[0] or archived.markers_end < starts[1]:
+            if archived is not None:
+                raise PipelineError(
+                    f"the archive ends at {archived.queue_end} and {archived.markers_end} of partition {number}, Kafka "
+                    f"begins at {starts[0]} and {starts[1]}: what is between is gone; audit without --archive"
+                )
+            begin[number] = starts
+        else:
+            starts = (archived.queue_start, archived.markers_start) if archived.markers_end else starts
+            begin[number] = (min(archived.queue_end, stop[0]), min(archived.markers_end, stop[1]))
+        end[number] = stop
+        found[number] = Bounds(starts[0], stop[0], starts[1], stop[1])
+    stream = logs(spark, job.kafka, begin, end, prints=True)
+    if old:
+        stream = stream.unionByName(logs(spark, Archive(job.data), None, begin, prints=True))
+    return stream, found
+
+
+def _plan(number: int, job: Job, bound: Bounds, tables: Snapshot | None, state: Mapping[str, Any] | None) -> bytes:
+    newest = tables.newest.get(number) if tables is not None else None
+    return msgspec.msgpack.encode(
+        Plan(
+            bound.queue_start,
+            bound.queue_end,
+            bound.markers_start,
+            bound.markers_end,
+            job.settings.queue_id,
+            None if newest is None else newest.value,
+            None if state is None else dict(state),
+            FAULTS_MAX,
+        )
+    )
+
+
+def _collect(found: DataFrame) -> tuple[list[Summary], list[Found]]:
+    summaries: list[Summary] = []
+    faults: list[Found] = []
+    for row in found.collect():
+        if row.kind == SUMMARY:
+            summaries.append(msgspec.msgpack.decode(bytes(row.data), type=Summary))
+        else:
+            faults.append(Found(row.partition, row.offset, row.queue, row.kind, row.what))
+    return sorted(summaries, key=lambda s: s.partition), sorted(faults, key=lambda f: (f.partition, f.offset))
+
+
+# ------------------------------------------------------------------ what it says
+
+
+def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return total
+
+
+def as_json(verdict: Verdict) -> dict[str, Any]:
+    """The result for programs."""
+    summaries = verdict.summaries
+    queues: dict[str, dict[str, int]] = {}
+    for summary in summaries:
+        for queue, amount in summary.sent.items():
+            queues.setdefault(queue, Counter())["sent"] += amount
+        for part in (summary.done, summary.held):
+            for queue, counts in part.items():
+                queues.setdefault(queue, Counter()).update(counts)
+    return {
+        "v": FORMAT_VERSION,
+        "proven": verdict.proven,
+        "whole": all(summary.since_ms is None for summary in summaries),
+        "since_ms": max((s.since_ms for s in summaries if s.since_ms is not None), default=None),
+        "messages": sum(sum(summary.sent.values()) for summary in summaries),
+        "done": dict(_total(counts for summary in summaries for counts in summary.done.values())),
+        "held": dict(_total(counts for summary in summaries for counts in summary.held.values())),
+        "deliveries": sum(summary.deliveries for summary in summaries),
+        "redeliveries": sum(summary.redeliveries for summary in summaries),
+        "queues": {queue: dict(queues[queue]) for queue in sorted(queues)},
+        "source": "archive" if verdict.archived else "kafka",
+        "tables": verdict.tables,
+        "worker": verdict.worker,
+        "fault_count": verdict.fault_count,
+        "faults": [fault._asdict() for fault in verdict.faults],
+        "partitions": [msgspec.to_builtins(summary) for summary in summaries],
+        "seconds": round(verdict.seconds, 2),
+    }
+
+
+def _lines(verdict: Verdict, faults: int) -> Iterable[str]:
+    """The result for people."""
+    result, summaries = as_json(verdict), verdict.summaries
+    since = "since the beginning"
+    if result["since_ms"] is not None:
+        since = f"sent since {_time(result['since_ms'])}: what was before is no longer in the logs, and not audited"
+    yield f"{result['messages']:,} messages in {len(result['queues'])} queues, {len(summaries)} partitions, {since}"
+    done = ", ".join(f"{name} {amount:,}" for name, amount in sorted(result["done"].items())) or "none"
+    held = ", ".join(f"{name} {amount:,}" for name, amount in result["held"].items() if amount) or "none"
+    yield f"  done: {done}; held: {held}"
+    yield f"  deliveries: {result['deliveries']:,}, {result['redeliveries']:,} of them again"
+    if verdict.tables:
+        manifests = [summary for summary in summaries if summary.manifest is not None]
+        stored, compared = (sum(getattr(s, n) or 0 for s in manifests) for n in ("recovered", "compared"))
+        yield (
+            f"  tables: {len(manifests)} manifests, {stored:,} unfinished messages in their rows, {compared:,} of them "
+            "compared with the log, byte by byte"
+        )
+    else:
+        yield "  tables: not looked at (--offline)"
+    if verdict.worker is None:
+        yield "  nothing live was compared: name a worker with --worker"
+    else:
+        agree = sum(summary.live == "agrees" for summary in summaries)
+        yield f"  worker {verdict.worker}: counts and digests of {agree} of {len(summaries)} partitions agree"
+    if verdict.proven:
+        yield f"PROVEN: nothing is lost, nothing came again after its end ({verdict.seconds:.1f} s)"
+        return
+    yield f"WRONG: {verdict.fault_count:,} faults ({verdict.seconds:.1f} s); partition:offset queue what"
+    for fault in verdict.faults[:faults]:
+        yield f"  {fault}"
+
+
+def _time(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_ms / 1000))

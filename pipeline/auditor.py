@@ -1,0 +1,324 @@
+"""The audit of one partition: the core's fold, a second opinion on it, and what a recovery would make of the tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from marq.core import rows
+from marq.core.digest import STATES, Digest, digest_of, entries
+from marq.core.lives import Envelope, Lives
+from marq.core.markers import Batch
+from marq.core.partition import Partition
+from marq.errors import RowError
+from pipeline.fingerprints import fingerprints, stripped_manifest
+from pipeline.walk import Walker
+from pipeline.witness import Fault, Witness
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: What an auditor returns: faults, and one row of the kind `SUMMARY` with a `Summary` in `data`.
+FOUND = "partition int, kind string, offset long, queue string, what string, data binary"
+SUMMARY = "summary"
+
+#: Totals that the worker keeps, too, and that do not depend on what was read first.
+COUNTERS = ("acked", "dead", "expired", "poison", "moved")
+
+
+class Plan(msgspec.Struct):
+    """What the auditor of a partition is told."""
+
+    queue_start: int
+    queue_stop: int
+    markers_start: int
+    markers_stop: int
+    queue_id: str | None
+    manifest: bytes | None
+    live: dict[str, Any] | None  # the answer of the worker, if one was asked
+    faults_max: int
+
+
+class Summary(msgspec.Struct):
+    """What was found in one partition."""
+
+    partition: int
+    queue: tuple[int, int]  # offsets of the queue topic that were walked
+    markers: tuple[int, int]
+    first: int | None  # the first message whose life is seen whole; None: there is none
+    since_ms: int | None  # when it was sent, if records before it are gone
+    sent: dict[str, int]  # by queue; "": of no queue
+    done: dict[str, dict[str, int]]  # queue -> outcome -> messages
+    held: dict[str, dict[str, int]]  # queue -> state -> messages
+    deliveries: int
+    redeliveries: int
+    notes: dict[str, int]
+    faults: int
+    digest: str
+    manifest: list[int] | None  # epoch and positions of the newest manifest
+    recovered: int | None  # unfinished messages that the tables have, below the manifest's position
+    compared: int  # of these, payloads that were compared with the log
+    live: str | None  # of the worker: agrees, differs
+
+
+class Auditor(Walker):
+    """Walks one partition and says what is wrong in it."""
+
+    def __init__(self, number: int, plan: bytes) -> None:
+        super().__init__(number, plan)
+        self.told = msgspec.msgpack.decode(plan, type=Plan)
+        self.witness: Witness
+        self.recovered: Partition | None = None
+        self._rows: dict[str, bytes] = {}
+        self._stored: dict[int, int | None] = {}  # unfinished messages of the tables -> fingerprint
+        self._compared = 0
+        self._recovered_count: int | None = None
+        self._since_ms: int | None = None
+        self._faults: list[Fault] = []
+        self._fault_count = 0
+        self._summary: Summary | None = None
+
+    # -- before the logs
+
+    def row(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = value
+
+    def begin(self) -> None:
+        told = self.told
+        self.start_at(told.queue_start, told.markers_start, told.queue_id)
+        self.witness = Witness(
+            first=told.queue_start,
+            own=-1,
+            queue_of=Lives(queue_id=told.queue_id).queue_of,
+            report=self._fault,
+            compacted=told.queue_id is not None,
+        )
+        if told.manifest is not None:
+            self._recover(rows.decode_manifest(told.manifest))
+        elif told.markers_start or (told.queue_start and told.queue_id is None):
+            self._wrong("manifest", "records were deleted from the logs, but there is no manifest")
+        self._rows.clear()
+
+    def _recover(self, manifest: rows.Manifest) -> None:
+        told = self.told
+        for name, position, start, stop in (
+            ("queue", manifest.position, told.queue_start, told.queue_stop),
+            ("markers", manifest.markers_position, told.markers_start, told.markers_stop),
+        ):
+            if position < start:
+                self._wrong(
+                    "manifest",
+                    f"the {name} log begins at {start}, beyond the position {position} of the newest manifest (epoch "
+                    f"{manifest.epoch}): records were deleted unread",
+                )
+                return
+            if position > stop:
+                self._wrong(
+                    "manifest",
+                    f"the newest manifest (epoch {manifest.epoch}) is at {position} of the {name} log, which ends at "
+                    f"{stop}",
+                )
+                return
+        try:
+            less = stripped_manifest(manifest, self._rows)
+            self.recovered = Partition.restore(self.number, less, self._rows.__getitem__, queue_id=told.queue_id)
+        except RowError as error:
+            self._wrong("tables", str(error))
+            return
+        prints = fingerprints(value for key, value in self._rows.items() if rows.kind_of(key) == "messages")
+        self._stored = {entry.offset: prints.get(entry.offset) for entry in entries(self.recovered)}
+        self._recovered_count = len(self._stored)
+
+    # -- the logs
+
+    def on_passed(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
+        if envelopes:
+            self._recover_read(envelopes, prints)
+
+    def on_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
+        if self.witness.first != self.first:
+            assert self.first is not None
+            self.witness.forget_below(self.first)
+            self._since_ms = envelopes[0].timestamp
+        self.witness.read(envelopes)
+        self._recover_read(envelopes, prints)
+
+    def on_absent(self, start: int, stop: int) -> None:
+        self.witness.gone(start, stop)
+
+    def before_fold(self, offset: int, timestamp_ms: int, batch: Batch | None) -> None:
+        if self.witness.own < self.told.markers_start:
+            self.witness.own = self.partition.own  # where the log has lost its own marker
+
+    def on_fold(self, offset: int, timestamp_ms: int, batch: Batch | None, effects: list[list[int]]) -> None:
+        mine = self.witness.fold(offset, timestamp_ms, batch)
+        if effects != mine:
+            for one, other in zip(effects, mine, strict=True):
+                for message in set(one) ^ set(other):
+                    taken = "takes effect in the fold, and must not" if message in one else "must take effect"
+                    self._fault(Fault("fold", message, None, f"a marker of record {offset} {taken}"))
+        recovered = self.recovered
+        if recovered is not None and offset >= recovered.markers_position:
+            recovered.fold(offset, timestamp_ms, batch.markers if batch is not None else ())
+
+    def _recover_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
+        recovered = self.recovered
+        if recovered is None:
+            return
+        if self._stored:
+            for envelope, mine in zip(envelopes, prints, strict=True):
+                if envelope.offset in self._stored:
+                    self._compare(envelope, mine, self._stored.pop(envelope.offset))
+        position = recovered.position
+        if envelopes[-1].offset >= position:
+            if envelopes[0].offset < position:
+                envelopes = [envelope for envelope in envelopes if envelope.offset >= position]
+            recovered.ingest(position, envelopes[-1].offset + 1, envelopes)
+            recovered.forget_hints()
+
+    def _compare(self, envelope: Envelope, mine: int | None, stored: int | None) -> None:
+        if mine is None or stored is None:
+            return
+        self._compared += 1
+        if mine != stored:
+            self._fault(
+                Fault("tables", envelope.offset, None, "the messages table has another payload, key or headers")
+            )
+
+    # -- the verdict
+
+    def end(self) -> None:
+        told = self.told
+        if self.first is None:
+            self.partition.ingest(self.partition.position, told.queue_stop, [])
+            self.witness.forget_below(told.queue_stop)
+        self.stop_at(told.queue_stop, told.markers_stop)
+        stored = self.recovered
+        if stored is not None:
+            stored.ingest(stored.position, told.queue_stop, [])
+            stored.skip_markers(told.markers_stop)
+        self._check_states()
+        held = digest_of(entries(self.partition))
+        if stored is not None:
+            self._check_recovered(stored)
+        whole = not told.markers_start and (not told.queue_start or told.queue_id is not None)
+        live = None
+        if told.live is not None:
+            live = self._check_live(held if whole or stored is None else digest_of(entries(stored)), whole)
+        self._summarize(held, live)
+
+    def _check_states(self) -> None:
+        """Every message that was read is done, or held by the core as the markers say."""
+        partition, states = self.partition, self.witness.states
+        for offset in self.witness.open:
+            if offset not in partition.messages:
+                self._fault(Fault("lost", offset, None, "is not done by any marker, but the fold does not hold it"))
+                continue
+            hold, state = partition.holds.get(offset), states.get(offset)
+            if (hold.state() if hold is not None else None) != (None if state is None else tuple(state[:5])):
+                self._fault(Fault("fold", offset, None, f"is held as {hold and hold.state()}, the markers say {state}"))
+        if len(partition.messages) > len(self.witness.open):
+            for offset in partition.messages.keys() - self.witness.open.keys():
+                self._fault(Fault("fold", offset, None, "is held, though a marker has ended it"))
+
+    def _check_recovered(self, stored: Partition) -> None:
+        """A worker that recovered now, from the newest manifest and what follows it, knows what the logs say."""
+        first = self.first if self.first is not None else self.told.queue_stop
+        known = {entry.offset: entry for entry in entries(stored) if entry.offset >= first}
+        after = "after a recovery from the newest manifest"
+        for entry in entries(self.partition):
+            other = known.pop(entry.offset, None)
+            if other is None:
+                what = f"is {entry.state}, but lost {after}: the tables lack it"
+                self._fault(Fault("tables", entry.offset, entry.queue, what))
+            elif other != entry:
+                what = f"is {entry.state} with {entry.receives} receives, {after} {other.state} with {other.receives}"
+                self._fault(Fault("tables", entry.offset, entry.queue, what))
+        for entry in known.values():
+            self._fault(Fault("tables", entry.offset, entry.queue, f"is done, but {entry.state} again {after}"))
+
+    def _check_live(self, mine: Digest, whole: bool) -> str:
+        live = self.told.live
+        assert live is not None
+        before = self._fault_count
+        if live["digest"] != mine.digest:
+            queues = {*mine.queues, *live["queues"]}
+            none = dict.fromkeys(STATES, 0)
+            differ = [q for q in sorted(queues) if mine.queues.get(q, none) != live["queues"].get(q, none)]
+            for queue in differ:
+                what = (
+                    f"the worker holds {live['queues'].get(queue, none)}, the logs say {mine.queues.get(queue, none)}"
+                )
+                self._fault(Fault("worker", -1, queue, what))
+            if not differ:
+                self._wrong("worker", "the worker's digest differs, with equal counts: other messages, or attempts")
+        if whole and not self.witness.notes["purges"]:
+            for name in COUNTERS:
+                theirs, ours = live["counters"].get(name, 0), self.partition.counters[name]
+                if theirs != ours:
+                    self._wrong("worker", f"the worker has counted {theirs} {name} messages, the logs say {ours}")
+        return "agrees" if self._fault_count == before else "differs"
+
+    def _summarize(self, held: Digest, live: str | None) -> None:
+        told, witness, counters = self.told, self.witness, self.partition.counters
+        done: dict[str, dict[str, int]] = {}
+        for (queue, outcome), amount in witness.done.items():
+            done.setdefault(queue or "", {})[outcome] = amount
+        sent: Counter[str] = Counter()
+        for name, amount in witness.sent.items():
+            sent[name or ""] += amount
+        manifest = None if told.manifest is None else rows.decode_manifest(told.manifest)
+        total = sum(sent.values()) - sum(witness.done.values()) - len(witness.open)
+        if total:
+            self._wrong("lost", f"{total} messages are neither done nor held")
+        self._summary = Summary(
+            partition=self.number,
+            queue=(told.queue_start, told.queue_stop),
+            markers=(told.markers_start, told.markers_stop),
+            first=self.first,
+            since_ms=self._since_ms,
+            sent=dict(sent),
+            done=done,
+            held=held.queues,
+            deliveries=counters["delivered"],
+            redeliveries=counters["redelivered"],
+            notes={name: amount for name, amount in witness.notes.items() if amount},
+            faults=self._fault_count,
+            digest=held.digest,
+            manifest=None if manifest is None else [manifest.epoch, manifest.position, manifest.markers_position],
+            recovered=self._recovered_count,
+            compared=self._compared,
+            live=live,
+        )
+
+    # -- what was found
+
+    def _wrong(self, kind: str, what: str) -> None:
+        self._fault(Fault(kind, -1, None, what))
+
+    def _fault(self, fault: Fault) -> None:
+        if self.first is None and fault.offset >= 0:
+            return  # of a message that is not seen whole
+        self._fault_count += 1
+        if self._fault_count <= self.told.faults_max:
+            self._faults.append(fault)
+
+    def results(self) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        found: list[tuple[Any, ...]] = [(self.number, f.kind, f.offset, f.queue, f.what, None) for f in self._faults]
+        self._faults.clear()
+        if self._summary is not None:
+            found.append((self.number, SUMMARY, -1, None, None, msgspec.msgpack.encode(self._summary)))
+            self._summary = None
+        if found:
+            names = ("partition", "kind", "offset", "queue", "what", "data")
+            types = (pa.int32(), pa.string(), pa.int64(), pa.string(), pa.string(), pa.binary())
+            columns = [pa.array(list(c), t) for c, t in zip(zip(*found, strict=True), types, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names=list(names))

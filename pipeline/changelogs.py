@@ -1,0 +1,187 @@
+"""What the workers' tables say, read from their changelog topics without a worker.
+
+The newest manifest of a partition, the rows that it names, and what a recovery would make of them. Of payloads only a
+fingerprint travels, which the logs have too.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from marq.core import rows
+from marq.errors import BrokerError, RowError
+from pipeline.fingerprints import DAMAGED, strip_batches
+from pipeline.kafka import Kafka, offsets_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: Tables of rows, and the one of manifests; see `app.topics`.
+ROW_TABLES = ("messages", "markers")
+MANIFESTS = "progress"
+
+#: Seconds until the manifests have to be read.
+READ_TIMEOUT_S = 60.0
+#: A snapshot in which no manifest was written meanwhile is tried for so often.
+ATTEMPTS = 50
+
+
+def topic_of(kafka: Kafka, table: str) -> str:
+    """The changelog topic of a table. The id of the app is the name of the installation."""
+    return f"{kafka.settings.name}-{table}-changelog"
+
+
+class Newest(NamedTuple):
+    """The manifest that a recovery would take."""
+
+    key: str
+    value: bytes
+    manifest: rows.Manifest
+
+
+class Snapshot(NamedTuple):
+    """The tables at one moment: no manifest was written between the manifests and `ends`."""
+
+    newest: dict[int, Newest]  # by partition; a partition without a manifest is not here
+    damaged: dict[int, str]  # manifests that can't be read
+    bounds: dict[str, dict[int, tuple[int, int]]]  # row topic -> partition -> start, end
+
+
+def snapshot(kafka: Kafka) -> Snapshot:
+    """Manifests, and up to where the rows have to be read.
+
+    Raises:
+        TopicError: there are no changelog topics.
+        BrokerError: Kafka is away, or too slow.
+    """
+    with _Manifests(kafka) as manifests:
+        manifests.read()
+        for _ in range(ATTEMPTS):
+            # Rows are written before the manifest that names them and deleted after the next one: between two looks
+            # that find the same manifests, everything that they name is there.
+            bounds = {topic: kafka.bounds(topic) for topic in (topic_of(kafka, table) for table in ROW_TABLES)}
+            if not manifests.read():
+                newest, damaged = manifests.newest()
+                return Snapshot(newest, damaged, bounds)
+    raise BrokerError(f"the manifests in {topic_of(kafka, MANIFESTS)} change faster than they can be read; try again")
+
+
+class _Manifests:
+    """The content of the manifests' topic, read on from where the last read ended."""
+
+    def __init__(self, kafka: Kafka) -> None:
+        from confluent_kafka import Consumer
+
+        self._kafka = kafka
+        self._topic = topic_of(kafka, MANIFESTS)
+        self._positions: dict[int, int] = {}
+        self._content: dict[int, dict[bytes, bytes]] = {}
+        self._consumer = Consumer(
+            kafka.client_config()
+            | {"group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True, "fetch.wait.max.ms": 10}
+        )
+
+    def __enter__(self) -> _Manifests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def read(self) -> bool:
+        """Read up to the ends that the topic has now; True if there was a manifest."""
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        todo: dict[int, int] = {}
+        for number, (start, end) in self._kafka.bounds(self._topic).items():
+            if self._positions.setdefault(number, start) < end:
+                todo[number] = end
+        if not todo:
+            return False
+        found = False
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        self._consumer.assign([TopicPartition(self._topic, n, self._positions[n]) for n in todo])
+        while todo:
+            if time.monotonic() > deadline:
+                raise BrokerError(f"{self._topic} could not be read within {READ_TIMEOUT_S:.0f} s; try again")
+            try:
+                messages = self._consumer.consume(500, 0.2)
+            except KafkaException as error:
+                raise self._kafka.unreachable(str(error)) from None
+            for message in messages:
+                number, error = message.partition(), message.error()
+                if error is None:
+                    found |= self._take(number, message.key() or b"", message.value())
+                    self._positions[number] = message.offset() + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    self._positions[number] = max(self._positions[number], message.offset())
+                else:
+                    raise self._kafka.unreachable(error.str())
+                if self._positions[number] >= todo.get(number, 1 << 62):
+                    del todo[number]
+        self._consumer.unassign()
+        return found
+
+    def _take(self, number: int, key: bytes, value: bytes | None) -> bool:
+        content = self._content.setdefault(number, {})
+        if value is None:
+            content.pop(key, None)
+            return False
+        content[key] = value
+        return True
+
+    def newest(self) -> tuple[dict[int, Newest], dict[int, str]]:
+        """As a recovery chooses them: of the highest epoch. And what is wrong with those that can't be read."""
+        newest: dict[int, Newest] = {}
+        damaged: dict[int, str] = {}
+        for number, content in self._content.items():
+            for key, value in content.items():
+                name = key.decode(errors="replace")
+                if not name.startswith(f"{number}/"):
+                    continue
+                try:
+                    manifest = rows.decode_manifest(value)
+                except RowError as error:
+                    damaged[number] = f"manifest {name}: {error}"
+                    continue
+                if number not in newest or manifest.epoch > newest[number].manifest.epoch:
+                    newest[number] = Newest(name, value, manifest)
+        return newest, damaged
+
+
+# ------------------------------------------------------------------ rows
+
+
+def named_rows(spark: SparkSession, kafka: Kafka, tables: Snapshot) -> DataFrame:
+    """Every record of the rows that manifests name, as (partition, key, value, offset).
+
+    A value is without its payloads (see `fingerprints.stripped`); null: the row was deleted; `DAMAGED`: it has another
+    checksum.
+    """
+    from pyspark.sql import functions as F
+
+    named = [
+        (number, key.encode(), checksum)
+        for number, newest in tables.newest.items()
+        for key, checksum in newest.manifest.rows.items()
+    ]
+    if not named:
+        return spark.createDataFrame([], _ROWS)
+    begin = {topic: {n: start for n, (start, _) in found.items()} for topic, found in tables.bounds.items()}
+    end = {topic: {n: stop for n, (_, stop) in found.items()} for topic, found in tables.bounds.items()}
+    records = (
+        spark.read.format("kafka")
+        .options(**kafka.source_options())
+        .option("subscribe", ",".join(tables.bounds))
+        .option("startingOffsets", offsets_json(begin))
+        .option("endingOffsets", offsets_json(end))
+        .load()
+    )
+    wanted = spark.createDataFrame(named, "partition int, key binary, checksum long")
+    found = records.select("partition", "key", "value", "offset").join(F.broadcast(wanted), ["partition", "key"])
+    good = F.col("value").isNull() | (F.crc32("value") == F.col("checksum"))
+    checked = found.withColumn("value", F.when(good, F.col("value")).otherwise(F.lit(DAMAGED)))
+    return checked.select("partition", "key", "value", "offset").mapInArrow(strip_batches, _ROWS)
+
+
+_ROWS = "partition int, key binary, value binary, offset long"

@@ -1,0 +1,215 @@
+"""The chronicle of one partition: a row for each of its messages, whole or so far, and the state to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from marq.core import rows as core_rows
+from marq.core.lives import Envelope, Lives, Story, visible_ms
+from marq.core.markers import Batch
+from marq.core.partition import Partition
+from pipeline.walk import Walker
+
+#: Version of the rows of the state.
+STATE_VERSION = 1
+
+HEADER_GROUP = "marq-group"
+
+_NAME, _COUNT, _MS, _OFFSET = pa.string(), pa.int32(), pa.int64(), pa.int64()
+
+DELIVERY = pa.struct(
+    {
+        "attempt": _COUNT,
+        "epoch": _OFFSET,
+        "delivery": pa.int64(),
+        "owner": _NAME,
+        "receiver": _NAME,
+        "start_ms": _MS,
+        "deadline_ms": _MS,
+        "extensions": _COUNT,
+        "end_ms": _MS,
+        "end": _NAME,
+    }
+)
+#: One row a message.
+LIFE = {
+    "partition": _COUNT,
+    "offset": _OFFSET,
+    "queue": _NAME,
+    "sent_ms": _MS,
+    "size": pa.int32(),
+    "group": _NAME,
+    "state": _NAME,
+    "outcome": _NAME,
+    "ended_ms": _MS,
+    "receives": _COUNT,
+    "deliveries": pa.list_(DELIVERY),
+    "extensions": _COUNT,
+    "releases": _COUNT,
+    "redeliveries": _COUNT,
+    "waiting_ms": _MS,
+    "working_ms": _MS,
+}
+#: What a chronicler returns: a life, or a row of the state.
+CHRONICLE = pa.schema(LIFE | {"state_key": _NAME, "state_value": pa.binary()})
+
+
+class Plan(msgspec.Struct):
+    """What the chronicler of a partition is told."""
+
+    queue_start: int
+    queue_stop: int
+    markers_start: int
+    markers_stop: int
+    run: int
+    queue_id: str | None
+
+
+class Kept(msgspec.Struct):
+    """Of a walker, besides the state of the core and the lives."""
+
+    v: int
+    position: int
+    markers_position: int
+    first: int | None
+    markers_start: int
+    whole_ms: int | None
+
+
+class Chronicler(Walker):
+    """Emits a row for each life that ended, and at the end one for each that has not, and the state."""
+
+    def __init__(self, number: int, plan: bytes) -> None:
+        super().__init__(number, plan)
+        self.told = msgspec.msgpack.decode(plan, type=Plan)
+        self.lives = Lives(queue_id=self.told.queue_id)
+        self._rows: dict[str, bytes] = {}
+        self._unfinished: list[tuple[list[Envelope], str, Story]] = []
+        self._state: list[tuple[str, bytes]] = []
+
+    def row(self, key: str, value: bytes | None) -> None:
+        if value is not None:
+            self._rows[key] = value
+
+    def begin(self) -> None:
+        told, stored = self.told, self._rows
+        if "walker" not in stored:
+            self.start_at(told.queue_start, told.markers_start, told.queue_id)
+            return
+        kept = msgspec.msgpack.decode(stored.pop("walker"), type=Kept)
+        manifest = core_rows.decode_manifest(stored.pop("manifest"))
+        histories = sorted(key for key in stored if key.startswith("lives/"))
+        self.lives = Lives.load((stored.pop(key) for key in histories), queue_id=told.queue_id)
+        self.partition = Partition.restore(self.number, manifest, stored.__getitem__, queue_id=told.queue_id)
+        self.first, self._markers_start, self._whole_ms = kept.first, kept.markers_start, kept.whole_ms
+
+    def on_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
+        self.lives.read(envelopes, self.partition)
+
+    def on_absent(self, start: int, stop: int) -> None:
+        self.lives.absent(start, stop)
+
+    def on_fold(self, offset: int, timestamp_ms: int, batch: Batch | None, effects: list[list[int]]) -> None:
+        if batch is not None:
+            self.lives.folded(offset, timestamp_ms, batch.markers, effects)
+
+    def end(self) -> None:
+        told = self.told
+        self.stop_at(told.queue_stop, told.markers_stop)
+        groups: dict[tuple[int, str], tuple[list[Envelope], str, Story]] = {}
+        for one in self.lives.unfinished(self.partition):
+            groups.setdefault((id(one.story), one.state), ([], one.state, one.story))[0].append(one.envelope)
+        self._unfinished = list(groups.values())
+        self._keep()
+
+    def _keep(self) -> None:
+        checkpoint = self.partition.checkpoint(self.told.run, 0, 0, 0)
+        assert checkpoint is not None  # the first one after a restore or a beginning
+        self._rows.update(checkpoint.rows)
+        manifest = checkpoint.manifest
+        partition = self.partition
+        kept = Kept(
+            STATE_VERSION,
+            partition.position,
+            partition.markers_position,
+            self.first,
+            self._markers_start,
+            self._whole_ms,
+        )
+        self._state = [("walker", msgspec.msgpack.encode(kept)), ("manifest", manifest)]
+        self._state += [(key, self._rows[key]) for key in core_rows.decode_manifest(manifest).rows]
+        self._state += [(f"lives/{i:08}", value) for i, value in enumerate(self.lives.dump())]
+
+    def results(self) -> Iterator[pa.RecordBatch]:
+        ended, self.lives.ended = self.lives.ended, []
+        if ended:
+            yield self._batch([(e.envelopes, "done", e.outcome, e.ended_ms, e.story) for e in ended])
+        if self._unfinished:
+            yield self._batch([(envelopes, state, None, None, story) for envelopes, state, story in self._unfinished])
+            self._unfinished = []
+        if self._state:
+            yield _state_batch(self.number, self._state)
+            self._state = []
+
+    def _batch(self, groups: list[tuple[list[Envelope], str, str | None, int | None, Story]]) -> pa.RecordBatch:
+        """Rows of messages in groups that share a story, which is converted once."""
+        counts = [len(group[0]) for group in groups]
+        which = pa.array(np.repeat(np.arange(len(groups)), counts))
+        envelopes = [envelope for group in groups for envelope in group[0]]
+        stories = [group[4] for group in groups]
+        queue_of = self.lives.queue_of
+        visible = np.array([visible_ms(e) for e in envelopes], np.int64)
+        started = [s.deliveries[0].start_ms if s.deliveries else None for s in stories]
+        never = np.array([start is None for start in started])
+        waiting = np.maximum(np.repeat(np.array([start or 0 for start in started], np.int64), counts) - visible, 0)
+        alike = {
+            "state": [group[1] for group in groups],
+            "outcome": [group[2] for group in groups],
+            "ended_ms": [group[3] for group in groups],
+            "receives": [s.receives for s in stories],
+            "deliveries": [[d._asdict() for d in s.deliveries] for s in stories],
+            "extensions": [s.extensions for s in stories],
+            "releases": [s.releases for s in stories],
+            "redeliveries": [sum(d.attempt > 1 for d in s.deliveries) for s in stories],
+            "working_ms": [s.working_ms for s in stories],
+        }
+        columns = {name: pa.array(values, LIFE[name]).take(which) for name, values in alike.items()}
+        columns |= {
+            "partition": pa.array(np.full(len(envelopes), self.number, np.int32)),
+            "offset": pa.array([e.offset for e in envelopes], pa.int64()),
+            "queue": pa.array([queue_of(e) for e in envelopes], pa.string()),
+            "sent_ms": pa.array([e.timestamp for e in envelopes], pa.int64()),
+            "size": pa.array([e.size for e in envelopes], pa.int32()),
+            "group": pa.array([_group(e) for e in envelopes], pa.string()),
+            "waiting_ms": pa.array(waiting, pa.int64(), mask=np.repeat(never, counts)),
+        }
+        return _filled(columns, len(envelopes))
+
+
+def _group(envelope: Envelope) -> str | None:
+    for name, value in envelope.headers:
+        if name == HEADER_GROUP and value is not None:
+            return value.decode(errors="backslashreplace")
+    return None
+
+
+def _state_batch(number: int, state: list[tuple[str, bytes]]) -> pa.RecordBatch:
+    columns = {
+        "partition": pa.array([number] * len(state), pa.int32()),
+        "state_key": pa.array([key for key, _ in state], pa.string()),
+        "state_value": pa.array([value for _, value in state], pa.binary()),
+    }
+    return _filled(columns, len(state))
+
+
+def _filled(columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
+    arrays = [columns.get(name) for name in CHRONICLE.names]
+    filled = [
+        pa.nulls(count, kind) if array is None else array for array, kind in zip(arrays, CHRONICLE.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(filled, schema=CHRONICLE)

@@ -1,0 +1,93 @@
+"""Compacted topics of one partition, read whole: few records that say how things are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from marq.errors import BrokerError
+
+#: Seconds until such a topic has to be read to its end, besides what an open transaction holds up.
+READ_TIMEOUT_S = 30.0
+#: Seconds for which transactions of senders that are gone can hold up a reader: their time, and Kafka's look for it.
+OPEN_TIMEOUT_S = 40.0
+#: Seconds until a topic that was just created has to be known everywhere.
+LEADER_TIMEOUT_S = 10.0
+#: Seconds after which a reader is told that it waits.
+PATIENT_S = 1.0
+
+
+def records_of(
+    client: Mapping[str, Any], topic: str, on_wait: Callable[[], None] | None = None
+) -> Iterator[tuple[bytes, bytes | None]]:
+    """Key and value of all records that are committed now, in order.
+
+    Records behind an open transaction can't be read before that ends, so this waits for those that are open now: a
+    moment for those of living senders, `OPEN_TIMEOUT_S` at most for those of dead ones.
+
+    Parameters:
+        client: settings of librdkafka: where Kafka is, and how to log in.
+        on_wait: called once if it takes longer than a second.
+
+    Raises:
+        BrokerError: Kafka does not answer, or the topic is not there.
+    """
+    from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+    began = time.monotonic()
+    consumer = Consumer(
+        {
+            **client,
+            "group.id": "unused",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,
+        }
+    )
+    try:
+        end, position = _end(client, topic), 0
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        while position < end:
+            waited = time.monotonic() - began
+            if waited > READ_TIMEOUT_S + OPEN_TIMEOUT_S:
+                raise BrokerError(f"{topic} could not be read to its end; try again")
+            if waited > PATIENT_S and on_wait is not None:
+                on_wait()
+                on_wait = None
+            message = consumer.poll(0.2)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                position = message.offset() + 1
+                yield message.key() or b"", message.value()
+            elif error.code() == KafkaError._PARTITION_EOF:
+                position = message.offset()
+            elif not error.retriable():
+                raise BrokerError(f"Kafka does not let {topic} be read: {error.str()}")
+    except KafkaException as error:
+        raise BrokerError(f"Kafka does not let {topic} be read: {error.args[0].str()}; try again") from None
+    finally:
+        consumer.close()
+
+
+def _end(client: Mapping[str, Any], topic: str) -> int:
+    """Where a topic ends, transactions that are open included."""
+    from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+    from confluent_kafka.admin import AdminClient, OffsetSpec
+
+    tp = TopicPartition(topic, 0)
+    admin = AdminClient(dict(client))  # named, or it would be gone before it is answered
+    deadline = time.monotonic() + LEADER_TIMEOUT_S
+    while True:
+        futures = admin.list_offsets(
+            {tp: OffsetSpec.latest()}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=READ_TIMEOUT_S
+        )
+        try:
+            return int(futures[tp].result(READ_TIMEOUT_S + 5).offset)
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

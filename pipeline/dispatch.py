@@ -1,0 +1,173 @@
+"""A job of sending, as the driver sees it: take it over, hand its staged rows to tasks, note that it is done."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from marq.errors import BadValueError, BrokerError, PipelineError
+from pipeline.ledger import Done, Input, Ledger, State, ledger_topic
+from pipeline.sending import PATIENCE_S, RESULT_SCHEMA, Plan, new_producer, send_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from pipeline.options import Job
+
+#: Rows without a group that go to one partition in a row.
+RUN_ROWS = 100
+#: What a task gets at once. Its rows are Python objects then, several at a time.
+_BATCH = {"spark.sql.execution.arrow.maxRecordsPerBatch": "2000", "spark.sql.execution.arrow.maxBytesPerBatch": "8m"}
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run did: rows that it sent, that were sent before, and that were put aside."""
+
+    sent: int
+    already_sent: int
+    skipped: int
+
+
+class Dispatch:
+    """One run of a job.
+
+    Parameters:
+        kind: of the job, the beginning of its name.
+        name: that the user gave it; without one it is known by what it sends.
+        what: it sends, as plain data.
+        rate: rows a second at most.
+
+    Raises:
+        BrokerError, TopicError: Kafka can't be reached, or has no queue topic.
+        BadValueError: it can't have this name.
+    """
+
+    def __init__(self, job: Job, kind: str, name: str | None, what: Any, rate: float | None = None) -> None:
+        if name is not None and not _NAME.fullmatch(name):
+            raise BadValueError(f"--job {name!r}: a name has 1 to 64 letters, digits, '.', '_' or '-'")
+        self.fingerprint = sha256(msgspec.json.encode(what)).hexdigest()
+        self.name = f"{kind}-{name or self.fingerprint[:12]}"
+        kafka = job.kafka
+        topic = kafka.settings.queue_topic
+        partitions = kafka.partitions(topic)
+        ledger = Ledger(kafka.client_config(), ledger_topic(kafka), self.name)
+        self.plan = Plan(ledger, uuid.uuid4().hex, topic, partitions, rate)
+
+    def look(self, on_wait: Callable[[], None] | None = None) -> State:
+        """See how far the job is, without a claim to it. Raises `BrokerError`, and `PipelineError` as `take_over`."""
+        state = self.plan.ledger.read(on_wait)
+        self._check(state.input)
+        return state
+
+    def take_over(self) -> State:
+        """Take the job over from whoever worked for it, and see how far it is.
+
+        Raises:
+            PipelineError: the job was begun with something else.
+            BrokerError: Kafka does not answer, or does not let us.
+        """
+        self.plan.ledger.claim(self.plan.run)
+        self._fence()
+        return self.look()
+
+    def _fence(self) -> None:
+        """End the transactions that killed runs left open, and keep what is left of those runs from sending more."""
+        from confluent_kafka import KafkaException
+
+        def end(number: int) -> None:
+            new_producer(self.plan, number).init_transactions(PATIENCE_S)
+
+        try:
+            with ThreadPoolExecutor(self.plan.slices) as pool:
+                list(pool.map(end, range(self.plan.slices)))
+        except KafkaException as error:
+            raise BrokerError(
+                f"Kafka does not let job {self.name} begin transactions: {error.args[0].str()}; try again"
+            ) from None
+
+    def _check(self, known: Input | None) -> None:
+        if known is None:
+            return
+        if known.fingerprint != self.fingerprint:
+            raise PipelineError(
+                f"job {self.name} was begun with another input or other options: give it those again, or give another "
+                "name with --job"
+            )
+        if known.partitions != self.plan.partitions:
+            raise PipelineError(
+                f"job {self.name} was begun when {self.plan.queue_topic} had {known.partitions} partitions; it has "
+                f"{self.plan.partitions} now, so the job can't go on: give another name with --job"
+            )
+
+    def send(self, staged: DataFrame, state: State, skipped: int = 0) -> Outcome:
+        """Send what is left of the staged rows, and note that the job is done.
+
+        Parameters:
+            staged: those of its rows that can be sent.
+            state: of the job when it was taken over.
+            skipped: rows that were put aside, for the record.
+
+        Raises:
+            PipelineError: Kafka does not take them. The next run of the job goes on there.
+            SupersededError: another run took over.
+        """
+        plan = self.plan
+        if state.input is None:
+            plan.ledger.write("input", Input(self.fingerprint, plan.partitions))
+        rows = left(spread(staged, plan), state).select("row", "slice", "partition", "queue", "payload", "headers")
+        if plan.rate is None:
+            rows = rows.repartitionById(plan.slices, rows["slice"]).sortWithinPartitions("slice", "row")
+        else:
+            rows = rows.coalesce(1).sortWithinPartitions("row")
+        for key, value in _BATCH.items():
+            rows.sparkSession.conf.set(key, value)
+        results = rows.mapInArrow(lambda batches: send_batches(plan, batches), RESULT_SCHEMA).collect()
+        for result in results:
+            if result["error"] is not None:
+                raise PipelineError(result["error"])
+        sent = sum(result["sent"] for result in results)
+        total = plan.ledger.read().sent
+        plan.ledger.write("done", Done(total, skipped))
+        return Outcome(sent, total - sent, skipped)
+
+
+def echo_outcome(outcome: Outcome, seconds: float) -> None:
+    """The last line of a job of sending."""
+    click.echo(f"sent {outcome.sent}, already sent {outcome.already_sent}, skipped {outcome.skipped}, {seconds:.1f} s")
+
+
+def spread(staged: DataFrame, plan: Plan) -> DataFrame:
+    """Staged rows with the partition that each goes to, and its slice.
+
+    As marq's own sends: a group goes by its checksum, all else evenly: by `source` where there is one, else in runs.
+    """
+    from pyspark.sql import functions as F
+
+    turn: Column = F.col("source") if "source" in staged.columns else F.floor(F.col("row") / RUN_ROWS)
+    by_group = F.crc32(F.encode(F.col("group"), "UTF-8"))
+    number = F.when(F.col("group").isNotNull(), by_group).otherwise(turn) % plan.partitions
+    rows = staged.withColumn("partition", number.cast("int"))
+    return rows.withColumn("slice", F.col("partition") % plan.slices)
+
+
+def left(rows: DataFrame, state: State) -> DataFrame:
+    """Rows that are not sent yet; a short cut, as each task looks again."""
+    from pyspark.sql import functions as F
+
+    ahead = {number: progress.next_row for number, progress in state.slices.items()}
+    if not ahead:
+        return rows
+    entries = [F.lit(value) for pair in ahead.items() for value in pair]
+    reached = F.coalesce(F.try_element_at(F.create_map(*entries), F.col("slice")).cast("long"), F.lit(0))
+    return rows.where(F.col("row") >= reached)

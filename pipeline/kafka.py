@@ -1,0 +1,246 @@
+"""Kafka as jobs see it: options of Spark's source and sink, clients of driver and tasks, where topics begin and end."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from app.datadir import resolve_bootstrap
+from app.settings import Settings
+from marq.errors import BrokerError, TopicError
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
+
+#: Seconds that Kafka gets to answer a request before it counts as away.
+TIMEOUT_S = 10.0
+
+#: What the client says about itself at the end of its messages.
+_STATE = re.compile(r" \(after \d+ms in state \w+.*?\)")
+
+Offsets = dict[int, int]
+"""An offset for each partition."""
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """The Kafka of an installation, from its settings."""
+
+    settings: Settings
+    _why: list[str] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def bootstrap(self) -> str:
+        """`host:port[,host:port]`. Raises `BrokerError` where none is set and no embedded broker runs."""
+        return ",".join(resolve_bootstrap(self.settings))
+
+    @property
+    def topic_mode(self) -> bool:
+        return self.settings.queue_id is not None
+
+    # -- options
+
+    def source_options(self) -> dict[str, str]:
+        """Options of `spark.read` and `spark.readStream` with format `kafka`: what was committed, with headers."""
+        return self._java_options() | {
+            "includeHeaders": "true",
+            "kafka.isolation.level": "read_committed",
+            # A small read is not held back for more to come.
+            "kafka.fetch.max.wait.ms": "10",
+            # A Kafka that is away is an error after seconds, not minutes.
+            "kafka.default.api.timeout.ms": "15000",
+            "kafka.request.timeout.ms": "10000",
+            "fetchOffset.numRetries": "1",
+        }
+
+    def sink_options(self) -> dict[str, str]:
+        """Options of `write` with format `kafka`: every record is on all replicas, a message of 4 MiB fits."""
+        return self._java_options() | {
+            "kafka.acks": "all",
+            "kafka.enable.idempotence": "true",
+            "kafka.max.request.size": str(5 * 1024 * 1024),
+            "kafka.compression.type": "lz4",
+        }
+
+    def client_config(self) -> dict[str, Any]:
+        """Configuration of a confluent-kafka client (producer, consumer, admin); plain data, so tasks can have it."""
+        settings = self.settings
+        config: dict[str, Any] = {
+            "bootstrap.servers": self.bootstrap,
+            "security.protocol": self._protocol,
+            # its errors reach us as exceptions
+            "log_level": 0,
+            "socket.connection.setup.timeout.ms": 5000,
+        }
+        if settings.kafka_ca_file is not None:
+            config["ssl.ca.location"] = str(settings.kafka_ca_file)
+        if settings.kafka_username is not None:
+            config |= {
+                "sasl.mechanism": settings.kafka_mechanism,
+                "sasl.username": settings.kafka_username,
+                "sasl.password": self._password,
+            }
+        return config
+
+    @property
+    def _protocol(self) -> str:
+        return ("SASL_" if self.settings.kafka_username else "") + ("SSL" if self.settings.uses_tls else "PLAINTEXT")
+
+    @property
+    def _password(self) -> str:
+        return self.settings.kafka_password.get_secret_value() if self.settings.kafka_password else ""
+
+    def _java_options(self) -> dict[str, str]:
+        settings = self.settings
+        options = {"kafka.bootstrap.servers": self.bootstrap, "kafka.security.protocol": self._protocol}
+        if settings.kafka_ca_file is not None:
+            # the text rather than the place: executors may be elsewhere
+            options["kafka.ssl.truststore.type"] = "PEM"
+            options["kafka.ssl.truststore.certificates"] = settings.kafka_ca_file.read_text()
+        if settings.kafka_username is not None:
+            module = "plain.Plain" if settings.kafka_mechanism == "PLAIN" else "scram.Scram"
+            options["kafka.sasl.mechanism"] = settings.kafka_mechanism
+            options["kafka.sasl.jaas.config"] = (
+                f"org.apache.kafka.common.security.{module}LoginModule required "
+                f"username={_quoted(settings.kafka_username)} password={_quoted(self._password)};"
+            )
+        return options
+
+    # -- what is there
+
+    @cached_property
+    def admin(self) -> AdminClient:
+        """An admin client, made when it is first asked for."""
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient(self.client_config() | {"error_cb": lambda error: self._why.append(error.str())})
+
+    def topics(self) -> dict[str, int]:
+        """Number of partitions of every topic.
+
+        Raises:
+            BrokerError: Kafka can't be reached, or refuses us.
+        """
+        # All, because asking for one by name would create it where Kafka creates topics by itself.
+        found = self._ask(lambda: self.admin.list_topics(timeout=TIMEOUT_S))
+        return {name: len(topic.partitions) for name, topic in found.topics.items()}
+
+    def partitions(self, topic: str) -> int:
+        """Number of partitions of a topic that has to be there. Raises `TopicError`, `BrokerError`."""
+        return self.require(topic, self.topics())
+
+    def require(self, topic: str, there: Mapping[str, int]) -> int:
+        """As `partitions`, of what `topics` said."""
+        if topic not in there:
+            raise TopicError(
+                f"topic {topic} does not exist at {self.bootstrap}; start a worker, which makes it, or correct "
+                "MARQ_NAME or MARQ_QUEUE_TOPIC"
+            )
+        return there[topic]
+
+    def source_of(self, topic: str) -> str:
+        """What a topic is for ever: its name, and the id that no other topic of that name has."""
+        return f"{topic} {self.topic_id(topic)}".strip()
+
+    def topic_id(self, topic: str) -> str:
+        """What tells a topic from another of its name, made before or elsewhere; empty where Kafka is too old."""
+        from confluent_kafka import TopicCollection
+
+        found = self._ask(
+            lambda: self.admin.describe_topics(TopicCollection([topic]), request_timeout=TIMEOUT_S)[topic].result()
+        )
+        return str(found.topic_id) if getattr(found, "topic_id", None) is not None else ""
+
+    def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
+        """First offset that each partition still has, and the one after its last that is committed.
+
+        Raises:
+            TopicError: the topic does not exist.
+            BrokerError: Kafka can't be reached, or refuses us.
+        """
+        from confluent_kafka.admin import OffsetSpec
+
+        count = self.partitions(topic)
+        starts = self._list_offsets(topic, count, OffsetSpec.earliest())
+        ends = self._list_offsets(topic, count, OffsetSpec.latest())
+        return {number: (starts[number], ends[number]) for number in range(count)}
+
+    def _list_offsets(self, topic: str, count: int, spec: Any) -> Offsets:
+        from confluent_kafka import IsolationLevel, TopicPartition
+
+        wanted = {TopicPartition(topic, number): spec for number in range(count)}
+        # A reader of what is committed would wait for the end of a transaction that is under way.
+        options = {"isolation_level": IsolationLevel.READ_COMMITTED, "request_timeout": TIMEOUT_S}
+        answers = self._ask(
+            lambda: {tp.partition: f.result().offset for tp, f in self.admin.list_offsets(wanted, **options).items()}
+        )
+        return {number: answers[number] for number in range(count)}
+
+    # -- positions of a reader
+
+    def committed(self, group: str) -> dict[str, Offsets]:
+        """The offsets that a group has committed, by topic; empty where there is no such group."""
+        from confluent_kafka import ConsumerGroupTopicPartitions
+
+        def ask() -> Any:
+            futures = self.admin.list_consumer_group_offsets(
+                [ConsumerGroupTopicPartitions(group)], request_timeout=TIMEOUT_S
+            )
+            return futures[group].result()
+
+        found: dict[str, Offsets] = {}
+        for tp in self._ask(ask).topic_partitions:
+            if tp.offset >= 0:
+                found.setdefault(tp.topic, {})[tp.partition] = tp.offset
+        return found
+
+    def commit(self, group: str, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """Commit offsets for a group that has no members."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        tps = [TopicPartition(t, n, offset) for t, offsets in positions.items() for n, offset in offsets.items()]
+        if tps:
+            request = [ConsumerGroupTopicPartitions(group, tps)]
+            self._ask(
+                lambda: self.admin.alter_consumer_group_offsets(request, request_timeout=TIMEOUT_S)[group].result()
+            )
+
+    # -- errors
+
+    def _ask(self, question: Any) -> Any:
+        from confluent_kafka import KafkaException
+
+        self._why.clear()
+        try:
+            return question()
+        except KafkaException as error:
+            # What the client has met with comes to `error_cb` only now.
+            self.admin.poll(0)
+            raise self.unreachable(error.args[0].str() if error.args else str(error)) from None
+
+    def unreachable(self, reason: str) -> BrokerError:
+        """The error for a Kafka that does not answer, or refuses us, with what its client said of it."""
+        said = [_STATE.sub("", " ".join(text.split())) for text in self._why if "brokers are down" not in text]
+        said = list(dict.fromkeys(said))
+        text = f"can't reach Kafka at {self.bootstrap}: {'; '.join(said[:2]) or reason}"
+        if self.settings.kafka_username:
+            return BrokerError(
+                f"{text}; if it runs there, check MARQ_KAFKA_USERNAME, MARQ_KAFKA_PASSWORD, MARQ_KAFKA_MECHANISM "
+                f"(now {self.settings.kafka_mechanism}) and MARQ_KAFKA_TLS"
+            )
+        return BrokerError(
+            f"{text}; check that it runs, and MARQ_KAFKA (or --kafka), MARQ_KAFKA_TLS and MARQ_KAFKA_USERNAME"
+        )
+
+
+def offsets_json(positions: Mapping[str, Mapping[int, int]]) -> str:
+    """What Spark's source takes as `startingOffsets` and `endingOffsets`."""
+    return json.dumps({topic: {str(n): offset for n, offset in o.items()} for topic, o in positions.items()})
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,144 @@
+"""How far each job of sending has got: a compacted topic, written in the transactions that send the messages.
+
+    key                     value
+    <job>                   {"run": …}: the latest start of the job; whoever works for another one stops
+    <job>/input             {"fingerprint": …, "partitions": …}: what the job sends, and over how many partitions
+    <job>/<slice>           {"next_row": …, "sent": …}: rows of the slice below `next_row` are in the queue topic
+    <job>/done              {"sent": …, "skipped": …}: nothing is left to do
+
+A record of a slice commits together with the messages that it counts, so that neither is ever there without the other.
+The topic is in Kafka, where the messages are: a Kafka that was wiped knows of neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from marq.errors import BrokerError
+from pipeline.compacted import READ_TIMEOUT_S, records_of
+
+if TYPE_CHECKING:
+    from pipeline.kafka import Kafka
+
+#: Small segments, so that it is compacted though little is written.
+_CONFIG = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024), "min.cleanable.dirty.ratio": "0.1"}
+#: Copies of the topic, if there are as many brokers.
+_REPLICATION = 3
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a slice has got."""
+
+    next_row: int = 0
+    sent: int = 0
+
+
+class Input(msgspec.Struct, frozen=True):
+    """What a job sends."""
+
+    fingerprint: str
+    partitions: int
+
+
+class Done(msgspec.Struct, frozen=True):
+    """What a finished job did."""
+
+    sent: int
+    skipped: int = 0
+
+
+class State(msgspec.Struct):
+    """What the topic says of one job."""
+
+    run: str = ""
+    input: Input | None = None
+    done: Done | None = None
+    slices: dict[int, Progress] = {}
+
+    def slice(self, number: int) -> Progress:
+        """How far a slice has got."""
+        return self.slices.get(number, Progress())
+
+    @property
+    def sent(self) -> int:
+        """Rows that are in the queue topic."""
+        return sum(progress.sent for progress in self.slices.values())
+
+
+class Ledger:
+    """The records of one job. Has no connection of its own, so that it can be pickled.
+
+    Parameters:
+        client: settings of librdkafka: where Kafka is, and how to log in.
+        topic: has one partition.
+    """
+
+    def __init__(self, client: Mapping[str, Any], topic: str, job: str) -> None:
+        self.client = dict(client)
+        self.topic = topic
+        self.job = job
+
+    def record(self, what: str | int | None, value: Any) -> tuple[bytes, bytes]:
+        """Key and value of a record; `what` is `input`, `done`, a slice, or None for the start of a run."""
+        key = self.job if what is None else f"{self.job}/{what}"
+        return key.encode(), msgspec.json.encode(value)
+
+    def write(self, what: str | int | None, value: Any) -> None:
+        """Append a record outside of any transaction. Raises `BrokerError`."""
+        from confluent_kafka import Producer
+
+        outcomes: list[Any] = []
+        timeout = {"enable.idempotence": True, "message.timeout.ms": int(1000 * READ_TIMEOUT_S)}
+        producer = Producer({**self.client, **timeout})
+        key, encoded = self.record(what, value)
+        producer.produce(self.topic, encoded, key, 0, on_delivery=lambda error, _: outcomes.append(error))
+        producer.flush(READ_TIMEOUT_S + 5)
+        if outcomes != [None]:
+            reason = outcomes[0].str() if outcomes else "no answer in time"
+            raise BrokerError(f"Kafka did not take a record of {self.topic}: {reason}; try again")
+
+    def claim(self, run: str) -> None:
+        """Say that `run` is the one that works for the job now. Raises `BrokerError`."""
+        self.write(None, {"run": run})
+
+    def read(self, on_wait: Callable[[], None] | None = None) -> State:
+        """What is committed now; may have to wait (see `records_of`). Raises `BrokerError`."""
+        state = State()
+        for key, value in records_of(self.client, self.topic, on_wait):
+            job, _, what = key.decode(errors="replace").partition("/")
+            if job != self.job or value is None:
+                continue
+            if not what:
+                state.run = msgspec.json.decode(value)["run"]
+            elif what == "input":
+                state.input = msgspec.json.decode(value, type=Input)
+            elif what == "done":
+                state.done = msgspec.json.decode(value, type=Done)
+            else:
+                state.slices[int(what)] = msgspec.json.decode(value, type=Progress)
+        return state
+
+
+def ledger_topic(kafka: Kafka) -> str:
+    """The name of the topic, which is created if it is not there.
+
+    Raises:
+        BrokerError: Kafka can't be reached, or does not let us create it.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+    from confluent_kafka.admin import NewTopic
+
+    topic = f"{kafka.settings.name}.jobs"
+    if topic in kafka.topics():
+        return topic
+    brokers = len(kafka.admin.list_topics(timeout=10).brokers)
+    copies = kafka.settings.replication or min(_REPLICATION, brokers)
+    try:
+        kafka.admin.create_topics([NewTopic(topic, 1, copies, config=_CONFIG)])[topic].result(READ_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise BrokerError(f"Kafka did not create topic {topic}: {error.args[0].str()}") from None
+    return topic

@@ -1,0 +1,151 @@
+"""`lifecycle`: one row a message, from the archive: every delivery, how long it waited and was worked on, how it ended.
+
+Incremental: what is unfinished at the end of a run is kept in the table `lifecycle_state`, the core's own checkpoint
+without payloads and the histories of these messages. A run writes whole rows, and then the state in one commit: killed
+in between, it does the same again, and the same rows take the place of those that are there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import msgspec
+import pyarrow as pa
+
+from pipeline.chronicler import CHRONICLE, LIFE, STATE_VERSION, Chronicler, Kept, Plan
+from pipeline.options import Job, job_options
+from pipeline.walk import walk
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+    from pipeline.logs import Bounds
+
+#: Version of the rows of the table `lifecycle`.
+VERSION = 1
+
+STATE = "partition int, key string, value binary, run bigint"
+
+
+class Done(NamedTuple):
+    """What a run did."""
+
+    run: int
+    ended: int
+    unfinished: int
+
+
+@click.command()
+@job_options
+def command(job: Job) -> None:
+    """One row a message in the table `lifecycle`, from the archive; each run goes on where the last one ended."""
+    with job.session("lifecycle") as spark:
+        done = lifecycle(spark, job)
+    if done is None:
+        click.echo("nothing new in the archive")
+    else:
+        click.echo(f"run {done.run}: {done.ended:,} lives ended, {done.unfinished:,} messages are unfinished")
+
+
+def lifecycle(spark: SparkSession, job: Job) -> Done | None:
+    """Bring the table up to the end of the archive; None if there is nothing new.
+
+    Raises:
+        PipelineError: there is no archive, or a table is not ours.
+    """
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    from pipeline.logs import Archive, bounds, logs
+
+    archive = Archive(job.data)
+    there = bounds(spark, archive)
+    state = _state_table(spark, job).toDF()
+    run, positions = _last_run(state)
+    if all(positions.get(n) == (b.queue_end, b.markers_end) for n, b in there.items()):
+        return None
+    plans = {n: _plan(b, run + 1, job.settings.queue_id) for n, b in there.items()}
+    stop = {n: (b.queue_end, b.markers_end) for n, b in there.items()}
+    kept = state.select("partition", "key", "value", F.lit(0).alias("offset"))
+    stream = logs(spark, archive, positions, stop)
+    walked = walk(spark, stream, plans, Chronicler, _schema(CHRONICLE), rows=kept).persist(StorageLevel.DISK_ONLY)
+    try:
+        lives = walked.where("state_key is null").drop("state_key", "state_value")
+        ended, unfinished = _write_lives(spark, job, lives)
+        _write_state(spark, job, walked, run + 1)
+    finally:
+        walked.unpersist()
+    return Done(run + 1, ended, unfinished)
+
+
+# ------------------------------------------------------------------ tables
+
+
+def lifecycle_path(job: Job) -> str:
+    return job.path("lifecycle")
+
+
+def _state_table(spark: SparkSession, job: Job) -> Any:
+    from pyspark.sql.types import StructType
+
+    from pipeline.tables import open_table
+
+    return open_table(spark, job.path("lifecycle_state"), StructType.fromDDL(STATE), version=STATE_VERSION)
+
+
+def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:
+    """Number of the last run, and how far it came."""
+    run, positions = 0, {}
+    for row in state.where("key = 'walker'").select("partition", "value", "run").collect():
+        kept = msgspec.msgpack.decode(bytes(row.value), type=Kept)
+        positions[row.partition] = (kept.position, kept.markers_position)
+        run = max(run, row.run)
+    return run, positions
+
+
+def _write_lives(spark: SparkSession, job: Job, lives: DataFrame) -> tuple[int, int]:
+    from pyspark.sql import functions as F
+
+    from pipeline.tables import open_table
+
+    path = lifecycle_path(job)
+    schema = _schema(pa.schema(LIFE | {"day": pa.date32()}))
+    table = open_table(spark, path, schema, version=VERSION, partition_by=["day"])
+    dated = lives.withColumn("day", F.to_date(F.timestamp_millis("sent_ms"))).select(schema.names)
+    found = dated.agg(F.count("*").alias("rows"), F.count("outcome").alias("ended"), F.min("day").alias("day")).first()
+    assert found is not None
+    if not found.rows:
+        return 0, 0
+    if table.toDF().isEmpty():
+        dated.write.format("delta").mode("append").save(path)
+    else:
+        same = f"t.day >= date'{found.day}' and t.day = l.day and t.partition = l.partition and t.offset = l.offset"
+        merge = table.alias("t").merge(dated.alias("l"), same)
+        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+    return found.ended, found.rows - found.ended
+
+
+def _write_state(spark: SparkSession, job: Job, walked: DataFrame, run: int) -> None:
+    from pyspark.sql import functions as F
+
+    state = walked.where("state_key is not null").select(
+        "partition",
+        F.col("state_key").alias("key"),
+        F.col("state_value").alias("value"),
+        F.lit(run).cast("long").alias("run"),
+    )
+    state.write.format("delta").mode("overwrite").save(job.path("lifecycle_state"))
+
+
+def _plan(bound: Bounds, run: int, queue_id: str | None) -> bytes:
+    return msgspec.msgpack.encode(
+        Plan(bound.queue_start, bound.queue_end, bound.markers_start, bound.markers_end, run, queue_id)
+    )
+
+
+def _schema(columns: pa.Schema) -> StructType:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(columns)

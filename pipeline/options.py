@@ -1,0 +1,83 @@
+"""What all jobs share on the command line, and the job that comes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from app.settings import Settings, load
+from marq.errors import PipelineError
+from pipeline.kafka import Kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job works on: the installation, the folder of its tables, and how Spark is started."""
+
+    settings: Settings
+    data: str
+    master: str | None = None
+    conf: tuple[tuple[str, str], ...] = ()
+    verbose: bool = False
+
+    @cached_property
+    def kafka(self) -> Kafka:
+        return Kafka(self.settings)
+
+    def path(self, *parts: str) -> str:
+        """A place in the data folder, which may be in any file system that Spark knows."""
+        return "/".join([self.data.rstrip("/"), *parts])
+
+    def session(self, name: str) -> AbstractContextManager[SparkSession]:
+        """Spark, for as long as the block lasts."""
+        from pipeline.session import spark_session
+
+        return spark_session(name, master=self.master, conf=dict(self.conf), verbose=self.verbose)
+
+
+def default_data(settings: Settings) -> str:
+    """Where the tables are, unless `--data` says otherwise."""
+    return str(settings.data_dir.resolve() / "pipeline")
+
+
+def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that every job has; the function gets a `Job` as its first argument instead of them."""
+
+    @click.option("--data", metavar="DIR", help="Folder of the tables, or s3a://… (default: MARQ_DATA_DIR/pipeline).")
+    @click.option("--kafka", metavar="URL", help="kafka://host:port; default: MARQ_KAFKA, or the embedded broker.")
+    @click.option("--master", metavar="URL", help="Spark master (default: of spark-submit, or local[*]).")
+    @click.option("--set", "conf", metavar="KEY=VALUE", multiple=True, help="A setting of Spark; may be repeated.")
+    @click.option("--verbose", is_flag=True, help="Show Spark's own log.")
+    @wraps(function)
+    def run(
+        *args: Any,
+        data: str | None,
+        kafka: str | None,
+        master: str | None,
+        conf: tuple[str, ...],
+        verbose: bool,
+        **rest: Any,
+    ) -> Any:
+        if kafka is not None:
+            os.environ["MARQ_KAFKA"] = kafka
+        settings = load()
+        job = Job(settings, data or default_data(settings), master, tuple(_pair(text) for text in conf), verbose)
+        return function(job, *args, **rest)
+
+    return run
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, sign, value = text.partition("=")
+    if not sign or not key.startswith("spark."):
+        raise PipelineError(f"--set {text} is not of the form spark.KEY=VALUE")
+    return key, value

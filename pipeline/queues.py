@@ -1,0 +1,88 @@
+"""Which queues there are and what they are set to, as the compacted topic of their settings says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from marq.core.policies import QueueSettings, name_problem
+from marq.errors import BadValueError, NotPossibleError, UnknownQueueError
+from pipeline.compacted import records_of
+
+if TYPE_CHECKING:
+    from pipeline.kafka import Kafka
+
+_AUTO_PREFIX = b"\0auto/"
+
+
+class _Record(msgspec.Struct, frozen=True):
+    """What a job has to know of a queue's record."""
+
+    version: int
+    settings: QueueSettings
+    state: Literal["active", "deleting", "deleted"] = "active"
+
+
+class Queues:
+    """The queues of an installation at one moment.
+
+    Raises:
+        BrokerError: the topic can't be read.
+    """
+
+    def __init__(self, kafka: Kafka) -> None:
+        self._auto_create = kafka.settings.auto_create
+        self._records: dict[str, _Record] = {}
+        self._auto: set[str] = set()
+        kafka.partitions(kafka.settings.queues_topic)
+        for key, value in records_of(kafka.client_config(), kafka.settings.queues_topic):
+            if key.startswith(_AUTO_PREFIX):
+                self._auto.add(key.removeprefix(_AUTO_PREFIX).decode())
+            elif not key.startswith(b"\0") and value is not None:
+                self._note(key.decode(), value)
+
+    def _note(self, queue: str, value: bytes) -> None:
+        try:
+            record = msgspec.json.decode(value, type=_Record)
+        except msgspec.MsgspecError:
+            return  # as workers do
+        known = self._records.get(queue)
+        if known is None or record.version > known.version:
+            self._records[queue] = record
+
+    def exists(self, queue: str) -> bool:
+        """True if a queue was made, by its settings or by a message, or takes the dead letters of another."""
+        record = self._records.get(queue)
+        if record is not None:
+            return record.state == "active"
+        return queue in self._auto or any(
+            other.settings.dead_letters_of(name) == queue
+            for name, other in self._records.items()
+            if other.state == "active"
+        )
+
+    def require_sendable(self, queue: str) -> None:
+        """Raises `RequestError` if nothing can be sent to `queue`."""
+        problem = name_problem(queue)
+        if problem is not None:
+            raise BadValueError(problem)
+        if not self._auto_create and not self.exists(queue):
+            raise UnknownQueueError(f"there is no queue {queue!r}, and MARQ_AUTO_CREATE is off: make it first")
+
+    def delay_ms(self, queue: str) -> int:
+        """Delay of messages that are sent to a queue and name none."""
+        record = self._records.get(queue)
+        return record.settings.delay_ms if record is not None and record.state == "active" else 0
+
+    def delays(self) -> dict[str, int]:
+        """The delays of all queues that have one."""
+        return {queue: delay for queue in self._records if (delay := self.delay_ms(queue))}
+
+
+def require_ours(kafka: Kafka) -> None:
+    """Raises `NotPossibleError` in topic mode, where the topic is the user's."""
+    if kafka.topic_mode:
+        raise NotPossibleError(
+            f"in topic mode marq never writes to the topic: send to {kafka.settings.queue_topic} with a Kafka producer"
+        )

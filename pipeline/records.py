@@ -1,0 +1,320 @@
+"""What the records of the two logs mean, as columns: the rules of `marq.core`, in Spark.
+
+A queue record is decoded by Spark's own expressions (no Python per record); they follow `Partition._describe`, and a
+test compares them with it. Markers are few, as they carry ranges: the core's own `decode` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from marq.core.markers import decode
+from marq.core.partition import (
+    H_DELAY,
+    H_ORIGIN,
+    H_TTL,
+    MESSAGE_MAX_BYTES,
+    QUEUE_NAME_MAX,
+)
+from marq.errors import MarkerError
+from marq.message import HEADER_KEY
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+#: Version of the tables' rows.
+SCHEMA_VERSION = 1
+
+HEADER_GROUP = "marq-group"
+HEADER_REASON = "marq-poison-reason"
+
+#: Size of a payload that is not there (a record without value).
+NO_PAYLOAD = -1
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+MARKER = StructType(
+    [
+        StructField("type", StringType()),
+        StructField("epoch", LongType()),
+        StructField("delivery", LongType()),
+        StructField("offsets", ArrayType(LongType())),
+        StructField("redeliver_after_ms", LongType()),
+        StructField("delay_ms", LongType()),
+        StructField("counted", BooleanType()),
+        StructField("outcome", StringType()),
+        StructField("receiver", StringType()),
+        StructField("receives", LongType()),
+        StructField("queue", StringType()),
+        StructField("before", LongType()),
+        StructField("worker", StringType()),
+        StructField("nonce", StringType()),
+        StructField("fence", StringType()),
+    ]
+)
+
+_PLACE = [
+    StructField("schema_version", IntegerType(), False),
+    StructField("topic", StringType(), False),
+    StructField("partition", IntegerType(), False),
+    StructField("offset", LongType(), False),
+    StructField("timestamp", TimestampType(), False),
+    StructField("day", DateType(), False),
+]
+
+MESSAGES = StructType(
+    [
+        *_PLACE,
+        StructField("queue", StringType()),
+        StructField("key", BinaryType()),
+        StructField("headers", HEADERS),
+        StructField("payload", BinaryType()),
+        StructField("size", IntegerType(), False),
+        StructField("sender_key", BinaryType()),
+        StructField("delay_ms", LongType()),
+        StructField("ttl_ms", LongType()),
+        StructField("group", StringType()),
+        StructField("origin", StringType()),
+    ]
+)
+
+MARKERS = StructType(
+    [
+        *_PLACE,
+        StructField("value", BinaryType()),
+        StructField("by", StringType()),
+        StructField("seq", LongType()),
+        StructField("markers", ArrayType(MARKER)),
+    ]
+)
+
+MALFORMED = StructType(
+    [
+        *_PLACE,
+        StructField("key", BinaryType()),
+        StructField("headers", HEADERS),
+        StructField("payload", BinaryType()),
+        StructField("reason", StringType(), False),
+        StructField("origin", StringType()),
+    ]
+)
+
+
+# -- queue records ------------------------------------------------------------------------------------------
+
+
+def messages(records: DataFrame, queue_id: str | None) -> DataFrame:
+    """Records of the queue topic, as Kafka's source gives them, as rows of `MESSAGES` and a column `reason`.
+
+    `reason` is null unless the record is poison: then `queue`, `delay_ms` and `ttl_ms` are null.
+
+    Parameters:
+        queue_id: topic mode: the queue that the whole topic is.
+    """
+    named = records.withColumn("reason", _reason(queue_id))
+    good = F.col("reason").isNull()
+    queue = F.lit(queue_id) if queue_id is not None else F.col("key").cast("string")
+    return named.select(
+        *_place(),
+        F.when(good, queue).alias("queue"),
+        "key",
+        _headers().alias("headers"),
+        F.col("value").alias("payload"),
+        _size_of("value").alias("size"),
+        _first(HEADER_KEY).alias("sender_key"),
+        F.when(good, _number(_last(H_DELAY))).alias("delay_ms"),
+        F.when(good, _number(_last(H_TTL, nonzero=True))).alias("ttl_ms"),
+        _text(_first(HEADER_GROUP)).alias("group"),
+        _text(_first(H_ORIGIN)).alias("origin"),
+        "reason",
+    )
+
+
+def _place() -> list[Column]:
+    return [
+        F.lit(SCHEMA_VERSION).alias("schema_version"),
+        F.col("topic"),
+        F.col("partition"),
+        F.col("offset"),
+        F.col("timestamp"),
+        F.to_date("timestamp").alias("day"),
+    ]
+
+
+def _reason(queue_id: str | None) -> Column:
+    """Why a record is no message, or null. In the order in which the core looks."""
+    headers_size = F.when(
+        F.size("headers") > 0,
+        F.aggregate(
+            "headers",
+            F.lit(0),
+            lambda sum_, header: sum_ + F.length(header["key"]) + F.coalesce(F.length(header["value"]), F.lit(0)),
+        ),
+    ).otherwise(0)
+    size = F.coalesce(F.length("value"), F.lit(0)) + headers_size
+    malformed = F.when(
+        F.size("headers") > 0,
+        F.get(
+            F.filter("headers", lambda header: header["key"].isin(H_DELAY, H_TTL) & ~_is_number(header["value"])),
+            F.lit(0),
+        )["key"],
+    )
+    found = (
+        F.when(size > MESSAGE_MAX_BYTES, F.lit(f"larger than {MESSAGE_MAX_BYTES} bytes"))
+        .when(malformed.isNotNull(), F.concat(F.lit("header "), malformed, F.lit(" is not a number of milliseconds")))
+        .otherwise(F.lit(None).cast("string"))
+    )
+    if queue_id is not None:
+        return found
+    text = F.col("key").cast("string")
+    return (
+        F.when(F.col("key").isNull(), F.lit("no queue: the key is null"))
+        .when(
+            (F.length("key") == 0) | ~F.is_valid_utf8(text) | (F.length(text) > QUEUE_NAME_MAX),
+            F.lit("no queue: the key is no queue id"),
+        )
+        .otherwise(found)
+    )
+
+
+def _headers() -> Column:
+    """Headers, empty rather than null."""
+    return F.coalesce("headers", F.array().cast(HEADERS))
+
+
+def _size_of(column: str) -> Column:
+    return F.coalesce(F.length(column), F.lit(NO_PAYLOAD))
+
+
+def _with_name(name: str) -> Column:
+    return F.filter("headers", lambda header: header["key"] == name)
+
+
+def _first(name: str) -> Column:
+    """Value of the first header of a name; null where there is none."""
+    return F.when(F.size("headers") > 0, F.get(_with_name(name), F.lit(0))["value"])
+
+
+def _last(name: str, *, nonzero: bool = False) -> Column:
+    """Value of the last header of a name (that is not zero); null where there is none."""
+    found = _with_name(name)
+    if nonzero:
+        found = F.filter(found, lambda header: F.coalesce(_number(header["value"]), F.lit(0)) != 0)
+    return F.when(F.size("headers") > 0, F.try_element_at(found, F.lit(-1))["value"])
+
+
+def _is_number(value: Column) -> Column:
+    """As the core reads numbers: 1 to 15 decimal digits, nothing else."""
+    return F.coalesce(F.decode(value, "ISO-8859-1").rlike(r"\A[0-9]{1,15}\z"), F.lit(False))
+
+
+def _number(value: Column) -> Column:
+    return F.when(_is_number(value), F.decode(value, "ISO-8859-1").cast("long"))
+
+
+def _text(value: Column) -> Column:
+    """A header as text; null where it is none."""
+    text = value.cast("string")
+    return F.when(F.is_valid_utf8(text), text)
+
+
+# -- records that can't be read ----------------------------------------------------------------------------
+
+
+def malformed_messages(decoded: DataFrame) -> DataFrame:
+    """The rows of `messages(...)` that are no messages, as rows of `MALFORMED`."""
+    return decoded.where("reason is not null").select([F.col(name) for name in MALFORMED.names])
+
+
+def malformed_markers(decoded: DataFrame) -> DataFrame:
+    """The rows of `markers(...)` that can't be decoded, as rows of `MALFORMED`."""
+    return decoded.where("reason is not null").select(
+        *_PLACE_NAMES,
+        "key",
+        "headers",
+        F.col("value").alias("payload"),
+        "reason",
+        F.lit(None).cast("string").alias("origin"),
+    )
+
+
+def poison(records: DataFrame) -> DataFrame:
+    """Records of the poison topic (copies that workers put aside) as rows of `MALFORMED`."""
+    reason = F.coalesce(_text(_first(HEADER_REASON)), F.lit("no reason given"))
+    return records.select(
+        *_place(),
+        "key",
+        _headers().alias("headers"),
+        F.col("value").alias("payload"),
+        reason.alias("reason"),
+        _text(_first(H_ORIGIN)).alias("origin"),
+    )
+
+
+_PLACE_NAMES = [field.name for field in _PLACE]
+
+
+# -- markers -------------------------------------------------------------------------------------------------
+
+_DECODED = StructType(
+    [
+        *MARKERS,
+        StructField("key", BinaryType()),
+        StructField("headers", HEADERS),
+        StructField("reason", StringType()),
+    ]
+)
+
+
+def markers(records: DataFrame) -> DataFrame:
+    """Records of the markers topic, as Kafka's source gives them, as rows of `MARKERS` with `key`, `headers`, `reason`.
+
+    A record that the core can't decode has its `reason` there, and null in `by`, `seq` and `markers`.
+    """
+    raw = records.select(*_place(), "value", "key", _headers().alias("headers"))
+    return raw.mapInArrow(_decode_batches, _DECODED)
+
+
+def _decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    marker_type = to_arrow_schema(StructType([MARKERS["markers"]])).field(0).type
+    for batch in batches:
+        decoded = [_decode(value) for value in batch.column("value").to_pylist()]
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        columns["by"] = pa.array([d[0] for d in decoded], pa.string())
+        columns["seq"] = pa.array([d[1] for d in decoded], pa.int64())
+        columns["markers"] = pa.array([d[2] for d in decoded], marker_type)
+        columns["reason"] = pa.array([d[3] for d in decoded], pa.string())
+        yield pa.RecordBatch.from_arrays([columns[name] for name in _DECODED.names], names=_DECODED.names)
+
+
+def _decode(value: bytes | None) -> tuple[str | None, int | None, list[dict[str, Any]] | None, str | None]:
+    """`by`, `seq`, `markers` and the reason why there are none."""
+    try:
+        batch = decode(value)
+    except MarkerError as error:
+        return None, None, None, str(error)
+    return batch.by, batch.seq, [marker_row(marker) for marker in batch.markers], None
+
+
+def marker_row(marker: Any) -> dict[str, Any]:
+    """A marker as a row of `MARKER`; fields that its type does not have are left out."""
+    return {"type": marker.__struct_config__.tag} | {name: getattr(marker, name) for name in marker.__struct_fields__}

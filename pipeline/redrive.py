@@ -1,0 +1,253 @@
+"""`python -m pipeline redrive QUEUE`: dead letters, chosen with a SQL predicate, back to work, each once.
+
+Dead letters are messages of a queue, and only the owner of their partition can end them there. So Spark chooses, and
+the front door moves: a dead letter that was moved, or is finished, or in work, is not moved again, however often it is
+asked for, so a run that was broken off is simply made again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from app.datadir import running_workers
+from marq.client import Service
+from marq.errors import (
+    BadValueError,
+    LeaseOverError,
+    MarqError,
+    NotFoundError,
+    PipelineError,
+    UnknownQueueError,
+    UnreachableError,
+)
+from pipeline.kafka import offsets_json
+from pipeline.options import Job, job_options
+from pipeline.queues import require_ours
+from pipeline.sending import Pace
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+#: Messages of one request, and seconds of them where a rate is given.
+BATCH = 1_000
+BATCH_S = 0.5
+#: Records that one task of Spark reads: what it chooses of them is held in the driver at once.
+PART_RECORDS = 1_000_000
+
+
+class Place(NamedTuple):
+    """Where a dead letter is."""
+
+    partition: int
+    offset: int
+
+
+@dataclass
+class Moved:
+    """What became of the chosen: moved; finished or in work, so left alone; and those that could not be moved."""
+
+    moved: int = 0
+    left: int = 0
+    failed: int = 0
+    first_error: str | None = None
+
+
+def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
+    """All records of `queue` that are dead letters, finished or not: those in Kafka, and older ones of the archive.
+
+    Raises:
+        TopicError, BrokerError: Kafka can't be reached, or has no queue topic.
+    """
+    from pyspark.sql import functions as F
+
+    from pipeline.records import SCHEMA_VERSION, messages
+    from pipeline.selection import with_text
+    from pipeline.tables import is_table, read_table
+
+    topic, bounds = job.kafka.settings.queue_topic, job.kafka.bounds(job.kafka.settings.queue_topic)
+    records = (
+        spark.read.format("kafka")
+        .options(**job.kafka.source_options())
+        .option("subscribe", topic)
+        .option("maxRecordsPerPartition", str(PART_RECORDS))
+        .option("startingOffsets", offsets_json({topic: {n: start for n, (start, _) in bounds.items()}}))
+        .option("endingOffsets", offsets_json({topic: {n: end for n, (_, end) in bounds.items()}}))
+        .load()
+        .where(F.col("key") == F.lit(queue.encode()))
+    )
+    found = messages(records, None).drop("reason")
+    gone = {number: start for number, (start, _) in bounds.items() if start}
+    archive = job.path("archive", "messages")
+    if gone and is_table(spark, archive):
+        older = read_table(spark, archive, "python -m pipeline archive", version=SCHEMA_VERSION)
+        starts = F.create_map(*(F.lit(value) for pair in gone.items() for value in pair))
+        older = older.where(
+            (F.col("queue") == queue) & (F.col("offset") < F.try_element_at(starts, F.col("partition")))
+        )
+        found = found.unionByName(older.select(found.columns))
+    elif gone:
+        click.echo("older records are not in Kafka any more, and there is no archive: older dead letters are not seen")
+    return with_text(_described(found))
+
+
+def _described(found: DataFrame) -> DataFrame:
+    """With what the headers of a dead letter say; those without are no dead letters."""
+    from pyspark.sql import functions as F
+
+    def header(name: str) -> Column:
+        return F.try_element_at(F.filter("headers", lambda h: h["key"] == name), F.lit(-1))["value"].cast("string")
+
+    rows = found.withColumns(
+        {
+            "dead_from": header("marq-dead-queue"),
+            "reason": header("marq-dead-reason"),
+            "receives": header("marq-dead-receives").try_cast("bigint"),
+            "first_sent_ms": header("marq-dead-sent-ms").try_cast("bigint"),
+            "dead_at_ms": header("marq-dead-at-ms").try_cast("bigint"),
+            "sent": F.col("timestamp"),
+        }
+    )
+    return rows.where("dead_from IS NOT NULL").drop("schema_version", "topic", "day", "key", "origin")
+
+
+def service_of(job: Job, url: str | None, key_file: str | None) -> Service:
+    """A client of the worker at `url`, or of one that runs on the data folder.
+
+    Raises:
+        PipelineError: none is given, and none runs.
+        BadValueError: the key can't be read.
+    """
+    key = None
+    if key_file is not None:
+        try:
+            key = Path(key_file).read_text().strip()
+        except OSError as error:
+            raise BadValueError(f"--key-file {key_file} can't be read: {error.strerror}") from None
+    if url is None:
+        workers = running_workers(job.settings.data_dir)
+        if not workers:
+            raise PipelineError(
+                f"no worker runs on {job.settings.data_dir}: give the address of one with --url, or start one"
+            )
+        scheme = "https" if job.settings.web_tls_certificate_file else "http"
+        url = f"{scheme}://127.0.0.1:{workers[0].web_port}"
+    return Service(url, key=key, retry_for=20.0)
+
+
+def move(service: Service, queue: str, places: Iterator[Place], to: str | None, rate: float | None) -> Moved:
+    """Move dead letters, a request at a time.
+
+    Raises:
+        MarqError: the service can't be reached, or refuses; what was moved before stays moved.
+    """
+    outcome = Moved()
+    pace = Pace(rate) if rate is not None else None
+    size = BATCH if rate is None else max(1, min(BATCH, int(rate * BATCH_S)))
+    source = service.queue(queue)
+    while batch := list(islice(places, size)):
+        if pace is not None:
+            pace.wait(len(batch))
+        for result in source.move(batch, to):
+            if not isinstance(result, MarqError):
+                outcome.moved += 1
+            elif isinstance(result, LeaseOverError):
+                outcome.left += 1
+            else:
+                outcome.failed += 1
+                outcome.first_error = outcome.first_error or str(result)
+    return outcome
+
+
+def run(
+    job: Job,
+    queue: str,
+    where: str,
+    *,
+    to: str | None = None,
+    rate: float | None = None,
+    url: str | None = None,
+    key_file: str | None = None,
+    yes: bool = False,
+    dry_run: bool = False,
+) -> Moved:
+    """Move the dead letters of `queue` that `where` chooses, to `to` or to the queue that each comes from.
+
+    Raises:
+        MarqError: nothing was moved, or not all; made again, it goes on.
+    """
+    require_ours(job.kafka)
+    job.kafka.partitions(job.kafka.settings.queue_topic)
+    with service_of(job, url, key_file) as service:
+        _check(service, queue)
+        with job.session("redrive") as spark:
+            from pipeline.selection import agree, choose, show
+
+            chosen = choose(dead_letters(spark, job, queue), where)
+            if dry_run or not yes:
+                total = show(chosen)
+                click.echo("finished ones, and those in work, are counted here, but will be left alone")
+                if dry_run:
+                    return Moved()
+                agree(f"Move up to {total} messages to {to or 'the queues that they come from'}?", yes=yes)
+            return move(service, queue, _streamed(chosen), to, rate)
+
+
+def _check(service: Service, queue: str) -> None:
+    """That the service answers, and knows the queue, before Spark is started."""
+    try:
+        service.queue(queue).get()
+    except (NotFoundError, UnknownQueueError):
+        raise PipelineError(
+            f"there is no queue {queue!r}; dead letters of a queue are in QUEUE.dead, unless it names another"
+        ) from None
+    except UnreachableError as error:
+        raise PipelineError(f"{error}; give the address of a worker with --url") from None
+
+
+def _streamed(chosen: DataFrame) -> Iterator[Place]:
+    """Where the chosen are; the driver holds those of one of Spark's partitions at a time."""
+    for row in chosen.select("partition", "offset").toLocalIterator():
+        yield Place(row["partition"], row["offset"])
+
+
+@click.command("redrive")
+@click.argument("queue")
+@click.option("--where", default="true", show_default=True, metavar="SQL", help="Which of its dead letters.")
+@click.option("--to", metavar="QUEUE", help="Queue that they go to; default: the one that each comes from.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Messages a second at most.")
+@click.option("--url", help="Address of a worker; default: one that runs on MARQ_DATA_DIR.")
+@click.option("--key-file", metavar="FILE", help="File with the key to use there.")
+@click.option("--dry-run", is_flag=True, help="Show what would be moved, move nothing.")
+@click.option("--yes", is_flag=True, help="Move without asking.")
+@job_options
+def command(
+    job: Job,
+    queue: str,
+    where: str,
+    to: str | None,
+    rate: float | None,
+    url: str | None,
+    key_file: str | None,
+    dry_run: bool,
+    yes: bool,
+) -> None:
+    """Move dead letters of QUEUE (orders.dead, say) back to the queue that each comes from, each once.
+
+    Columns: dead_from, reason, receives, sent, first_sent_ms, dead_at_ms, partition, offset, size, sender_key, group,
+    payload, payload_text, attributes (a map of the sender's headers). For example --where "reason = 'max-receives' AND
+    get_json_object(payload_text, '$.dest') = 'LAX'".
+    """
+    began = time.monotonic()
+    outcome = run(job, queue, where, to=to, rate=rate, url=url, key_file=key_file, yes=yes, dry_run=dry_run)
+    click.echo(
+        f"moved {outcome.moved}, left alone {outcome.left}, failed {outcome.failed}, {time.monotonic() - began:.1f} s"
+    )
+    if outcome.failed:
+        raise PipelineError(f"{outcome.failed} could not be moved, run it again: {outcome.first_error}")

@@ -1,0 +1,146 @@
+"""The command."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from marq.errors import PipelineError
+from pipeline.options import Job, job_options
+from pipeline.report.measures import extent, measure
+from pipeline.report.span import Span, moment_ms
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@click.command()
+@click.option("--out", default="report.html", show_default=True, type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--queue", "queues", multiple=True, metavar="PATTERN", help="Only these: * and ? stand for any; repeatable."
+)
+@click.option(
+    "--from", "start", metavar="TIME", help="First moment: 2026-01-31T08:00 (UTC), or how long ago: 90m, 24h, 7d."
+)
+@click.option("--to", "stop", metavar="TIME", help="The moment before which it ends; likewise.")
+@click.option("--top", default=12, show_default=True, type=click.IntRange(0, 100), help="Queues with a section each.")
+@click.option("--no-update", is_flag=True, help="Show the table `lifecycle` as it is, without what was archived since.")
+@job_options
+def command(
+    job: Job,
+    out: Path,
+    queues: tuple[str, ...],
+    start: str | None,
+    stop: str | None,
+    top: int,
+    no_update: bool,
+) -> None:
+    """One self-contained HTML page with plots of how the queues did, from the archive."""
+    now = datetime.now(UTC)
+    limits = (
+        moment_ms(start, now, "--from") if start else None,
+        moment_ms(stop, now, "--to") if stop else None,
+    )
+    if limits[0] is not None and limits[1] is not None and limits[0] >= limits[1]:
+        raise PipelineError(f"--from {start} is not before --to {stop}")
+    _check_place(out)
+    with job.session("report") as spark:
+        html = report(spark, job, queues=queues, limits=limits, top=top, update=not no_update)
+    _write(out, html)
+    click.echo(f"{out}: {len(html) / 1e6:.1f} MB")
+
+
+def report(
+    spark: SparkSession,
+    job: Job,
+    *,
+    queues: tuple[str, ...] = (),
+    limits: tuple[int | None, int | None] = (None, None),
+    top: int = 12,
+    update: bool = True,
+) -> str:
+    """The page.
+
+    Parameters:
+        queues: patterns of names; none: all queues.
+        limits: first moment, and the one before which it ends, ms; None: as far as there is something.
+
+    Raises:
+        PipelineError: there is nothing to report on.
+    """
+    from pipeline.lifecycle import VERSION, lifecycle, lifecycle_path
+    from pipeline.report.page import page
+    from pipeline.tables import read_table
+
+    if update:
+        lifecycle(spark, job)
+    made_by = "python -m pipeline lifecycle"
+    every = read_table(spark, lifecycle_path(job), made_by, version=VERSION)
+    known = extent(every)
+    lives = matching(every, queues)
+    found = extent(lives)
+    if known is None or found is None:
+        what = f"no message of {' or '.join(queues)}" if queues and known is not None else "no message"
+        raise PipelineError(
+            f"there is {what} in {lifecycle_path(job)}; `python -m pipeline archive` brings what is new"
+        )
+    # the last that is known is of all queues: one in which nothing happens grows older all the same
+    start_ms = found[0] if limits[0] is None else limits[0]
+    stop_ms = known[1] + 1 if limits[1] is None else limits[1]
+    if start_ms >= stop_ms or start_ms > known[1] or stop_ms <= found[0]:
+        raise PipelineError(
+            f"nothing happened between --from and --to: the first message is of {_iso(found[0])}, the last that is "
+            f"known of {_iso(known[1])}"
+        )
+    span = Span.of(start_ms, min(stop_ms, known[1] + 1))
+    about = {
+        "name": job.settings.name,
+        "data": job.data,
+        "queues": queues,
+        "made_ms": int(time.time() * 1000),
+        "until_ms": known[1],
+    }
+    return page(measure(lives, span, top), about=about)
+
+
+def matching(lives: DataFrame, patterns: tuple[str, ...]) -> DataFrame:
+    """The rows of queues whose name matches one of the patterns; all if there are none."""
+    from pyspark.sql import functions as F
+
+    if not patterns:
+        return lives
+    return lives.where(F.col("queue").rlike("|".join(f"\\A{_expression(p)}\\z" for p in patterns)))
+
+
+def _expression(pattern: str) -> str:
+    """A pattern with ``*`` and ``?`` as a regular expression of Java, in which a quoted text may hold anything."""
+    special = {"*": "[\\s\\S]*", "?": "[\\s\\S]"}
+    return "".join(special.get(c) or f"\\x{{{ord(c):x}}}" for c in pattern)
+
+
+def _iso(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _check_place(out: Path) -> None:
+    """Before minutes are spent on it."""
+    folder = out.resolve().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise PipelineError(f"{folder} is no folder that we may write to; correct --out")
+
+
+def _write(out: Path, html: str) -> None:
+    """All of it, or what was there before."""
+    part = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        part.write_text(html, encoding="utf-8")
+        part.replace(out)
+    except OSError as error:
+        raise PipelineError(f"{out} can't be written: {error.strerror}; correct --out") from None
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,95 @@
+"""Messages chosen with a SQL predicate, shown before anything is done with them, and agreed to."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from marq.errors import PipelineError
+from marq.message import RESERVED
+from pipeline.session import explain
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+#: Messages that are shown as a sample, queues that are counted one by one, characters of a payload.
+SAMPLE_ROWS = 5
+QUEUES_SHOWN = 20
+TEXT_SHOWN = 60
+
+
+def choose(rows: DataFrame, predicate: str) -> DataFrame:
+    """The rows for which `predicate` is true. Raises `PipelineError` if Spark can't understand it."""
+    try:
+        chosen = rows.where(F.expr(predicate))
+        _ = chosen.schema
+    except PySparkException as error:
+        raise PipelineError(
+            f"--where {predicate!r} is no condition on these messages: {explain(error)}; columns: "
+            f"{', '.join(rows.columns)}"
+        ) from None
+    return chosen
+
+
+def sender_headers() -> Column:
+    """The headers of the column `headers` that are the sender's, not marq's."""
+    return F.filter("headers", lambda header: ~header["key"].startswith(RESERVED))
+
+
+def with_text(rows: DataFrame) -> DataFrame:
+    """Rows with `payload_text`, and `attributes`: the sender's headers as a map of texts, of one name the last."""
+    rows.sparkSession.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+    entries = F.transform(
+        sender_headers(),
+        lambda header: F.struct(header["key"].alias("key"), header["value"].cast("string").alias("value")),
+    )
+    return rows.withColumns(
+        {"payload_text": F.col("payload").cast("string"), "attributes": F.map_from_entries(entries)}
+    )
+
+
+def show(chosen: DataFrame) -> int:
+    """Print how many rows of which queues were chosen, and some of them; how many."""
+    counted = chosen.groupBy("queue").agg(
+        F.count("*").alias("rows"), F.sum(F.greatest("size", F.lit(0))).alias("bytes")
+    )
+    queues = counted.orderBy(F.desc("rows"), "queue").collect()
+    total = sum(row["rows"] for row in queues)
+    click.echo(f"chosen: {total} messages, {sum(row['bytes'] for row in queues):,} bytes")
+    for row in queues[:QUEUES_SHOWN]:
+        click.echo(f"  {row['rows']:>10}  {row['queue']}")
+    if len(queues) > QUEUES_SHOWN:
+        click.echo(f"  and {len(queues) - QUEUES_SHOWN} queues more")
+    if total:
+        sample = chosen.select(
+            "partition",
+            "offset",
+            "queue",
+            "timestamp",
+            "size",
+            F.substring("payload_text", 1, TEXT_SHOWN + 1).alias("text"),
+        )
+        for row in sample.limit(SAMPLE_ROWS).collect():
+            click.echo(
+                f"  {row['partition']}:{row['offset']} {row['timestamp']:%Y-%m-%d %H:%M:%S} {_shown(row['text'])}"
+            )
+    return total
+
+
+def _shown(text: str | None) -> str:
+    clean = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text or "")
+    return clean[:TEXT_SHOWN] + ("…" if len(clean) > TEXT_SHOWN else "")
+
+
+def agree(question: str, *, yes: bool) -> None:
+    """Ask, unless `yes` was said beforehand. Raises `PipelineError` where nobody can be asked, or it is refused."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise PipelineError("nothing was sent: look at what was chosen, then say --yes")
+    if not click.confirm(question):
+        raise PipelineError("nothing was sent")

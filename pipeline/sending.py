@@ -1,0 +1,270 @@
+"""Rows into the queue topic, each exactly once: what `load` and `replay` do with what they have chosen.
+
+The rows are *staged* first: written to a Delta table in one commit, numbered and checked. Rows of a target partition
+belong to one *slice*, in the order of their numbers. A slice is sent by one task, in transactions of a few thousand
+rows, and each of them also writes to the ledger how far the slice has got. The producer of a slice has a fixed
+transactional id: when a later run, or another attempt of the task, begins, Kafka ends what an earlier one left open and
+refuses whatever that one still sends. Then the ledger says where to go on.
+
+A transaction is open only while its rows are on their way, because readers of the queue topic wait at an open one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from marq.errors import MarqError, PipelineError
+from pipeline.ledger import Ledger, Progress, State
+
+if TYPE_CHECKING:
+    import pyarrow
+
+#: Slices of a job at most: so many producers exist at once where a rate is given.
+MAX_SLICES = 16
+#: One transaction.
+CHUNK_ROWS = 5_000
+CHUNK_BYTES = 4 * 1024 * 1024
+#: Seconds of rows in one transaction where a rate is given.
+CHUNK_S = 0.25
+#: Milliseconds until Kafka ends the transaction of a sender that is gone. The queue's readers wait for as long.
+TRANSACTION_TIMEOUT_MS = 10_000
+#: Seconds for which a task tries again what Kafka does not take.
+PATIENCE_S = 60.0
+#: Largest record that the producer lets through; what a message may have was checked when it was staged.
+MAX_RECORD_BYTES = 4 * 1024 * 1024 + 16 * 1024
+
+#: Columns of staged rows, as they are sent.
+ROW_SCHEMA = (
+    "row long, slice int, partition int, queue string, payload binary, headers array<struct<key string, value binary>>"
+)
+RESULT_SCHEMA = "slice int, sent long, error string"
+
+
+class Row(NamedTuple):
+    """A message to send."""
+
+    row: int
+    slice: int
+    partition: int
+    queue: str
+    payload: bytes
+    headers: list[tuple[str, bytes | None]]
+
+
+class SupersededError(MarqError):
+    """Another run of the same job has taken over."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a task has to know. Goes to the executors."""
+
+    ledger: Ledger
+    run: str
+    queue_topic: str
+    partitions: int
+    rate: float | None = None
+
+    @property
+    def slices(self) -> int:
+        return min(self.partitions, MAX_SLICES)
+
+    def transactional_id(self, number: int) -> str:
+        """That of the one sender of a slice."""
+        return f"{self.ledger.topic}/{self.ledger.job}/{number}"
+
+
+class Sender:
+    """Sends the rows of one slice, in transactions. Raises `MarqError`."""
+
+    def __init__(self, plan: Plan, number: int) -> None:
+        self._plan = plan
+        self._number = number
+        self._producer: Any = None
+        self.progress = Progress()
+        self.sent = 0
+
+    def start(self) -> None:
+        """End what earlier senders of the slice left, keep them from sending more, and see how far they got."""
+        self._patiently(self._renew)
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Send those rows that are not sent yet."""
+        self._patiently(lambda: self._transact([row for row in rows if row.row >= self.progress.next_row]))
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._producer = None
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Do a step; if it fails, all over with a new producer: whether it happened, the ledger tells."""
+        from confluent_kafka import KafkaException
+
+        deadline = time.monotonic() + PATIENCE_S
+        pause_s = 0.1
+        fresh = True
+        while True:
+            try:
+                if not fresh:
+                    self._renew()
+                step()
+                return
+            except KafkaException as error:
+                if time.monotonic() > deadline:
+                    raise PipelineError(
+                        f"Kafka did not take rows of slice {self._number}: {error.args[0].str()}; run the job again, "
+                        "it goes on where it stopped"
+                    ) from None
+            fresh = False
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    def _renew(self) -> None:
+        # before it touches the transactional id: a task of a former run must not disturb the present one
+        self._read()
+        self._producer = new_producer(self._plan, self._number)
+        self._producer.init_transactions(PATIENCE_S)
+        self.progress = self._read().slice(self._number)
+
+    def _read(self) -> State:
+        state = self._plan.ledger.read()
+        if state.run != self._plan.run:
+            raise SupersededError(f"another run of job {self._plan.ledger.job} has taken over; this one stops")
+        return state
+
+    def _transact(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
+        producer, ledger, topic = self._producer, self._plan.ledger, self._plan.queue_topic
+        keys = {queue: queue.encode() for queue in {row.queue for row in rows}}
+        progress = Progress(rows[-1].row + 1, self.progress.sent + len(rows))
+        producer.begin_transaction()
+        for row in rows:
+            _produce(producer, topic, row.payload, keys[row.queue], row.partition, headers=row.headers or None)
+        key, value = ledger.record(self._number, progress)
+        _produce(producer, ledger.topic, value, key, 0)
+        producer.commit_transaction()
+        self.progress = progress
+        self.sent += len(rows)
+
+
+def _produce(producer: Any, *record: Any, **values: Any) -> None:
+    while True:
+        try:
+            producer.produce(*record, **values)
+            return
+        except BufferError:
+            producer.poll(0.05)
+
+
+def new_producer(plan: Plan, number: int) -> Any:
+    """The producer of a slice; it does nothing before `init_transactions`."""
+    from confluent_kafka import Producer
+
+    return Producer(
+        {
+            **plan.ledger.client,
+            "transactional.id": plan.transactional_id(number),
+            "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+            "message.max.bytes": MAX_RECORD_BYTES,
+            "linger.ms": 5,
+            "batch.size": 512 * 1024,
+        }
+    )
+
+
+# -- in the tasks -------------------------------------------------------------------------------------
+
+
+def rows_of(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Row]:
+    """The rows in Arrow batches of `ROW_SCHEMA`."""
+    for batch in batches:
+        columns = [batch.column(name).to_pylist() for name in ("row", "slice", "partition", "queue", "payload")]
+        headers = batch.column("headers").to_pylist()
+        for row, number, partition, queue, payload, entries in zip(*columns, headers, strict=True):
+            yield Row(row, number, partition, queue, payload, [(h["key"], h["value"]) for h in entries or ()])
+
+
+def chunks_of(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
+    """Rows in lists of at most `most`, and of about `CHUNK_BYTES`."""
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += len(row.payload) + sum(len(value or b"") for _, value in row.headers)
+        if len(chunk) >= most or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+class Pace:
+    """Lets so many rows a second through."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._due = time.monotonic()
+
+    def wait(self, count: int) -> None:
+        """Return when `count` more rows may go. What was late is not made up for."""
+        now = time.monotonic()
+        if self._due > now:
+            time.sleep(self._due - now)
+        self._due = max(self._due, now) + count / self._rate
+
+
+def _send_slices(plan: Plan, rows: Iterator[Row]) -> Iterator[tuple[int, int]]:
+    """One slice after the other, as fast as Kafka takes them."""
+    for number, of_slice in groupby(rows, attrgetter("slice")):
+        sender = Sender(plan, number)
+        sender.start()
+        left = (row for row in of_slice if row.row >= sender.progress.next_row)
+        for chunk in chunks_of(left, CHUNK_ROWS):
+            sender.send(chunk)
+        yield number, sender.sent
+
+
+def _send_paced(plan: Plan, rows: Iterator[Row]) -> Iterator[tuple[int, int]]:
+    """All slices at once, in the order of the rows, at the plan's rate."""
+    assert plan.rate is not None
+    senders = {number: Sender(plan, number) for number in range(plan.slices)}
+    pace = Pace(plan.rate)
+    most = max(1, min(CHUNK_ROWS, math.ceil(plan.rate * CHUNK_S)))
+    with ThreadPoolExecutor(plan.slices) as pool:
+        list(pool.map(Sender.start, senders.values()))
+        left = (row for row in rows if row.row >= senders[row.slice].progress.next_row)
+        for chunk in chunks_of(left, most):
+            pace.wait(len(chunk))
+            parts: dict[int, list[Row]] = {}
+            for row in chunk:
+                parts.setdefault(row.slice, []).append(row)
+            list(pool.map(lambda part: senders[part[0]].send(part[1]), parts.items()))
+    for number, sender in senders.items():
+        yield number, sender.sent
+
+
+def send_batches(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    """What a Spark task does with its rows. Yields `RESULT_SCHEMA`; what went wrong is a row too, so that Spark neither
+    repeats it nor wraps it into a trace.
+    """
+    import pyarrow as pa
+
+    results: list[tuple[int, int, str | None]] = []
+    send = _send_slices if plan.rate is None else _send_paced
+    try:
+        results += [(number, sent, None) for number, sent in send(plan, rows_of(batches))]
+    except MarqError as error:
+        results.append((-1, 0, str(error)))
+    numbers, sent, errors = zip(*results, strict=True) if results else ((), (), ())
+    yield pa.RecordBatch.from_arrays(
+        [pa.array(numbers, pa.int32()), pa.array(sent, pa.int64()), pa.array(errors, pa.string())],
+        names=["slice", "sent", "error"],
+    )

@@ -1,0 +1,204 @@
+"""Spark, started for one job: settings that fit a laptop and a cluster alike, quiet, with errors as one line.
+
+Under `spark-submit` the driver's Java runs already, so that jars and memory are its options; `python -m pipeline
+submit-options` prints them. Otherwise we start it as a child of this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marq.errors import PipelineError
+from pipeline.jars import install_spark_jars, java_home, zip_code
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOPBACK = "127.0.0.1"
+
+#: Heap of the driver; with a local master the executor is inside it.
+DRIVER_MEMORY = "1g"
+
+#: A job of minutes gains less from the second compiler and a parallel collector than their start and threads cost.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+#: What stands before the message of an error that came out of Java: names of classes, Spark's error class.
+_CLASSES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]*(?:Exception|Error|Throwable)[\w$]*: ?)+")
+_ERROR_CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
+_SQLSTATE = re.compile(r" SQLSTATE: \w+$")
+
+_LOG4J2 = """\
+status = error
+rootLogger.level = {level}
+rootLogger.appenderRef.console.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{{HH:mm:ss}} %p %c{{1}}: %m%n%ex
+# Spark sets the root's level to that of this one, and says so, if they differ.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = {level}
+"""
+
+
+def is_submitted() -> bool:
+    """Whether this process was started by `spark-submit`."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+@contextlib.contextmanager
+def spark_session(
+    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, verbose: bool = False
+) -> Iterator[SparkSession]:
+    """A Spark session for one job, ended with the block.
+
+    Parameters:
+        name: of the job, as Spark's pages show it.
+        master: as of `spark-submit --master`; by default what that was given, else all cores of this machine.
+        conf: Spark settings that win over ours.
+        verbose: show Spark's own log (warnings and above) on stderr.
+
+    Raises:
+        PipelineError: Java or Spark can't be started, or the jars can't be fetched.
+    """
+    with tempfile.TemporaryDirectory(prefix="marq-spark-", ignore_cleanup_errors=True) as scratch:
+        spark = start(name, Path(scratch), master=master, conf=conf, verbose=verbose)
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+
+def start(
+    name: str,
+    scratch: Path,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    verbose: bool = False,
+) -> SparkSession:
+    """As `spark_session`, without its end. `scratch` is a folder that is not needed any more after `stop()`."""
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    # it would print an error with its trace before we see the exception
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if is_submitted():
+        submitted = dict(SparkConf().getAll())
+        settings = _common(scratch) | submitted
+    else:
+        os.environ["JAVA_HOME"] = str(java_home())
+        settings = _common(scratch) | _own(master or "local[*]", scratch, verbose=verbose)
+    settings |= conf or {}
+    local = settings["spark.master"].startswith("local")
+    if local:
+        settings = _small() | settings
+    builder = SparkSession.builder.appName(f"marq {name}")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        spark = builder.getOrCreate()
+    except Exception as error:
+        raise PipelineError(
+            f"Spark could not be started: {explain(error)}; --verbose shows its log, and JAVA_HOME names another Java"
+        ) from None
+    if not local:
+        spark.sparkContext.addPyFile(str(zip_code(scratch)))
+    return spark
+
+
+def _common(scratch: Path) -> dict[str, str]:
+    """What every job relies on, however it was started."""
+    return {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        # The day that a row belongs to is the same wherever it is computed.
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+
+
+def _own(master: str, scratch: Path, *, verbose: bool) -> dict[str, str]:
+    """What has to be known before Java starts."""
+    log4j2 = scratch / "log4j2.properties"
+    log4j2.write_text(_LOG4J2.format(level="warn" if verbose else "off"))
+    jars = [str(jar) for jar in install_spark_jars()]
+    settings = {
+        "spark.master": master,
+        "spark.driver.memory": DRIVER_MEMORY,
+        # On the class path of the driver at once; executors elsewhere fetch them from it.
+        "spark.driver.extraClassPath": os.pathsep.join(jars),
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j2} {JVM_OPTIONS}",
+    }
+    if not master.startswith("local"):
+        settings["spark.jars"] = ",".join(jars)
+        return settings
+    os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+    return settings | {
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.local.dir": str(scratch / "local"),
+    }
+
+
+def _small() -> dict[str, str]:
+    """One machine: as many tasks as cores, where Spark's defaults would make hundreds of tiny ones."""
+    cores = str(os.cpu_count() or 2)
+    return {
+        "spark.sql.shuffle.partitions": cores,
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": cores,
+    }
+
+
+def submit_options() -> list[str]:
+    """Arguments for `spark-submit` that make a cluster ready for our jobs."""
+    return ["--jars", ",".join(str(jar) for jar in install_spark_jars()), "--driver-memory", DRIVER_MEMORY]
+
+
+# -- errors ---------------------------------------------------------------------------------------------
+
+
+def explain(error: BaseException) -> str:
+    """What went wrong, as one line without names of Java classes or a trace: the message of the first cause."""
+    text = ""
+    for cause in _causes(error):
+        for line in cause.splitlines():
+            line = _SQLSTATE.sub("", _ERROR_CLASS.sub("", _CLASSES.sub("", line.strip()))).strip()
+            if line and not line.startswith(("at ", "===", "Traceback")):
+                text = line
+                break
+    return text or type(error).__name__
+
+
+def _causes(error: BaseException) -> Iterator[str]:
+    """Messages from the outermost error to the first cause, through Java's and Python's."""
+    from py4j.protocol import Py4JJavaError
+
+    java = (
+        getattr(error, "java_exception", None) if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    )
+    if java is None:
+        yield str(error)
+        if error.__cause__ is not None:
+            yield from _causes(error.__cause__)
+        return
+    seen = 0
+    while java is not None and seen < 20:
+        message = java.getMessage()
+        if message:
+            yield str(message)
+        java, seen = java.getCause(), seen + 1

@@ -1,0 +1,154 @@
+"""What a sending job has chosen, written down before the first row is sent: a Delta table per job, made in one commit.
+
+A run that goes on after a crash sends from the same table, so it can't see other rows, or the same in another order.
+Columns: `row` (a number that grows in the order of sending), `queue`, `group`, `payload`, `headers`, `origin` (where
+the row comes from, for a reader), `error` (why it can't be sent, or null), perhaps `source` (see `dispatch.spread`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+
+from marq.core.partition import MESSAGE_MAX_BYTES
+from marq.errors import PipelineError
+from pipeline import files
+from pipeline.tables import is_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from pipeline.options import Job
+
+#: Bytes of a message that are left for its record, as at the front door.
+RECORD_ROOM_BYTES = 1024
+#: Characters of a group's name.
+GROUP_MAX = 128
+#: Decimal digits that a delay or time to live may have.
+DIGITS = "^[0-9]{1,15}$"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of staged rows: those that can be sent with their bytes, and those that can't, with the first of them."""
+
+    rows: int
+    size_bytes: int
+    bad: int
+    first_error: str | None
+
+
+class Staging:
+    """The staged rows of one job."""
+
+    def __init__(self, spark: SparkSession, job: Job, name: str, fingerprint: str) -> None:
+        self._spark = spark
+        self.folder = job.path("jobs", name)
+        self.path = f"{self.folder}/rows-{fingerprint[:16]}"
+        self.rejected_path = f"{self.folder}/rejected"
+
+    def exists(self) -> bool:
+        """Whether the table is complete: half of one has no commit, and counts as nothing."""
+        return is_table(self._spark, self.path)
+
+    def write(self, rows: DataFrame) -> None:
+        """Write the table, unless another run has done so meanwhile."""
+        try:
+            rows.write.format("delta").mode("errorifexists").save(self.path)
+        except Exception:
+            if not self.exists():
+                raise
+
+    def read(self) -> DataFrame:
+        """All rows of the table."""
+        return self._spark.read.format("delta").load(self.path)
+
+    def clear(self) -> None:
+        """Delete what is staged for the job, whole or half, of this input or another."""
+        for name in files.names(self._spark, self.folder):
+            if name.startswith("rows-"):
+                files.delete(self._spark, f"{self.folder}/{name}")
+
+    def counts(self, rows: DataFrame) -> Counts:
+        """Count `rows` (those of the table, numbered)."""
+        bad = F.col("error").isNotNull()
+        good = F.when(~bad, 1)
+        found = rows.agg(
+            F.count(good).alias("rows"),
+            F.coalesce(F.sum(F.when(~bad, F.octet_length("payload"))), F.lit(0)).alias("bytes"),
+            F.count(F.when(bad, 1)).alias("bad"),
+            F.min_by(F.concat_ws(": ", "origin", "error"), F.when(bad, F.col("row"))).alias("first"),
+        ).first()
+        assert found is not None
+        return Counts(found["rows"], found["bytes"], found["bad"], found["first"] if found["bad"] else None)
+
+    def reject(self, rows: DataFrame, counts: Counts, *, skip: bool) -> None:
+        """Put aside rows that can't be sent.
+
+        Raises:
+            PipelineError: there are some, and they are not to be skipped.
+        """
+        if not counts.bad:
+            return
+        if not skip:
+            more = f" (and {counts.bad - 1} more)" if counts.bad > 1 else ""
+            raise PipelineError(
+                f"{counts.first_error}{more}; nothing was sent: correct it, or --skip-bad sends the others"
+            )
+        bad = rows.where("error IS NOT NULL").select("row", "origin", "error", "queue", "group", "payload")
+        bad.write.format("delta").mode("overwrite").save(self.rejected_path)
+
+
+def headers_of(entries: Sequence[tuple[str, Column]]) -> Column:
+    """The headers of a record; those whose value is null are left out."""
+    if not entries:
+        return F.array().cast("array<struct<key string, value binary>>")
+    structs = F.array(
+        *(F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value")) for name, value in entries)
+    )
+    return F.filter(structs, lambda entry: entry["value"].isNotNull())
+
+
+def milliseconds(value: Column, *, least: int = 1) -> Column:
+    """The value of a header, of a number of milliseconds as text; null where it is null or below `least`."""
+    number = value.try_cast("long")
+    return F.when(number >= least, number.cast("string"))
+
+
+def first_of(checks: Sequence[tuple[Column, Column]]) -> Column:
+    """The reason of the first (condition, reason) whose condition holds; null if none does."""
+    start: Column = F.lit(None).cast("string")
+    return reduce(lambda later, check: F.when(check[0], check[1]).otherwise(later), reversed(checks), start)
+
+
+def with_error(rows: DataFrame) -> DataFrame:
+    """Rows with `error`: their `reason` if they have one, else why marq would refuse such a message, or null."""
+    size = F.octet_length("payload") + F.aggregate(
+        "headers",
+        F.lit(0),
+        lambda total, h: total + F.length(h["key"]) + F.coalesce(F.octet_length(h["value"]), F.lit(0)) + 8,
+    )
+    most = MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES
+    error = first_of(
+        [
+            (F.col("reason").isNotNull(), F.col("reason")),
+            (F.length("group") == 0, F.lit("the group is empty")),
+            (F.length("group") > GROUP_MAX, F.lit(f"the group has more than {GROUP_MAX} characters")),
+            (
+                size > most,
+                F.concat(F.lit("a message of "), size, F.lit(f" bytes; at most {most} with key and headers")),
+            ),
+        ]
+    )
+    return rows.withColumn("error", error).drop("reason")
+
+
+def not_milliseconds(name: str, value: Column) -> tuple[Column, Column]:
+    """The check of a column that has to hold milliseconds, or null."""
+    reason = F.concat(F.lit(f"{name} "), F.substring(value, 1, 40), F.lit(" is not a number of milliseconds"))
+    return value.isNotNull() & ~value.rlike(DIGITS), reason

@@ -1,0 +1,123 @@
+"""Delta tables that know their version and whose they are.
+
+The table property `marq.version` is the version of its rows. A later version than ours is refused; an earlier one gets
+the columns that it lacks (null in its rows), which is all that later versions may add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from marq.errors import PipelineError
+from pipeline import files
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+VERSION = "marq.version"
+SOURCE = "marq.source"
+
+
+def is_table(spark: SparkSession, path: str) -> bool:
+    """Whether there is a Delta table at a path."""
+    from delta.tables import DeltaTable
+
+    return files.exists(spark, f"{path}/_delta_log") and DeltaTable.isDeltaTable(spark, path)
+
+
+def open_table(
+    spark: SparkSession,
+    path: str,
+    schema: StructType,
+    *,
+    version: int = 1,
+    partition_by: Sequence[str] = (),
+    source: str = "",
+    properties: Mapping[str, str] | None = None,
+) -> DeltaTable:
+    """The table at `path`, made if there is none, brought to `version` if it is older.
+
+    Parameters:
+        source: what its rows come from (see `Kafka.source_of`); a table of another source is refused. Empty: any.
+        properties: further properties (`delta.…`) of a table that is made.
+
+    Raises:
+        PipelineError: something else is at the path, or a table that is not ours to write.
+    """
+    from delta.tables import DeltaTable
+
+    if not is_table(spark, path):
+        if files.names(spark, path):
+            raise PipelineError(
+                f"{path} is not a table, and not empty; move it away, or choose another folder with --data"
+            )
+        builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(schema)
+        if partition_by:
+            builder = builder.partitionedBy(*partition_by)
+        for key, value in {**(properties or {}), VERSION: str(version), SOURCE: source}.items():
+            if value:
+                builder = builder.property(key, value)
+        builder.execute()
+        return DeltaTable.forPath(spark, path)
+    found = properties_of(spark, path)
+    _check_source(path, found, source)
+    if _version(path, found, version) != version:
+        _upgrade(spark, path, schema, version)
+    return DeltaTable.forPath(spark, path)
+
+
+def read_table(spark: SparkSession, path: str, made_by: str, *, version: int = 1) -> DataFrame:
+    """The rows of the table at `path`.
+
+    Parameters:
+        made_by: the command that makes it, for the error.
+
+    Raises:
+        PipelineError: there is none, or one of a later version.
+    """
+    if not is_table(spark, path):
+        raise PipelineError(f"{path} is not a table; `{made_by}` makes it, --data says where")
+    _version(path, properties_of(spark, path), version)
+    return spark.read.format("delta").load(path)
+
+
+def properties_of(spark: SparkSession, path: str) -> dict[str, str]:
+    """Properties of the table at a path."""
+    return {row[0]: row[1] for row in spark.sql(f"SHOW TBLPROPERTIES delta.`{path}`").collect()}
+
+
+def set_property(spark: SparkSession, path: str, key: str, value: str) -> None:
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{key}' = '{value}')")
+
+
+def _version(path: str, found: Mapping[str, str], ours: int) -> int:
+    text = found.get(VERSION)
+    if text is None or not text.isdigit():
+        raise PipelineError(f"{path} is a Delta table, but not one of marq's; choose another folder with --data")
+    if int(text) > ours:
+        raise PipelineError(
+            f"{path} has rows of version {text}, and this marq reads up to {ours}; upgrade marq, or choose another "
+            "folder with --data"
+        )
+    return int(text)
+
+
+def _check_source(path: str, found: Mapping[str, str], source: str) -> None:
+    other = found.get(SOURCE, "")
+    if source and other and other != source:
+        raise PipelineError(
+            f"{path} is of another topic or Kafka ({other}; this one is {source}); choose another folder with --data, "
+            "or correct MARQ_NAME, MARQ_QUEUE_TOPIC or MARQ_KAFKA"
+        )
+
+
+def _upgrade(spark: SparkSession, path: str, schema: StructType, version: int) -> None:
+    there = set(spark.read.format("delta").load(path).columns)
+    # nullable whatever the schema says: old rows have nothing there
+    missing = [f"`{field.name}` {field.dataType.simpleString()}" for field in schema if field.name not in there]
+    if missing:
+        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(missing)})")
+    set_property(spark, path, VERSION, str(version))

@@ -1,0 +1,373 @@
+"""The walk: both logs of each partition, folded in the order of time by the core, one task a partition.
+
+Records are sorted by Spark (on disk, where they don't fit) and come to a `Walker` one run after the other, so that a
+task remembers what is unfinished and nothing else, however long the logs are. Lifecycle, audit and metrics are walkers.
+
+The two logs may be read in any mixture: the fold comes to the same state. By time is the mixture in which the least
+is unfinished. A broker's clock may step back, so records are ordered by the greatest timestamp in their log so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from marq.core.lives import Envelope
+from marq.core.markers import Batch, End, Purge, Start, decode
+from marq.core.partition import MESSAGE_MAX_BYTES, Partition
+from marq.errors import MarkerError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+#: In which order records of one moment are walked: what the walker is told, rows of tables, then the logs.
+PLAN, ROW, QUEUE, MARKERS = range(4)
+
+#: Clocks of two brokers differ by less than this.
+SKEW_MS = 5_000
+#: The core's order hints, of no use here, are dropped after so many records.
+HINTS_MAX = 50_000
+
+_TOO_LARGE = bytes(MESSAGE_MAX_BYTES + 1)
+
+
+class Walker:
+    """Folds one partition. A job overrides what it wants to see, and emits what it finds with `results`.
+
+    Where the logs do not reach back to their beginning, messages whose markers may be missing are left out: those
+    sent before the first marker that is there. `first` is the first message that is seen whole.
+
+    Parameters: ``plan``: what the job's driver tells the walker of this partition.
+    """
+
+    def __init__(self, number: int, plan: bytes) -> None:
+        self.number = number
+        self.plan = plan
+        self.partition = Partition(number)
+        self.first: int | None = None
+        self._markers_start = 0
+        self._since_hints = 0
+        self._whole_ms: int | None = None
+
+    # -- what a job overrides
+
+    def row(self, key: str, value: bytes | None) -> None:
+        """A row of a table; all of them come before the logs."""
+
+    def begin(self) -> None:
+        """The logs come now: call `start_at`, or set `partition` to a restored one."""
+        raise NotImplementedError
+
+    def on_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
+        """Messages were ingested."""
+
+    def on_absent(self, start: int, stop: int) -> None:
+        """Offsets that the queue log does not hold were passed."""
+
+    def on_fold(self, offset: int, timestamp_ms: int, batch: Batch | None, effects: list[list[int]]) -> None:
+        """A record of markers was folded; `batch` is None if it can't be read."""
+
+    def on_passed(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
+        """Messages before `first`, which are not ingested."""
+
+    def before_fold(self, offset: int, timestamp_ms: int, batch: Batch | None) -> None:
+        """A record of markers is about to be folded."""
+
+    def end(self) -> None:
+        """Both logs have been walked."""
+
+    def results(self) -> Iterator[pa.RecordBatch]:
+        """What was found since the last call."""
+        return iter(())
+
+    # -- walking
+
+    def start_at(self, queue_start: int, markers_start: int, queue_id: str | None) -> None:
+        """Begin without a state, where the logs begin."""
+        self.partition = Partition(self.number, queue_id=queue_id)
+        self.partition.start_at(queue_start, markers_start)
+        self._markers_start = markers_start
+        if not markers_start:
+            self.first = queue_start
+
+    def read(self, envelopes: list[Envelope], prints: Sequence[int | None]) -> None:
+        """The next messages of the queue log."""
+        if self.first is None:
+            passed = len(envelopes)
+            if self._whole_ms is not None:
+                passed = next((i for i, e in enumerate(envelopes) if e.timestamp >= self._whole_ms), passed)
+            self.on_passed(envelopes[:passed], prints[:passed])
+            envelopes, prints = envelopes[passed:], prints[passed:]
+            if not envelopes:
+                return
+            self.first = envelopes[0].offset
+            self._pass_to(self.first)
+        partition = self.partition
+        position, stop = partition.position, envelopes[-1].offset + 1
+        if stop - position != len(envelopes):
+            for envelope in envelopes:
+                if envelope.offset > position:
+                    self.on_absent(position, envelope.offset)
+                position = envelope.offset + 1
+        partition.ingest(partition.position, stop, envelopes)
+        self.on_read(envelopes, prints)
+        self._forget_hints(len(envelopes))
+
+    def _pass_to(self, offset: int) -> None:
+        """Nothing below ``offset`` is looked at. Markers of it were void, as those of any message that is done."""
+        partition = self.partition
+        partition.ingest(partition.position, offset, [])
+
+    def fold(self, offset: int, timestamp_ms: int, value: bytes | None) -> None:
+        """The next record of the markers log."""
+        try:
+            batch: Batch | None = decode(value)
+        except MarkerError:
+            batch = None
+        if self._whole_ms is None:
+            self._whole_ms = timestamp_ms + SKEW_MS
+        if batch is not None and self.partition.own < self._markers_start:
+            self._adopt(batch)
+        self.before_fold(offset, timestamp_ms, batch)
+        effects = self.partition.fold(offset, timestamp_ms, batch.markers if batch is not None else ())
+        if batch is None:
+            self.partition.counters["unreadable_markers"] += 1
+        self.on_fold(offset, timestamp_ms, batch, effects)
+        self._forget_hints(1)
+
+    def _adopt(self, batch: Batch) -> None:
+        """Whose partition it was where the log begins, only its markers tell: the latest epoch that writes."""
+        for marker in batch.markers:
+            owners = isinstance(marker, Start | Purge) or (isinstance(marker, End) and marker.outcome != "acked")
+            if owners and self.partition.own < marker.epoch < self._markers_start:  # type: ignore[union-attr]
+                self.partition.own = marker.epoch  # type: ignore[union-attr]
+
+    def _forget_hints(self, records: int) -> None:
+        self._since_hints += records
+        if self._since_hints >= HINTS_MAX:
+            self._since_hints = 0
+            self.partition.forget_hints()
+
+    def stop_at(self, queue_stop: int, markers_stop: int) -> None:
+        """The logs were to be read up to here: what is absent at their ends counts as read."""
+        partition = self.partition
+        if queue_stop > partition.position:
+            if self.first is not None:
+                self.on_absent(partition.position, queue_stop)
+            partition.ingest(partition.position, queue_stop, [])
+        partition.skip_markers(markers_stop)
+
+
+# ------------------------------------------------------------------ in Spark
+
+
+def walk(
+    spark: SparkSession,
+    logs: DataFrame,
+    plans: Mapping[int, bytes],
+    walker: Callable[[int, bytes], Walker],
+    schema: StructType,
+    *,
+    rows: DataFrame | None = None,
+) -> DataFrame:
+    """What walkers find in the logs; nothing runs until it is asked for.
+
+    Parameters:
+        logs: what `pipeline.logs.logs` returns; a column ``print`` (a number) is passed on, if it has one.
+        plans: what each walker is told, by partition. A partition that is not here is not walked.
+        walker: makes the walker of a partition, on the executor.
+        schema: of the batches that walkers return.
+        rows: (partition, key, value, offset) of tables, for `Walker.row` in the order of ``offset``.
+    """
+    tasks = max(len(plans), spark.sparkContext.defaultParallelism)
+    stream = _stream(spark, logs, plans, rows).repartition(min(tasks, 512), "partition")
+    return _in_order(stream).mapInArrow(_walk_batches(walker), schema)
+
+
+def _stream(spark: SparkSession, logs: DataFrame, plans: Mapping[int, bytes], rows: DataFrame | None) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    no_headers = F.lit(None).cast("array<struct<key:string,value:binary>>")
+    special = F.filter("headers", lambda h: h["key"].startswith("marq-"))
+    fingerprint = F.col("print") if "print" in logs.columns else F.lit(None).cast("long")
+    records = logs.select(
+        "partition",
+        F.when(F.col("log") == "queue", F.lit(QUEUE)).otherwise(F.lit(MARKERS)).alias("log"),
+        "offset",
+        "timestamp_ms",
+        "key",
+        "value",
+        F.col("value_size").alias("size"),
+        F.when((F.size("headers") > 0) & (F.size(special) > 0), special).alias("headers"),
+        F.when(
+            F.size("headers") > 0,
+            F.aggregate(
+                "headers",
+                F.lit(0),
+                lambda total, h: total + F.length(h["key"]) + F.coalesce(F.length(h["value"]), F.lit(0)),
+            ),
+        ).alias("headers_size"),
+        fingerprint.alias("print"),
+    )
+
+    def extra(frame: DataFrame, log: int) -> DataFrame:
+        return frame.select(
+            "partition",
+            F.lit(log).alias("log"),
+            F.col("offset").cast("long").alias("offset"),
+            F.lit(-1).cast("long").alias("timestamp_ms"),
+            F.col("key").cast("binary").alias("key"),
+            "value",
+            F.lit(0).alias("size"),
+            no_headers.alias("headers"),
+            F.lit(0).alias("headers_size"),
+            F.lit(None).cast("long").alias("print"),
+        )
+
+    told = spark.createDataFrame(
+        [(number, 0, b"", bytearray(plan)) for number, plan in sorted(plans.items())],
+        "partition int, offset long, key binary, value binary",
+    )
+    stream = records.where(F.col("partition").isin(list(plans))).unionByName(extra(told, PLAN))
+    return stream.unionByName(extra(rows, ROW)) if rows is not None else stream
+
+
+def _in_order(stream: DataFrame) -> DataFrame:
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    log = Window.partitionBy("partition", "log").orderBy("offset").rowsBetween(Window.unboundedPreceding, 0)
+    timed = stream.withColumn("at_ms", F.max("timestamp_ms").over(log))
+    return timed.sortWithinPartitions("partition", "at_ms", "log", "offset").drop("at_ms")
+
+
+def _walk_batches(make: Callable[[int, bytes], Walker]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        walker: Walker | None = None
+        begun = False
+        for batch in batches:
+            for number, log, run in _runs(batch):
+                if log == PLAN:
+                    if walker is not None:
+                        yield from _finish(walker, begun)
+                    walker, begun = make(number, run.values[0]), False
+                    continue
+                assert walker is not None and walker.number == number
+                if log == ROW:
+                    for key, value in zip(run.keys, run.values, strict=True):
+                        walker.row(key.decode(), value)
+                    continue
+                if not begun:
+                    walker.begin()
+                    begun = True
+                if log == QUEUE:
+                    walker.read(run.envelopes(), run.prints)
+                else:
+                    for offset, timestamp_ms, value in zip(run.offsets, run.timestamps, run.values, strict=True):
+                        walker.fold(offset, timestamp_ms, value)
+            if walker is not None:
+                yield from walker.results()
+        if walker is not None:
+            yield from _finish(walker, begun)
+
+    return run
+
+
+def _finish(walker: Walker, begun: bool) -> Iterator[pa.RecordBatch]:
+    if not begun:
+        walker.begin()
+    walker.end()
+    yield from walker.results()
+
+
+class _Run:
+    """Consecutive records of one log."""
+
+    __slots__ = ("_columns", "offsets", "prints", "timestamps", "values")
+
+    def __init__(self, columns: _Columns, start: int, stop: int) -> None:
+        self._columns = (columns, start, stop)
+        self.offsets = columns.offsets[start:stop]
+        self.timestamps = columns.timestamps[start:stop]
+        self.values = columns.values[start:stop]
+        self.prints = columns.prints[start:stop]
+
+    @property
+    def keys(self) -> list[Any]:
+        columns, start, stop = self._columns
+        return columns.keys[start:stop]
+
+    def envelopes(self) -> list[Envelope]:
+        columns, start, stop = self._columns
+        return list(
+            map(
+                Envelope,
+                self.offsets,
+                self.timestamps,
+                columns.keys[start:stop],
+                columns.bodies[start:stop],
+                columns.headers[start:stop],
+                columns.sizes[start:stop],
+            )
+        )
+
+
+class _Columns:
+    """Columns of a batch as lists."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        count = batch.num_rows
+        self.offsets: list[int] = batch.column("offset").to_pylist()
+        self.timestamps: list[int] = batch.column("timestamp_ms").to_pylist()
+        self.sizes: list[int] = batch.column("size").to_pylist()
+        self.values: list[Any] = _values(batch.column("value"))
+        self.prints: list[int | None] = _values(batch.column("print"))
+        self.keys: list[Any] = _shared(batch.column("key"))
+        self.bodies: list[bytes | None] = [None] * count
+        headers = batch.column("headers")
+        if headers.null_count == count:
+            self.headers: list[Any] = [()] * count
+        else:
+            self.headers = [
+                () if row is None else tuple((h["key"], h["value"]) for h in row) for row in headers.to_pylist()
+            ]
+        self._mark_large(batch.column("headers_size"))
+
+    def _mark_large(self, headers_size: pa.Array) -> None:
+        """Of a payload the core sees only whether the message is too large."""
+        if max(self.sizes, default=0) <= MESSAGE_MAX_BYTES and headers_size.null_count == len(headers_size):
+            return
+        for i, (size, more) in enumerate(zip(self.sizes, headers_size.to_pylist(), strict=True)):
+            if size + (more or 0) > MESSAGE_MAX_BYTES:
+                self.bodies[i] = _TOO_LARGE
+
+
+def _values(column: pa.Array) -> list[Any]:
+    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()
+
+
+def _shared(column: pa.Array) -> list[Any]:
+    """Equal values as one object: there are few queues and many messages."""
+    if column.null_count == len(column):
+        return [None] * len(column)
+    coded = column.dictionary_encode()
+    values = [*coded.dictionary.to_pylist(), None]
+    return [values[i] if i is not None else None for i in coded.indices.to_pylist()]
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, int, _Run]]:
+    """Runs of records of one partition and log, in order."""
+    import numpy as np
+
+    if not batch.num_rows:
+        return
+    columns = _Columns(batch)
+    numbers = batch.column("partition").to_numpy()
+    logs = batch.column("log").to_numpy()
+    ends = np.flatnonzero((numbers[1:] != numbers[:-1]) | (logs[1:] != logs[:-1])) + 1
+    start = 0
+    for stop in [*ends.tolist(), batch.num_rows]:
+        yield int(numbers[start]), int(logs[start]), _Run(columns, start, stop)
+        start = stop

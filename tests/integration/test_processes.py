@@ -1,0 +1,151 @@
+"""How the processes of marq start, wait, and end; what they write meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.broker import EmbeddedBroker, bootstrap_of, free_port
+from app.datadir import running_workers
+from tests.integration.cluster import ROOT, Cluster, Worker, until
+from tests.kafka import unique
+
+HANDLERS = """
+import time
+from marq.handlers import handler
+
+@handler("long-*")
+def long(message):
+    print("long:", message.payload.decode())
+    time.sleep(120)
+
+@handler("talk-*")
+async def talk(message):
+    print("talk:", message.payload.decode())
+"""
+
+
+@pytest.fixture
+def cluster(kafka: str, tmp_path: Path) -> Iterator[Cluster]:
+    (tmp_path / "shop_handlers.py").write_text(HANDLERS)
+    with Cluster(kafka, tmp_path, partitions=2, handlers="shop_handlers") as cluster:
+        cluster.environment["PYTHONPATH"] = str(tmp_path)
+        yield cluster
+
+
+def complaints(worker: Worker) -> list[str]:
+    """Lines of its log that are no information."""
+    return [line for line in worker.log.splitlines() if any(word in line for word in ("WARN", "ERROR", "CRITICAL"))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_ends_in_order_though_a_call_in_a_thread_does_not_return(
+    cluster: Cluster, number: signal.Signals
+) -> None:
+    worker = cluster.start()
+    cluster.send("long-a", 1)
+    until(lambda: "long:" in worker.log, "the call is under way")
+    worker.ending = True
+    worker.process.send_signal(number)
+    assert worker.process.wait(30) == 0, worker.log[-2000:]
+    assert "did not stop within" not in worker.log
+    assert "ended while 1 calls had not returned, their messages are given back: long" in worker.log
+    assert "-INT-" not in worker.log
+    assert "Traceback" not in worker.log
+
+
+def test_what_a_handler_prints_is_written_as_it_is(cluster: Cluster) -> None:
+    worker = cluster.start()
+    cluster.send("talk-a", 1)
+    until(lambda: "talk:" in worker.log, "it has printed")
+    (line,) = [line for line in worker.log.splitlines() if "talk:" in line]
+    assert line.startswith('talk: {"id"')
+
+
+def test_an_ordinary_rebalance_is_no_warning(cluster: Cluster) -> None:
+    first, second = cluster.start_many(2)
+    third = cluster.start("w2")
+    cluster.wait_served()
+    second.stop()
+    cluster.wait_served()
+    third.stop()
+    cluster.wait_served()
+    for worker in (first, second, third):
+        assert complaints(worker) == []
+
+
+# -- a Kafka that is away -----------------------------------------------------------------------------
+
+
+def test_a_worker_waits_for_a_kafka_that_starts_after_it(tmp_path: Path) -> None:
+    port = free_port()
+    with (
+        Cluster(f"127.0.0.1:{port}", tmp_path / "c", partitions=1, handlers="") as cluster,
+        EmbeddedBroker(tmp_path / "kafka", port) as broker,
+    ):
+        broker.stop()
+        worker = cluster.start(ready=False)
+        until(lambda: f"marq: waiting up to 60 s for Kafka at 127.0.0.1:{port}: " in worker.log, "it says so", 30)
+        broker.start()
+        worker.wait_ready()
+        assert worker.log.count("waiting up to") == 1
+
+
+def test_a_worker_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
+    port = free_port()
+    with Cluster(f"127.0.0.1:{port}", tmp_path, handlers="", kafka_wait_ms=1500) as cluster:
+        worker = cluster.start(ready=False)
+        worker.ending = True
+        assert worker.process.wait(30) == 2
+        waiting, said = worker.log.splitlines()
+        assert waiting.startswith(f"marq: waiting up to 2 s for Kafka at 127.0.0.1:{port}: ")
+        assert said.startswith(f"marq: can't use Kafka at 127.0.0.1:{port}: ")
+        assert said.endswith("; check that it runs, and MARQ_KAFKA")
+
+
+# -- `up` ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_") or k == "MARQ_CACHE_DIR"}
+    environment |= {"MARQ_DATA_DIR": str(tmp_path), "MARQ_WEB_PORT": "0", "MARQ_NAME": unique(), "MARQ_PARTITIONS": "1"}
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app", "up"], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+
+
+def test_up_says_that_its_broker_has_died_and_stops(up: subprocess.Popen[str], tmp_path: Path) -> None:
+    def log() -> str:
+        return (tmp_path / "log").read_text()
+
+    until(lambda: "marq is ready" in log(), "it is up", 60)
+    pid = int((tmp_path / "broker.json").read_text().split('"pid": ')[1].split("}")[0])
+    os.kill(pid, signal.SIGKILL)
+    assert up.wait(60) == 1
+    assert "marq: the embedded broker ended by itself, with status -9" in log()
+    assert running_workers(tmp_path) == []
+
+
+def test_ctrl_c_ends_up_and_all_that_it_started(up: subprocess.Popen[str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    until(lambda: "marq is ready" in log.read_text(), "it is up", 60)
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 0
+    assert running_workers(tmp_path) == []
+    assert bootstrap_of(tmp_path) is None
+    said = log.read_text().split("marq is ready", 1)[1]
+    assert not any(word in said for word in ("Traceback", "-INT-", "WARN", "ERROR")), said

@@ -1,0 +1,206 @@
+"""The witness finds what no sequence of legal markers can contain, and takes no race for a fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from marq.core.lives import Envelope
+from marq.core.markers import Batch, End, Keepalive, Marker, Own, Purge, Release, Start, Tick
+from pipeline.witness import RACE_MS, Fault, Witness
+
+LEASE_MS = 1_000
+OWNER = "w1/a"
+
+
+class Log:
+    """A log that is witnessed as it grows: messages 0 to 9 of the queue `q`, owned by w1 since marker 0."""
+
+    def __init__(self, *, compacted: bool = False) -> None:
+        self.faults: list[Fault] = []
+        self.now_ms = 0
+        self.next = 0
+        self.witness = Witness(first=0, own=-1, queue_of=lambda _: "q", report=self.faults.append, compacted=compacted)
+        self.read(0, 10)
+        self.write(Own("w1", OWNER))
+
+    def read(self, start: int, stop: int) -> None:
+        self.witness.read([Envelope(offset, 0, b"q", None, (), 1) for offset in range(start, stop)])
+
+    def write(self, *markers: Marker, by: str = OWNER) -> list[list[int]]:
+        self.next += 1
+        return self.witness.fold(self.next - 1, self.now_ms, Batch(1, list(markers), by))
+
+    def wait(self, ms: int) -> None:
+        """Time passes, with a tick each half second: the owner is at work."""
+        for _ in range(ms // 500):
+            self.now_ms += 500
+            self.write(Tick())
+
+    def start(self, delivery: int, *offsets: int, receives: int = 1, lease_ms: int = LEASE_MS, epoch: int = 0) -> Any:
+        return self.write(Start(epoch, delivery, list(offsets), lease_ms, "r", receives))
+
+    def only(self) -> Fault:
+        (fault,) = self.faults
+        return fault
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+def test_a_life_that_follows_the_rules_is_no_fault(log: Log) -> None:
+    log.start(1, 0, 5)
+    log.write(Keepalive(0, 1, [0, 1], 3_000), by="")
+    log.write(Release(0, 1, [1, 2]), by="")
+    log.start(2, 1, 2, receives=2)
+    log.write(End(0, [0, 5], "acked", 1), by="")
+    assert log.faults == []
+    assert log.witness.done == {("q", "acked"): 5}
+
+
+# ------------------------------------------------------------------ two leases
+
+
+def test_a_start_under_a_lease_of_another_start_is_a_fault(log: Log) -> None:
+    log.start(1, 0, 2)
+    log.start(2, 1, 2, receives=2)
+    assert (log.only().kind, log.only().offset) == ("two leases", 1)
+
+
+def test_a_start_that_crossed_an_extension_is_none(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.wait(2_000)
+    log.write(Keepalive(0, 1, [0, 1], 5_000), by="another worker")
+    assert log.start(2, 0, 1, receives=2) == [[]]
+    assert log.faults == []
+
+
+def test_a_start_long_after_the_extension_that_it_ignores_is_a_fault(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.wait(2_000)
+    log.write(Keepalive(0, 1, [0, 1], 10 * RACE_MS), by="another worker")
+    log.wait(RACE_MS + 1_000)
+    log.start(2, 0, 1, receives=2)
+    assert log.only().kind == "two leases"
+
+
+def test_a_start_before_the_extended_lease_could_be_over_is_a_fault(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.write(Keepalive(0, 1, [0, 1], 5_000), by="another worker")
+    log.start(2, 0, 1, receives=2)
+    assert log.only().kind == "two leases"
+
+
+def test_a_void_start_whose_receipt_is_used_was_handed_out(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.wait(2_000)
+    log.write(Keepalive(0, 1, [0, 1], 5_000), by="another worker")
+    log.start(2, 0, 1, receives=2)
+    log.write(End(0, [0, 1], "acked", 2), by="another worker")
+    assert log.only().kind == "two leases" and "receipt was used" in log.only().what
+
+
+# ------------------------------------------------------------------ after the end
+
+
+def test_a_start_that_crossed_an_ack_is_no_fault(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.wait(2_000)
+    log.write(End(0, [0, 1], "acked", 1), by="another worker")
+    assert log.start(2, 0, 1, receives=2) == [[]]
+    assert log.faults == []
+
+
+def test_a_start_long_after_the_end_is_a_fault(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.write(End(0, [0, 1], "acked", 1), by="another worker")
+    log.wait(RACE_MS + 1_000)
+    log.start(2, 0, 1, receives=2)
+    assert (log.only().kind, log.only().offset) == ("delivered after its end", 0)
+
+
+def test_the_time_for_which_an_owner_stands_still_does_not_count(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.write(End(0, [0, 1], "acked", 1), by="another worker")
+    log.now_ms += 10 * RACE_MS  # stopped, then continued, with a start that it had ready
+    log.start(2, 0, 1, receives=2)
+    assert log.faults == []
+
+
+def test_an_ack_of_a_delivery_that_started_after_the_end_is_a_fault(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.wait(2_000)
+    log.write(End(0, [0, 1], "acked", 1), by="another worker")
+    log.start(2, 0, 1, receives=2)
+    log.write(End(0, [0, 1], "acked", 2), by="another worker")
+    assert log.only().kind == "delivered after its end"
+
+
+# ------------------------------------------------------------------ owners, attempts, records
+
+
+def test_a_start_by_a_former_owner_is_void_and_no_fault_unless_it_is_handed_out(log: Log) -> None:
+    log.write(Own("w2", "w2/b"))
+    assert log.start(1, 0, 1) == [[]]
+    assert log.faults == []
+    log.write(End(0, [0, 1], "acked", 1), by="")
+    assert log.only().kind == "owner"
+
+
+def test_a_start_or_an_end_of_an_owner_that_the_log_does_not_know_is_a_fault(log: Log) -> None:
+    log.start(1, 0, 1, epoch=77)
+    log.write(End(77, [1, 2], "dead"))
+    assert [fault.kind for fault in log.faults] == ["owner", "owner"]
+
+
+@pytest.mark.parametrize("said", [1, 3])
+def test_an_attempt_that_the_log_does_not_lead_up_to_is_a_fault(log: Log, said: int) -> None:
+    log.start(1, 0, 1)
+    log.write(Release(0, 1, [0, 1]), by="")
+    log.start(2, 0, 1, receives=said)
+    assert log.only().kind == "attempts"
+
+
+def test_an_uncounted_delivery_leaves_no_hole(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.write(Release(0, 1, [0, 1], counted=False))
+    log.start(2, 0, 1)
+    assert log.faults == []
+
+
+def test_a_record_that_vanishes_while_it_is_worked_on_is_a_fault(log: Log) -> None:
+    log.start(1, 9, 12)
+    log.witness.gone(10, 11)
+    assert (log.only().kind, log.only().offset) == ("record gone", 10)
+
+
+def test_a_start_of_a_record_that_is_not_there_is_a_fault(log: Log) -> None:
+    log.witness.gone(10, 12)
+    log.start(1, 11, 12)
+    assert (log.only().kind, log.only().offset) == ("record gone", 11)
+
+
+def test_in_a_topic_of_the_users_records_may_vanish() -> None:
+    log = Log(compacted=True)
+    log.start(1, 10, 11)
+    log.witness.gone(10, 11)
+    assert log.faults == []
+
+
+def test_a_purge_counts_for_what_is_read_later_too(log: Log) -> None:
+    log.write(Purge(0, "q", 12))
+    log.read(10, 13)
+    assert log.witness.done == {("q", "purged"): 12}
+    assert list(log.witness.open) == [12]
+
+
+def test_an_unreadable_record_changes_nothing_but_the_clock(log: Log) -> None:
+    log.start(1, 0, 1)
+    log.now_ms += 2_000
+    log.next += 1
+    assert log.witness.fold(log.next - 1, log.now_ms, None) == []
+    assert log.witness.notes["unreadable"] == 1
+    assert log.start(2, 0, 1, receives=2) == [[0]]
