@@ -149,7 +149,11 @@ class Runner:
         handler, partition = self.handler, held.owner.partition
         route = self.service.route
         # not bool(backlog): with a thousand queues the call shows
-        queues = [q for q, b in partition.backlogs.items() if (b.fresh or b.again or b.returned) and route(q) is self]
+        queues = [
+            q
+            for q, b in partition.backlogs.items()
+            if (b.fresh or b.again or b.returned or b.groups) and route(q) is self
+        ]
         queues += [q for q in partition.segments.queues if q not in partition.backlogs and route(q) is self]
         if not queues:
             return False

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 
 from marq.core import markers as m
-from marq.core.partition import H_DELAY, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES
+from marq.core.partition import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES
+from marq.core.placing import fifo_partition
 from marq.core.ranges import ranges_of
 from marq.errors import LeaseOverError, MarqError, NotPossibleError, UnavailableError
 
@@ -38,6 +39,8 @@ START_TIMEOUT_S = 15.0
 MOVE_LEASE_MS = 15_000
 #: Receiver in whose name the owner holds what it moves.
 MOVER = "move"
+#: Header of a copy: the deduplication id that its original had, which the copy must not be recognised by.
+H_DEDUP_WAS = "marq-dedup-was"
 
 #: Headers that describe one stay in one queue: a copy begins anew.
 _OF_THE_STAY = {H_DELAY, H_TTL, H_ORIGIN, H_FROM, H_WHY, H_RECEIVES, H_FIRST, H_LAST}
@@ -52,7 +55,9 @@ Target = tuple[str, int, bytes | None, list[tuple[str, bytes]]]
 
 def _own(record: Any) -> list[tuple[str, bytes]]:
     """The headers of a message that it has wherever it is."""
-    return [(name, value) for name, value in record.headers if name not in _OF_THE_STAY]
+    return [
+        (H_DEDUP_WAS if name == H_DEDUP else name, value) for name, value in record.headers if name not in _OF_THE_STAY
+    ]
 
 
 class _Mover:
@@ -163,12 +168,12 @@ class Letters:
         copies = self._copies(
             held,
             [offset for offset in targets if offset not in places],
-            lambda record, offset: (self._ownership.topics.queue, held.number, targets[offset].encode(), _own(record)),
+            lambda record, offset: self._to_queue(held, targets[offset], _own(record)),
         )
         copied, failed = await self._confirmed(held, copies)
         if not self._still(held):
             raise UnavailableError(f"partition {held.number} went to another worker; try again")
-        places |= {offset: (held.number, result.offset) for offset, result in copied.items()}
+        places |= {offset: (result.partition, result.offset) for offset, result in copied.items()}
         moved |= {offset: UnavailableError(f"its copy was not confirmed: {exc!r}") for offset, exc in failed.items()}
         if moved:
             held.owner.release(sorted(moved), handout.receipt, counted=False)
@@ -216,10 +221,18 @@ class Letters:
             (H_LAST, str(partition.max_timestamp_ms).encode()),
         ]
         if ownership.settings.queue_id is None:
-            key = ownership.catalog.settings_of(queue).dead_letters_of(queue).encode()
-            return ownership.topics.queue, held.number, key, headers
+            return self._to_queue(held, ownership.catalog.settings_of(queue).dead_letters_of(queue), headers)
         assert ownership.topics.dead_letter is not None
         return ownership.topics.dead_letter, 0, record.key, headers
+
+    def _to_queue(self, held: Held, queue: str, headers: list[tuple[str, bytes]]) -> Target:
+        """Where the copy in a queue goes: to the same partition, unless the queue is FIFO and all of a group in one."""
+        topics, settings = self._ownership.topics, self._ownership.catalog.settings_of(queue)
+        number, key = held.number, queue.encode()
+        if settings.fifo:
+            group = next((value for name, value in headers if name == H_GROUP), b"")
+            number = fifo_partition(key, group, settings, topics.partitions)
+        return topics.queue, number, key, headers
 
     def _copies(self, held: Held, offsets: list[int], target: Callable[[Any, int], Target]) -> list[Copy]:
         """Append a copy of each message: where it goes `target` says of its record and offset."""

@@ -26,6 +26,7 @@ from app.producer import ProducerFull
 from app.tails import Tails
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Limits, Owner, Phase, Retire, WriteManifest, WriteRows
+from marq.core.rows import table_of
 from marq.errors import InternalError, MarqError, RowError
 
 if TYPE_CHECKING:
@@ -338,7 +339,7 @@ class Ownership(Service):
         owner = held.owner
         step = owner.step(now_ms())
         if isinstance(step, WriteRows):
-            rows = [(self.tables[key.split("/")[2]], key.encode(), value) for key, value in step.rows]
+            rows = [(self.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
         elif isinstance(step, WriteManifest):
             rows = [(self.tables["progress"], step.key.encode(), step.value)]
         else:
@@ -375,7 +376,7 @@ class Ownership(Service):
     def _retire(self, held: Held, step: Retire) -> None:
         held.checkpoint_s = time.monotonic()
         for key in step.rows:
-            self.tables[key.split("/")[2]].write(key.encode(), None)
+            self.tables[table_of(key)].write(key.encode(), None)
         for key in step.manifests:
             self.tables["progress"].write(key.encode(), None)
         consumer = self.app.consumer
@@ -526,7 +527,7 @@ class Ownership(Service):
 
     def _loader(self, number: int) -> Callable[[str], bytes]:
         def load(key: str) -> bytes:
-            value = self.tables[key.split("/")[2]].read(number, key.encode())
+            value = self.tables[table_of(key)].read(number, key.encode())
             if value is None:
                 raise RowError(f"row {key} is named by the manifest, but it is not in the table")
             return value

@@ -33,7 +33,7 @@ from mode import Service
 from app.connection import end_client, kafka_client_args, unreachable
 from app.datadir import resolve_bootstrap
 from app.logs import silenced
-from marq.core.policies import QueueSettings, name_problem
+from marq.core.policies import MESSAGE_BYTES_MIN, QueueSettings, name_problem
 from marq.errors import BadValueError, MarqError, UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
@@ -134,9 +134,22 @@ def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> Qu
         _check_name(changed.dead_letter_queue)
         if changed.dead_letter_queue == queue:
             raise QueueSettingsError(f"queue {queue!r} can't be its own dead-letter queue")
+    if 0 < changed.max_message_bytes < MESSAGE_BYTES_MIN:
+        raise QueueSettingsError(
+            f"queue {queue!r}: max_message_bytes must be 0 (the topic's limit), or at least {MESSAGE_BYTES_MIN}"
+        )
     if changed.backoff_max_ms and changed.backoff_max_ms < changed.backoff_ms:
         raise QueueSettingsError(f"queue {queue!r}: backoff_max_ms must be 0, or at least backoff_ms")
     return changed
+
+
+def check_kind(queue: str, old: QueueSettings, new: QueueSettings) -> None:
+    """Raises `QueueSettingsError` if ``new`` would make a FIFO queue of another one, or the other way round."""
+    if old.fifo != new.fifo:
+        kind = "FIFO" if old.fifo else "standard"
+        raise QueueSettingsError(
+            f"queue {queue!r} is a {kind} queue for good: delete it and make it anew to change fifo"
+        )
 
 
 def _check_name(queue: str) -> None:
@@ -236,6 +249,8 @@ class Catalog(Service):
             made = old is None or not old.active
             if old is not None and old.active and old.settings == settings:
                 return None
+            if old is not None and old.active:
+                check_kind(queue, old.settings, settings)
             return self._next(old, settings=settings, state="active")
 
         await self._change(queue, change)
@@ -276,7 +291,10 @@ class Catalog(Service):
 
         def change(old: QueueRecord | None) -> QueueRecord | None:
             base = old.settings if old is not None and old.active else self.default
-            return self._next(old, settings=settings_with(queue, base, values), state="active")
+            settings = settings_with(queue, base, values)
+            if old is not None and old.active:
+                check_kind(queue, base, settings)
+            return self._next(old, settings=settings, state="active")
 
         await self._change(queue, change)
         return self.records[queue]
@@ -596,6 +614,7 @@ __all__ = [
     "QueueSettingsError",
     "change_settings",
     "check_declared",
+    "check_kind",
     "decode",
     "settings_with",
 ]

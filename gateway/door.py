@@ -20,11 +20,12 @@ from app.producer import ProducerFull
 from app.topics import MAX_MESSAGE_BYTES
 from gateway import problems
 from gateway.leases import Leases
-from gateway.placing import H_GROUP, check_fit, fifo_headers, fifo_partition
+from gateway.placing import check_fit, fifo_headers
 from gateway.receipts import Receipts, by_delivery
 from gateway.receiving import Received, Receiving
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.partition import H_DELAY, H_TTL
+from marq.core.partition import H_DELAY, H_GROUP, H_TTL
+from marq.core.placing import fifo_partition
 from marq.errors import (
     BadValueError,
     BrokerError,
@@ -146,7 +147,9 @@ class Door(Service):
             except MarqError as exc:
                 results[i] = exc
                 continue
-            number = partition if not settings.fifo else fifo_partition(key, message, settings, count)
+            number = partition
+            if settings.fifo:
+                number = fifo_partition(key, (message.group or "").encode(), settings, count)
             run = runs.get(number)
             if run is None:
                 run = runs[number] = ([], [])

@@ -1,21 +1,17 @@
-"""Where a message of a FIFO queue goes, and by what value a second one like it is known."""
+"""What the records of FIFO queues say of their groups, and by what value a second one like it is known."""
 
 from __future__ import annotations
 
 from hashlib import sha256
 from typing import TYPE_CHECKING
-from zlib import crc32
 
+from marq.core.partition import H_DEDUP as H_DEDUPLICATION
+from marq.core.partition import H_GROUP
 from marq.errors import BadValueError
 
 if TYPE_CHECKING:
     from gateway.door import Outgoing
     from marq.core.policies import QueueSettings
-
-#: Header by which the messages of a group are known.
-H_GROUP = "marq-group"
-#: Header whose value is the same in messages of which only the first counts.
-H_DEDUPLICATION = "marq-dedup"
 
 
 class UnfitError(BadValueError):
@@ -54,10 +50,3 @@ def fifo_headers(message: Outgoing, settings: QueueSettings) -> list[tuple[str, 
 def deduplication_id_of(message: Outgoing) -> str:
     """The id that a message has, else the hash of its payload."""
     return message.deduplication_id or sha256(message.payload).hexdigest()
-
-
-def fifo_partition(queue: bytes, message: Outgoing, settings: QueueSettings, count: int) -> int:
-    """The partition of `count`: that of the group, or of the queue where a deduplication id counts in all of it."""
-    assert message.group is not None
-    by = message.group.encode() if settings.deduplication_scope == "group" else queue
-    return crc32(by) % count

@@ -251,7 +251,7 @@ class Views:
         for key, value in table.items(held.number):
             name = key.decode()
             if name > argument["after"]:
-                found.append({"key": name, "size_bytes": len(value), "row": _decoded(argument["table"], value)})
+                found.append({"key": name, "size_bytes": len(value), "row": _decoded(argument["table"], name, value)})
                 if len(found) >= argument["limit"]:
                     break
         return found
@@ -421,12 +421,16 @@ def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="backslashreplace")
 
 
-def _decoded(table: str, value: bytes) -> Any:
+def _decoded(table: str, key: str, value: bytes) -> Any:
     if table == "messages":
         return [
             {"offset": r.offset, "sent_ms": r.timestamp, "queue": _text(r.key), "size_bytes": len(r.value or b"")}
             for r in rows.decode_messages(value).records()
         ]
+    if table == "markers" and rows.kind_of(key) == "dedup":
+        digests, offsets, timestamps_ms = rows.decode_dedup(value)
+        ids = zip(digests, offsets, timestamps_ms, strict=True)
+        return [{"id": digest.hex(), "offset": offset, "sent_ms": sent_ms} for digest, offset, sent_ms in ids]
     row = rows.decode_markers(value) if table == "markers" else rows.decode_manifest(value)
     return _plain(row)
 

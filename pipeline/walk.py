@@ -69,6 +69,9 @@ class Walker:
     def on_fold(self, offset: int, timestamp_ms: int, batch: Batch | None, effects: list[list[int]]) -> None:
         """A record of markers was folded; `batch` is None if it can't be read."""
 
+    def on_markers_absent(self, start: int, stop: int) -> None:
+        """Offsets that the markers log does not hold were passed."""
+
     def on_passed(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
         """Messages before `first`, which are not ingested."""
 
@@ -130,6 +133,8 @@ class Walker:
             self._whole_ms = timestamp_ms + SKEW_MS
         if batch is not None and self.partition.own < self._markers_start:
             self._adopt(batch)
+        if offset > self.partition.markers_position:
+            self.on_markers_absent(self.partition.markers_position, offset)
         self.before_fold(offset, timestamp_ms, batch)
         effects = self.partition.fold(offset, timestamp_ms, batch.markers if batch is not None else ())
         if batch is None:
@@ -157,6 +162,8 @@ class Walker:
             if self.first is not None:
                 self.on_absent(partition.position, queue_stop)
             partition.ingest(partition.position, queue_stop, [])
+        if markers_stop > partition.markers_position:
+            self.on_markers_absent(partition.markers_position, markers_stop)
         partition.skip_markers(markers_stop)
 
 
@@ -168,7 +175,7 @@ def walk(
     logs: DataFrame,
     plans: Mapping[int, bytes],
     walker: Callable[[int, bytes], Walker],
-    schema: StructType,
+    schema: StructType | str,
     *,
     rows: DataFrame | None = None,
 ) -> DataFrame:

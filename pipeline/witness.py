@@ -54,6 +54,19 @@ class State(NamedTuple):
 Report = Callable[[Fault], None]
 
 
+class _Attempt:
+    """What a start, all its parts in one record together, says of the attempt, and what the log has."""
+
+    __slots__ = ("most", "offset", "pairs", "said", "unsure")
+
+    def __init__(self, said: int) -> None:
+        self.said = said
+        self.most = 0
+        self.offset = -1
+        self.pairs = 0
+        self.unsure = False
+
+
 class Witness:
     """Follows one partition. Offsets below ``first`` belong to lives that are not seen whole: they are left out.
 
@@ -85,7 +98,8 @@ class Witness:
         self._report = report
         self._ends: deque[tuple[int, array[int]]] = deque()  # on the owner's clock, lately
         self._void: OrderedDict[tuple[int, int], dict[int, str]] = OrderedDict()
-        self._last_start: tuple[int, int, bool] = (-1, -1, False)
+        self._starts: dict[tuple[int, int], _Attempt] = {}  # of the record at hand
+        self._last_starts: frozenset[tuple[int, int]] = frozenset()  # of the one before that had any
 
     def forget_below(self, first: int) -> None:
         """Only messages from ``first`` on are seen whole; what the markers said of others before is dropped."""
@@ -93,7 +107,7 @@ class Witness:
         self.position = max(self.position, first)
         for store in (self.states, self.early):
             for offset in [o for o in store if o < first]:
-                del store[offset]  # type: ignore[attr-defined]
+                del store[offset]
 
     # ------------------------------------------------------------------ the queue log
 
@@ -125,7 +139,7 @@ class Witness:
         for store in (self.states, self.early):
             span = range(start, stop) if stop - start < len(store) else list(store)
             for offset in span:
-                if start <= offset < stop and store.pop(offset, None) is not None and store is self.states:  # type: ignore[attr-defined]
+                if start <= offset < stop and store.pop(offset, None) is not None and store is self.states:
                     self._missing(offset)
 
     def _missing(self, offset: int) -> None:
@@ -163,6 +177,8 @@ class Witness:
             elif isinstance(marker, Own):
                 self.own, self.owner, self._owner_last_ms = offset, marker.nonce, -1
             effects.append(effect)
+        if self._starts:
+            self._check_attempts()
         return effects
 
     def _start(self, m: Start) -> list[int]:
@@ -200,19 +216,29 @@ class Witness:
             states.update(dict.fromkeys(first, State(m.epoch, m.delivery, 1, deadline_ms, True, -1, 0, False)))
             most = max(most, 1)
             effect = sorted(effect + first) if effect else first
-        self._check_attempt(m, effect, most, void or uncounted)
+        self._note_attempt(m, effect, most, void or uncounted)
         return effect
 
-    def _check_attempt(self, m: Start, effect: list[int], most: int, unsure: bool) -> None:
-        """The marker says the highest attempt among its messages: the log must have all before it."""
-        part = self._last_start[:2] == (m.epoch, m.delivery)  # a large start is split
-        self._last_start = (m.epoch, m.delivery, unsure)
-        if part or unsure or not effect or most == m.receives:
-            return
-        what = f"delivery {m.epoch}/{m.delivery} is said to be attempt {m.receives}; the log has {most - 1} before it"
-        offset = max(effect, key=lambda o: self.states[o].receives)
-        if len(m.offsets) * 20 < 256 * 1024:  # else it may be the first part, and the highest in another
-            self._fault("attempts", offset, what)
+    def _note_attempt(self, m: Start, effect: list[int], most: int, unsure: bool) -> None:
+        """A large start is several markers; each says the highest attempt among the messages of all."""
+        part = self._starts.setdefault((m.epoch, m.delivery), _Attempt(m.receives))
+        part.unsure = part.unsure or unsure
+        part.pairs += len(m.offsets)
+        if most > part.most:
+            part.most = most
+            part.offset = max(effect, key=lambda o: self.states[o].receives)
+
+    def _check_attempts(self) -> None:
+        """The log must have all attempts before those that the starts of a record say."""
+        for (epoch, delivery), start in self._starts.items():
+            if start.unsure or not start.most or start.most == start.said:
+                continue
+            # else there may be more of it in another record, with the highest attempt in it
+            if (epoch, delivery) not in self._last_starts and start.pairs * 20 < 256 * 1024:
+                what = f"delivery {epoch}/{delivery} is said to be attempt {start.said}"
+                self._fault("attempts", start.offset, f"{what}; the log has {start.most - 1} before it")
+        self._last_starts = frozenset(self._starts)
+        self._starts.clear()
 
     def _stale(self, m: Start) -> None:
         self.notes["starts of former owners"] += 1

@@ -2,42 +2,106 @@
 
 Entries are hints: whether an offset may be delivered is the partition's knowledge, asked when it is taken. So nothing
 has to be searched and removed here when a message is finished or taken elsewhere.
+
+A queue is one lane, and one more for each message group; groups take turns, so that none of them starves another.
+What is known of a group is as small as can be: there may be a hundred thousand of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from hashlib import blake2b
+from heapq import heappop, heappush, merge
+from typing import Any
+
+LIST_MAX = 64
+"""A group's row of new messages is a list up to this length: an empty deque alone takes 760 bytes."""
+
+PRUNE_SLACK = 1_000
+"""So many more groups than had messages when they were last looked through may be kept before they are again."""
+
+_NONE: list[int] = []
+"""Shared by all rows that have nothing in them; never changed."""
 
 
-class Backlog:
-    """Ready messages of one queue in one partition, by offset in three rows.
+def group_number(name: bytes | None) -> int:
+    """What a message group is known by: 0 for no name, else 64 bits of a hash.
+
+    Two groups of one queue whose numbers are equal (one in 10**10 for a hundred thousand) are treated as one group:
+    they wait for each other, and nothing else.
+    """
+    return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") or 1 if name else 0
+
+
+class Lane:
+    """Messages of one group of a queue, by offset in three rows.
 
     ``fresh``: never delivered, as read. ``returned``: not counted as delivered, back at its place (an uncounted
-    release, a delay that is over). ``again``: delivered before and due again.
+    release, a delay that is over). ``again``: delivered before and due again. Where the order of a group is kept
+    (FIFO), the latter two are empty, and ``out`` has, ascending, what was taken and is not known to be done: whether
+    in flight, waiting, or ready again; ``blocker`` is the one that the lane waits for.
     """
 
-    __slots__ = ("again", "fresh", "name", "returned")
+    __slots__ = ("again", "backlog", "blocker", "fresh", "group", "out", "queued", "queued_again", "returned")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.fresh: deque[int] = deque()
-        self.returned: list[int] = []
-        self.again: list[int] = []
+    def __init__(self, backlog: Backlog | None, group: int, fresh: list[int] | deque[int] = _NONE) -> None:
+        self.backlog: Backlog = backlog if backlog is not None else self  # type: ignore[assignment]
+        self.group = group
+        self.fresh = fresh
+        self.returned = _NONE
+        self.again = _NONE
+        self.out = _NONE
+        self.blocker = -1  # nothing of the lane can be taken before this one is done or ready; -1: none
+        self.queued = False  # in ``backlog.turns``
+        self.queued_again = False  # in ``backlog.again_turns``
 
-    def __bool__(self) -> bool:
-        return bool(self.fresh or self.returned or self.again)
+    def add(self, offset: int) -> None:
+        """``offset`` was read."""
+        fresh = self.fresh
+        if isinstance(fresh, list):
+            if not fresh:
+                self.fresh = [offset]
+                return
+            if len(fresh) == LIST_MAX:
+                fresh = self.fresh = deque(fresh)
+        fresh.append(offset)
+
+    def add_sorted(self, offsets: list[int]) -> None:
+        """``offsets``, ascending, were read back."""
+        fresh = self.fresh
+        if isinstance(fresh, deque) and (not fresh or fresh[0] > offsets[-1]):
+            fresh.extendleft(reversed(offsets))
+        else:
+            self.set_fresh(list(merge(offsets, fresh)))
+
+    def set_fresh(self, offsets: list[int]) -> None:
+        """What is new is this, ascending."""
+        few = self.group and len(offsets) <= LIST_MAX
+        self.fresh = (offsets or _NONE) if few else deque(offsets)
+
+    def next_fresh(self) -> int:
+        """Take the lowest of what is new (there must be something)."""
+        fresh = self.fresh
+        return fresh.pop(0) if isinstance(fresh, list) else fresh.popleft()
 
     def push(self, offset: int, receives: int) -> None:
         """``offset`` is ready again after ``receives`` counted deliveries."""
-        heappush(self.again if receives else self.returned, offset)
+        if receives:
+            if self.again is _NONE:
+                self.again = []
+            heappush(self.again, offset)
+        else:
+            if self.returned is _NONE:
+                self.returned = []
+            heappush(self.returned, offset)
 
-    def offsets(self) -> Iterator[int]:
-        """All entries, in no order, stale ones too."""
+    def entries(self) -> Iterator[int]:
+        """All entries of the lane, in no order, stale ones too."""
         yield from self.fresh
         yield from self.returned
         yield from self.again
+        yield from self.out
 
     def peek_first(self) -> int:
         """The lowest offset among those never delivered; -1 if there is none."""
@@ -49,4 +113,75 @@ class Backlog:
         """Take that offset."""
         if self.returned and (not self.fresh or self.returned[0] <= self.fresh[0]):
             return heappop(self.returned)
-        return self.fresh.popleft()
+        return self.next_fresh()
+
+    def retain(self, messages: dict[int, Any]) -> None:
+        """Forget the entries that are not in ``messages``."""
+        here = messages.__contains__
+        self.set_fresh(list(filter(here, self.fresh)))
+        self.returned = sorted(filter(here, self.returned)) or _NONE
+        self.out = list(filter(here, self.out)) or _NONE
+
+
+class Backlog(Lane):
+    """One queue in one partition: the lane of messages without a group, and the lanes of its groups.
+
+    ``turns``: lanes that may have something to deliver, the next one first; ``again_turns``: those with redeliveries.
+    The lane of no group is not in there without having been looked at, so that it costs nothing to append to it.
+    """
+
+    __slots__ = ("again_turns", "fifo", "groups", "looked_at", "name", "prune_at", "turns")
+
+    fresh: deque[int]
+
+    def __init__(self, name: str, fifo: bool = False) -> None:
+        super().__init__(None, 0, deque())
+        self.name = name
+        self.fifo = fifo
+        self.groups: dict[int, Lane] = {}
+        self.turns: deque[Lane] = deque()
+        self.again_turns: deque[Lane] = deque()
+        self.prune_at = PRUNE_SLACK
+        self.looked_at: list[int] = []  # groups whose first message is still to be looked at for its TTL
+
+    def __bool__(self) -> bool:
+        """True if something that is in memory may be ready."""
+        if self.fifo:
+            return bool(self.turns or (self.blocker < 0 and (self.fresh or self.out)))
+        return bool(self.fresh or self.returned or self.again or self.turns or self.again_turns)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing is known here that would be missed."""
+        return not (self.fresh or self.returned or self.again or self.out or self.groups)
+
+    def lane(self, group: int) -> Lane:
+        """The lane of a group, which comes into being."""
+        if not group:
+            return self
+        lane = self.groups.get(group)
+        if lane is None:
+            lane = self.groups[group] = Lane(self, group)
+        return lane
+
+    def lanes(self) -> Iterator[Lane]:
+        """All lanes."""
+        yield self
+        yield from self.groups.values()
+
+    def queue_up(self, lane: Lane) -> None:
+        """``lane`` may have something to deliver."""
+        if not lane.queued:
+            lane.queued = True
+            self.turns.append(lane)
+
+    def queue_up_again(self, lane: Lane) -> None:
+        """``lane`` has redeliveries."""
+        if not lane.queued_again:
+            lane.queued_again = True
+            self.again_turns.append(lane)
+
+    def offsets(self) -> Iterator[int]:
+        """All entries, in no order, stale ones too."""
+        for lane in self.lanes():
+            yield from lane.entries()

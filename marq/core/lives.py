@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
-from marq.core.partition import H_DELAY, H_TTL, QUEUE_NAME_MAX, Partition, _milliseconds
+from marq.core.partition import H_DELAY, H_TTL, Partition
+from marq.core.policies import QUEUE_NAME_MAX
 from marq.errors import RowError
 
 VERSION = 1
@@ -430,17 +431,22 @@ class Lives:
         return self
 
 
+def _milliseconds(value: bytes | None) -> int | None:
+    """A number of milliseconds as the core reads it; None for anything else."""
+    return int(value) if value is not None and value.isdigit() and len(value) <= 15 else None
+
+
 def _is_malformed(envelope: Envelope) -> bool:
     return any(name in (H_DELAY, H_TTL) and _milliseconds(value) is None for name, value in envelope.headers)
 
 
 def visible_ms(envelope: Envelope) -> int:
     """When a message could be delivered for the first time: when it was sent, or its delay header is over."""
-    if envelope.headers:
-        for name, value in envelope.headers:
-            if name == H_DELAY:
-                return envelope.timestamp + (_milliseconds(value) or 0)
-    return envelope.timestamp
+    visible = envelope.timestamp
+    for name, value in envelope.headers:
+        if name == H_DELAY:
+            visible = envelope.timestamp + (_milliseconds(value) or 0)  # the last one counts
+    return visible
 
 
 class _Dump(msgspec.Struct, array_like=True):

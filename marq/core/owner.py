@@ -397,6 +397,8 @@ class Owner:
         taken: list[int] = []
         for queue in queues:
             settings, room = self.settings_of(queue), limit - len(taken)
+            if settings.fifo and shared_fate and taken:
+                continue  # cut into calls by offset, its messages could be in two
             limited = settings.max_in_flight or settings.max_in_flight_per_receiver or settings.breaker_failures
             if limited:
                 room = self._room(queue, settings, name, room, now_ms)
@@ -408,6 +410,8 @@ class Owner:
                 if taken:
                     self.partition.put_back(more)
                     continue
+                limit = 0
+            elif settings.fifo and shared_fate and more:
                 limit = 0
             if limited and more:
                 self.flows[queue].add(more, name)
@@ -562,6 +566,9 @@ class Owner:
         if effect and (lost or pending.gone or now_ms >= until_ms):
             self.release(effect, receipt, counted=False)
             effect = []
+        if effect and (early := self.partition.out_of_turn(effect)):
+            self.release(early, receipt, counted=False)
+            effect = [o for o in effect if o not in early]
         self.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
 
     def _exhausted(self, offset: int) -> bool:

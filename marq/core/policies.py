@@ -35,10 +35,15 @@ TTL_MAX_MS = 366 * 24 * 3600 * 1000
 QUEUE_NAME_MAX = 255
 """Longest name of a queue, in characters."""
 
+MESSAGE_BYTES_MIN = 1024
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+"""Least and greatest limit that a queue can set for its messages."""
+
 Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
 Delay = Annotated[int, Meta(ge=0, le=TIME_MAX_MS)]
 Ttl = Annotated[int, Meta(ge=0, le=TTL_MAX_MS)]
 Receives = Annotated[int, Meta(ge=0, le=1_000_000)]
+MessageBytes = Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)]
 InFlight = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
@@ -60,10 +65,10 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     backoff_max_ms: Delay = 0  # 0: no limit but TIME_MAX_MS
     breaker_failures: Receives = 0  # so many failures in a row open the circuit breaker; 0: there is none
     breaker_pause_ms: Annotated[int, Meta(ge=100, le=TIME_MAX_MS)] = 30_000  # until one message is tried
-    fifo: bool = False  # messages of a group one after the other, in their order; each has a group
-    content_deduplication: bool = False  # FIFO: a message that names no deduplication id has the hash of its payload
-    deduplication_scope: Literal["queue", "group"] = "queue"  # FIFO: where a deduplication id counts
-    max_message_bytes: Annotated[int, Meta(ge=0, le=1 << 30)] = 0  # payload and headers; 0: what the topic takes
+    fifo: bool = False  # the messages of a group are delivered in order; fixed when the queue is made
+    content_deduplication: bool = False  # a message without a deduplication id gets a hash of its payload as one
+    deduplication_scope: Literal["queue", "group"] = "queue"  # in which an id counts as the same
+    max_message_bytes: MessageBytes = 0  # 0: the topic's limit
 
     def dead_letters_of(self, queue: str) -> str:
         """The queue that takes the dead letters of ``queue``."""

@@ -17,7 +17,14 @@ from marq.errors import RowError
 
 VERSION = 1
 
-Kind = Literal["messages", "markers"]
+Kind = Literal["messages", "markers", "dedup"]
+
+KINDS: tuple[Kind, ...] = ("messages", "markers", "dedup")
+
+Table = Literal["messages", "markers"]
+
+DIGEST_BYTES = 16
+"""Length of what an id is remembered by."""
 
 
 class Record(NamedTuple):
@@ -46,13 +53,24 @@ class MarkersRow(msgspec.Struct, array_like=True):
     """In-progress state of one block of offsets.
 
     ``unfinished``: the offsets below the manifest's queue position that are not done (their payload is in a messages
-    row); ``holds``: the deliveries of offsets in the block, below and above it.
+    row); ``holds``: the deliveries of offsets in the block, below and above it; ``doubles``: those of the unfinished
+    that are duplicates, and were not ended yet.
     """
 
     v: int
     block: int
     unfinished: Ranges
     holds: list[HoldRow]
+    doubles: Ranges = []
+
+
+class DedupRow(msgspec.Struct, array_like=True):
+    """Ids of messages that were accepted, in the order of their offsets; the digests one behind the other."""
+
+    v: int
+    digests: bytes
+    offsets: list[int]
+    timestamps_ms: list[int]
 
 
 class MessagesRow(msgspec.Struct, array_like=True):
@@ -88,6 +106,7 @@ class Manifest(msgspec.Struct):
 _encode = msgspec.msgpack.Encoder().encode
 _messages = msgspec.msgpack.Decoder(MessagesRow)
 _markers = msgspec.msgpack.Decoder(MarkersRow)
+_dedup = msgspec.msgpack.Decoder(DedupRow)
 _manifest = msgspec.msgpack.Decoder(Manifest)
 
 
@@ -101,8 +120,8 @@ def messages_row(records: Sequence[Any]) -> bytes:
     )
 
 
-def encode(row: MarkersRow | Manifest) -> bytes:
-    """The value of a markers row or a manifest."""
+def encode(row: MarkersRow | DedupRow | Manifest) -> bytes:
+    """The value of a row of the markers table, or of a manifest."""
     return _encode(row)
 
 
@@ -128,6 +147,16 @@ def decode_markers(value: bytes) -> MarkersRow:
     return row
 
 
+def decode_dedup(value: bytes) -> tuple[list[bytes], list[int], list[int]]:
+    """Digests, offsets and timestamps of a dedup row; raises :exc:`RowError`."""
+    row: DedupRow = _decode(_dedup, value, "dedup row")
+    count = len(row.offsets)
+    if len(row.timestamps_ms) != count or len(row.digests) != count * DIGEST_BYTES:
+        raise RowError(f"damaged dedup row of {len(value)} bytes: its parts are not of the same length")
+    digests = [row.digests[i : i + DIGEST_BYTES] for i in range(0, len(row.digests), DIGEST_BYTES)]
+    return digests, row.offsets, row.timestamps_ms
+
+
 def decode_manifest(value: bytes) -> Manifest:
     """Inverse of :func:`encode`; raises :exc:`RowError`."""
     row: Manifest = _decode(_manifest, value, "manifest")
@@ -145,13 +174,18 @@ def row_key(partition: int, epoch: int, kind: Kind, number: int) -> str:
 
 
 def kind_of(key: str) -> Kind:
-    """The table that holds the row ``key``."""
+    """What kind of row ``key`` is of."""
     parts = key.split("/")
-    if len(parts) == 4 and parts[2] == "messages":
-        return "messages"
-    if len(parts) == 4 and parts[2] == "markers":
-        return "markers"
+    if len(parts) == 4:
+        for kind in KINDS:
+            if parts[2] == kind:
+                return kind
     raise RowError(f"row key {key!r} names no table")
+
+
+def table_of(key: str) -> Table:
+    """The table that holds the row ``key``."""
+    return "messages" if kind_of(key) == "messages" else "markers"
 
 
 def manifest_key(partition: int, epoch: int) -> str:

@@ -1,8 +1,8 @@
 """Messages whose payload lies in the messages table, in segments of offsets.
 
-A segment is one immutable row. Which queue each of its messages is in, and which of them are *parked* (payload on disk
-alone, no entry in the partition), is known here, in a few bytes a message: a million parked messages must not cost a
-dict entry each, and a message's queue must not cost a read of its row.
+A segment is one immutable row. Which queue and group each of its messages is in, and which of them are *parked*
+(payload on disk alone, no entry in the partition), is known here, in a few bytes a message: a million parked messages
+must not cost a dict entry each, and a message's queue must not cost a read of its row.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ from collections.abc import Iterable, Iterator, Sequence
 
 
 class Segment:
-    """One messages row: offsets in ``[start, stop)``. ``messages``: offset and queue (None: poison), ascending."""
+    """One messages row: offsets in ``[start, stop)``.
 
-    __slots__ = ("_counts", "_names", "_of", "_parked", "checksum", "key", "offsets", "remaining", "start", "stop")
+    ``messages``: offset, queue (None: poison) and number of the group (0: none), ascending.
+    """
+
+    __slots__ = ("_counts", "_lanes", "_of", "_parked", "checksum", "key", "offsets", "remaining", "start", "stop")
 
     def __init__(
-        self, key: str, checksum: int, start: int, stop: int, messages: Sequence[tuple[int, str | None]]
+        self, key: str, checksum: int, start: int, stop: int, messages: Sequence[tuple[int, str | None, int]]
     ) -> None:
         self.key = key
         self.checksum = checksum
@@ -27,67 +30,75 @@ class Segment:
         self.remaining = len(messages)  # unfinished messages, parked or in memory
         first, last = messages[0][0], messages[-1][0]
         contiguous = last - first + 1 == len(messages)
-        self.offsets: Sequence[int] = range(first, last + 1) if contiguous else array("q", (o for o, _ in messages))
-        numbers: dict[str | None, int] = {}
-        self._of = array("H", (numbers.setdefault(queue, len(numbers)) for _, queue in messages))
-        self._names = list(numbers)
+        self.offsets: Sequence[int] = range(first, last + 1) if contiguous else array("q", (m[0] for m in messages))
+        numbers: dict[tuple[str | None, int], int] = {}
+        self._of = array("H", (numbers.setdefault((queue, group), len(numbers)) for _, queue, group in messages))
+        self._lanes = list(numbers)
         self._parked = bytearray(len(messages))
-        self._counts = array("H", bytes(2 * len(numbers)))  # parked messages of each queue
+        self._counts = array("H", bytes(2 * len(numbers)))  # parked messages of each lane
 
     def __lt__(self, other: Segment) -> bool:
         return self.start < other.start
 
     def queue_of(self, offset: int) -> str | None:
         """The queue of one of its messages; None for poison."""
-        return self._names[self._of[self._index(offset)]]
+        return self._lanes[self._of[self._index(offset)]][0]
+
+    def group_of(self, offset: int) -> int:
+        """The number of the group of one of its messages."""
+        return self._lanes[self._of[self._index(offset)]][1]
 
     def is_parked(self, offset: int) -> bool:
         """True if ``offset`` is one of its messages and parked."""
         i = bisect_left(self.offsets, offset)
         return i < len(self.offsets) and self.offsets[i] == offset and bool(self._parked[i])
 
-    def parked_of(self, queue: str) -> list[int]:
-        """Its parked messages of ``queue``, ascending."""
-        number = self._names.index(queue)
-        return [o for o, n, parked in zip(self.offsets, self._of, self._parked, strict=True) if parked and n == number]
+    def parked_of(self, queue: str, group: int | None = None) -> list[int]:
+        """Its parked messages of ``queue`` (of one group of it), ascending."""
+        messages = zip(self.offsets, self._of, self._parked, strict=True)
+        if group is not None:
+            number = self._lanes.index((queue, group))
+            return [o for o, n, parked in messages if parked and n == number]
+        numbers = {n for n, lane in enumerate(self._lanes) if lane[0] == queue}
+        return [o for o, n, parked in messages if parked and n in numbers]
 
     @property
     def parked(self) -> dict[str, list[int]]:
         """All of its parked messages by queue (made anew for each call)."""
         found: dict[str, list[int]] = {}
-        for offset, number, parked in zip(self.offsets, self._of, self._parked, strict=True):
-            if parked:
-                found.setdefault(str(self._names[number]), []).append(offset)
+        for (queue, _), offsets in self.parked_lanes().items():
+            found.setdefault(queue, []).extend(offsets)
         return found
 
-    def set_parked(self, offset: int, parked: bool) -> tuple[str, int]:
-        """Note that ``offset`` is parked, or no more; its queue, and how many of that are parked now."""
+    def parked_lanes(self) -> dict[tuple[str, int], list[int]]:
+        """All of its parked messages by queue and group (made anew for each call)."""
+        lanes: dict[int, list[int]] = {}
+        for offset, number, parked in zip(self.offsets, self._of, self._parked, strict=True):
+            if parked:
+                lanes.setdefault(number, []).append(offset)
+        return {(str(self._lanes[n][0]), self._lanes[n][1]): offsets for n, offsets in lanes.items()}
+
+    def set_parked(self, offset: int, parked: bool) -> tuple[str, int, int]:
+        """Note that ``offset`` is parked, or no more; its queue, its group, and how many of those are parked now."""
         i = self._index(offset)
         number = self._of[i]
-        queue = self._names[number]
+        queue, group = self._lanes[number]
         assert queue is not None and self._parked[i] != parked, offset
         self._parked[i] = parked
         self._counts[number] += 1 if parked else -1
-        return queue, self._counts[number]
+        return queue, group, self._counts[number]
 
-    def take_parked(self, queue: str) -> list[int]:
-        """Those of ``queue``, parked no more."""
-        offsets = self.parked_of(queue)
+    def take_parked(self, queue: str, group: int) -> list[int]:
+        """Those of one group of ``queue``, parked no more."""
+        offsets = self.parked_of(queue, group)
         for offset in offsets:
             self._parked[self._index(offset)] = False
-        self._counts[self._names.index(queue)] = 0
+        self._counts[self._lanes.index((queue, group))] = 0
         return offsets
-
-    def take_all_parked(self) -> dict[str, list[int]]:
-        """All of them by queue, parked no more."""
-        found = self.parked
-        self._parked = bytearray(len(self._parked))
-        self._counts = array("H", bytes(2 * len(self._names)))
-        return found
 
     def parked_count(self, queue: str) -> int:
         """How many of ``queue`` are parked."""
-        return self._counts[self._names.index(queue)]
+        return sum(n for n, (name, _) in zip(self._counts, self._lanes, strict=True) if name == queue)
 
     def parked_total(self) -> int:
         """How many are parked."""
@@ -112,7 +123,8 @@ class Segments:
     def __init__(self) -> None:
         self._all: list[Segment] = []
         self._starts: list[int] = []
-        self.queues: dict[str, list[Segment]] = {}  # queue -> segments that hold parked messages of it, ascending
+        # queue -> group -> segments that hold parked messages of it, ascending
+        self.queues: dict[str, dict[int, list[Segment]]] = {}
 
     def __iter__(self) -> Iterator[Segment]:
         return iter(self._all)
@@ -147,9 +159,9 @@ class Segments:
         """The payload of ``offset`` is now only in its segment."""
         segment = self.find(offset)
         assert segment is not None, offset
-        queue, count = segment.set_parked(offset, True)
+        queue, group, count = segment.set_parked(offset, True)
         if count == 1:
-            insort(self.queues.setdefault(queue, []), segment)
+            insort(self.queues.setdefault(queue, {}).setdefault(group, []), segment)
 
     def queue_of(self, offset: int) -> str | None:
         """The queue of the parked message ``offset``; None if it is not parked."""
@@ -161,33 +173,43 @@ class Segments:
         segment = self.find(offset)
         if segment is None or not segment.is_parked(offset):
             return None
-        queue, count = segment.set_parked(offset, False)
+        queue, group, count = segment.set_parked(offset, False)
         if count == 0:
-            self._forget(queue, segment)
+            self._forget(queue, group, segment)
         return segment
 
-    def unpark_next(self, queue: str) -> tuple[Segment, list[int]] | None:
-        """Take the lowest segment with parked messages of ``queue``, and which they are."""
-        segments = self.queues.get(queue)
+    def unpark_next(self, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
+        """Take the lowest segment with parked messages of a group, and which they are."""
+        segments = self.queues.get(queue, {}).get(group)
         if not segments:
             return None
         segment = segments[0]
-        offsets = segment.take_parked(queue)
-        self._forget(queue, segment)
-        return segment, offsets
+        return segment, self.unpark_lane(segment, queue, group)
 
-    def unpark_all(self, segment: Segment) -> dict[str, list[int]]:
-        """Take all that is parked in ``segment``, by queue."""
-        found = segment.take_all_parked()
-        for queue in found:
-            self._forget(queue, segment)
-        return found
+    def unpark_lane(self, segment: Segment, queue: str, group: int) -> list[int]:
+        """Take all of one group that is parked in ``segment``."""
+        offsets = segment.take_parked(queue, group)
+        self._forget(queue, group, segment)
+        return offsets
 
-    def _forget(self, queue: str, segment: Segment) -> None:
-        segments = self.queues[queue]
+    def _forget(self, queue: str, group: int, segment: Segment) -> None:
+        groups = self.queues[queue]
+        segments = groups[group]
         del segments[bisect_left(segments, segment)]
         if not segments:
-            del self.queues[queue]
+            del groups[group]
+            if not groups:
+                del self.queues[queue]
+
+    def has_parked(self, queue: str, group: int = 0) -> bool:
+        """True if messages of a group are parked."""
+        groups = self.queues.get(queue)
+        return groups is not None and group in groups
+
+    def of(self, queue: str) -> list[Segment]:
+        """The segments that hold parked messages of ``queue``, ascending."""
+        groups = self.queues.get(queue, {})
+        return sorted({segment.start: segment for segments in groups.values() for segment in segments}.values())
 
     def parked_in(self, start: int, stop: int) -> list[int]:
         """Parked offsets in ``[start, stop)``, ascending."""
@@ -200,16 +222,16 @@ class Segments:
 
     def parked_count(self, queue: str) -> int:
         """How many messages of ``queue`` are parked."""
-        return sum(segment.parked_count(queue) for segment in self.queues.get(queue, ()))
+        return sum(segment.parked_count(queue) for segment in self.of(queue))
 
     def parked_total(self) -> int:
         """How many messages are parked in all."""
         return sum(segment.parked_total() for segment in self._all)
 
-    def first_parked(self, queue: str) -> int | None:
-        """The lowest parked offset of ``queue``; it looks through a segment."""
-        segments = self.queues.get(queue)
-        return segments[0].parked_of(queue)[0] if segments else None
+    def first_parked(self, queue: str, group: int = 0) -> int | None:
+        """The lowest parked offset of a group; it looks through a segment."""
+        segments = self.queues.get(queue, {}).get(group)
+        return segments[0].parked_of(queue, group)[0] if segments else None
 
 
 def keys_of(segments: Iterable[Segment]) -> dict[str, int]:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from marq.core import owner as owner_module
 from marq.core import rows
 from marq.core.markers import Batch, End, decode
 from marq.core.owner import Handout, Owner, Pending, Phase
-from marq.core.partition import Partition, _size
+from marq.core.partition import Partition
 from marq.core.ranges import offsets_in
 from marq.core.segments import Segment
+from marq.core.state import size_of
 from marq.errors import RowError
 
 if TYPE_CHECKING:
+    from tests.simulation.reference import Started
     from tests.simulation.simulator import Simulator
     from tests.simulation.worker import Worker
+
+
+class Offer(NamedTuple):
+    """What a queue has to deliver, by group and offset: never delivered (FIFO: all), and delivered before."""
+
+    first: dict[bytes, list[int]]
+    again: dict[bytes, list[int]]
+    whole: bool  # nothing of it has to be read back first
+    sure: bool = True  # nothing of it waits for an end that its owner has decided upon
 
 
 class Checks:
@@ -87,26 +98,49 @@ class Checks:
         if moment.nonce != owner.nonce or moment.own != owner.epoch:
             self._bad("G5", f"w{worker.number} serves as {owner.nonce}, the log at its position says {moment.nonce}")
 
-    def before_acquire(self, owner: Owner, queues: list[str]) -> tuple[list[int], list[int]] | None:
-        """What the first of ``queues`` has to offer: never delivered, delivered before; both by offset."""
+    def before_acquire(self, owner: Owner, queues: list[str]) -> Offer | None:
+        """What the first of ``queues`` has to offer."""
         sim = self.sim
         if not sim.chance(0.3) or len(queues) > 1 or owner.phase is not Phase.SERVING:
             return None
         p, queue = owner.partition, queues[0]
+        if sim.settings[queue].fifo:
+            return self._offer_in_order(owner, queue)
         maximum = sim.settings[queue].max_receives
-        first: list[int] = []
-        again: list[int] = []
-        for segment in p.segments.queues.get(queue, ()):
-            first += segment.parked_of(queue)
-        first += [o for o in p.messages if p.ready(o) and p.queue_of(o) == queue]
-        for offset in sorted(first):
+        offer = Offer({}, {}, True)
+        found = [o for segment in p.segments.of(queue) for o in segment.parked_of(queue)]
+        found += [o for o in p.messages if p.ready(o) and p.queue_of(o) == queue]
+        for offset in sorted(found):
             if not self._lives(p, offset):
-                first.remove(offset)
-            elif p.receives(offset):
-                first.remove(offset)
-                if not maximum or p.receives(offset) < maximum:
-                    again.append(offset)
-        return sorted(first), again
+                continue
+            group = sim.reference.messages[offset].group
+            if not p.receives(offset):
+                offer.first.setdefault(group, []).append(offset)
+            elif not maximum or p.receives(offset) < maximum:
+                offer.again.setdefault(group, []).append(offset)
+        return offer
+
+    def _offer_in_order(self, owner: Owner, queue: str) -> Offer:
+        """Of each group what may come next: nothing while one is with somebody, nothing behind one that waits."""
+        sim, ref, p = self.sim, self.sim.reference, owner.partition
+        maximum = sim.settings[queue].max_receives
+        about_to_be = {o for pending in owner._pending.values() for o in pending.offsets}
+        ending = any(p.queue_of(o) == queue for o in p.reserved - about_to_be if o in p.messages)
+        offer = Offer({}, {}, not p.segments.of(queue), not ending)
+        if any(o >= p.position for o in p.holds):
+            return offer
+        parked = {o for segment in p.segments.of(queue) for o in segment.parked_of(queue)}
+        for (name, group), offsets in ref.groups.items():
+            unfinished = [o for o in offsets if o in parked or (o in p.messages and o < p.position)]
+            if name != queue or any(p.leased(o) or o in about_to_be for o in unfinished):
+                continue
+            for offset in unfinished:
+                if offset not in parked and not p.ready(offset):
+                    break
+                if not self._lives(p, offset) or (maximum and p.receives(offset) >= maximum):
+                    break
+                offer.first.setdefault(group, []).append(offset)
+        return offer
 
     def _lives(self, p: Partition, offset: int) -> bool:
         message = self.sim.reference.messages[offset]
@@ -120,25 +154,66 @@ class Checks:
         queues: list[str],
         pending: Pending | None,
         limit: int,
-        before: tuple[list[int], list[int]] | None,
+        offer: Offer | None,
+        shared_fate: bool,
+        batch: int,
     ) -> None:
-        """Strict limit; by offset within a queue; redeliveries and first deliveries share."""
+        """Strict limit; in each group by offset; groups take turns; redeliveries and first deliveries share."""
+        sim = self.sim
         taken = [] if pending is None else pending.offsets
         if len(taken) > limit:
             self._bad("limit", f"{len(taken)} messages for a limit of {limit}")
         if pending is not None:
-            self.leased_until[owner.epoch, pending.delivery] = self.sim.now_ms + pending.lease_ms
-        if before is None:
+            self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + pending.lease_ms
+        if offer is None:
             return
-        first, again = before
-        if (first or again) and not taken:
-            self._bad("G1 obtainable", f"{queues[0]} has {first} and {again} ready, and nothing was taken")
-        new = [o for o in taken if not owner.partition.receives(o)]
-        old = [o for o in taken if owner.partition.receives(o)]
-        if new != first[: len(new)] or old != again[: len(old)]:
-            self._bad("order", f"took {new} of {first}, and again {old} of {again}")
-        if limit > 1 and len(new) < len(first) and len(old) > limit // 2:
-            self._bad("fairness", f"took {len(old)} redeliveries of {limit} while {first} waited")
+        if (offer.first or offer.again) and offer.sure and not taken and not self._waits_for_reading(owner, queues[0]):
+            self._bad("G1 obtainable", f"{queues[0]} has {offer} ready, and nothing was taken")
+        fifo = sim.settings[queues[0]].fifo
+        new: dict[bytes, list[int]] = {}
+        old: dict[bytes, list[int]] = {}
+        for offset in taken:
+            again = owner.partition.receives(offset) and not fifo
+            (old if again else new).setdefault(sim.reference.messages[offset].group, []).append(offset)
+        for got, offered in ((new, offer.first), (old, offer.again)):
+            for group, offsets in got.items():
+                if offsets != offered.get(group, [])[: len(offsets)]:
+                    self._bad("order", f"took {offsets} of group {group!r}, which has {offered.get(group)}")
+        if fifo:
+            whole = offer.whole and offer.sure and not shared_fate and not self._waits_for_reading(owner, queues[0])
+            missed = sum(1 if batch == 1 else len(found) for found in offer.first.values()) - len(taken)
+            if whole and len(taken) < limit and missed > 0:
+                self._bad("G1 obtainable", f"{missed} of {offer} were not taken, only {taken} of {limit}")
+            if batch == 1 and any(len(offsets) > 1 for offsets in new.values()):
+                self._bad("order", f"took {new}, which would be worked on at the same time")
+            return
+        first_count, old_count = sum(map(len, offer.first.values())), sum(map(len, old.values()))
+        if limit > 1 and sum(map(len, new.values())) < first_count and old_count > limit // 2:
+            self._bad("fairness", f"took {old_count} redeliveries of {limit} while {first_count} waited")
+        most = max(map(len, new.values()), default=0)
+        for group, offsets in offer.first.items():
+            count = len(new.get(group, ()))
+            if count < len(offsets) and count < most - 1:
+                self._bad("fairness", f"took {most} of one group and {count} of {group!r}, which has {offsets}")
+
+    def _waits_for_reading(self, owner: Owner, queue: str) -> bool:
+        """True if a message in flight may not have been read yet, so that nothing of a FIFO queue is delivered."""
+        p = owner.partition
+        return self.sim.settings[queue].fifo and p._highest_hold >= p.position
+
+    def _in_order(self, offset: int, started: Started, receipt: tuple[int, int]) -> None:
+        """The group was with nobody else when the start took effect, and all before it is done or comes along."""
+        ref = self.sim.reference
+        message = ref.messages[offset]
+        clock_ms = ref.moment(started.position + 1).clock_ms
+        for other in ref.groups[message.queue or "", message.group]:
+            state = ref.at(other, started.position + 1)
+            if type(state) is str or (type(state) is tuple and state[:2] == receipt):
+                continue
+            if type(state) is tuple and state[4] and state[3] > clock_ms:
+                self._bad("order", f"{offset} is handed out as {receipt} while {other} of its group is: {state}")
+            if other < offset:
+                self._bad("order", f"{offset} is handed out as {receipt} before {other} of its group: {state}")
 
     def handout(self, worker: Worker, handout: Handout) -> None:
         """G2, G3, G4: a delivery is on its way to a receiver."""
@@ -169,6 +244,8 @@ class Checks:
             if p.receives(offset) != started.receives:
                 self._bad("G4 told", f"offset {offset}: told {p.receives(offset)}, the log says {started.receives}")
             message = ref.messages[offset]
+            if sim.settings[message.queue or ""].fifo:
+                self._in_order(offset, started, handout.receipt)
             if message.poison or message.double or message.due_ms > sim.log_time_ms():
                 self._bad("G3 early", f"handed out: {message}")
             if p.record(offset).value != message.record.value:
@@ -191,11 +268,11 @@ class Checks:
             self._bad("G4 clock", f"{who}: greatest timestamp {p.max_timestamp_ms}")
         messages, holds, position = p.messages, p.holds, p.position
         parked: dict[int, str] = {}
-        for queue, segments in p.segments.queues.items():
-            for segment in segments:
+        for queue in p.segments.queues:
+            for segment in p.segments.of(queue):
                 for offset in segment.parked_of(queue):
                     parked[offset] = queue
-        listed = {name: {*b.fresh, *b.returned, *b.again} for name, b in p.backlogs.items()}
+        listed = {name: {*b.offsets()} for name, b in p.backlogs.items()}
         suspects = {*p._suspects}
         history, at, size, unfinished, held = ref.history, ref.at, 0, 0, 0
         for offset, message in ref.messages.items():
@@ -221,7 +298,7 @@ class Checks:
             if offset >= position:
                 continue
             unfinished += 1
-            waits = message.due_ms > p.max_timestamp_ms and not message.poison
+            waits = message.due_ms > p.max_timestamp_ms and not message.double
             if waits != (offset in p.delays) and not message.poison:
                 self._bad("G4 delay", f"{who}: offset {offset} waits: {waits}, in memory {offset in p.delays}")
             if (offset in p.poison, offset in p.doubles) != (message.poison, message.double):
@@ -231,7 +308,7 @@ class Checks:
             if here:
                 record = messages[offset]
                 if type(record) is not Segment:
-                    size += _size(record)
+                    size += size_of(record)
                 known = listed.get(message.queue or "", ())
                 if message.queue is not None and offset not in known and offset not in suspects and p.ready(offset):
                     self._bad("G1 stuck", f"{who}: offset {offset} is ready, and nothing will take it: {state}")
@@ -277,7 +354,7 @@ class Checks:
                 self._bad("G1 log start", "records were deleted, and there is no manifest")
             return
         for key, checksum in newest.rows.items():
-            value = sim.changelogs[rows.kind_of(key)].content.get(key)
+            value = sim.changelogs[rows.table_of(key)].content.get(key)
             if value is None or rows.checksum(value) != checksum:
                 self._bad("G1 rows", f"the manifest of epoch {newest.epoch} names {key}, which is gone")
         if sim.queue.start > newest.position or sim.markers.start > newest.markers_position:

@@ -12,10 +12,11 @@ from unittest import mock
 
 import msgspec
 
+from marq.core import folding, rows
 from marq.core import markers as m
 from marq.core import owner as owner_module
-from marq.core import partition as partition_module
-from marq.core import rows
+from marq.core.backlog import Backlog
+from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
 from marq.core.partition import Hold, Partition
@@ -287,6 +288,64 @@ def _serves_unfolded(restore: Any) -> Any:
     return mutated
 
 
+# ---------------------------------------------------------------------- order, turns, duplicates
+
+
+def _forgets_what_is_out(in_order: Any) -> Any:
+    def mutated(self: Partition, lane: Any) -> bool:
+        lane.out = [o for o in lane.out if o not in self.reserved and not self.leased(o)]
+        return bool(in_order(self, lane))
+
+    return mutated
+
+
+def _skips_what_waits(ready: Any) -> Any:
+    def mutated(self: Partition, lane: Any) -> int:
+        while lane.fresh and lane.fresh[0] in self.delays:
+            lane.next_fresh()
+        return int(ready(self, lane))
+
+    return mutated
+
+
+def _knows_nothing_of_before(keep_order: Any) -> Any:
+    def mutated(self: Partition, backlog: Any) -> None:
+        holds, self.holds = self.holds, {}
+        try:
+            keep_order(self, backlog)
+        finally:
+            self.holds = holds
+
+    return mutated
+
+
+def _as_standard(take: Any) -> Any:
+    def mutated(self: Partition, queue: str, limit: int, settings: Any, *args: Any) -> Any:
+        return take(self, queue, limit, msgspec.structs.replace(settings, fifo=False), *args)
+
+    return mutated
+
+
+def _newest_group_first(backlog_class: Any) -> Any:
+    def mutated(self: Any, lane: Any) -> None:
+        if not lane.queued:
+            lane.queued = True
+            self.turns.appendleft(lane)
+
+    return mutated
+
+
+def _all_ids(unwritten: Any) -> Any:
+    return lambda self, position: unwritten(self, 1 << 60)
+
+
+def _without_doubles(restore_markers: Any) -> Any:
+    def mutated(self: Partition, key: str, checksum: int, row: Any, unfinished: Any) -> None:
+        restore_markers(self, key, checksum, msgspec.structs.replace(row, doubles=[]), unfinished)
+
+    return mutated
+
+
 class EndsBeforeCopies(Worker):
     """Ends a dead letter before its copy is in the log."""
 
@@ -323,7 +382,7 @@ MUTATIONS = {
     ),
     "clock not clamped": Mutation(
         "the clock advances by at most 5 s a record",
-        lambda: mock.patch.object(partition_module, "CLOCK_STEP_MS", 1 << 40),
+        lambda: mock.patch.object(folding, "CLOCK_STEP_MS", 1 << 40),
     ),
     "clock runs back": Mutation("and never back", _replaced(Partition, "fold", _clock_runs_back)),
     "gap in the queue": Mutation("queue chunks are contiguous", _replaced(Partition, "ingest", _over_a_gap)),
@@ -376,4 +435,26 @@ MUTATIONS = {
     "no purges in the manifest": Mutation("and the purges above its position", _manifest_without(purges={})),
     "no done in the manifest": Mutation("and what is done above its position", _manifest_without(done=[])),
     "no copies in the manifest": Mutation("and the origins of copies", _manifest_without(copied={})),
+    "a group with two receivers": Mutation(
+        "nothing of a FIFO group is delivered while one of it is in flight",
+        _replaced(Partition, "_in_order", _forgets_what_is_out),
+    ),
+    "a delay passed over": Mutation(
+        "a message that waits holds its FIFO group up", _replaced(Partition, "_first_in_order", _skips_what_waits)
+    ),
+    "order forgotten at takeover": Mutation(
+        "a new owner knows what the former one delivered of a FIFO group",
+        _replaced(Partition, "_keep_order", _knows_nothing_of_before),
+    ),
+    "FIFO taken for standard": Mutation("a FIFO queue keeps the order", _replaced(Partition, "take", _as_standard)),
+    "groups don't take turns": Mutation("groups take turns", _replaced(Backlog, "queue_up", _newest_group_first)),
+    "ids not read back": Mutation(
+        "the ids of messages survive", _replaced(Recent, "restore", lambda method: lambda *args: None)
+    ),
+    "ids of what is read again": Mutation(
+        "only the ids below the position are written", _replaced(Recent, "unwritten", _all_ids)
+    ),
+    "duplicates not read back": Mutation(
+        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_markers", _without_doubles)
+    ),
 }

@@ -29,7 +29,8 @@ class Message(NamedTuple):
     expires_ms: int  # 0: never
     poison: bool
     origin: int | None  # of which message of this partition it is the dead letter's copy
-    double: bool  # another copy of the same came before it
+    double: bool  # another copy of the same came before it, or another message with its id
+    group: bytes  # b"": none
 
 
 class Started(NamedTuple):
@@ -53,8 +54,13 @@ class Moment(NamedTuple):
 class Reference:
     """The truth about one partition."""
 
-    def __init__(self, number: int, queue_id: str | None, on_done: Callable[[int, str, int], None]) -> None:
+    def __init__(
+        self, number: int, queue_id: str | None, id_window_ms: int, on_done: Callable[[int, str, int], None]
+    ) -> None:
         self.number = number
+        self.id_window_ms = id_window_ms
+        self.ids: list[tuple[str, bytes, int]] = []  # queue, id, timestamp of those that were no duplicates
+        self.groups: dict[tuple[str, bytes], list[int]] = {}
         self.queue_id = queue_id
         self.on_done = on_done
         self.messages: dict[int, Message] = {}
@@ -82,7 +88,8 @@ class Reference:
                 queue = None
         poison = queue is None
         due = expires = 0
-        origin = None
+        group = b""
+        origin = dedup = None
         for name, value in record.headers:
             if poison:
                 break
@@ -93,6 +100,10 @@ class Reference:
                     due = record.timestamp + int(value)
                 elif int(value):
                     expires = record.timestamp + int(value)
+            elif name == "marq-group":
+                group = value
+            elif name == "marq-dedup":
+                dedup = value
             elif name == "marq-origin" and self.queue_id is None:
                 partition, _, offset = value.decode().partition(":")
                 if int(partition) == self.number:
@@ -100,10 +111,24 @@ class Reference:
         double = False
         if origin is not None and not poison:
             double = self.first_copy.setdefault(origin, record.offset) != record.offset
-        message = Message(record, None if poison else queue, due, expires, poison, origin, double)
+        if dedup is not None and not poison and queue is not None:
+            double |= self._repeats(queue, dedup, record.timestamp)
+        message = Message(record, None if poison else queue, due, expires, poison, origin, double, group)
+        if not poison and not double and queue is not None:
+            self.groups.setdefault((queue, group), []).append(record.offset)
         self.messages[record.offset] = message
         self.queue_timestamp_ms = max(self.queue_timestamp_ms, record.timestamp)
         return message
+
+    def _repeats(self, queue: str, name: bytes, timestamp_ms: int) -> bool:
+        """True if the id was accepted less than the window ago; else it is accepted, and the oldest are forgotten."""
+        window = self.id_window_ms
+        if any((q, n) == (queue, name) and timestamp_ms - at < window for q, n, at in self.ids):
+            return True
+        while self.ids and self.ids[0][2] + window <= timestamp_ms:
+            del self.ids[0]
+        self.ids.append((queue, name, timestamp_ms))
+        return False
 
     # ------------------------------------------------------------------ the markers log
 

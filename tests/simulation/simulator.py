@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
-from marq.core import markers, owner, partition
+from marq.core import checkpoints, dedup, markers, memory, owner, state
 from marq.core.owner import Limits, Owner
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
@@ -28,8 +28,14 @@ T = TypeVar("T")
 DRAIN_ROUNDS = 400
 """Within so many rounds of good health everything has to be finished."""
 
-SMALL = {
-    partition: {"BLOCK_BITS": 3, "SEGMENT_MESSAGES": 3, "TICKS_MAX": 15, "SHED_AGAIN_MS": 20},
+ID_WINDOW_MS = 3_000
+"""So long a message's id is remembered."""
+
+SMALL: dict[Any, dict[str, int]] = {
+    state: {"BLOCK_BITS": 3},
+    checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
+    memory: {"SHED_AGAIN_MS": 20},
+    dedup: {"WINDOW_MS": ID_WINDOW_MS, "SLACK_MS": 60_000, "ROW_IDS": 3, "TRIM": 2},
     owner: {"DEAD_LEASE_MS": 800},
     markers: {"RECORD_BYTES": 8192 + 3 * 40},
 }
@@ -115,13 +121,17 @@ class Simulator:
         self.settings: dict[str, QueueSettings] = {}
         for name in self.queues:
             self.settings[name] = QueueSettings(
-                max_receives=r.choice((0, 1, 2, 3)), ttl_ms=r.choice((0, 0, 0, 0, 4_000))
+                max_receives=r.choice((0, 1, 2, 3)), ttl_ms=r.choice((0, 0, 0, 0, 4_000)), fifo=r.random() < 0.4
             )
         for name in list(self.queues):
-            self.settings[name + ".dead"] = QueueSettings(max_receives=r.choice((0, 0, 0, 2)))
+            self.settings[name + ".dead"] = QueueSettings(
+                max_receives=r.choice((0, 0, 0, 2)), fifo=self.settings[name].fifo
+            )
             self.settings[name + ".dead.dead"] = QueueSettings()
         self.settings[""] = QueueSettings()
         self.served = list(self.settings)[:-1] if self.queue_id is None else self.queues
+        self.groups: Sequence[bytes | None] = r.choice(((None,), (None, b"", b"x"), (b"x", b"y", b"z", b"x")))
+        self.ids = r.choice((0, 0, 3, 8))  # deduplication ids in use
         self.ttl_queues = [name for name, settings in self.settings.items() if settings.ttl_ms]
         self.limits = Limits(
             checkpoint_ms=r.choice((100, 500)),
@@ -144,7 +154,7 @@ class Simulator:
         self.assigned = 0
         self.checks = Checks(self)
         self.receivers = Receivers(self)
-        self.reference = Reference(self.number, self.queue_id, self.checks.done)
+        self.reference = Reference(self.number, self.queue_id, ID_WINDOW_MS, self.checks.done)
         self.workers = [worker_class(self, i) for i in range(r.choice((2, 3)))]
 
     # ------------------------------------------------------------------ small things
@@ -370,6 +380,11 @@ class Simulator:
             key = self.pick((None, b"", b"\xff"))
         elif x < 0.32:
             headers.append(("shop", b"1"))
+        group = self.pick(self.groups)
+        if group is not None:
+            headers.insert(0, ("marq-group", group))
+        if self.ids and self.chance(0.4):
+            headers.append(("marq-dedup", b"%d" % self.below(self.ids)))
         self.append_message(Record(-1, -1, key, b"%d" % self.sends + b"x" * self.pick((0, 10, 500)), tuple(headers)))
 
     def act(self) -> None:

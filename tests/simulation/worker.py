@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from marq.core import markers as m
 from marq.core.owner import Owner, Pending, Phase, Retire, WriteManifest, WriteRows
-from marq.core.rows import Record, kind_of
+from marq.core.rows import Record, table_of
 from marq.errors import InternalError, RowError
 from tests.simulation.logs import Lane, Sent, Table
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import Simulator
+
+OF_THE_STAY = ("marq-delay-ms", "marq-ttl-ms", "marq-origin", "marq-dedup")
+"""Headers that a dead letter's copy does not have."""
 
 TABLES = ("messages", "markers", "progress")
 RECOVERIES_MAX = 12
@@ -189,7 +192,7 @@ class Worker:
         sim.checks.partition(owner.partition, f"w{self.number} restored")
 
     def load(self, key: str) -> bytes:
-        value = self.tables[kind_of(key)].content.get(key)
+        value = self.tables[table_of(key)].content.get(key)
         if value is None:
             raise RowError(f"no row {key!r}")
         return value
@@ -289,7 +292,7 @@ class Worker:
             return  # finished in the meantime
         record = owner.partition.record(offset)
         queue = owner.partition.queue_of(offset)
-        headers = [h for h in record.headers if h[0] not in ("marq-delay-ms", "marq-ttl-ms", "marq-origin")]
+        headers = [h for h in record.headers if h[0] not in OF_THE_STAY]
         headers.append(("marq-origin", b"%d:%d" % (sim.number, offset)))
         copy = Record(
             -1, -1, sim.settings[queue or ""].dead_letters_of(queue or "").encode(), record.value, tuple(headers)
@@ -315,16 +318,19 @@ class Worker:
         queues = sim.some_queues()
         limit = 1 + sim.below(sim.odds.batch)
         before = sim.checks.before_acquire(owner, queues)
+        shared_fate = sim.chance(0.3)
+        batch = 0 if shared_fate or sim.chance(0.6) else 1
         pending = owner.acquire(
             queues,
             limit,
             "receiver",
             sim.now_ms,
             lease_ms=sim.lease_ms(),
-            shared_fate=sim.chance(0.3),
+            shared_fate=shared_fate,
+            batch=batch,
             name="r",
         )
-        sim.checks.acquired(owner, queues, pending, limit, before)
+        sim.checks.acquired(owner, queues, pending, limit, before, shared_fate, batch)
         if pending is None:
             return
         sim.note("w%d reserves %s as %d/%d", self.number, pending.offsets, owner.epoch, pending.delivery)
@@ -379,7 +385,7 @@ class Worker:
             sim.note("w%d writes rows %s", self.number, [key for key, _ in step.rows])
             self.unwritten = len(step.rows)
             for key, value in step.rows:
-                self.write(kind_of(key), key, value, self.landed)
+                self.write(table_of(key), key, value, self.landed)
         elif isinstance(step, WriteManifest):
             sim.note("w%d writes manifest %s", self.number, step.key)
             self.unwritten = 1
@@ -413,7 +419,7 @@ class Worker:
         sim.note("w%d retires %s %s below %s", self.number, step.rows, step.manifests, step[2:])
         sim.count("checkpoints")
         for key in step.rows:
-            self.write(kind_of(key), key, None)
+            self.write(table_of(key), key, None)
         for key in step.manifests:
             self.write("progress", key, None)
         sim.deletions.append((step.position, step.markers_position))

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 from marq.core import rows
 from marq.core.markers import End, Keepalive, Marker, Outcome, Own, Purge, Release, Start, Tick
 from marq.core.owner import Limits, Owner, Phase, Retire, WriteManifest, WriteRows
-from marq.core.partition import MESSAGE_OVERHEAD_BYTES, Checkpoint, Partition
+from marq.core.partition import Checkpoint, Partition
 from marq.core.policies import QueueSettings
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment
+from marq.core.state import MESSAGE_OVERHEAD_BYTES
 from marq.errors import RowError
 
 LEASE_MS = 30_000

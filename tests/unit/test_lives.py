@@ -263,6 +263,15 @@ def test_a_delay_header_says_when_a_message_is_visible() -> None:
     assert visible_ms(envelope(message(0, 900))) == 900
 
 
+@pytest.mark.parametrize("value", [b"0", b"12", b"", b"-1", b" 1", b"1_0", b"1e3", b"9" * 15, b"9" * 16, b"\xb2", None])
+@pytest.mark.parametrize("name", ["marq-delay-ms", "marq-ttl-ms"])
+def test_a_header_is_malformed_where_the_core_says_so(name: str, value: bytes | None) -> None:
+    walk = Walk()
+    record = message(0, 900, headers=((name, value),))
+    walk.read(record)
+    assert (walk.lives.queue_of(envelope(record)) is None) == (0 in walk.partition.poison)
+
+
 def test_messages_that_share_a_history_share_it_in_memory() -> None:
     walk = Walk()
     walk.fold(marks(0, 950, Own("w1", "w1/a")))

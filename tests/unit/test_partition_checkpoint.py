@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from marq.core import rows
-from marq.core.partition import SEGMENT_BYTES, SEGMENT_MESSAGES, TICKS_MAX, Checkpoint, Partition
+from marq.core.checkpoints import SEGMENT_BYTES, SEGMENT_MESSAGES, TICKS_MAX, Checkpoint
+from marq.core.partition import Partition
 from marq.errors import RowError
 from tests.unit.core_helpers import LEASE_MS, TwoLogs, picture
 

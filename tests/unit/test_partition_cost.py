@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from marq.core.lanes import TIMERS_SLACK
 from marq.core.markers import End, Marker, Start, Tick
-from marq.core.partition import TIMERS_SLACK
 from marq.core.rows import Record
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, TwoLogs
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.partition import MESSAGE_OVERHEAD_BYTES
 from marq.core.policies import QueueSettings
+from marq.core.state import MESSAGE_OVERHEAD_BYTES
 from marq.errors import RowError
 from tests.unit.core_helpers import LEASE_MS, TwoLogs, payload_bytes, picture
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from marq.core import partition as partition_module
+from marq.core import checkpoints, lanes, memory, reading, state
 from marq.core.markers import End, Keepalive, Marker, Purge, Release, Start, Tick
 from marq.core.partition import Partition
 from marq.core.policies import QueueSettings
@@ -41,12 +41,13 @@ LIMITS: dict[str, Any] = {
 def _small_world(request: pytest.FixtureRequest) -> Iterator[None]:
     """Segments and blocks so small that a story crosses their borders; with and without room to read whole ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partition_module, "SEGMENT_MESSAGES", 4)
-        patch.setattr(partition_module, "BLOCK_BITS", 3)
-        patch.setattr(partition_module, "TIMERS_SLACK", 4)
+        patch.setattr(checkpoints, "SEGMENT_MESSAGES", 4)
+        patch.setattr(state, "BLOCK_BITS", 3)
+        patch.setattr(lanes, "TIMERS_SLACK", 4)
+        patch.setattr(reading, "TIMERS_SLACK", 4)
         if request.param:
-            patch.setattr(partition_module, "READ_BACK_BYTES", -1)
-            patch.setattr(partition_module, "READS_MAX", 1)
+            patch.setattr(memory, "READ_BACK_BYTES", -1)
+            patch.setattr(memory, "READS_MAX", 1)
         yield
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.partition import MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX, Partition
+from marq.core.partition import Partition
 from marq.core.rows import Record
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX
 from tests.unit.core_helpers import DEFAULTS, EPOCH_MS, TwoLogs, picture
 
 

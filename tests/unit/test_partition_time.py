@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import Tick
-from marq.core.partition import CLOCK_STEP_MS
 from marq.core.policies import QueueSettings
 from tests.unit.core_helpers import DEFAULTS, TwoLogs
 

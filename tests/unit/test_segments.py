@@ -9,7 +9,7 @@ from marq.core.segments import Segment, Segments, keys_of
 
 
 def segment(*messages: tuple[int, str | None], key: str = "0/1/messages/1") -> Segment:
-    return Segment(key, 99, messages[0][0], messages[-1][0] + 1, messages)
+    return Segment(key, 99, messages[0][0], messages[-1][0] + 1, [(o, queue, 0) for o, queue in messages])
 
 
 def two_segments() -> Segments:
@@ -105,5 +105,7 @@ def test_what_is_parked_is_what_was_parked_and_not_taken_out(steps: list[tuple[b
     assert set(segments.queues) == {"ab"[o % 2] for o in parked}
     for offset in range(14):
         assert segments.queue_of(offset) == ("ab"[offset % 2] if offset in parked else None)
-    for queue, found in segments.queues.items():
-        assert [o for s in found for o in s.parked[queue]] == [o for o in sorted(parked) if "ab"[o % 2] == queue]
+    for queue in segments.queues:
+        assert [o for s in segments.of(queue) for o in s.parked[queue]] == [
+            o for o in sorted(parked) if "ab"[o % 2] == queue
+        ]

@@ -1,0 +1,294 @@
+"""Choosing what is delivered next, and what is due to be ended by the owner. Reserved here, started by the owner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop
+from typing import NamedTuple
+
+from marq.core import memory
+from marq.core.backlog import Backlog, Lane
+from marq.core.order import Order
+from marq.core.policies import QueueSettings, SettingsOf, batch_cap
+
+LANES_AT_ONCE = 1_000
+"""Groups of a queue with a TTL whose first message is looked at in one go."""
+
+
+class Due(NamedTuple):
+    """What the owner has to do now, as offsets. Computed from the state, so a crash neither loses nor repeats it."""
+
+    dead: list[int]
+    expired: list[int]
+    purged: list[int]
+    poison: list[tuple[int, str]]
+
+
+class Deliveries(Order):
+    """Reserves messages."""
+
+    def take(
+        self, queue: str, limit: int, settings: QueueSettings, shared_fate: bool = False, batch: int = 0
+    ) -> list[int]:
+        """Reserve up to ``limit`` ready messages of ``queue`` for a start (strict: never more).
+
+        Redelivered ones get at most half while first deliveries wait, and the other way round. With ``shared_fate`` a
+        batch that has a suspicious message in it is smaller (:func:`~marq.core.policies.batch_cap`), and all that is
+        taken; else several batches of ``batch`` (0: one) may be taken at once. Groups take turns. In a FIFO queue a
+        group is delivered in order, in one batch at a time. Messages that are past their maximum or their TTL are left
+        for :meth:`due`.
+        """
+        self.isolated = False
+        self._reads = 0
+        backlog = self.backlogs.get(queue)
+        if backlog is None:
+            if queue not in self.segments.queues:
+                return []
+            backlog = self._backlog(queue)
+        suspicious = (batch or limit) if shared_fate else 0
+        if settings.fifo:
+            taken = self._take_in_order(backlog, limit, settings, suspicious, batch)
+            taken.sort()
+            return taken
+        if self._fifo or self._apart is not None:
+            self._in_any_order(backlog)
+        taken = []
+        cap = limit
+        if backlog.groups:
+            self._join(backlog)
+        if backlog.again or backlog.again_turns:
+            quota = limit // 2
+            if limit == 1:
+                quota = 1 if queue in self._again_turn else 0
+                self._again_turn.symmetric_difference_update((queue,))
+            cap = self._again(backlog, taken, quota, cap, settings, suspicious)
+        if len(taken) < cap:
+            self._first(backlog, taken, cap, settings)
+        if (backlog.again or backlog.again_turns) and len(taken) < cap:
+            cap = self._again(backlog, taken, cap, cap, settings, suspicious)
+        self.reserved.update(taken)
+        taken.sort()
+        return taken
+
+    def _again(
+        self, backlog: Backlog, taken: list[int], quota: int, cap: int, settings: QueueSettings, batch: int
+    ) -> int:
+        """Redeliveries: one of each lane in turn."""
+        turns = backlog.again_turns
+        if not turns:
+            return self._take_again(backlog, taken, quota, cap, settings, batch)
+        while turns and len(taken) < min(quota, cap):
+            lane = turns.popleft()
+            before = len(taken)
+            cap = self._take_again(lane, taken, min(quota, before + 1 if turns else cap), cap, settings, batch)
+            lane.queued_again = bool(lane.again)
+            if lane.again:
+                turns.append(lane)
+                if len(taken) == before:
+                    break  # it is suspicious, and has to wait for a smaller batch
+        return cap
+
+    def _first(self, backlog: Backlog, taken: list[int], cap: int, settings: QueueSettings) -> None:
+        """First deliveries: one of each lane in turn."""
+        turns = backlog.turns
+        if not turns:
+            self._take_first(backlog, taken, cap, settings)
+            return
+        while turns and len(taken) < cap:
+            lane = turns.popleft()
+            lane.queued = False
+            more = self._take_first(lane, taken, len(taken) + 1 if turns else cap, settings)
+            if not more:
+                lane.queued = True
+                turns.appendleft(lane)
+                return
+            if lane.fresh or lane.returned or self.segments.has_parked(backlog.name, lane.group):
+                backlog.queue_up(lane)
+            elif lane.group and not lane.again:
+                del backlog.groups[lane.group]
+
+    def _join(self, backlog: Backlog) -> None:
+        """The lane of no group takes its turn with the others."""
+        if backlog.fresh or backlog.returned or self.segments.has_parked(backlog.name):
+            backlog.queue_up(backlog)
+        if backlog.again:
+            backlog.queue_up_again(backlog)
+
+    def _take_again(
+        self,
+        lane: Lane,
+        taken: list[int],
+        quota: int,
+        cap: int,
+        settings: QueueSettings,
+        batch: int,
+    ) -> int:
+        """Move up to ``quota`` redeliveries into ``taken``; how many there may be in all with them among them.
+
+        ``batch``: size of the batches that share one fate, 0 if messages don't.
+        """
+        again, maximum = lane.again, settings.max_receives
+        while again and len(taken) < min(quota, cap):
+            offset = again[0]
+            if not self.ready(offset):
+                heappop(again)
+                continue
+            receives = self.receives(offset)
+            if not receives:
+                heappop(again)  # given back uncounted: it is among the returned ones, too
+                continue
+            if (maximum and receives >= maximum) or self._past_ttl(offset, settings):
+                self._refuse(heappop(again))
+                continue
+            if batch and batch_cap(receives + 1, 2, maximum) < 2:
+                own_cap = batch_cap(receives + 1, batch, maximum)
+                if len(taken) + 1 > own_cap:
+                    break
+                cap = min(cap, own_cap)
+                self.isolated = True
+            self.reserved.add(offset)
+            taken.append(heappop(again))
+        return cap
+
+    def _take_first(self, lane: Lane, taken: list[int], cap: int, settings: QueueSettings) -> bool:
+        """Fill ``taken`` up to ``cap`` with what was never delivered; False if more would have to be read back."""
+        name, segments = lane.backlog.name, self.segments
+        messages, holds, reserved = self.messages, self.holds, self.reserved
+        parked = name in segments.queues and segments.has_parked(name, lane.group)
+        if not lane.returned and not parked and not self.ttls and not settings.ttl_ms and not lane.group:
+            fresh = lane.backlog.fresh
+            while fresh and len(taken) < cap:
+                offset = fresh.popleft()
+                if offset in messages and offset not in holds and offset not in reserved:
+                    taken.append(offset)
+            return True
+        lowest = segments.first_parked(name, lane.group) if parked else None
+        while len(taken) < cap:
+            first = lane.peek_first()
+            if lowest is not None and (first < 0 or lowest < first):
+                if taken and not self._may_read():
+                    return False
+                self._unpark(lane)
+                lowest = segments.first_parked(name, lane.group)
+                continue
+            if first < 0:
+                return True
+            offset = lane.pop_first()
+            if not self.ready(offset):
+                continue
+            hold = holds.get(offset)
+            if hold is not None and hold.receives:
+                continue
+            if self._past_ttl(offset, settings):
+                self._refuse(offset)
+                continue
+            reserved.add(offset)
+            taken.append(offset)
+        return True
+
+    def reserve(self, queue: str, offsets: Iterable[int]) -> list[int]:
+        """Reserve those of ``offsets`` that are ready in ``queue``, ascending, whatever their place in it."""
+        found: list[int] = []
+        for offset in sorted(set(offsets)):
+            parked = offset not in self.messages
+            if not self._unfinished(offset) or offset not in self.messages:
+                continue
+            if self.ready(offset) and self.queue_of(offset) == queue:
+                self.reserved.add(offset)
+                found.append(offset)
+            elif parked:
+                self._push(offset, self.receives(offset))  # it lost its place in the segment
+        return found
+
+    def put_back(self, offsets: Iterable[int]) -> None:
+        """End reservations; what is ready goes back to its place."""
+        for offset in offsets:
+            self.reserved.discard(offset)
+            if self.ready(offset):
+                self._push(offset, self.receives(offset))
+
+    def unreserve(self, offsets: Iterable[int]) -> None:
+        """End reservations of offsets on which a marker took effect."""
+        self.reserved.difference_update(offsets)
+
+    def due(self, settings_of: SettingsOf, ttl_queues: Iterable[str] = ()) -> Due:
+        """What is past its maximum receive count or TTL, is a dead letter's double, or poison; reserved until done."""
+        dead: list[int] = []
+        expired: list[int] = []
+        refused, self._refused = self._refused, []
+        self.put_back(refused)
+        suspects, self._suspects = self._suspects + refused, []
+        expiring, top = self._expiring, self.max_timestamp_ms
+        while expiring and expiring[0][0] <= top:
+            suspects.append(heappop(expiring)[1])
+        for queue in ttl_queues:
+            suspects += self._stale_heads(queue, settings_of(queue))
+        for offset in suspects:
+            if offset not in self.messages and self.ttls.get(offset, top + 1) <= top:
+                self._unfinished(offset)  # parked: only what is to be ended may lose its place
+            if not self.ready(offset):
+                continue
+            queue_of = self.queue_of(offset)
+            if queue_of is None:
+                continue
+            settings = settings_of(queue_of)
+            if self._past_ttl(offset, settings):
+                expired.append(offset)
+            elif settings.max_receives and self.receives(offset) >= settings.max_receives:
+                dead.append(offset)
+            else:
+                continue
+            self.reserved.add(offset)
+        purged = [o for o in self.doubles if o not in self.reserved]
+        poison = [(o, why) for o, why in self.poison.items() if o not in self.reserved and o in self.messages]
+        self.reserved.update(purged)
+        self.reserved.update(o for o, _ in poison)
+        return Due(dead, expired, purged, poison)
+
+    def _stale_heads(self, queue: str, settings: QueueSettings) -> list[int]:
+        """Never delivered messages of ``queue`` whose TTL, by the queue's setting, is over."""
+        backlog = self.backlogs.get(queue)
+        found: list[int] = []
+        if backlog is None and queue in self.segments.queues:
+            backlog = self._backlog(queue)
+        if backlog is None or not settings.ttl_ms:
+            return found
+        self._reads = 0
+        self._stale_head(backlog, settings, found)
+        if backlog.groups:
+            # not all at once: there may be a hundred thousand
+            if not backlog.looked_at:
+                backlog.looked_at = list(backlog.groups)
+            for group in backlog.looked_at[-LANES_AT_ONCE:]:
+                if group in backlog.groups:
+                    self._stale_head(backlog.groups[group], settings, found)
+            del backlog.looked_at[-LANES_AT_ONCE:]
+        return found
+
+    def _stale_head(self, lane: Lane, settings: QueueSettings, found: list[int]) -> None:
+        queue, fifo = lane.backlog.name, lane.backlog.fifo
+        parked = self.segments.has_parked(queue, lane.group)
+        lowest = self.segments.first_parked(queue, lane.group) if parked else None
+        while True:
+            first = lane.peek_first()
+            if lowest is not None and (first < 0 or lowest < first):
+                if self._reads >= memory.READS_MAX:
+                    return
+                self._unpark(lane)
+                lowest = self.segments.first_parked(queue, lane.group)
+                continue
+            if first < 0:
+                return
+            if fifo:
+                for offset in lane.fresh:  # they keep their places until they are done
+                    if offset in self.messages:
+                        if not self.ready(offset) or not self._past_ttl(offset, settings):
+                            break
+                        found.append(offset)
+                return
+            if not self.ready(first) or self.receives(first):
+                lane.pop_first()
+            elif self._past_ttl(first, settings):
+                found.append(lane.pop_first())
+            else:
+                return

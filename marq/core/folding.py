@@ -1,0 +1,239 @@
+"""The markers log: on which messages a marker takes effect, and what that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heappop
+
+from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
+from marq.core.ranges import count, flat, offsets_in, ranges_of
+from marq.core.reading import Reading
+from marq.core.segments import Segment
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, headers_size, size_of
+
+CLOCK_STEP_MS = 5_000
+"""The partition clock advances by at most this much per record: a broker clock that jumps expires nothing early."""
+
+
+class Folding(Reading):
+    """Folds the markers log."""
+
+    def fold(self, offset: int, timestamp_ms: int, markers: Iterable[Marker]) -> list[list[int]]:
+        """Apply the record at ``offset`` of the markers topic, which must be the next one.
+
+        For each marker: the offsets on which it took effect. A record that is read twice is the caller's to skip.
+        """
+        assert offset >= self.markers_position, (offset, self.markers_position)
+        if self.last_timestamp_ms >= 0:
+            step = timestamp_ms - self.last_timestamp_ms
+            if step > 0:
+                self.clock_ms += min(step, CLOCK_STEP_MS)
+        self.last_timestamp_ms = timestamp_ms
+        self.markers_position = offset + 1
+        if timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = timestamp_ms
+            self._fire_delays()
+        timers = self._timers
+        while timers and timers[0][0] <= self.clock_ms:
+            hold = heappop(timers)[2]
+            self._timed -= len(hold.offsets)
+            self._come_back(hold)
+        effects: list[list[int]] = []
+        idle = True
+        for marker in markers:
+            effect: list[int]
+            kind = type(marker)
+            if kind is Start:
+                effect = self._start(marker)  # type: ignore[arg-type]
+            elif kind is End:
+                effect = self._end(marker)  # type: ignore[arg-type]
+            elif kind is Keepalive or kind is Release:
+                effect = self._change(marker)  # type: ignore[arg-type]
+            elif kind is Purge:
+                effect = self._purge(marker)  # type: ignore[arg-type]
+            else:
+                effect = []
+                if kind is Own:
+                    self.own = offset
+                    self.delivery = 0
+            idle = idle and kind is Tick
+            effects.append(effect)
+        self._ticks += idle
+        return effects
+
+    def skip_markers(self, stop: int) -> None:
+        """The markers topic holds nothing more below ``stop`` (control records, deleted records)."""
+        self.markers_position = max(self.markers_position, stop)
+
+    def _start(self, m: Start) -> list[int]:
+        if m.epoch != self.own:
+            self.counters["ignored_starts"] += 1
+            return []
+        self.delivery = max(self.delivery, m.delivery)
+        holds, messages, clock_ms = self.holds, self.messages, self.clock_ms
+        deadline_ms = clock_ms + m.redeliver_after_ms
+        first: list[int] = []
+        again: dict[int, list[int]] = {}
+        for offset in flat(m.offsets):
+            if offset not in messages and not self._unfinished(offset):
+                continue
+            hold = holds.get(offset)
+            if hold is None:
+                first.append(offset)
+            elif (hold.epoch != m.epoch or hold.delivery < m.delivery) and (
+                not hold.leased or hold.deadline_ms <= clock_ms
+            ):
+                again.setdefault(hold.receives, []).append(offset)
+        self._touch(m.offsets)
+        effect = first
+        if first:
+            self._hold(Hold(m.epoch, m.delivery, 1, deadline_ms, True, m.receiver, first))
+        if again:
+            effect = list(first)
+            for receives, offsets in again.items():
+                self._hold(
+                    Hold(
+                        m.epoch,
+                        m.delivery,
+                        receives + 1,
+                        deadline_ms,
+                        True,
+                        m.receiver,
+                        offsets,
+                    )
+                )
+                effect += offsets
+                if receives:
+                    self.counters["redelivered"] += len(offsets)
+            effect.sort()
+        self.counters["delivered"] += len(effect)
+        return effect
+
+    def _hold(self, hold: Hold) -> None:
+        self.holds.update(dict.fromkeys(hold.offsets, hold))
+        self._highest_hold = max(self._highest_hold, hold.offsets[-1])
+        if hold.deadline_ms > self.clock_ms:
+            self._set_timer(hold)
+        else:
+            self._come_back(hold)
+
+    def _end(self, m: End) -> list[int]:
+        effect: list[int] = []
+        if m.outcome != "acked":
+            if m.epoch != self.own:
+                self.counters["ignored_ends"] += count(m.offsets)
+                return effect
+            for offset in offsets_in(m.offsets):
+                if self._unfinished(offset):
+                    if offset in self.doubles:
+                        self.counters["duplicates"] += 1
+                    self._drop(offset)
+                    self.holds.pop(offset, None)
+                    effect.append(offset)
+        else:
+            holds, messages, epoch, delivery = self.holds, self.messages, m.epoch, m.delivery
+            if not delivery:
+                holds = {}  # the receipt of no delivery
+            plain = not (self.delays or self.ttls or self.poison or self.doubles)
+            persisted, size = self.persisted, 0
+            for offset in flat(m.offsets):
+                hold = holds.get(offset)
+                if hold is None or hold.epoch < epoch or (hold.epoch == epoch and hold.delivery < delivery):
+                    continue
+                del holds[offset]
+                effect.append(offset)
+                if plain and offset >= persisted:
+                    record = messages.pop(offset, None)
+                    if record is not None:
+                        value = record.value
+                        size += MESSAGE_OVERHEAD_BYTES if value is None else len(value) + MESSAGE_OVERHEAD_BYTES
+                        if record.headers:
+                            size += headers_size(record)
+                        continue
+                self._drop(offset)
+            self.bytes -= size
+        self._touch(m.offsets)
+        if self._blockers:
+            self._moved(effect)
+        self.counters[m.outcome] += len(effect)
+        self.counters["ignored_ends"] += count(m.offsets) - len(effect)
+        return effect
+
+    def _change(self, m: Keepalive | Release) -> list[int]:
+        """Extend or give back the current delivery of each offset; anything else is ignored."""
+        holds = self.holds
+        groups: dict[Hold, list[int]] = {}
+        for offset in offsets_in(m.offsets):
+            hold = holds.get(offset)
+            if hold is not None and hold.leased and hold.delivery == m.delivery and hold.epoch == m.epoch:
+                groups.setdefault(hold, []).append(offset)
+        effect: list[int] = []
+        for hold, offsets in groups.items():
+            receives, leased = hold.receives, isinstance(m, Keepalive)
+            if isinstance(m, Keepalive):
+                deadline_ms = self.clock_ms + m.redeliver_after_ms
+            else:
+                deadline_ms = self.clock_ms + m.delay_ms
+                if not m.counted:
+                    receives -= 1
+            self._hold(
+                Hold(
+                    hold.epoch,
+                    hold.delivery,
+                    receives,
+                    deadline_ms,
+                    leased,
+                    hold.receiver,
+                    offsets,
+                )
+            )
+            effect += offsets
+        self._touch(m.offsets)
+        if self._blockers:
+            self._moved(effect)
+        return effect
+
+    def _purge(self, m: Purge) -> list[int]:
+        if m.epoch != self.own:
+            self.counters["ignored_purges"] += 1
+            return []
+        effect = [o for o in self.messages if o < m.before and self.queue_of(o) == m.queue]
+        for segment in self.segments.of(m.queue):
+            effect += [o for o in segment.parked_of(m.queue) if o < m.before]
+        for offset in effect:
+            self._drop(offset)
+            self.holds.pop(offset, None)
+        self._touch(ranges_of(sorted(effect)))
+        if self._blockers:
+            self._moved(effect)
+        if m.before > self.position:
+            self.purges[m.queue] = max(m.before, self.purges.get(m.queue, 0))
+        self.counters["purged"] += len(effect)
+        return effect
+
+    def _unfinished(self, offset: int) -> bool:
+        """True if ``offset`` is not done. A parked message gets an entry of its own: something happens to it."""
+        if offset in self.messages:
+            return True
+        if offset >= self.position:
+            return offset not in self.ahead
+        if offset < self.persisted:
+            segment = self.segments.unpark(offset)
+            if segment is not None:
+                self.messages[offset] = segment
+                return True
+        return False
+
+    def _drop(self, offset: int) -> None:
+        """``offset`` is done."""
+        record = self.messages.pop(offset, None)
+        if record is None:
+            if offset >= self.position:
+                self.ahead.add(offset, offset + 1)
+                return
+            self.segments.unpark(offset)
+        elif type(record) is not Segment:
+            self.bytes -= size_of(record)
+        if offset < self.persisted:
+            self.segments.finish(offset)
+        self._forget(offset)

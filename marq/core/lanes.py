@@ -1,0 +1,217 @@
+"""Where messages that become ready go, and what becomes ready by itself."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
+
+from marq.core.backlog import PRUNE_SLACK, Backlog, Lane
+from marq.core.state import Hold, State, block_of
+
+TIMERS_SLACK = 100_000
+"""So many more timed messages than there are may be kept before the timers are cleared of what is finished."""
+
+
+class Lanes(State):
+    """Keeps the order of deliveries, and the timers."""
+
+    def _lane(self, backlog: Backlog, group: int) -> Lane:
+        """The lane of a group; those of groups that have nothing any more go when there are too many."""
+        if group and group not in backlog.groups and len(backlog.groups) >= backlog.prune_at:
+            self._prune(backlog)
+        return backlog.lane(group)
+
+    def _prune(self, backlog: Backlog) -> None:
+        for group, lane in list(backlog.groups.items()):
+            if lane.blocker < 0 and not self.segments.has_parked(backlog.name, group):
+                lane.retain(self.messages)
+                if not (lane.fresh or lane.returned or lane.out or any(o in self.messages for o in lane.again)):
+                    del backlog.groups[group]
+        kept = backlog.groups
+        backlog.turns = deque(ln for ln in backlog.turns if not ln.group or kept.get(ln.group) is ln)
+        backlog.again_turns = deque(ln for ln in backlog.again_turns if not ln.group or kept.get(ln.group) is ln)
+        backlog.prune_at = 2 * len(kept) + PRUNE_SLACK
+
+    def _push(self, offset: int, receives: int) -> None:
+        """``offset`` is ready again."""
+        if offset in self.reserved:
+            return  # the owner puts it back when the reservation ends
+        queue = self.queue_of(offset)
+        if queue is None:
+            return
+        backlog = self._backlog(queue)
+        if backlog.fifo:
+            self._push_in_order(backlog, offset)
+        else:
+            lane = self._lane(backlog, self.group_of(offset))
+            lane.push(offset, receives)
+            if lane.group:
+                (backlog.queue_up_again if receives else backlog.queue_up)(lane)
+            self.woken[queue] = None
+        if receives or offset in self.ttls:
+            self._suspects.append(offset)
+
+    def next_due_ms(self) -> int | None:
+        """Milliseconds of log time until something becomes ready or expires by itself; None if nothing will."""
+        waits: list[int] = []
+        # what is finished by now is nothing to wait for
+        while self._timers and not self._holds_any(self._timers[0][2]):
+            self._timed -= len(heappop(self._timers)[2].offsets)
+        while self._delayed and self._delayed[0][1] not in self.delays:
+            heappop(self._delayed)
+        while self._expiring and self._expiring[0][1] not in self.ttls:
+            heappop(self._expiring)
+        if self._timers:
+            waits.append(self._timers[0][0] - self.clock_ms)
+        if self._delayed:
+            waits.append(self._delayed[0][0] - self.max_timestamp_ms)
+        if self._expiring:
+            waits.append(self._expiring[0][0] - self.max_timestamp_ms)
+        return max(0, min(waits)) if waits else None
+
+    def _fire_delays(self) -> None:
+        delayed = self._delayed
+        while delayed and delayed[0][0] <= self.max_timestamp_ms:
+            _, offset = heappop(delayed)
+            if self.delays.pop(offset, None) is not None and offset in self.messages:
+                hold = self.holds.get(offset)
+                if hold is not None:
+                    if self.clock_ms >= hold.deadline_ms:
+                        self._push(offset, hold.receives)
+                elif self._fifo and self.queue_of(offset) in self._fifo:
+                    self._moved((offset,))  # it is at its place already
+                    if offset in self.ttls:
+                        self._suspects.append(offset)
+                else:
+                    self._push(offset, 0)
+
+    # ------------------------------------------------------------------ groups whose order is kept
+
+    def _push_in_order(self, backlog: Backlog, offset: int) -> None:
+        """Something that was taken, or about to be ended, is ready again: it is at its place, or gets there."""
+        lane = self._blockers.get(offset)
+        if lane is None:
+            lane = self._lane(backlog, self.group_of(offset))
+            i = bisect_left(lane.out, offset)
+            if i == len(lane.out) or lane.out[i] != offset:
+                lane.out = [*lane.out[:i], offset, *lane.out[i:]]
+            if lane.blocker >= 0:
+                return
+        self._recheck(lane)
+
+    def _moved(self, offsets: Iterable[int]) -> None:
+        """Something happened to messages: the lanes that wait for one of them are looked at again."""
+        blockers = self._blockers
+        for offset in offsets:
+            lane = blockers.get(offset)
+            if lane is not None:
+                self._recheck(lane)
+
+    def _recheck(self, lane: Lane) -> None:
+        """What ``lane`` waits for may be over: it takes its turn, goes on waiting, or is empty."""
+        backlog = lane.backlog
+        self._unblock(lane)
+        if self._in_order(lane):
+            backlog.queue_up(lane)
+            self.woken[backlog.name] = None
+        elif lane.blocker < 0 and lane.group and not lane.queued:
+            backlog.groups.pop(lane.group, None)
+
+    def _block(self, lane: Lane, offset: int) -> None:
+        """Nothing of ``lane`` may be taken before something happens to ``offset``."""
+        lane.blocker = offset
+        self._blockers[offset] = lane
+
+    def _unblock(self, lane: Lane) -> None:
+        if lane.blocker >= 0:
+            self._blockers.pop(lane.blocker, None)
+            lane.blocker = -1
+
+    def _deliverable(self, offset: int) -> bool:
+        """True if ``offset`` will be delivered sooner or later: it has its place in the order of its group."""
+        return offset in self.messages and offset not in self.poison and offset not in self.doubles
+
+    def _in_order(self, lane: Lane) -> bool:
+        """True if the first message of ``lane`` may be taken; else the lane is blocked, or has nothing."""
+        if lane.out:
+            out = lane.out = [o for o in lane.out if self._deliverable(o)]
+            for offset in reversed(out):
+                if offset in self.reserved or self.leased(offset):
+                    self._block(lane, offset)
+                    return False
+        first = self._first_in_order(lane)
+        if first < 0:
+            return self.segments.has_parked(lane.backlog.name, lane.group)
+        if not self.ready(first):
+            lowest = self.segments.first_parked(lane.backlog.name, lane.group)
+            if lowest is None or lowest > first:
+                self._block(lane, first)
+                return False
+        return True
+
+    def _first_in_order(self, lane: Lane) -> int:
+        """The lowest message of ``lane`` in memory; -1 if there is none. ``out`` has to be clean."""
+        while lane.fresh and not self._deliverable(lane.fresh[0]):
+            lane.next_fresh()
+        if lane.out and (not lane.fresh or lane.out[0] <= lane.fresh[0]):
+            return lane.out[0]
+        return lane.fresh[0] if lane.fresh else -1
+
+    def out_of_turn(self, offsets: list[int]) -> list[int]:
+        """Those of a delivery whose group was with another receiver when it began, or of which it skips a message.
+
+        A lease that was over can be revived by its receiver between the choice of messages and their start.
+        """
+        found: list[int] = []
+        if not self._fifo:
+            return found
+        lanes: dict[Lane, list[int]] = {}
+        for offset in offsets:
+            queue = self.queue_of(offset) if offset in self.messages else None
+            if queue in self._fifo:
+                lanes.setdefault(self._lane(self._backlog(str(queue)), self.group_of(offset)), []).append(offset)
+        for lane, taken in lanes.items():
+            ours = set(taken)
+            for other in lane.out:
+                if other not in ours and self._deliverable(other) and (other < taken[-1] or self.leased(other)):
+                    found += taken
+                    break
+        return found
+
+    def _set_timer(self, hold: Hold) -> None:
+        heappush(self._timers, (hold.deadline_ms, next(self._serial), hold))
+        self._timed += len(hold.offsets)
+        if self._timed > 2 * len(self.holds) + TIMERS_SLACK:
+            # a long lease of what was acked at once must not be kept until it is over
+            lowest = min(self.holds)
+            self._timers = [t for t in self._timers if t[2].offsets[-1] >= lowest and self._holds_any(t[2])]
+            heapify(self._timers)
+            self._timed = sum(len(timer[2].offsets) for timer in self._timers)
+
+    def _holds_any(self, hold: Hold) -> bool:
+        holds = self.holds
+        return not holds.keys().isdisjoint(hold.offsets) and any(holds.get(o) is hold for o in hold.offsets)
+
+    def _come_back(self, hold: Hold) -> None:
+        """The lease or the wait of ``hold`` is over: what it still holds is ready."""
+        holds, messages = self.holds, self.messages
+        for offset in hold.offsets:
+            if holds.get(offset) is hold and offset in messages:
+                self._push(offset, hold.receives)
+
+    def _forget(self, offset: int) -> None:
+        """Nothing is special about ``offset`` any more."""
+        self.delays.pop(offset, None)
+        self.ttls.pop(offset, None)
+        self.poison.pop(offset, None)
+        self.doubles.discard(offset)
+
+    def _touch(self, ranges: Sequence[int]) -> None:
+        for i in range(0, len(ranges), 2):
+            first, last = block_of(ranges[i]), block_of(ranges[i + 1] - 1)
+            if first == last:
+                self._dirty.add(first)
+            else:
+                self._dirty.update(range(first, last + 1))

@@ -1,0 +1,127 @@
+"""Which payloads are in memory: dropped when they lie in a segment, read back when they are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from marq.core import rows
+from marq.core.backlog import Lane
+from marq.core.folding import Folding
+from marq.core.segments import Segment
+from marq.core.state import size_of
+
+READ_BACK_BYTES = 32 * 1024 * 1024
+"""While less than this is in memory beside deliveries, a segment that is read back comes back whole."""
+
+READS_MAX = 8
+"""A delivery that has something in it reads no more segments back than this (a millisecond each)."""
+
+SHED_AGAIN_MS = 1_000
+"""So often, on the partition clock, leases may have ended and reservations gone: what could not be shed now can."""
+
+
+class Memory(Folding):
+    """Parks messages and reads them back."""
+
+    def shed(self, excess_bytes: int, wanted: Iterable[str] = ()) -> int:
+        """Drop payloads that are in a segment from memory until ``excess_bytes`` are free; how many bytes were freed.
+
+        Reserved or leased ones stay, and those of ``wanted`` queues (with receivers waiting) unless they have to wait.
+        """
+        freed = 0
+        keep = set(wanted)
+        situation = (self.persisted, self.clock_ms // SHED_AGAIN_MS, len(self.segments), keep)
+        if self._shed_all == situation:
+            return 0  # a look at every message, to find the same nothing
+        parked: dict[tuple[str, int], list[int]] = {}
+        for offset, record in self.messages.items():
+            if freed >= excess_bytes:
+                break
+            if offset >= self.persisted or type(record) is Segment or offset in self.reserved:
+                continue
+            hold = self.holds.get(offset)
+            waits = hold is not None and self.clock_ms < hold.deadline_ms
+            if waits and hold is not None and hold.leased:
+                continue
+            queue = self.queue_of(offset)
+            if queue in keep and not waits and offset not in self.delays and not self._behind(queue, offset):
+                continue
+            freed += size_of(record)
+            if hold is None and queue is not None and offset not in self.delays and offset not in self.doubles:
+                parked.setdefault((queue, self.group_of(offset)), []).append(offset)
+            else:
+                segment = self.segments.find(offset)
+                assert segment is not None
+                self.messages[offset] = segment
+        else:
+            self._shed_all = situation
+        for (queue, group), offsets in parked.items():
+            for offset in offsets:
+                del self.messages[offset]
+                self.segments.park(offset)
+            # an entry that stays would be a second one when the message is read back
+            backlog = self._backlog(queue)
+            lane = self._lane(backlog, group)
+            lane.retain(self.messages)
+            if group and lane.blocker < 0:
+                backlog.queue_up(lane)
+        self.bytes -= freed
+        return freed
+
+    def _behind(self, queue: str | None, offset: int) -> bool:
+        """True if an earlier message of its group has to be finished before ``offset`` can be delivered."""
+        if queue not in self._fifo:
+            return False
+        lane = self.backlogs[str(queue)].lane(self.group_of(offset))
+        return lane.blocker >= 0 and lane.blocker != offset
+
+    def _unpark(self, lane: Lane) -> None:
+        """Read the lowest parked messages of a lane back.
+
+        Those of other lanes in the same segment come along while there is room: else each of them would have the row
+        read again, for one message where there are a thousand queues. Those that would have to wait stay.
+        """
+        found = self.segments.unpark_next(lane.backlog.name, lane.group)
+        if found is None:
+            return
+        self._reads += 1
+        segment, offsets = found
+        records = self._records(segment)
+        self._read_back(lane, offsets, records)
+        if not self._has_room():
+            return
+        for queue, group in segment.parked_lanes():
+            backlog = self._backlog(queue)
+            lane = self._lane(backlog, group)
+            if lane.blocker < 0:
+                self._read_back(lane, self.segments.unpark_lane(segment, queue, group), records)
+                if group:
+                    backlog.queue_up(lane)
+
+    def _read_back(self, lane: Lane, offsets: list[int], records: dict[int, rows.Record]) -> None:
+        for offset in offsets:
+            record = self.messages[offset] = records[offset]
+            self.bytes += size_of(record)
+        lane.add_sorted(offsets)
+
+    def _may_read(self) -> bool:
+        """True if a delivery that has something in it may read a further segment back."""
+        return self._reads < READS_MAX and self._has_room()
+
+    def _has_room(self) -> bool:
+        """True if more may be read back than a receiver asked for."""
+        idle = max(0, len(self.messages) - len(self.holds) - len(self.reserved))
+        return self.bytes * idle <= READ_BACK_BYTES * len(self.messages)
+
+    def set_aside(self, queue: str, reason: str) -> int:
+        """The owner decides that what is ready of ``queue`` is poison; how many messages that is.
+
+        It is no fact of the log: another owner, after a crash, decides again.
+        """
+        backlog = self._backlog(queue)
+        while queue in self.segments.queues:
+            self._unpark(self._lane(backlog, next(iter(self.segments.queues[queue]))))
+        found = [o for o in backlog.offsets() if self.ready(o)]
+        self.poison.update(dict.fromkeys(found, reason))
+        self._moved(found)
+        return len(found)

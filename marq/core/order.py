@@ -1,0 +1,180 @@
+"""Deliveries of FIFO queues: each group in the order of its offsets, in one batch at a time.
+
+A group that has something in flight, about to be started, or waiting is *blocked*: it is in no rotation, and is looked
+at again when something happens to the one message that it waits for. So a blocked group costs nothing, however many of
+its messages wait. Whether a queue is FIFO is a setting, and so nothing that the fold knows: what a new owner has to
+know about a queue's groups is gathered when it first delivers from it.
+"""
+
+from __future__ import annotations
+
+from marq.core.backlog import Backlog, Lane
+from marq.core.memory import Memory
+from marq.core.policies import QueueSettings, batch_cap
+
+
+class Order(Memory):
+    """Takes messages in the order of their groups."""
+
+    def _take_in_order(
+        self, backlog: Backlog, limit: int, settings: QueueSettings, suspicious: int, batch: int
+    ) -> list[int]:
+        """Up to ``limit`` messages, group by group. Those of one group never are in two calls of ``batch`` each."""
+        if self._highest_hold >= self.position:
+            self._held_up.add(backlog.name)  # a message that was not read yet may be in flight
+            return []
+        if not backlog.fifo:
+            self._keep_order(backlog)
+        if suspicious:
+            limit = min(limit, suspicious)
+        taken: list[int] = []
+        cap, turns = limit, backlog.turns
+        if backlog.blocker < 0 and (backlog.fresh or backlog.out or self.segments.has_parked(backlog.name)):
+            backlog.queue_up(backlog)
+        while turns and len(taken) < cap:
+            lane = turns.popleft()
+            lane.queued = False
+            if not self._in_order(lane):
+                if lane.blocker < 0 and lane.group:
+                    backlog.groups.pop(lane.group, None)
+                continue
+            got, cap = self._take_lane(lane, len(taken), cap, settings, suspicious, 1 if batch == 1 else cap)
+            taken += got
+            if lane.blocker < 0:
+                # what comes next has to be read back, or shares a batch with fewer: it is the first of the next one
+                lane.queued = True
+                turns.appendleft(lane)
+                break
+        return taken
+
+    def _take_lane(
+        self, lane: Lane, before: int, cap: int, settings: QueueSettings, suspicious: int, most: int
+    ) -> tuple[list[int], int]:
+        """Reserve the first messages of a group, of which ``_in_order`` has said that they may be; they and the cap."""
+        got: list[int] = []
+        maximum = settings.max_receives
+        while before + len(got) < cap and len(got) < most:
+            offset, is_out = self._next_in_order(lane, len(got), before)
+            if offset < 0:
+                break
+            if not self.ready(offset):
+                if not got:
+                    self._block(lane, offset)
+                break
+            receives = self.receives(offset)
+            if (maximum and receives >= maximum) or self._past_ttl(offset, settings):
+                if not got:
+                    if not is_out:
+                        lane.out = lane.out or []
+                        lane.out.insert(0, lane.next_fresh())
+                    self._refuse(offset)
+                    self._block(lane, offset)
+                break
+            if suspicious and batch_cap(receives + 1, 2, maximum) < 2:
+                own_cap = batch_cap(receives + 1, suspicious, maximum)
+                if before + len(got) + 1 > own_cap:
+                    break
+                cap = min(cap, own_cap)
+                self.isolated = True
+            if not is_out:
+                lane.out = lane.out or []
+                lane.out.insert(len(got), lane.next_fresh())
+            self.reserved.add(offset)
+            got.append(offset)
+        if got:
+            self._block(lane, got[-1])
+        return got, cap
+
+    def _next_in_order(self, lane: Lane, taken: int, before: int) -> tuple[int, bool]:
+        """The lowest message of ``lane`` behind the ``taken`` first ones of ``out``, and if it is one of those.
+
+        -1: there is none, or it would have to be read back by another delivery.
+        """
+        name, group = lane.backlog.name, lane.group
+        while True:
+            while lane.fresh and not self._deliverable(lane.fresh[0]):
+                lane.next_fresh()
+            out = lane.out[taken] if taken < len(lane.out) else -1
+            if lane.fresh and (lane.fresh[0] == out or (taken and lane.fresh[0] <= lane.out[taken - 1])):
+                lane.next_fresh()  # it was put back, and is among those
+                continue
+            first = lane.fresh[0] if lane.fresh else -1
+            is_out = out >= 0 and (first < 0 or out < first)
+            if is_out:
+                first = out
+            lowest = self.segments.first_parked(name, group) if self.segments.has_parked(name, group) else None
+            if lowest is None or 0 <= first < lowest:
+                return first, is_out
+            if taken + before and not self._may_read():
+                return -1, False
+            self._unpark(lane)
+
+    def _refuse(self, offset: int) -> None:
+        self.reserved.add(offset)
+        self._refused.append(offset)
+
+    def _past_ttl(self, offset: int, settings: QueueSettings) -> bool:
+        expires = self.ttls.get(offset)
+        if expires is not None:
+            return expires <= self.max_timestamp_ms
+        if settings.ttl_ms:
+            return bool(self.record(offset).timestamp + settings.ttl_ms <= self.max_timestamp_ms)
+        return False
+
+    # ------------------------------------------------------------------ a queue becomes one whose order is kept, or not
+
+    def _keep_order(self, backlog: Backlog) -> None:
+        """What is not new of a queue gets to its place in its group."""
+        queue = backlog.name
+        if self._apart is None:
+            # of all queues at once: each would have to look through all that is in flight
+            self._apart = {}
+            for offset in self.holds.keys() | self.reserved:
+                if offset in self.messages and (name := self.queue_of(offset)) is not None:
+                    self._apart.setdefault(name, []).append(offset)
+        if queue in self._mixed:
+            self._mixed.discard(queue)
+            known = {o for o in self.holds.keys() | self.reserved if o in self.messages and self.queue_of(o) == queue}
+        else:
+            known = set(self._apart.pop(queue, ()))
+        backlog.fifo = True
+        self._fifo.add(queue)
+        for lane in backlog.lanes():
+            known.update(lane.returned, lane.again)
+        delayed = [o for o in self.delays if o in self.messages and self.queue_of(o) == queue and o not in known]
+        places: dict[int, list[int]] = {}
+        for offset in known:
+            if offset in self.messages:
+                places.setdefault(self.group_of(offset), []).append(offset)
+        fresh: dict[int, set[int]] = {}
+        for offset in delayed:
+            fresh.setdefault(self.group_of(offset), set()).add(offset)
+        for group in places.keys() | fresh.keys():
+            self._lane(backlog, group)
+        for lane in list(backlog.lanes()):
+            lane.out = sorted(places.get(lane.group, ()))
+            lane.returned = lane.again = []
+            gone = known if known else ()
+            lane.set_fresh(sorted({o for o in lane.fresh if o not in gone} | fresh.get(lane.group, set())))
+            if lane.group:
+                backlog.queue_up(lane)
+        backlog.again_turns.clear()
+
+    def _in_any_order(self, backlog: Backlog) -> None:
+        """A queue is taken from that is not, or no more, FIFO."""
+        self._mixed.add(backlog.name)
+        if not backlog.fifo:
+            return
+        backlog.fifo = False
+        self._fifo.discard(backlog.name)
+        for lane in list(backlog.lanes()):
+            self._unblock(lane)
+            for offset in lane.out:
+                lane.push(offset, self.receives(offset) if offset in self.messages else 0)
+            lane.out = []
+            lane.queued_again = False
+            lane.set_fresh([o for o in lane.fresh if o not in self.delays])
+            if lane.group:
+                backlog.queue_up(lane)
+                if lane.again:
+                    backlog.queue_up_again(lane)

@@ -1,0 +1,232 @@
+"""The queue log: what a record of it means, and chunks of it without gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappush
+from typing import Any, NamedTuple
+
+from marq.core.backlog import group_number
+from marq.core.dedup import digest_of
+from marq.core.lanes import TIMERS_SLACK, Lanes
+from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of
+
+MESSAGE_MAX_BYTES = 4 * 1024 * 1024
+"""Payload, key and headers of a message. Kafka limits the compressed batch, so a larger one can get into the topic; its
+row would not fit the changelog."""
+
+H_DELAY = "marq-delay-ms"
+
+H_TTL = "marq-ttl-ms"
+
+H_ORIGIN = "marq-origin"
+H_DEDUP = "marq-dedup"
+RESERVED = "marq-"
+
+
+class Facts(NamedTuple):
+    """What key and headers of a record say. Milliseconds; ``ttl_ms`` 0: kept."""
+
+    queue: str
+    delay_ms: int | None = None
+    ttl_ms: int = 0
+    group: int = 0
+    dedup: bytes | None = None
+    origin: int | None = None
+
+
+class Reading(Lanes):
+    """Takes up the queue log."""
+
+    def start_at(self, position: int, markers_position: int) -> None:
+        """Begin a partition that has no manifest at the starts of its logs."""
+        assert not self.messages and not self.position
+        self.position = self.persisted = position
+        self.markers_position = markers_position
+
+    def ingest(self, start: int, stop: int, records: Sequence[Any]) -> bool:
+        """Take up a chunk of the queue topic: ``records`` and the fetch positions before and after it.
+
+        False, and nothing changed, if the chunk begins beyond what has been read: the reader has to seek back.
+        Offsets absent inside ``[start, stop)`` are done.
+        """
+        position = self.position
+        if start > position:
+            return False
+        if stop <= position:
+            return True
+        messages, top, size, expected = (
+            self.messages,
+            self.max_timestamp_ms,
+            0,
+            position,
+        )
+        plain = not self.ahead and self._highest_hold < position and not self.purges
+        last_key: Any = self  # equal to no key
+        push = None
+        for record in records:
+            offset = record.offset
+            if offset < position:
+                continue
+            if offset != expected:
+                self._absent(expected, offset)
+            expected = offset + 1
+            if record.timestamp > top:
+                top = record.timestamp
+            value = record.value
+            payload_bytes = len(value) if value is not None else 0
+            if not plain or record.headers or payload_bytes > MESSAGE_MAX_BYTES:
+                self._take_up(record, top)
+                continue
+            if record.key != last_key:
+                last_key = record.key
+                backlog = self._backlog_of(record)
+                if backlog is None:
+                    self._take_up(record, top)
+                    last_key = self
+                    continue
+                push = backlog.fresh.append
+                self.woken[backlog.name] = None
+            messages[offset] = record
+            push(offset)  # type: ignore[misc]
+            size += payload_bytes + MESSAGE_OVERHEAD_BYTES
+        if expected < stop:
+            self._absent(expected, stop)
+        self.bytes += size
+        self.position = stop
+        if self.ahead:
+            self.ahead.discard(0, stop)
+        if self.purges:
+            self.purges = {queue: before for queue, before in self.purges.items() if before > stop}
+        if top > self.max_timestamp_ms:
+            self.max_timestamp_ms = top
+            self._fire_delays()
+        if self._held_up and self._highest_hold < stop:
+            self.woken.update(dict.fromkeys(self._held_up))
+            self._held_up.clear()
+        return True
+
+    def _take_up(self, record: Any, now_ms: int) -> None:
+        """One record with everything that may be special about it."""
+        offset = record.offset
+        facts = self._facts(record)
+        double = type(facts) is Facts and self._is_double(facts, record)
+        if offset in self.ahead:
+            return
+        if type(facts) is Facts:
+            if offset < self.purges.get(facts.queue, 0):
+                if self.holds.pop(offset, None) is not None:
+                    self._dirty.add(block_of(offset))
+                return
+            if double:
+                self.doubles.add(offset)
+        self._describe(record, facts)
+        self.messages[offset] = record
+        self.bytes += size_of(record)
+        if type(facts) is not Facts or double:
+            return
+        backlog = self._backlog(facts.queue)
+        due = self.delays.get(offset, 0)
+        hold = self.holds.get(offset)
+        if due > now_ms:
+            heappush(self._delayed, (due, offset))
+            if hold is not None or not (facts.group or backlog.fifo):
+                return
+        else:
+            self.delays.pop(offset, None)
+            if hold is not None:
+                if self.clock_ms >= hold.deadline_ms:
+                    self._push(offset, hold.receives)
+                return
+            self.woken[facts.queue] = None
+        if not facts.group:
+            backlog.fresh.append(offset)
+            return
+        lane = self._lane(backlog, facts.group)
+        lane.add(offset)
+        if lane.blocker < 0:
+            backlog.queue_up(lane)
+
+    def _facts(self, record: Any) -> Facts | str:
+        """What ``record`` says, or why it is poison. Nothing else than the record is asked."""
+        backlog = self._backlog_of(record)
+        if backlog is None:
+            return "no queue: the key is " + ("null" if record.key is None else "no queue id")
+        if size_of(record) > MESSAGE_MAX_BYTES + MESSAGE_OVERHEAD_BYTES:
+            return f"larger than {MESSAGE_MAX_BYTES} bytes"
+        delay_ms, ttl_ms, group, dedup, origin = None, 0, 0, None, None
+        for name, value in record.headers:
+            if not name.startswith(RESERVED):
+                continue
+            if name == H_GROUP:
+                group = group_number(value)
+            elif name in (H_DELAY, H_TTL):
+                amount = _milliseconds(value)
+                if amount is None:
+                    return f"header {name} is not a number of milliseconds"
+                if name == H_DELAY:
+                    delay_ms = amount
+                else:
+                    ttl_ms = amount
+            elif name == H_DEDUP:
+                dedup = value
+            elif name == H_ORIGIN and self.queue_id is None:
+                origin = _origin(value, self.number)
+        return Facts(backlog.name, delay_ms, ttl_ms, group, dedup, origin)
+
+    def _describe(self, record: Any, facts: Facts | str) -> tuple[str | None, int]:
+        """Note when ``record`` is due and how long it is kept; its queue (None if it is poison) and group."""
+        offset = record.offset
+        if type(facts) is not Facts:
+            self.poison[offset] = str(facts)
+            return None, 0
+        if offset in self.doubles:
+            return facts.queue, facts.group  # it is only waited for that its owner ends it
+        if facts.delay_ms is not None:
+            self.delays[offset] = record.timestamp + facts.delay_ms
+        if facts.ttl_ms:
+            self._expire_at(offset, record.timestamp + facts.ttl_ms)
+        return facts.queue, facts.group
+
+    def _is_double(self, facts: Facts, record: Any) -> bool:
+        """True if the same came before: a dead letter's copy, or the sending of a message. Once a record, in order."""
+        offset: int = record.offset
+        double = False
+        if facts.dedup is not None:
+            double = self.recent.is_duplicate(digest_of(facts.queue, facts.dedup), offset, record.timestamp)
+        if facts.origin is not None:
+            double |= self.copied.setdefault(facts.origin, (offset, self.clock_ms))[0] != offset
+        return double
+
+    def _expire_at(self, offset: int, expires_ms: int) -> None:
+        self.ttls[offset] = expires_ms
+        heappush(self._expiring, (expires_ms, offset))
+        if len(self._expiring) > 2 * len(self.ttls) + TIMERS_SLACK:
+            self._expiring = [entry for entry in self._expiring if entry[1] in self.ttls]
+            heapify(self._expiring)
+
+    def _absent(self, start: int, stop: int) -> None:
+        """Offsets that the log does not hold: finished for ever."""
+        if self._highest_hold >= start:
+            holds = self.holds
+            within: Iterable[int] = range(start, stop) if stop - start < len(holds) else list(holds)
+            for offset in within:
+                if start <= offset < stop and holds.pop(offset, None) is not None:
+                    self._dirty.add(block_of(offset))
+
+
+def _number(digits: bytes) -> int | None:
+    """A number as Spark and others read it too: decimal digits, no sign, spaces or underscores; less than 10**15."""
+    return int(digits) if digits.isdigit() and len(digits) <= 15 else None
+
+
+def _milliseconds(value: bytes | None) -> int | None:
+    return None if value is None else _number(value)
+
+
+def _origin(value: bytes | None, partition: int) -> int | None:
+    """The offset in an origin header ``b"<partition>:<offset>"`` of this partition; None for any other."""
+    if value is None:
+        return None
+    number, _, offset = value.partition(b":")
+    return _number(offset) if _number(number) == partition else None

@@ -1,0 +1,271 @@
+"""What one partition knows: its messages, their deliveries, and the questions that can be asked of it.
+
+What is not part of the fold, because it is forgotten in a crash: reservations, the order hints of the backlogs, and
+which payloads are in memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from marq.core import rows
+from marq.core.backlog import Backlog, Lane, group_number
+from marq.core.dedup import Recent
+from marq.core.policies import QUEUE_NAME_MAX
+from marq.core.ranges import RangeSet
+from marq.core.segments import Segment, Segments
+from marq.errors import RowError
+
+BLOCK_BITS = 10
+"""Markers rows cover blocks of 1,024 offsets."""
+
+MESSAGE_OVERHEAD_BYTES = 600
+"""Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
+
+H_GROUP = "marq-group"
+"""Header by which the messages of a group are known."""
+
+
+class Hold:
+    """The delivery state that some messages share: who has them until when, or until when they wait.
+
+    A start makes one per delivered range; acking, extending or releasing part of it splits it.
+    """
+
+    __slots__ = (
+        "deadline_ms",
+        "delivery",
+        "epoch",
+        "leased",
+        "offsets",
+        "receiver",
+        "receives",
+    )
+
+    def __init__(
+        self,
+        epoch: int,
+        delivery: int,
+        receives: int,
+        deadline_ms: int,
+        leased: bool,
+        receiver: str,
+        offsets: Sequence[int],
+    ) -> None:
+        self.epoch = epoch
+        self.delivery = delivery
+        self.receives = receives
+        self.deadline_ms = deadline_ms  # on the partition clock: end of the lease, or of the wait after a release
+        self.leased = leased
+        self.receiver = receiver
+        self.offsets = offsets  # at its making; some may have moved on
+
+    def state(self) -> tuple[int, int, int, int, bool]:
+        """What must be equal after any recovery."""
+        return (self.epoch, self.delivery, self.receives, self.deadline_ms, self.leased)
+
+
+def _no_rows(key: str) -> bytes:
+    raise RowError(f"row {key!r} is needed, but no table was given to read it from")
+
+
+class State:
+    """The attributes of a partition, and what is known without changing anything."""
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        queue_id: str | None = None,
+        load: Callable[[str], bytes] = _no_rows,
+    ) -> None:
+        self.number = number
+        self.queue_id = queue_id
+        self.load = load
+        self.position = 0  # next offset of the queue topic
+        self.markers_position = 0  # next offset of the markers topic
+        self.persisted = 0  # unfinished messages below it have their payload in a segment
+        self.clock_ms = 0
+        self.last_timestamp_ms = -1  # of the last marker record
+        self.max_timestamp_ms = -1  # of any record of either log
+        self.own = -1  # offset of the last own marker
+        self.delivery = 0  # highest delivery number seen in its epoch
+        self.messages: dict[int, Any] = {}  # unfinished offset -> record, or its Segment when the payload is on disk
+        self.holds: dict[int, Hold] = {}  # unfinished offset -> its state, once it was delivered
+        self.ahead = RangeSet()  # done at or above ``position``
+        self.segments = Segments()
+        self.purges: dict[str, int] = {}
+        self.copied: dict[int, tuple[int, int]] = {}
+        self.counters: Counter[str] = Counter()
+        self.delays: dict[int, int] = {}  # offset -> ready when max_timestamp_ms gets there
+        self.ttls: dict[int, int] = {}  # offset -> expires when max_timestamp_ms gets there
+        self.poison: dict[int, str] = {}  # offset -> reason
+        self.doubles: set[int] = set()  # second copies of one dead letter, and second sendings of one message
+        self.recent = Recent()  # ids of messages
+        # beyond the fold
+        self.bytes = 0  # payload bytes (with overhead) in memory
+        self.reserved: set[int] = set()
+        self.backlogs: dict[str, Backlog] = {}
+        self.woken: dict[str, None] = {}  # queues in which something became ready, in order
+        self.isolated = False  # the last take() was smaller for the sake of a suspicious message
+        self._by_key: dict[bytes, Backlog] = {}
+        self._fifo: set[str] = set()  # queues that were taken from in the order of their groups
+        self._blockers: dict[int, Lane] = {}  # what lanes of such queues wait for
+        self._held_up: set[str] = set()  # such queues, while what is in flight was not read yet
+        self._apart: dict[str, list[int]] | None = None  # what was not new then, by queue
+        self._mixed: set[str] = set()  # queues that were taken from in any order since
+        self._reads = 0  # segments that the last take() read back
+        self._suspects: list[int] = []  # back to ready: to be looked at for dead letters and TTL
+        self._refused: list[int] = []  # reserved because take() found them past their maximum or TTL
+        self._timers: list[tuple[int, int, Hold]] = []
+        self._timed = 0  # offsets in the holds of ``_timers``
+        self._delayed: list[tuple[int, int]] = []
+        self._expiring: list[tuple[int, int]] = []
+        self._serial = itertools.count()
+        self._highest_hold = -1
+        self._again_turn: set[str] = set()
+        self._shed_all: object = None  # what there was when nothing more could be shed
+        self._loaded: tuple[str, dict[int, rows.Record]] = ("", {})
+        self._dirty: set[int] = set()  # blocks whose markers row is out of date
+        self._marker_rows: dict[int, tuple[str, int]] = {}  # block -> key, checksum
+        self._ticks = 0  # records with nothing but time in them since the last checkpoint
+        self._named: frozenset[str] = frozenset()
+        self._written: tuple[int, ...] = ()
+        self._next_row = 0
+        self._seen_at: list[tuple[int, int]] = []  # (monotonic ms, position) of past checkpoints
+
+    # ------------------------------------------------------------------ what is there
+
+    def record(self, offset: int) -> Any:
+        """The record of an unfinished message, read from its segment if its payload is not in memory."""
+        record = self.messages[offset]
+        return self._records(record)[offset] if type(record) is Segment else record
+
+    def records_of(self, segment: Segment) -> dict[int, rows.Record]:
+        """The messages of a segment, finished ones too. Raises :exc:`RowError`."""
+        return self._records(segment)
+
+    def _records(self, segment: Segment) -> dict[int, rows.Record]:
+        if self._loaded[0] != segment.key:
+            value = self.load(segment.key)
+            if rows.checksum(value) != segment.checksum:
+                raise RowError(f"row {segment.key} does not have the checksum that the manifest names")
+            self._loaded = (
+                segment.key,
+                {r.offset: r for r in rows.decode_messages(value).records()},
+            )
+        return self._loaded[1]
+
+    def queue_of(self, offset: int) -> str | None:
+        """The queue of an unfinished message that is not parked; None for poison."""
+        if offset in self.poison:
+            return None
+        if self.queue_id is not None:
+            return self.queue_id
+        record = self.messages[offset]
+        if type(record) is Segment:
+            return record.queue_of(offset)
+        backlog = self._backlog_of(record)
+        return None if backlog is None else backlog.name
+
+    def group_of(self, offset: int) -> int:
+        """The number of the group of an unfinished message that is not parked; 0 for none."""
+        record = self.messages[offset]
+        if type(record) is Segment:
+            return record.group_of(offset)
+        for name, value in record.headers:
+            if name == H_GROUP:
+                return group_number(value)
+        return 0
+
+    def queues(self) -> Iterator[str]:
+        """Queues that may have something ready here (their entries may turn out to be stale)."""
+        for queue, backlog in self.backlogs.items():
+            if backlog:
+                yield queue
+        for queue in self.segments.queues:
+            if queue not in self.backlogs or (not self.backlogs[queue] and self.has_ready(queue)):
+                yield queue
+
+    def has_any(self, queue: str) -> bool:
+        """True if ``queue`` has a message that is ready."""
+        if queue in self.segments.queues:
+            return True
+        backlog = self.backlogs.get(queue)
+        return backlog is not None and any(self.ready(o) for o in backlog.offsets())
+
+    def has_ready(self, queue: str) -> bool:
+        """True if ``queue`` may have something to deliver (its entries may turn out to be stale)."""
+        backlog = self.backlogs.get(queue)
+        if backlog:
+            return True
+        if queue not in self.segments.queues:
+            return False
+        if backlog is None:
+            return True
+        return self.segments.has_parked(queue) and not (backlog.fifo and backlog.blocker >= 0)
+
+    def ready(self, offset: int) -> bool:
+        """True if ``offset`` may be delivered now."""
+        if offset not in self.messages or offset in self.reserved or offset in self.delays:
+            return False
+        if offset in self.poison or offset in self.doubles:
+            return False
+        hold = self.holds.get(offset)
+        return hold is None or self.clock_ms >= hold.deadline_ms
+
+    def leased(self, offset: int) -> bool:
+        """True if ``offset`` is delivered, and its lease not over."""
+        hold = self.holds.get(offset)
+        return hold is not None and hold.leased and self.clock_ms < hold.deadline_ms
+
+    def is_current(self, offset: int, epoch: int, delivery: int) -> bool:
+        """True if ``offset`` is unfinished, and this its last delivery."""
+        hold = self.holds.get(offset)
+        return hold is not None and (hold.epoch, hold.delivery) == (epoch, delivery)
+
+    def receives(self, offset: int) -> int:
+        """Counted deliveries of an unfinished message so far: the number that receivers are told."""
+        hold = self.holds.get(offset)
+        return hold.receives if hold is not None else 0
+
+    def _backlog(self, queue: str) -> Backlog:
+        backlog = self.backlogs.get(queue)
+        if backlog is None:
+            backlog = self.backlogs[queue] = Backlog(queue, queue in self._fifo)
+        return backlog
+
+    def _backlog_of(self, record: Any) -> Backlog | None:
+        if self.queue_id is not None:
+            return self._backlog(self.queue_id)
+        key = record.key
+        if not key:
+            return None
+        backlog = self._by_key.get(key)
+        if backlog is None:
+            try:
+                queue = key.decode()
+            except UnicodeDecodeError:
+                return None
+            if len(queue) > QUEUE_NAME_MAX:
+                return None
+            backlog = self._by_key[key] = self._backlog(queue)
+        return backlog
+
+
+def size_of(record: Any) -> int:
+    value = record.value
+    size = MESSAGE_OVERHEAD_BYTES + (len(value) if value is not None else 0)
+    return size + headers_size(record) if record.headers else size
+
+
+def headers_size(record: Any) -> int:
+    return sum(len(name) + (len(value) if value is not None else 0) for name, value in record.headers)
+
+
+def block_of(offset: int) -> int:
+    """The block whose markers row has the state of ``offset``."""
+    return offset >> BLOCK_BITS
