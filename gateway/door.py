@@ -23,6 +23,8 @@ from gateway.leases import Leases
 from gateway.placing import check_fit, fifo_headers
 from gateway.receipts import Receipts, by_delivery
 from gateway.receiving import Received, Receiving
+from marq.client.wire import Entry as Outgoing
+from marq.client.wire import Sent
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.core.placing import fifo_partition
@@ -54,26 +56,6 @@ STALLED_S = 3.0
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.
 RECORD_ROOM_BYTES = 1024
-
-
-class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
-    """A message to send."""
-
-    payload: bytes
-    key: bytes | None = None
-    headers: dict[str, bytes] = {}
-    delay_ms: int | None = None
-    ttl_ms: int | None = None
-    group: str | None = None
-    deduplication_id: str | None = None
-
-
-class Sent(msgspec.Struct, frozen=True):
-    """Where a message is; offset -1: it is in the log, but Kafka can't tell any more where."""
-
-    topic: str
-    partition: int
-    offset: int
 
 
 class Moved(msgspec.Struct):

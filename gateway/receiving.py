@@ -21,6 +21,7 @@ from gateway.receipts import Receipts, by_delivery, queue_crc
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment
+from marq.core.state import H_GROUP
 from marq.errors import MarqError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
 
@@ -54,6 +55,7 @@ class Received(msgspec.Struct):
     key: bytes | None
     headers: dict[str, bytes]
     payload: bytes
+    group: str | None = None
 
 
 class Waiter:
@@ -327,15 +329,17 @@ class Receiving:
                 record = partition.record(offset)
             attempt = holds[offset].receives
             headers: dict[str, bytes] = {}
-            key = None
+            key = group = None
             for header, value in record.headers:
                 if whole or not header.startswith(RESERVED) or header.startswith(shown):
                     headers[header] = value or b""
                 elif header == HEADER_KEY:
                     key = value
+                elif header == H_GROUP and value is not None:
+                    group = value.decode(errors="replace")
             receipt = make(number, epoch, delivery, offset, attempt, crc)
             sent_ms, payload = record.timestamp, record.value or b""
-            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload))
+            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))
 
     def _wait_over(self, waiter: Waiter) -> None:
         if waiter.pending or waiter.away:

@@ -91,8 +91,8 @@ class Signatures:
         payload = headers.get("X-Amz-Content-Sha256")
         said = payload if payload is not None else sha256(body).hexdigest()
         canonical = canonical_request(request.method, path, query, headers, claim.signed_headers, said)
-        signature = sign(key, ALGORITHM, claim.time, claim.scope, sha256(canonical.encode()).hexdigest())
-        if not hmac.compare_digest(signature, claim.signature):
+        signature = sign(key, ALGORITHM, claim.time, claim.scope, sha256(_bytes(canonical)).hexdigest())
+        if not hmac.compare_digest(signature.encode(), _bytes(claim.signature)):
             raise _mismatch()
         return _content(body, said, key, claim)
 
@@ -176,8 +176,13 @@ def canonical_request(
     return "\n".join((*lines, "", ";".join(signed), payload))
 
 
+def _bytes(text: str) -> bytes:
+    """What stood in a header, which may be no UTF-8."""
+    return text.encode(errors="surrogateescape")
+
+
 def _hmac(key: bytes, text: str) -> bytes:
-    return hmac.digest(key, text.encode(), "sha256")
+    return hmac.digest(key, _bytes(text), "sha256")
 
 
 @lru_cache(maxsize=1024)

@@ -185,6 +185,7 @@ class AsyncQueue:
         delay: float | None = None,
         ttl: float | None = None,
         group: str | None = None,
+        deduplication_id: str | None = None,
     ) -> Sent:
         """Send one message; returns when it is durable. See `Outgoing` for the arguments.
 
@@ -194,7 +195,7 @@ class AsyncQueue:
             BadValueError, TooLargeError, UnknownQueueError: it was refused.
             UnavailableError: it was not confirmed; it may be there all the same.
         """
-        message = Outgoing(payload, key, headers or {}, delay, ttl, group)
+        message = Outgoing(payload, key, headers or {}, delay, ttl, group, deduplication_id)
         sent: Sent = unwrap((await self._operations.send(self.name, (message,)))[0])
         return sent
 

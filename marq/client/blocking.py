@@ -295,6 +295,7 @@ class Queue:
         delay: float | None = None,
         ttl: float | None = None,
         group: str | None = None,
+        deduplication_id: str | None = None,
     ) -> Sent:
         """Send one message; returns when it is durable. See `Outgoing` for the arguments.
 
@@ -304,7 +305,7 @@ class Queue:
             BadValueError, TooLargeError, UnknownQueueError: it was refused.
             UnavailableError: it was not confirmed; it may be there all the same.
         """
-        message = Outgoing(payload, key, headers or {}, delay, ttl, group)
+        message = Outgoing(payload, key, headers or {}, delay, ttl, group, deduplication_id)
         sent: Sent = unwrap(self._runner.run(self._operations.send(self.name, (message,)))[0])
         return sent
 

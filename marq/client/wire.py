@@ -1,7 +1,7 @@
 """The bodies of requests and answers (msgpack), and the errors they tell.
 
 >>> to_wire(b"hi")
-Entry(payload=b'hi', key=None, headers={}, delay_ms=None, ttl_ms=None, group=None)
+Entry(payload=b'hi', key=None, headers={}, delay_ms=None, ttl_ms=None, group=None, deduplication_id=None)
 >>> to_wire(Outgoing("hi", delay=1.5)).delay_ms
 1500
 >>> error_of(Problem("urn:marq:problem:unknown-queue", detail="no queue 'x'; create it"))
@@ -38,7 +38,8 @@ class Outgoing(msgspec.Struct, frozen=True):
     """A message to send, with more than a payload.
 
     ``delay`` and ``ttl`` in seconds: when it can be received first, and when it is dropped if it was not finished
-    (None: as the queue says). Messages of one ``group`` are delivered in order.
+    (None: as the queue says). Messages of one ``group`` take turns with those of others; in a FIFO queue they are
+    delivered in order, and of several with the same ``deduplication_id`` within five minutes only the first counts.
     """
 
     payload: bytes | str
@@ -47,6 +48,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     delay: float | None = None
     ttl: float | None = None
     group: str | None = None
+    deduplication_id: str | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -58,10 +60,14 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     delay_ms: int | None = None
     ttl_ms: int | None = None
     group: str | None = None
+    deduplication_id: str | None = None
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """Where a message that was sent is, for its whole life."""
+    """Where a message that was sent is, for its whole life.
+
+    ``offset`` -1: it is in the log, but Kafka can't tell any more where.
+    """
 
     topic: str
     partition: int
@@ -93,6 +99,7 @@ class Delivery(msgspec.Struct, eq=False):
     payload: bytes
     key: bytes | None = None
     headers: dict[str, bytes] = {}
+    group: str | None = None
 
     def json(self) -> Any:
         """The payload, decoded from JSON. Raises :exc:`ValueError` if it is none."""
@@ -191,7 +198,8 @@ def to_wire(message: bytes | str | Outgoing) -> Entry:
     if not isinstance(message, Outgoing):
         raise BadValueError(f"a message is bytes, str or Outgoing, not {type(message).__name__}")
     payload = message.payload.encode() if isinstance(message.payload, str) else message.payload
-    return Entry(payload, message.key, message.headers, ms(message.delay), ms(message.ttl), message.group)
+    delay_ms, ttl_ms = ms(message.delay), ms(message.ttl)
+    return Entry(payload, message.key, message.headers, delay_ms, ttl_ms, message.group, message.deduplication_id)
 
 
 def ms(seconds: float | None) -> int | None:

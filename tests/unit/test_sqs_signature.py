@@ -114,6 +114,15 @@ def test_unknown_missing_and_malformed_signatures_get_the_errors_of_aws() -> Non
         assert error_of(AWSRequest("POST", URL, data=b"{}", headers={"Authorization": text})) == "IncompleteSignature"
 
 
+def test_a_signature_or_a_header_that_is_no_ascii_is_a_mismatch() -> None:
+    request, odd = signed(), "\u00e9"
+    authorization = request.headers["Authorization"]
+    assert error_of(request, Authorization=authorization + odd) == "SignatureDoesNotMatch"
+    assert error_of(request, **{"X-Amz-Target": odd}) == "SignatureDoesNotMatch"
+    region = authorization.replace("eu-west-1", odd)
+    assert error_of(request, Authorization=region) == "SignatureDoesNotMatch"
+
+
 def test_a_payload_may_be_left_unsigned() -> None:
     request = signed(b"{}", **{"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"})
     assert check(request, b"anything") == "AKID1"
