@@ -8,7 +8,7 @@ READY := .venv/ready
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 $$(ls -d ~/.pyenv/versions/3.1[1-9].*/bin/python3 2>/dev/null); do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
-.PHONY: setup run test check simulate test-containers bench clean
+.PHONY: setup run test test-slow check simulate test-containers bench clean
 
 setup: $(READY)
 
@@ -25,6 +25,10 @@ run: setup
 
 test: setup
 	$(BIN)/python -m pytest -m "not slow and not containers" $(ARGS)
+
+# The cases that take minutes, too: kills at many moments, clusters, chaos.
+test-slow: setup
+	$(BIN)/python -m pytest -m "slow and not containers" $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .

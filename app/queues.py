@@ -48,6 +48,8 @@ WRITE_TIMEOUT_S = 10.0
 ATTEMPTS = 20
 #: Seconds for which a deleted queue's record is kept.
 DELETED_KEPT_S = 3600
+#: Seconds that making a queue waits for the end of one of the same name.
+DELETE_WAIT_S = 10.0
 #: Seconds that the writer of a record that does not count gets to write another.
 OVERWRITTEN_S = 15.0
 #: Format of a record.
@@ -92,6 +94,7 @@ class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     attributes: dict[str, str] = {}  # what protocols keep beside the settings
     tags: dict[str, str] = {}
     moves: tuple[MoveTask, ...] = ()  # the last ones, the newest first
+    life: int = 0  # how many queues of this name there were before it
 
     @property
     def active(self) -> bool:
@@ -200,6 +203,11 @@ class Catalog(Service):
             return self._settings.secret.get_secret_value().encode()
         return self._secrets[0]
 
+    def life_of(self, queue: str) -> int:
+        """How many queues of this name there were before."""
+        record = self.records.get(queue)
+        return record.life if record is not None else 0
+
     def settings_of(self, queue: str) -> QueueSettings:
         """What is in force for `queue`."""
         settings = self._effective.get(queue)
@@ -241,6 +249,7 @@ class Catalog(Service):
     async def create(self, queue: str, values: dict[str, Any]) -> tuple[QueueRecord, bool]:
         """Make a queue of exactly these settings, or set it to them; the record, and whether it is new."""
         _check_name(queue)
+        await self.until_deleted(queue)
         settings = settings_with(queue, self.default, values)
         made = False
 
@@ -255,6 +264,18 @@ class Catalog(Service):
 
         await self._change(queue, change)
         return self.records[queue], made
+
+    async def until_deleted(self, queue: str) -> None:
+        """Wait while a queue is being deleted: made again at once, it would have what was in it.
+
+        Raises:
+            UnavailableError: a partition's owner, who has to do it, is not there.
+        """
+        deadline = time.monotonic() + DELETE_WAIT_S
+        while (record := self.records.get(queue)) is not None and record.state == "deleting":
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"queue {queue!r} is still being deleted; try again later", 2.0)
+            await asyncio.sleep(0.05)
 
     async def edit(
         self,
@@ -383,6 +404,9 @@ class Catalog(Service):
         if moves is None:
             moves = before.moves if before is not None else ()
         purged_ms = before.purged_ms if before is not None else 0
+        life = old.life if old is not None else 0
+        if old is not None and not old.active and state == "active":
+            life += 1
         return QueueRecord(
             VERSION,
             (old.version if old is not None else 0) + 1,
@@ -396,6 +420,7 @@ class Catalog(Service):
             attributes,
             tags,
             moves,
+            life,
         )
 
     async def _change(self, queue: str, change: Callable[[QueueRecord | None], QueueRecord | None]) -> None:

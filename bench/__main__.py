@@ -114,5 +114,16 @@ def archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -> No
     pipeline_bench.run_archive(messages=messages, size=size, markers=markers, conf=conf)
 
 
+@bench.command()
+@click.option("--messages", default=336_776, show_default=True)
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--queues", default=16, show_default=True, help="Logical queues, of Zipf-distributed size.")
+@click.option("--drop", default=0.1, show_default=True, help="Part of the messages that is not acknowledged at first.")
+@click.option("--set", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark.")
+def audit(messages: int, size: int, queues: int, drop: float, conf: tuple[str, ...]) -> None:
+    """The pipeline's audit of a worker that processed so many messages: time and memory."""
+    pipeline_bench.run_audit(messages=messages, size=size, queues=queues, drop=drop, conf=conf)
+
+
 if __name__ == "__main__":
     bench(prog_name="python -m bench")

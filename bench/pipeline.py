@@ -1,8 +1,9 @@
-"""`python -m bench archive`: how fast a full topic gets into the tables."""
+"""`python -m bench archive`: how fast a full topic gets into the tables; `audit`: a proof, and what memory it takes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from app.topics import ensure_topics
 from bench.cycle import PARTITIONS, Bench, result
 from marq.core.markers import End, Start, encode
 
+#: Messages that the audit's sender is ahead of the worker.
+PORTION = 50_000
+
 
 def run_archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -> None:
     """Fill both topics, archive them with the job's own command, and again with nothing new to archive."""
@@ -27,9 +31,9 @@ def run_archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -
         asyncio.run(ensure_topics(settings, installation))
         asyncio.run(bench.send(settings.queue_topic, messages))
         _mark(broker.bootstrap, settings.markers_topic, markers)
-        empty_s, _ = _archive(settings, folder / "empty", conf, topics=f"{installation}-none")
+        empty_s, _, _ = _archive(settings, folder / "empty", conf, topics=f"{installation}-none")
         for run in ("all", "nothing"):
-            seconds, peak = _archive(settings, folder / "tables", conf)
+            seconds, peak, cpu_s = _archive(settings, folder / "tables", conf)
             records = messages + markers if run == "all" else 0
             result(
                 bench="archive",
@@ -39,6 +43,7 @@ def run_archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -
                 per_s=round(records / seconds),
                 per_s_without_start=round(records / max(seconds - empty_s, 0.1)),
                 peak_mib=peak,
+                java_cpu_s=round(cpu_s, 1),
             )
         files = list((folder / "tables" / "archive" / "messages").rglob("*.parquet"))
         result(bench="archive", files=len(files), mib=sum(f.stat().st_size for f in files) // 2**20)
@@ -56,8 +61,8 @@ def _mark(bootstrap: str, topic: str, count: int) -> None:
     producer.flush()
 
 
-def _archive(settings: Settings, data: Path, conf: tuple[str, ...], topics: str = "") -> tuple[float, int]:
-    """Seconds and peak memory (MiB, of Java) of one run; with `topics`, of one on empty topics of that name."""
+def _archive(settings: Settings, data: Path, conf: tuple[str, ...], topics: str = "") -> tuple[float, int, float]:
+    """Seconds, peak memory (MiB) and processor seconds of Java; with `topics`, on empty topics of that name."""
     name = settings.name
     if topics:
         name = topics
@@ -66,13 +71,24 @@ def _archive(settings: Settings, data: Path, conf: tuple[str, ...], topics: str 
     command = [sys.executable, "-m", "pipeline", "archive", "--once", "--data", str(data)]
     began = time.monotonic()
     process = subprocess.Popen([*command, *(part for pair in conf for part in ("--set", pair))], env=environment)
-    peak = 0
+    peak, cpu_s = 0, 0.0
     while process.poll() is None:
         peak = max(peak, _java_peak_mib(process.pid))
+        cpu_s = max(cpu_s, _java_cpu_s(process.pid))
         time.sleep(0.1)
     if process.returncode:
         raise SystemExit(process.returncode)
-    return time.monotonic() - began, peak
+    return time.monotonic() - began, peak, cpu_s
+
+
+def _java_cpu_s(pid: int) -> float:
+    """Processor time so far of the Java that a job has started: the figure that the load of others hardly moves."""
+    try:
+        child, *_ = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _java_peak_mib(pid: int) -> int:
@@ -88,4 +104,84 @@ def _peak_kib(pid: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1])
+    return 0
+
+
+# ------------------------------------------------------------------ audit
+
+
+def run_audit(messages: int, size: int, queues: int, drop: float, conf: tuple[str, ...]) -> None:
+    """Let a worker process messages as they come, with a part of them left once; then audit it with the worker."""
+    with tempfile.TemporaryDirectory(prefix="marq-bench-") as name, EmbeddedBroker(Path(name), heap_mib=1024) as broker:
+        bench = Bench(broker.bootstrap, Path(name), size)
+        installation = bench.new_name("audit")
+        topic = asyncio.run(bench.create(installation))
+        with bench.worker(installation, BENCH_DROP=str(drop), BENCH_TIMEOUT_MS="5000") as worker:
+            for sent in range(0, messages, PORTION):
+                # the backlog stays the same however many there are: what is unfinished takes memory
+                bench.wait_acked(worker, round(max(0, sent - PORTION) * (1 - drop)))
+                asyncio.run(bench.send(topic, min(PORTION, messages - sent), queues))
+            bench.wait_acked(worker, messages)
+            arguments = ["audit", "--worker", worker.url, "--json", "-", *(p for pair in conf for p in ("--set", pair))]
+            seconds, java, python, out = _watched([sys.executable, "-m", "pipeline", *arguments])
+    found = json.loads(out)
+    result(
+        bench="audit",
+        msgs=found["messages"],
+        deliveries=found["deliveries"],
+        again=found["redeliveries"],
+        markers=sum(p["markers"][1] - p["markers"][0] for p in found["partitions"]),
+        proven=found["proven"],
+        partitions_agree=sum(p["live"] == "agrees" for p in found["partitions"]),
+        secs=round(seconds, 1),
+        secs_without_start=found["seconds"],
+        java_peak_mib=java,
+        python_peak_mib=python,
+    )
+
+
+def _watched(command: list[str]) -> tuple[float, int, int, str]:
+    """Seconds, peak memory of Java and of all Pythons together (MiB, shared pages once), and output of a command."""
+    java = python = 0
+    began = time.monotonic()
+    with tempfile.TemporaryFile("w+") as out:
+        process = subprocess.Popen(command, stdout=out)
+        while process.poll() is None:
+            alive = [pid for pid in _family(str(process.pid)) if _name(pid) != "java"]
+            java = max(java, _java_peak_mib(process.pid))
+            python = max(python, sum(map(_proportional_kib, alive)) // 1024)
+            time.sleep(0.2)
+        seconds = time.monotonic() - began
+        if process.returncode not in (0, 1):
+            raise SystemExit(process.returncode)
+        out.seek(0)
+        return seconds, java, python, out.read()
+
+
+def _family(pid: str) -> list[str]:
+    """A process and its descendants, as far as they are still there."""
+    found = [pid]
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in (thread / "children").read_text().split():
+                found += _family(child)
+    except OSError:
+        pass
+    return found
+
+
+def _name(pid: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _proportional_kib(pid: str) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    except OSError:
+        pass
     return 0

@@ -21,8 +21,9 @@ from bench.cycle import percentile, result
 from bench.door import Clock, workers
 
 CONNECTIONS = 8
-#: Round trips before the measured ones.
+#: Round trips, and messages that go round in batches, before the measured ones: the broker's JVM compiles meanwhile.
 WARM_UP = 100
+WARM_UP_MESSAGES = 40_000
 
 _encode = msgspec.json.encode
 
@@ -115,6 +116,8 @@ def run(*, batch: int, messages: int, size: int, phases: list[str], runs: int, s
         for phase in phases:
             values = []
             with worker_for(phase) as worker:
+                if phase != "single":
+                    asyncio.run(_in_queue(_warm_up, worker, "warm-up", batch, WARM_UP_MESSAGES, size))
                 for i in range(runs):
                     count = singles if phase == "single" else messages
                     values.append(asyncio.run(_in_queue(kinds[phase], worker, f"bench-{i}", batch, count, size)))
@@ -142,6 +145,13 @@ class _Taken:
     def __call__(self, count: int) -> bool:
         self.left -= count
         return self.left <= 0
+
+
+async def _warm_up(worker: WorkerProcess, queue: Queue, batch: int, messages: int) -> float:
+    batches, taken = messages // batch // CONNECTIONS, _Taken(messages // batch // CONNECTIONS * batch * CONNECTIONS)
+    await asyncio.gather(*(queue.send(c, batches) for c in queue.connections))
+    await asyncio.gather(*(queue.receive(c, taken) for c in queue.connections))
+    return 0.0
 
 
 async def _cycle(worker: WorkerProcess, queue: Queue, batch: int, messages: int) -> float:

@@ -115,7 +115,7 @@ class Door(Service):
         if self._is_stalled(loop.time()):
             raise UnavailableError("Kafka has not confirmed what came earlier; try again later", 2.0)
         topic, count = self.ownership.topics.queue, self.ownership.topics.partitions
-        key, settings = queue.encode(), self.catalog.settings_of(queue)
+        key, settings, life = queue.encode(), self.catalog.settings_of(queue), self.catalog.life_of(queue)
         append_run = self.ownership.app.producer.append_run
         results: list[Any] = [None] * len(messages)
         runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
@@ -125,7 +125,7 @@ class Door(Service):
                 self._partition_turn += 1
                 partition = self._partition_turn % count
             try:
-                headers = self._headers(message, settings)
+                headers = self._headers(message, settings, life)
             except MarqError as exc:
                 results[i] = exc
                 continue
@@ -179,7 +179,7 @@ class Door(Service):
             )
         await self.catalog.require_or_make(queue)
 
-    def _headers(self, message: Outgoing, settings: QueueSettings) -> list[tuple[str, bytes]]:
+    def _headers(self, message: Outgoing, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
         if settings.fifo or message.deduplication_id is not None:
             check_fit(message, settings)
         delay_ms = settings.delay_ms
@@ -202,7 +202,7 @@ class Door(Service):
         if delay_ms:
             headers.append((H_DELAY, b"%d" % delay_ms))
         if settings.fifo:
-            headers += fifo_headers(message, settings)
+            headers += fifo_headers(message, settings, life)
         elif message.group is not None:
             headers.append((H_GROUP, message.group.encode()))
         if settings.max_message_bytes and size > settings.max_message_bytes:

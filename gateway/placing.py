@@ -38,12 +38,17 @@ def check_fit(message: Outgoing, settings: QueueSettings) -> None:
         raise UnfitError("deduplication_id", "deduplication_id is for FIFO queues")
 
 
-def fifo_headers(message: Outgoing, settings: QueueSettings) -> list[tuple[str, bytes]]:
-    """What the record of a message in a FIFO queue says of its group and of what it is the same as."""
+def fifo_headers(message: Outgoing, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
+    """What the record of a message in a FIFO queue says of its group and of what it is the same as.
+
+    ``life``: how many queues of that name were deleted. Their messages are none that this one would repeat.
+    """
     assert message.group is not None
     name, group = deduplication_id_of(message).encode(), message.group.encode()
     if settings.deduplication_scope == "group":
         name = group + b"\0" + name
+    if life:
+        name = b"%d\0" % life + name
     return [(H_GROUP, group), (H_DEDUPLICATION, name)]
 
 

@@ -28,7 +28,6 @@ from pipeline.options import Job, job_options
 from pipeline.session import explain
 
 if TYPE_CHECKING:
-    from delta.tables import DeltaTable
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.types import StructType
@@ -44,9 +43,6 @@ BATCH_OFFSETS = 500_000
 STOP_S = 20.0
 #: Seconds between looks at the queries.
 LOOK_S = 0.2
-
-#: Property of a table: the day of its last clean-up.
-VACUUMED = "marq.vacuumed"
 
 PROPERTIES = {
     # Small files are put together after the commit that makes them too many.
@@ -97,8 +93,9 @@ class _Flow:
     source: str = ""
     #: What is in the table and in the checkpoint.
     positions: Offsets = field(default_factory=dict)
-    #: Where this run began.
+    #: Where this run began, and where the topic ended then.
     began: Offsets = field(default_factory=dict)
+    ends: Offsets = field(default_factory=dict)
     query: StreamingQuery | None = None
 
 
@@ -173,9 +170,9 @@ class Archiving:
                 version=records.SCHEMA_VERSION,
                 partition_by=["day"],
                 source=source,
-                properties=PROPERTIES | {VACUUMED: _today()},
+                properties=PROPERTIES | {tables.VACUUMED: tables.today()},
             )
-            _vacuum(spark, path, opened)
+            tables.vacuum_daily(spark, path, opened)
         for flow in self.flows:
             flow.positions = self._positions(spark, flow, is_new=flow.table in new)
             flow.began = dict(flow.positions)
@@ -200,6 +197,7 @@ class Archiving:
             found = {} if is_new else _tabled(spark, self.job.path(flow.table), flow.topic)
         positions = {number: found.get(number, start) for number, (start, _) in bounds.items()}
         self._refuse_loss(flow, positions, bounds)
+        flow.ends = {number: end for number, (_, end) in bounds.items()}
         return positions
 
     def _refuse_loss(self, flow: _Flow, positions: Offsets, bounds: dict[int, tuple[int, int]]) -> None:
@@ -243,7 +241,8 @@ class Archiving:
     def _stream(self, spark: SparkSession) -> None:
         try:
             for flow in self.flows:
-                flow.query = self._start(spark, flow)
+                if not self._has_all(spark, flow):
+                    flow.query = self._start(spark, flow)
             while any(flow.query.isActive for flow in self.flows if flow.query) and not self.stopped():
                 time.sleep(LOOK_S)
                 self._note_progress()
@@ -252,6 +251,11 @@ class Archiving:
         finally:
             self._stop()
         self._note_progress()
+
+    def _has_all(self, spark: SparkSession, flow: _Flow) -> bool:
+        """Whether a run that is to end has nothing to do: a query that finds nothing new takes seconds, too."""
+        is_at_end = all(flow.positions[number] >= end for number, end in flow.ends.items())
+        return self.once and is_at_end and _begun(spark, self._checkpoint(flow)) is None
 
     def _start(self, spark: SparkSession, flow: _Flow) -> StreamingQuery:
         source = (
@@ -392,14 +396,3 @@ def _begun(spark: SparkSession, checkpoint: str) -> int | None:
     begun = {int(name) for name in files.names(spark, f"{checkpoint}/offsets") if name.isdigit()}
     done = {int(name) for name in files.names(spark, f"{checkpoint}/commits") if name.isdigit()}
     return max(begun) if begun and max(begun) not in done else None
-
-
-def _vacuum(spark: SparkSession, path: str, table: DeltaTable) -> None:
-    """Once a day, delete the files that were put together into larger ones a day ago or more."""
-    if tables.properties_of(spark, path).get(VACUUMED) != _today():
-        table.vacuum()
-        tables.set_property(spark, path, VACUUMED, _today())
-
-
-def _today() -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime())

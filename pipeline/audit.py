@@ -34,6 +34,9 @@ FAULTS_MAX = 1_000
 
 FORMAT_VERSION = 1
 
+States = Mapping[int, Mapping[str, Any]]
+"""What workers say of partitions."""
+
 
 class Found(NamedTuple):
     """Something that is wrong."""
@@ -47,6 +50,18 @@ class Found(NamedTuple):
     def __str__(self) -> str:
         place = f"{self.partition}:{self.offset}" if self.offset >= 0 else f"partition {self.partition}"
         return f"{place} {self.queue or '-'} {self.kind}: {self.what}"
+
+
+class Logs(NamedTuple):
+    """What is walked."""
+
+    records: DataFrame
+    bounds: dict[int, Bounds]
+    archived: dict[int, int]  # partition -> up to where its markers are read from the archive
+
+
+class _DeletedError(PipelineError):
+    """Records that are needed were deleted meanwhile."""
 
 
 class Verdict(NamedTuple):
@@ -63,6 +78,11 @@ class Verdict(NamedTuple):
     @property
     def proven(self) -> bool:
         return self.fault_count == 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether the logs reach back to the beginning."""
+        return all(summary.first is not None and summary.since_ms is None for summary in self.summaries)
 
 
 @click.command()
@@ -86,6 +106,8 @@ def command(
         raise PipelineError(f"--worker {worker} is no address of HTTP; it is like http://localhost:9324")
     if not offline:
         job.kafka.bounds(job.settings.queue_topic)
+    if worker is not None:
+        states_of(worker, key, 1)  # whether it answers is known before Java is started
     with job.session("audit") as spark:
         verdict = audit(spark, job, worker=worker, key=key, archive=archive or offline, offline=offline)
     result = as_json(verdict)
@@ -124,7 +146,7 @@ def audit(
         MarqError: it could not be found out.
     """
     began = time.monotonic()
-    for _ in range(ATTEMPTS):
+    for attempt in range(1, ATTEMPTS + 1):
         faults: list[Found] = []
         tables = None
         if not offline:
@@ -132,10 +154,15 @@ def audit(
             tables = snapshot(job.kafka)
             faults += _check_committed(job, committed, tables)
         states = states_of(worker, key, job.kafka.partitions(job.settings.queue_topic)) if worker else {}
-        logs, bounds = _logs(spark, job, states, archive=archive, offline=offline)
-        plans = {n: _plan(n, job, bound, tables, states.get(n)) for n, bound in bounds.items()}
+        try:
+            logs = _logs(spark, job, states, archive=archive, offline=offline)
+        except _DeletedError:
+            if attempt == ATTEMPTS:
+                raise
+            continue
+        plans = {n: _plan(n, job, logs, tables, states.get(n)) for n in logs.bounds}
         rows = named_rows(spark, job.kafka, tables) if tables is not None else None
-        summaries, found = _collect(walk(spark, logs, plans, Auditor, FOUND, rows=rows))
+        summaries, found = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
         missing = any(fault.kind == "tables" and fault.offset < 0 for fault in found)
         if not (missing and tables is not None and _outdated(tables, snapshot(job.kafka))):
             break
@@ -167,62 +194,76 @@ def _outdated(before: Snapshot, now: Snapshot) -> bool:
     }
 
 
-def _logs(
-    spark: SparkSession, job: Job, states: Mapping[int, Mapping[str, Any]], *, archive: bool, offline: bool
-) -> tuple[DataFrame, dict[int, Bounds]]:
+def _logs(spark: SparkSession, job: Job, states: States, *, archive: bool, offline: bool) -> Logs:
     """Both logs with fingerprints, from wherever they are, and where they begin and end."""
     from pipeline.logs import Archive, Bounds, bounds, logs
 
     old = bounds(spark, Archive(job.data)) if archive else {}
+    ends = {n: bound.markers_end for n, bound in old.items()}
     if offline:
-        return logs(spark, Archive(job.data), prints=True), old
+        return Logs(logs(spark, Archive(job.data), prints=True), old, ends)
     there = bounds(spark, job.kafka)
     found: dict[int, Bounds] = {}
     begin: dict[int, tuple[int, int]] = {}
     end: dict[int, tuple[int, int]] = {}
     for number, kafka in there.items():
-        state = states.get(number)
-        stop = (kafka.queue_end, kafka.markers_end)
-        if state is not None:
-            stop = (state["queue_position"], state["markers_position"])
-            if stop[0] > kafka.queue_end or stop[1] > kafka.markers_end:
-                raise PipelineError(
-                    f"the worker is at {stop} of partition {number}, where the logs end at {kafka.queue_end} and "
-                    f"{kafka.markers_end}: it does not belong to this Kafka, or MARQ_NAME is another"
-                )
-        archived = old.get(number)
-        starts = (kafka.queue_start, kafka.markers_start)
-        # from the archive only where it reaches up to what Kafka still has, in both logs
-        if archived is None or archived.queue_end < starts[0] or archived.markers_end < starts[1]:
-            if archived is not None:
-                raise PipelineError(
-                    f"the archive ends at {archived.queue_end} and {archived.markers_end} of partition {number}, Kafka "
-                    f"begins at {starts[0]} and {starts[1]}: what is between is gone; audit without --archive"
-                )
-            begin[number] = starts
-        else:
-            starts = (archived.queue_start, archived.markers_start) if archived.markers_end else starts
-            begin[number] = (min(archived.queue_end, stop[0]), min(archived.markers_end, stop[1]))
-        end[number] = stop
+        stop = _stop(number, kafka, states.get(number))
+        starts = switch = (kafka.queue_start, kafka.markers_start)
+        if number in old:
+            starts, switch = _joined(number, old[number], kafka, stop)
+        begin[number], end[number] = switch, stop
         found[number] = Bounds(starts[0], stop[0], starts[1], stop[1])
     stream = logs(spark, job.kafka, begin, end, prints=True)
     if old:
         stream = stream.unionByName(logs(spark, Archive(job.data), None, begin, prints=True))
-    return stream, found
+    return Logs(stream, found, ends)
 
 
-def _plan(number: int, job: Job, bound: Bounds, tables: Snapshot | None, state: Mapping[str, Any] | None) -> bytes:
+def _stop(number: int, kafka: Bounds, state: Mapping[str, Any] | None) -> tuple[int, int]:
+    """Up to where a partition is walked: to what the worker told, else to the end."""
+    if state is None:
+        return kafka.queue_end, kafka.markers_end
+    queue, markers = state["queue_position"], state["markers_position"]
+    if queue > kafka.queue_end or markers > kafka.markers_end:
+        raise PipelineError(
+            f"the worker is at {queue} and {markers} of partition {number}, where the logs end at {kafka.queue_end} "
+            f"and {kafka.markers_end}: it does not belong to this Kafka, or MARQ_NAME is another"
+        )
+    if queue < kafka.queue_start or markers < kafka.markers_start:
+        raise _DeletedError(
+            f"partition {number}: the worker deleted records up to {kafka.queue_start} and {kafka.markers_start} since "
+            f"it told its state at {queue} and {markers}; raise MARQ_RETENTION_HISTORY_MS"
+        )
+    return queue, markers
+
+
+def _joined(number: int, old: Bounds, kafka: Bounds, stop: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Where the archive begins, and where Kafka goes on."""
+    if old.queue_end < kafka.queue_start or old.markers_end < kafka.markers_start:
+        raise PipelineError(
+            f"the archive ends at {old.queue_end} and {old.markers_end} of partition {number}, Kafka begins at "
+            f"{kafka.queue_start} and {kafka.markers_start}: what is between is gone; audit without --archive"
+        )
+    queue_start = old.queue_start if old.queue_end else kafka.queue_start
+    markers_start = old.markers_start if old.markers_end else kafka.markers_start
+    return (queue_start, markers_start), (min(old.queue_end, stop[0]), min(old.markers_end, stop[1]))
+
+
+def _plan(number: int, job: Job, logs: Logs, tables: Snapshot | None, state: Mapping[str, Any] | None) -> bytes:
+    bound = logs.bounds[number]
     newest = tables.newest.get(number) if tables is not None else None
     return msgspec.msgpack.encode(
         Plan(
-            bound.queue_start,
-            bound.queue_end,
-            bound.markers_start,
-            bound.markers_end,
-            job.settings.queue_id,
-            None if newest is None else newest.value,
-            None if state is None else dict(state),
-            FAULTS_MAX,
+            queue_start=bound.queue_start,
+            queue_stop=bound.queue_end,
+            markers_start=bound.markers_start,
+            markers_stop=bound.markers_end,
+            queue_id=job.settings.queue_id,
+            archived=logs.archived.get(number, 0),
+            tables=tables is not None,
+            manifest=None if newest is None else newest.value,
+            live=None if state is None else dict(state),
+            faults_max=FAULTS_MAX,
         )
     )
 
@@ -261,7 +302,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
     return {
         "v": FORMAT_VERSION,
         "proven": verdict.proven,
-        "whole": all(summary.since_ms is None for summary in summaries),
+        "whole": verdict.whole,
         "since_ms": max((s.since_ms for s in summaries if s.since_ms is not None), default=None),
         "messages": sum(sum(summary.sent.values()) for summary in summaries),
         "done": dict(_total(counts for summary in summaries for counts in summary.done.values())),
@@ -283,8 +324,9 @@ def _lines(verdict: Verdict, faults: int) -> Iterable[str]:
     """The result for people."""
     result, summaries = as_json(verdict), verdict.summaries
     since = "since the beginning"
-    if result["since_ms"] is not None:
-        since = f"sent since {_time(result['since_ms'])}: what was before is no longer in the logs, and not audited"
+    if not verdict.whole:
+        begin = "the logs begin" if result["since_ms"] is None else _time(result["since_ms"])
+        since = f"sent since {begin}: what was before is no longer in the logs, and not audited"
     yield f"{result['messages']:,} messages in {len(result['queues'])} queues, {len(summaries)} partitions, {since}"
     done = ", ".join(f"{name} {amount:,}" for name, amount in sorted(result["done"].items())) or "none"
     held = ", ".join(f"{name} {amount:,}" for name, amount in result["held"].items() if amount) or "none"

@@ -37,6 +37,8 @@ class Plan(msgspec.Struct):
     markers_start: int
     markers_stop: int
     queue_id: str | None
+    archived: int  # up to here the markers were read from the archive
+    tables: bool  # whether they were looked at
     manifest: bytes | None
     live: dict[str, Any] | None  # the answer of the worker, if one was asked
     faults_max: int
@@ -49,7 +51,7 @@ class Summary(msgspec.Struct):
     queue: tuple[int, int]  # offsets of the queue topic that were walked
     markers: tuple[int, int]
     first: int | None  # the first message whose life is seen whole; None: there is none
-    since_ms: int | None  # when it was sent, if records before it are gone
+    since_ms: int | None  # messages sent since then are audited, if records before are gone
     sent: dict[str, int]  # by queue; "": of no queue
     done: dict[str, dict[str, int]]  # queue -> outcome -> messages
     held: dict[str, dict[str, int]]  # queue -> state -> messages
@@ -101,7 +103,7 @@ class Auditor(Walker):
         )
         if told.manifest is not None:
             self._recover(rows.decode_manifest(told.manifest))
-        elif told.markers_start or (told.queue_start and told.queue_id is None):
+        elif told.tables and (told.markers_start or (told.queue_start and told.queue_id is None)):
             self._wrong("manifest", "records were deleted from the logs, but there is no manifest")
         self._rows.clear()
 
@@ -135,6 +137,12 @@ class Auditor(Walker):
         self._stored = {entry.offset: prints.get(entry.offset) for entry in entries(self.recovered)}
         self._recovered_count = len(self._stored)
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the logs reach back to the beginning (a topic that is not ours may begin anywhere)."""
+        told = self.told
+        return not told.markers_start and (not told.queue_start or told.queue_id is not None)
+
     # -- the logs
 
     def on_passed(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
@@ -145,12 +153,18 @@ class Auditor(Walker):
         if self.witness.first != self.first:
             assert self.first is not None
             self.witness.forget_below(self.first)
+        if self._since_ms is None and not self._is_whole:
             self._since_ms = envelopes[0].timestamp
         self.witness.read(envelopes)
         self._recover_read(envelopes, prints)
 
     def on_absent(self, start: int, stop: int) -> None:
         self.witness.gone(start, stop)
+
+    def on_markers_absent(self, start: int, stop: int) -> None:
+        stop = min(stop, self.told.archived)
+        if start < stop:
+            self._wrong("markers gone", f"records {start} to {stop - 1} of the markers log are not in the archive")
 
     def before_fold(self, offset: int, timestamp_ms: int, batch: Batch | None) -> None:
         if self.witness.own < self.told.markers_start:
@@ -198,6 +212,7 @@ class Auditor(Walker):
         if self.first is None:
             self.partition.ingest(self.partition.position, told.queue_stop, [])
             self.witness.forget_below(told.queue_stop)
+            self._since_ms = self._whole_ms
         self.stop_at(told.queue_stop, told.markers_stop)
         stored = self.recovered
         if stored is not None:
@@ -207,10 +222,9 @@ class Auditor(Walker):
         held = digest_of(entries(self.partition))
         if stored is not None:
             self._check_recovered(stored)
-        whole = not told.markers_start and (not told.queue_start or told.queue_id is not None)
         live = None
         if told.live is not None:
-            live = self._check_live(held if whole or stored is None else digest_of(entries(stored)), whole)
+            live = self._check_live(held if self._is_whole or stored is None else digest_of(entries(stored)))
         self._summarize(held, live)
 
     def _check_states(self) -> None:
@@ -243,7 +257,7 @@ class Auditor(Walker):
         for entry in known.values():
             self._fault(Fault("tables", entry.offset, entry.queue, f"is done, but {entry.state} again {after}"))
 
-    def _check_live(self, mine: Digest, whole: bool) -> str:
+    def _check_live(self, mine: Digest) -> str:
         live = self.told.live
         assert live is not None
         before = self._fault_count
@@ -258,7 +272,7 @@ class Auditor(Walker):
                 self._fault(Fault("worker", -1, queue, what))
             if not differ:
                 self._wrong("worker", "the worker's digest differs, with equal counts: other messages, or attempts")
-        if whole and not self.witness.notes["purges"]:
+        if self._is_whole and not self.witness.notes["purges"]:
             for name in COUNTERS:
                 theirs, ours = live["counters"].get(name, 0), self.partition.counters[name]
                 if theirs != ours:

@@ -106,15 +106,15 @@ class _Manifests:
                 raise BrokerError(f"{self._topic} could not be read within {READ_TIMEOUT_S:.0f} s; try again")
             try:
                 messages = self._consumer.consume(500, 0.2)
-            except KafkaException as error:
-                raise self._kafka.unreachable(str(error)) from None
+            except KafkaException as exception:
+                raise self._kafka.unreachable(str(exception)) from None
             for message in messages:
-                number, error = message.partition(), message.error()
+                number, error = message.partition() or 0, message.error()
                 if error is None:
                     found |= self._take(number, message.key() or b"", message.value())
-                    self._positions[number] = message.offset() + 1
+                    self._positions[number] = (message.offset() or 0) + 1
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    self._positions[number] = max(self._positions[number], message.offset())
+                    self._positions[number] = max(self._positions[number], message.offset() or 0)
                 else:
                     raise self._kafka.unreachable(error.str())
                 if self._positions[number] >= todo.get(number, 1 << 62):

@@ -150,13 +150,15 @@ def echo_outcome(outcome: Outcome, seconds: float) -> None:
 def spread(staged: DataFrame, plan: Plan) -> DataFrame:
     """Staged rows with the partition that each goes to, and its slice.
 
-    As marq's own sends: a group goes by its checksum, all else evenly: by `source` where there is one, else in runs.
+    As marq's own sends: a group, or a queue that belongs `together`, goes by its checksum, all else evenly: by `source`
+    where there is one, else in runs. Where a row goes never changes: what was staged decides.
     """
     from pyspark.sql import functions as F
 
     turn: Column = F.col("source") if "source" in staged.columns else F.floor(F.col("row") / RUN_ROWS)
-    by_group = F.crc32(F.encode(F.col("group"), "UTF-8"))
-    number = F.when(F.col("group").isNotNull(), by_group).otherwise(turn) % plan.partitions
+    together = F.col("together") if "together" in staged.columns else F.lit(False)
+    name = F.when(together, F.col("queue")).otherwise(F.col("group"))
+    number = F.when(name.isNotNull(), F.crc32(F.encode(name, "UTF-8"))).otherwise(turn) % plan.partitions
     rows = staged.withColumn("partition", number.cast("int"))
     return rows.withColumn("slice", F.col("partition") % plan.slices)
 

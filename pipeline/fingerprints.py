@@ -72,8 +72,7 @@ def strip_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def stripped(key: str, value: bytes) -> bytes:
     """A row with fingerprints in place of payloads; `DAMAGED` if it can't be read."""
     try:
-        if rows.kind_of(key) == "markers":
-            rows.decode_markers(value)
+        if rows.kind_of(key) != "messages":
             return value
         records = rows.decode_messages(value).records()
     except RowError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 
 #: Seconds that Kafka gets to answer a request before it counts as away.
 TIMEOUT_S = 10.0
+
+#: Errors of a Kafka that has just started, or made a topic: they are over in a moment.
+_PASSING = {
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "COORDINATOR_LOAD_IN_PROGRESS",
+    "COORDINATOR_NOT_AVAILABLE",
+    "NOT_COORDINATOR",
+}
 
 #: What the client says about itself at the end of its messages.
 _STATE = re.compile(r" \(after \d+ms in state \w+.*?\)")
@@ -215,12 +225,17 @@ class Kafka:
         from confluent_kafka import KafkaException
 
         self._why.clear()
-        try:
-            return question()
-        except KafkaException as error:
-            # What the client has met with comes to `error_cb` only now.
-            self.admin.poll(0)
-            raise self.unreachable(error.args[0].str() if error.args else str(error)) from None
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return question()
+            except KafkaException as error:
+                if error.args and error.args[0].name() in _PASSING and time.monotonic() < deadline:
+                    time.sleep(0.2)
+                    continue
+                # What the client has met with comes to `error_cb` only now.
+                self.admin.poll(0)
+                raise self.unreachable(error.args[0].str() if error.args else str(error)) from None
 
     def unreachable(self, reason: str) -> BrokerError:
         """The error for a Kafka that does not answer, or refuses us, with what its client said of it."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Version of the rows of the table `lifecycle`.
 VERSION = 1
 
-STATE = "partition int, key string, value binary, run bigint"
+STATE = pa.schema({"partition": pa.int32(), "key": pa.string(), "value": pa.binary(), "run": pa.int64()})
 
 
 class Done(NamedTuple):
@@ -59,10 +59,12 @@ def lifecycle(spark: SparkSession, job: Job) -> Done | None:
     from pyspark.sql import functions as F
 
     from pipeline.logs import Archive, bounds, logs
+    from pipeline.tables import SOURCE, properties_of
 
     archive = Archive(job.data)
     there = bounds(spark, archive)
-    state = _state_table(spark, job).toDF()
+    source = properties_of(spark, archive.messages).get(SOURCE, "")
+    state = _open(spark, job.path("lifecycle_state"), STATE, STATE_VERSION, source).toDF()
     run, positions = _last_run(state)
     if all(positions.get(n) == (b.queue_end, b.markers_end) for n, b in there.items()):
         return None
@@ -73,7 +75,7 @@ def lifecycle(spark: SparkSession, job: Job) -> Done | None:
     walked = walk(spark, stream, plans, Chronicler, _schema(CHRONICLE), rows=kept).persist(StorageLevel.DISK_ONLY)
     try:
         lives = walked.where("state_key is null").drop("state_key", "state_value")
-        ended, unfinished = _write_lives(spark, job, lives)
+        ended, unfinished = _write_lives(spark, job, lives, run + 1, source)
         _write_state(spark, job, walked, run + 1)
     finally:
         walked.unpersist()
@@ -87,12 +89,12 @@ def lifecycle_path(job: Job) -> str:
     return job.path("lifecycle")
 
 
-def _state_table(spark: SparkSession, job: Job) -> Any:
-    from pyspark.sql.types import StructType
-
+def _open(spark: SparkSession, path: str, columns: pa.Schema, version: int, source: str) -> Any:
+    """A table of lives from `source`, the topic that the archive is of."""
     from pipeline.tables import open_table
 
-    return open_table(spark, job.path("lifecycle_state"), StructType.fromDDL(STATE), version=STATE_VERSION)
+    partition_by = ["day"] if "day" in columns.names else []
+    return open_table(spark, path, _schema(columns), version=version, partition_by=partition_by, source=source)
 
 
 def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:
@@ -105,25 +107,25 @@ def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:
     return run, positions
 
 
-def _write_lives(spark: SparkSession, job: Job, lives: DataFrame) -> tuple[int, int]:
+def _write_lives(spark: SparkSession, job: Job, lives: DataFrame, run: int, source: str) -> tuple[int, int]:
     from pyspark.sql import functions as F
 
-    from pipeline.tables import open_table
-
     path = lifecycle_path(job)
-    schema = _schema(pa.schema(LIFE | {"day": pa.date32()}))
-    table = open_table(spark, path, schema, version=VERSION, partition_by=["day"])
-    dated = lives.withColumn("day", F.to_date(F.timestamp_millis("sent_ms"))).select(schema.names)
+    columns = pa.schema(LIFE | {"day": pa.date32()})
+    table = _open(spark, path, columns, VERSION, source)
+    dated = lives.withColumn("day", F.to_date(F.timestamp_millis("sent_ms"))).select(columns.names)
     found = dated.agg(F.count("*").alias("rows"), F.count("outcome").alias("ended"), F.min("day").alias("day")).first()
     assert found is not None
     if not found.rows:
         return 0, 0
     if table.toDF().isEmpty():
-        dated.write.format("delta").mode("append").save(path)
+        # named, so that of two jobs that both find it empty one fails
+        dated.write.format("delta").option("txnAppId", "lifecycle").option("txnVersion", run).mode("append").save(path)
     else:
         same = f"t.day >= date'{found.day}' and t.day = l.day and t.partition = l.partition and t.offset = l.offset"
+        changed = " or ".join(f"not t.{name} <=> l.{name}" for name in ("state", "outcome", "working_ms", "deliveries"))
         merge = table.alias("t").merge(dated.alias("l"), same)
-        merge.whenMatchedUpdateAll().whenNotMatchedInsertAll().execute()
+        merge.whenMatchedUpdateAll(changed).whenNotMatchedInsertAll().execute()
     return found.ended, found.rows - found.ended
 
 

@@ -151,16 +151,17 @@ def _json_columns(parsed: DataFrame, wanted: set[str]) -> list[str]:
 # -- staging --------------------------------------------------------------------------------------------
 
 
-def staged_rows(source: Source, what: What, delay_ms: int) -> DataFrame:
+def staged_rows(source: Source, what: What, delay_ms: int, fifo: Mapping[str, bool]) -> DataFrame:
     """The rows of a source as staged rows; in the place of `row` the file, its block, and the order within that.
 
     Parameters:
         delay_ms: of the queue, for rows that name none.
+        fifo: FIFO queues (see `staging.checked`).
     """
     from pyspark.sql import functions as F
 
     from pipeline.records import HEADER_GROUP
-    from pipeline.staging import first_of, headers_of, milliseconds, not_milliseconds, with_error
+    from pipeline.staging import checked, first_of, headers_of, milliseconds, not_milliseconds
 
     def value(name: str | None) -> Column:
         return F.lit(None).cast("string") if name is None else source.columns[name]
@@ -194,7 +195,7 @@ def staged_rows(source: Source, what: What, delay_ms: int) -> DataFrame:
         group.alias("group"),
         first_of(checks).alias("reason"),
     )
-    return with_error(rows)
+    return checked(rows, F.lit(what.queue), fifo)
 
 
 def numbered(staged: DataFrame, queue: str) -> tuple[DataFrame, Counts]:
@@ -233,6 +234,7 @@ def numbered(staged: DataFrame, queue: str) -> tuple[DataFrame, Counts]:
         "group",
         "payload",
         "headers",
+        "together",
         F.concat(_decoded(F.element_at(F.split("file", "/"), -1)), F.lit(" row "), F.col("within") + here + 1).alias(
             "origin"
         ),
@@ -272,6 +274,11 @@ def run(
     require_ours(job.kafka)
     queues = Queues(job.kafka)
     queues.require_sendable(what.queue)
+    if queues.is_fifo(what.queue):
+        if what.group is None:
+            raise BadValueError(f"queue {what.queue!r} is FIFO: name the column of the group with --group")
+        if what.delay is not None:
+            raise BadValueError(f"queue {what.queue!r} is FIFO: a delay is the queue's, leave out --delay")
     from pipeline.staging import Staging
 
     with ExitStack() as stack:
@@ -291,7 +298,7 @@ def run(
         staging = Staging(spark, job, dispatch.name, dispatch.fingerprint)
         if not staging.exists():
             source = open_source(spark, path, what)
-            staging.write(staged_rows(source, what, queues.delay_ms(what.queue)))
+            staging.write(staged_rows(source, what, queues.delay_ms(what.queue), queues.fifo()))
         rows, counts = numbered(staging.read(), what.queue)
         if dry_run:
             return _tell(counts, what.queue, state)

@@ -136,9 +136,14 @@ def _from_kafka(spark: SparkSession, kafka: Kafka, start: Positions, stop: Posit
         .option("endingOffsets", offsets_json(end))
         .load()
     )
-    is_queue = F.col("topic") == queue
+    return from_records(records, queue, prints=prints)
+
+
+def from_records(records: DataFrame, queue_topic: str, *, prints: bool = False) -> DataFrame:
+    """Records of both topics, as Kafka's source gives them, as rows of `logs`."""
+    is_queue = F.col("topic") == queue_topic
     headers = F.coalesce("headers", F.array().cast(HEADERS))
-    number = F.when(is_queue, fingerprint_column(F.unix_millis("timestamp"), "key", headers, "value"))
+    printed = F.when(is_queue, fingerprint_column(F.unix_millis("timestamp"), "key", headers, "value"))
     return records.select(
         "partition",
         F.when(is_queue, QUEUE).otherwise(MARKERS).alias("log"),
@@ -148,7 +153,7 @@ def _from_kafka(spark: SparkSession, kafka: Kafka, start: Positions, stop: Posit
         F.when(~is_queue, F.col("value")).alias("value"),
         F.coalesce(F.length("value"), F.lit(NO_PAYLOAD)).alias("value_size"),
         headers.alias("headers"),
-        *([number.alias("print")] if prints else []),
+        *([printed.alias("print")] if prints else []),
     )
 
 
@@ -169,7 +174,7 @@ def _from_archive(spark: SparkSession, archive: Archive, start: Positions, stop:
     queue = _archived(spark, archive.messages).where(_within(start, stop, 0))
     markers = _archived(spark, archive.markers).where(_within(start, stop, 1))
     common = ("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"))
-    number = fingerprint_column(F.unix_millis("timestamp"), "key", "headers", "payload")
+    printed = fingerprint_column(F.unix_millis("timestamp"), "key", "headers", "payload")
     rows = queue.select(
         *common,
         F.lit(QUEUE).alias("log"),
@@ -177,7 +182,7 @@ def _from_archive(spark: SparkSession, archive: Archive, start: Positions, stop:
         F.lit(None).cast("binary").alias("value"),
         F.col("size").alias("value_size"),
         "headers",
-        number.alias("print"),
+        printed.alias("print"),
     ).unionByName(
         markers.select(
             *common,

@@ -75,6 +75,15 @@ class Queues:
         record = self._records.get(queue)
         return record.settings.delay_ms if record is not None and record.state == "active" else 0
 
+    def is_fifo(self, queue: str) -> bool:
+        """Whether the messages of a queue are delivered in the order of their groups."""
+        record = self._records.get(queue)
+        return record is not None and record.state == "active" and record.settings.fifo
+
+    def fifo(self) -> dict[str, bool]:
+        """FIFO queues, and of each whether all its messages belong in one partition, not only those of a group."""
+        return {q: r.settings.deduplication_scope == "queue" for q, r in self._records.items() if self.is_fifo(q)}
+
     def delays(self) -> dict[str, int]:
         """The delays of all queues that have one."""
         return {queue: delay for queue in self._records if (delay := self.delay_ms(queue))}

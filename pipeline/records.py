@@ -139,8 +139,8 @@ def messages(records: DataFrame, queue_id: str | None) -> DataFrame:
         _size_of("value").alias("size"),
         _first(HEADER_KEY).alias("sender_key"),
         F.when(good, _number(_last(H_DELAY))).alias("delay_ms"),
-        F.when(good, _number(_last(H_TTL, nonzero=True))).alias("ttl_ms"),
-        _text(_first(HEADER_GROUP)).alias("group"),
+        F.when(good, F.nullif(_number(_last(H_TTL)), F.lit(0))).alias("ttl_ms"),
+        _text(_last(HEADER_GROUP)).alias("group"),
         _text(_first(H_ORIGIN)).alias("origin"),
         "reason",
     )
@@ -211,12 +211,9 @@ def _first(name: str) -> Column:
     return F.when(F.size("headers") > 0, F.get(_with_name(name), F.lit(0))["value"])
 
 
-def _last(name: str, *, nonzero: bool = False) -> Column:
-    """Value of the last header of a name (that is not zero); null where there is none."""
-    found = _with_name(name)
-    if nonzero:
-        found = F.filter(found, lambda header: F.coalesce(_number(header["value"]), F.lit(0)) != 0)
-    return F.when(F.size("headers") > 0, F.try_element_at(found, F.lit(-1))["value"])
+def _last(name: str) -> Column:
+    """Value of the last header of a name; null where there is none."""
+    return F.when(F.size("headers") > 0, F.try_element_at(_with_name(name), F.lit(-1))["value"])
 
 
 def _is_number(value: Column) -> Column:

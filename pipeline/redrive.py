@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 #: Messages of one request, and seconds of them where a rate is given.
 BATCH = 1_000
 BATCH_S = 0.5
+#: Seconds for which a request is tried again: a worker that is started anew is back after that.
+RETRY_S = 20.0
+#: As long as nothing has begun, a worker that is not there is a mistake.
+FIRST_RETRY_S = 1.0
 #: Records that one task of Spark reads: what it chooses of them is held in the driver at once.
 PART_RECORDS = 1_000_000
 
@@ -117,8 +121,8 @@ def _described(found: DataFrame) -> DataFrame:
     return rows.where("dead_from IS NOT NULL").drop("schema_version", "topic", "day", "key", "origin")
 
 
-def service_of(job: Job, url: str | None, key_file: str | None) -> Service:
-    """A client of the worker at `url`, or of one that runs on the data folder.
+def service_of(job: Job, url: str | None, key_file: str | None, retry_s: float = RETRY_S) -> Service:
+    """A client of the worker at `url`, or of one that runs on the data folder; what fails is tried again for so long.
 
     Raises:
         PipelineError: none is given, and none runs.
@@ -138,7 +142,7 @@ def service_of(job: Job, url: str | None, key_file: str | None) -> Service:
             )
         scheme = "https" if job.settings.web_tls_certificate_file else "http"
         url = f"{scheme}://127.0.0.1:{workers[0].web_port}"
-    return Service(url, key=key, retry_for=20.0)
+    return Service(url, key=key, retry_for=retry_s)
 
 
 def move(service: Service, queue: str, places: Iterator[Place], to: str | None, rate: float | None) -> Moved:
@@ -184,19 +188,19 @@ def run(
     """
     require_ours(job.kafka)
     job.kafka.partitions(job.kafka.settings.queue_topic)
-    with service_of(job, url, key_file) as service:
+    with service_of(job, url, key_file, FIRST_RETRY_S) as service:
         _check(service, queue)
-        with job.session("redrive") as spark:
-            from pipeline.selection import agree, choose, show
+    with job.session("redrive") as spark, service_of(job, url, key_file) as service:
+        from pipeline.selection import agree, choose, show
 
-            chosen = choose(dead_letters(spark, job, queue), where)
-            if dry_run or not yes:
-                total = show(chosen)
-                click.echo("finished ones, and those in work, are counted here, but will be left alone")
-                if dry_run:
-                    return Moved()
-                agree(f"Move up to {total} messages to {to or 'the queues that they come from'}?", yes=yes)
-            return move(service, queue, _streamed(chosen), to, rate)
+        chosen = choose(dead_letters(spark, job, queue), where)
+        if dry_run or not yes:
+            total = show(chosen)
+            click.echo("finished ones, and those in work, are counted here, but will be left alone")
+            if dry_run:
+                return Moved()
+            agree(f"Move up to {total} messages to {to or 'the queues that they come from'}?", yes=yes)
+        return move(service, queue, _streamed(chosen), to, rate)
 
 
 def _check(service: Service, queue: str) -> None:

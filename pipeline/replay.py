@@ -61,7 +61,7 @@ def staged_rows(chosen: DataFrame, what: What, queues: Queues) -> DataFrame:
 
     from pipeline.records import HEADER_GROUP
     from pipeline.selection import sender_headers
-    from pipeline.staging import headers_of, milliseconds, with_error
+    from pipeline.staging import checked, headers_of, milliseconds
 
     queue = F.lit(what.to) if what.to is not None else F.col("queue")
     own = headers_of(
@@ -83,7 +83,7 @@ def staged_rows(chosen: DataFrame, what: What, queues: Queues) -> DataFrame:
         F.col("partition").cast("long").alias("source"),
         F.lit(None).cast("string").alias("reason"),
     )
-    return with_error(rows)
+    return checked(rows, F.col("queue"), queues.fifo())
 
 
 def _delay(queue: Column, what: What, queues: Queues) -> Column:

@@ -11,6 +11,7 @@ A transaction is open only while its rows are on their way, because readers of t
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -168,6 +169,8 @@ def new_producer(plan: Plan, number: int) -> Any:
     """The producer of a slice; it does nothing before `init_transactions`."""
     from confluent_kafka import Producer
 
+    # Being fenced is an error that we handle; a client without a logger of its own writes it to stderr as well.
+    silent = logging.Logger("silent", logging.CRITICAL + 1)
     return Producer(
         {
             **plan.ledger.client,
@@ -176,7 +179,8 @@ def new_producer(plan: Plan, number: int) -> Any:
             "message.max.bytes": MAX_RECORD_BYTES,
             "linger.ms": 5,
             "batch.size": 512 * 1024,
-        }
+        },
+        logger=silent,
     )
 
 

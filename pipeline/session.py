@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marq.errors import PipelineError
+from pipeline import startup
 from pipeline.jars import install_spark_jars, java_home, zip_code
 
 if TYPE_CHECKING:
@@ -27,13 +28,14 @@ LOOPBACK = "127.0.0.1"
 #: Heap of the driver; with a local master the executor is inside it.
 DRIVER_MEMORY = "1g"
 
-#: A job of minutes gains less from the second compiler and a parallel collector than their start and threads cost.
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-
 #: What stands before the message of an error that came out of Java: names of classes, Spark's error class.
 _CLASSES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]*(?:Exception|Error|Throwable)[\w$]*: ?)+")
 _ERROR_CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
 _SQLSTATE = re.compile(r" SQLSTATE: \w+$")
+
+_PYTHON_CLASS = re.compile(r"^\w+(?:Error|Exception): ")
+_RAISED = re.compile(r"^(?:Caused by: |: )?(?:[\w$]+\.)*[\w$]*(?:Error|Exception|Throwable)\b")
+_TRACEBACK = "Traceback (most recent call last):"
 
 _LOG4J2 = """\
 status = error
@@ -85,9 +87,15 @@ def start(
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
     verbose: bool = False,
+    java_options: str | None = None,
 ) -> SparkSession:
-    """As `spark_session`, without its end. `scratch` is a folder that is not needed any more after `stop()`."""
-    from pyspark import SparkConf
+    """As `spark_session`, without its end.
+
+    Parameters:
+        scratch: a folder that is not needed any more after `stop()`.
+        java_options: instead of those that make the start short.
+    """
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     # it would print an error with its trace before we see the exception
@@ -95,11 +103,15 @@ def start(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_submitted():
+        # what spark-submit was given is known to its Java only
+        SparkContext._ensure_initialized()
         submitted = dict(SparkConf().getAll())
         settings = _common(scratch) | submitted
     else:
-        os.environ["JAVA_HOME"] = str(java_home())
-        settings = _common(scratch) | _own(master or "local[*]", scratch, verbose=verbose)
+        java = java_home()
+        os.environ["JAVA_HOME"] = str(java)
+        options = startup.java_options(java) if java_options is None else java_options
+        settings = _common(scratch) | _own(master or "local[*]", scratch, options, verbose=verbose)
     settings |= conf or {}
     local = settings["spark.master"].startswith("local")
     if local:
@@ -126,12 +138,14 @@ def _common(scratch: Path) -> dict[str, str]:
         # The day that a row belongs to is the same wherever it is computed.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        # Our tables' logs are short; by default each look at one is 50 tasks.
+        "spark.databricks.delta.snapshotPartitions": "2",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
     }
 
 
-def _own(master: str, scratch: Path, *, verbose: bool) -> dict[str, str]:
+def _own(master: str, scratch: Path, java_options: str, *, verbose: bool) -> dict[str, str]:
     """What has to be known before Java starts."""
     log4j2 = scratch / "log4j2.properties"
     log4j2.write_text(_LOG4J2.format(level="warn" if verbose else "off"))
@@ -141,7 +155,7 @@ def _own(master: str, scratch: Path, *, verbose: bool) -> dict[str, str]:
         "spark.driver.memory": DRIVER_MEMORY,
         # On the class path of the driver at once; executors elsewhere fetch them from it.
         "spark.driver.extraClassPath": os.pathsep.join(jars),
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j2} {JVM_OPTIONS}",
+        "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile=file:{log4j2}" {java_options}',
     }
     if not master.startswith("local"):
         settings["spark.jars"] = ",".join(jars)
@@ -159,7 +173,6 @@ def _small() -> dict[str, str]:
     cores = str(os.cpu_count() or 2)
     return {
         "spark.sql.shuffle.partitions": cores,
-        "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": cores,
     }
 
@@ -173,12 +186,19 @@ def submit_options() -> list[str]:
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong, as one line without names of Java classes or a trace: the message of the first cause."""
+    """What went wrong, as one line without names of classes or a trace: the message of the first cause."""
     text = ""
     for cause in _causes(error):
-        for line in cause.splitlines():
-            line = _SQLSTATE.sub("", _ERROR_CLASS.sub("", _CLASSES.sub("", line.strip()))).strip()
-            if line and not line.startswith(("at ", "===", "Traceback")):
+        _, is_trace, trace = cause.rpartition(_TRACEBACK)
+        # Python's own trace, in an error of Java, ends with what was raised.
+        raised = [line for line in reversed(trace.splitlines()) if _RAISED.match(line)]
+        lines = raised if is_trace else cause.splitlines()
+        for line in lines:
+            line = line.strip().removeprefix("Caused by: ").removeprefix(": ")
+            line = _SQLSTATE.sub("", _ERROR_CLASS.sub("", _CLASSES.sub("", line))).strip()
+            if is_trace:
+                line = _PYTHON_CLASS.sub("", line)
+            if line and not line.startswith(("at ", "===")):
                 text = line
                 break
     return text or type(error).__name__

@@ -2,7 +2,8 @@
 
 A run that goes on after a crash sends from the same table, so it can't see other rows, or the same in another order.
 Columns: `row` (a number that grows in the order of sending), `queue`, `group`, `payload`, `headers`, `origin` (where
-the row comes from, for a reader), `error` (why it can't be sent, or null), perhaps `source` (see `dispatch.spread`).
+the row comes from, for a reader), `error` (why it can't be sent, or null), `together` (whether all of the queue goes to
+one partition), perhaps `source` (see `dispatch.spread`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline import files
 from pipeline.tables import is_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -126,8 +127,14 @@ def first_of(checks: Sequence[tuple[Column, Column]]) -> Column:
     return reduce(lambda later, check: F.when(check[0], check[1]).otherwise(later), reversed(checks), start)
 
 
-def with_error(rows: DataFrame) -> DataFrame:
-    """Rows with `error`: their `reason` if they have one, else why marq would refuse such a message, or null."""
+def checked(rows: DataFrame, queue: Column, fifo: Mapping[str, bool]) -> DataFrame:
+    """Rows with `together`, and `error`: their `reason` if they have one, else why marq would refuse such a message.
+
+    Parameters:
+        queue: that a row goes to.
+        fifo: FIFO queues, and of each whether all its messages belong in one partition.
+    """
+    together = queue.isin([name for name, whole in fifo.items() if whole])
     size = F.octet_length("payload") + F.aggregate(
         "headers",
         F.lit(0),
@@ -138,6 +145,7 @@ def with_error(rows: DataFrame) -> DataFrame:
         [
             (F.col("reason").isNotNull(), F.col("reason")),
             (F.length("group") == 0, F.lit("the group is empty")),
+            (F.col("group").isNull() & queue.isin(list(fifo)), F.lit("the queue is FIFO: the message needs a group")),
             (F.length("group") > GROUP_MAX, F.lit(f"the group has more than {GROUP_MAX} characters")),
             (
                 size > most,
@@ -145,7 +153,7 @@ def with_error(rows: DataFrame) -> DataFrame:
             ),
         ]
     )
-    return rows.withColumn("error", error).drop("reason")
+    return rows.withColumns({"error": error, "together": together}).drop("reason")
 
 
 def not_milliseconds(name: str, value: Column) -> tuple[Column, Column]:

@@ -6,6 +6,7 @@ the columns that it lacks (null in its rows), which is all that later versions m
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 VERSION = "marq.version"
 SOURCE = "marq.source"
+#: Property of a table: the day on which its unneeded files were deleted last.
+VACUUMED = "marq.vacuumed"
 
 
 def is_table(spark: SparkSession, path: str) -> bool:
@@ -121,3 +124,15 @@ def _upgrade(spark: SparkSession, path: str, schema: StructType, version: int) -
     if missing:
         spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(missing)})")
     set_property(spark, path, VERSION, str(version))
+
+
+def vacuum_daily(spark: SparkSession, path: str, table: DeltaTable) -> None:
+    """Once a day, delete the files that were put together into larger ones a day ago or more."""
+    if properties_of(spark, path).get(VACUUMED) != today():
+        table.vacuum()
+        set_property(spark, path, VACUUMED, today())
+
+
+def today() -> str:
+    """The day, UTC."""
+    return time.strftime("%Y-%m-%d", time.gmtime())

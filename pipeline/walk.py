@@ -196,7 +196,8 @@ def walk(
 def _stream(spark: SparkSession, logs: DataFrame, plans: Mapping[int, bytes], rows: DataFrame | None) -> DataFrame:
     from pyspark.sql import functions as F
 
-    no_headers = F.lit(None).cast("array<struct<key:string,value:binary>>")
+    # empty, not null: Spark's way to Arrow takes quadratic time for nulls in a list column
+    no_headers = F.array().cast("array<struct<key:string,value:binary>>")
     special = F.filter("headers", lambda h: h["key"].startswith("marq-"))
     fingerprint = F.col("print") if "print" in logs.columns else F.lit(None).cast("long")
     records = logs.select(
@@ -207,7 +208,7 @@ def _stream(spark: SparkSession, logs: DataFrame, plans: Mapping[int, bytes], ro
         "key",
         "value",
         F.col("value_size").alias("size"),
-        F.when((F.size("headers") > 0) & (F.size(special) > 0), special).alias("headers"),
+        F.when(F.size("headers") > 0, special).otherwise(no_headers).alias("headers"),
         F.when(
             F.size("headers") > 0,
             F.aggregate(
@@ -334,12 +335,10 @@ class _Columns:
         self.keys: list[Any] = _shared(batch.column("key"))
         self.bodies: list[bytes | None] = [None] * count
         headers = batch.column("headers")
-        if headers.null_count == count:
-            self.headers: list[Any] = [()] * count
+        if len(headers.flatten()):
+            self.headers: list[Any] = [tuple((h["key"], h["value"]) for h in row) for row in headers.to_pylist()]
         else:
-            self.headers = [
-                () if row is None else tuple((h["key"], h["value"]) for h in row) for row in headers.to_pylist()
-            ]
+            self.headers = [()] * count
         self._mark_large(batch.column("headers_size"))
 
     def _mark_large(self, headers_size: pa.Array) -> None:

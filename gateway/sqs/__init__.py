@@ -4,7 +4,9 @@
     model            what actions there are and what they take: botocore's own service model, read
     json_protocol, query_protocol   how requests and answers look on the wire
     signature        Signature Version 4
-    actions          the actions on queues;  deliveries: those on messages;  moves: message move tasks
+    queues           the actions on queues;  moves: on message move tasks
+    sending, deliveries   the actions on messages;  batches: what those of many share
+    call             one request, as actions see it;  limits: AWS's, or ours;  memory: what came a moment ago
     attributes       queue attributes <-> settings of the queue
     messages         message attributes <-> headers of the record, and what receivers are told
     urls             queue URLs and ARNs

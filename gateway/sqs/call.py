@@ -8,25 +8,23 @@ from functools import cached_property
 from aiohttp import web
 
 from gateway.auth import Grants
+from gateway.sqs.signature import region_of
 from gateway.sqs.urls import REGION, Place, place_of
 
 
 class Call:
     """Who asks, from where, and what it may do."""
 
-    def __init__(
-        self, request: web.Request, grants: Grants, sender: str | None, region: str | None, account: str
-    ) -> None:
+    def __init__(self, request: web.Request, grants: Grants, sender: str | None, account: str) -> None:
         self._request = request
         self.grants = grants
         self.sender = sender  # access key id; None where keys are not checked
-        self._region = region
         self._account = account
 
     @cached_property
     def place(self) -> Place:
         """Where the client reached us."""
-        return place_of(self._request, self._account, self._region or REGION)
+        return place_of(self._request, self._account, region_of(self._request) or REGION)
 
     @property
     def gone(self) -> Callable[[], bool]:

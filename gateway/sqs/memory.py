@@ -44,9 +44,12 @@ class Sends:
     def __init__(self) -> None:
         self._sends: _Recent[Sent] = _Recent()
 
-    def first(self, queue: str, group: str | None, name: str, sent: Sent) -> Sent:
-        """The first message like the one that was just sent; that one itself if there was none."""
-        key = (queue, group, name)
+    def first(self, key: tuple[str, int, str | None, str], sent: Sent) -> Sent:
+        """The first message like the one that was just sent; that one itself if there was none.
+
+        Args:
+            key: queue and its life, group where that counts, deduplication id.
+        """
         known = self._sends.get(key)
         if known is not None:
             return known

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import struct
 from base64 import b64encode
+from collections.abc import Callable
 from hashlib import blake2b, md5
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -226,16 +227,19 @@ def select(attributes: list[Attribute], names: list[str]) -> list[Attribute]:
 class MessageIds:
     """Ids of messages: a UUID that says, to who knows, in which partition and at which offset the message is."""
 
-    def __init__(self, secret: bytes) -> None:
-        tag = blake2b(secret, digest_size=6, person=b"marq-message-id").hexdigest()
-        self._head, self._middle = tag[:8], tag[8:11]
+    def __init__(self, secret: Callable[[], bytes]) -> None:
+        self._secret = secret  # known when the worker has started
+        self._tag = ""
 
     def of(self, partition: int, offset: int) -> str:
         """The id of a message; a random one where Kafka can't tell the offset (-1)."""
         if offset < 0:
             return str(uuid4())
+        tag = self._tag
+        if not tag:
+            tag = self._tag = blake2b(self._secret(), digest_size=6, person=b"marq-message-id").hexdigest()
         last = f"{offset:015x}"
-        return f"{self._head}-{partition:04x}-8{self._middle}-8{last[:3]}-{last[3:]}"
+        return f"{tag[:8]}-{partition:04x}-8{tag[8:11]}-8{last[:3]}-{last[3:]}"
 
 
 def sequence_number(offset: int) -> str:

@@ -61,6 +61,8 @@ class Moves:
             catalog = self._door.catalog
             if catalog.settings_of(to).fifo != catalog.settings_of(queue).fifo:
                 raise SqsError("UnsupportedOperation", "Source and destination have to be queues of the same type.")
+        else:
+            call.grants.require("send", None, everywhere=True)  # each goes to where it came from
         if self._active(queue) is not None:
             raise SqsError(
                 "UnsupportedOperation",

@@ -93,6 +93,7 @@ class Queues:
         _check_tags(tags)
         draft = self._attributes.new(queue, given, tags)
         await self._check_deleted_recently(queue)
+        await self.catalog.until_deleted(queue)
 
         def made(base: QueueRecord | None) -> Draft | None:
             if base is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,12 @@ from gateway.sqs.call import Call
 from gateway.sqs.deliveries import Deliveries
 from gateway.sqs.errors import SqsError, error_of
 from gateway.sqs.limits import limits_of
+from gateway.sqs.messages import MessageIds
 from gateway.sqs.model import Action, actions
 from gateway.sqs.moves import Moves
 from gateway.sqs.queues import Queues
-from gateway.sqs.signature import Signatures, region_of
+from gateway.sqs.sending import Sending
+from gateway.sqs.signature import Signatures
 from marq.errors import NotAllowedError
 
 if TYPE_CHECKING:
@@ -41,7 +44,8 @@ class Server:
     def __init__(self, app: WorkerApp) -> None:
         limits = limits_of(app.settings.sqs_limits)
         queues = Queues(app.door, app.views, limits)
-        groups = (queues, Deliveries(queues, limits), Moves(queues, app.moves))
+        ids = MessageIds(lambda: app.catalog.secret)
+        groups = (queues, Sending(queues, limits, ids), Deliveries(queues, limits, ids), Moves(queues, app.moves))
         self._do: dict[str, Do] = {}
         for name in actions():
             for group in groups:
@@ -49,10 +53,12 @@ class Server:
                     self._do[name] = getattr(group, name)
         self._account = app.settings.sqs_account
         self._signatures = Signatures(app.keys)
+        tag = uuid4().hex
+        self._request_ids = (f"{tag[:8]}-{tag[8:12]}-4{tag[13:16]}-8{tag[17:20]}-{n:012x}" for n in itertools.count())
 
     async def serve(self, request: web.Request) -> web.Response:
         """The handler of all routes."""
-        request_id = str(uuid4())
+        request_id = next(self._request_ids)
         target = request.headers.get(json_protocol.TARGET)
         action: Action | None = None
         try:
@@ -69,7 +75,7 @@ class Server:
                 action, parameters = json_protocol.read(target, body)
             else:
                 action, parameters = query_protocol.read(request.query_string, _form(request, body), url)
-            call = Call(request, grants, sender, region_of(request), self._account)
+            call = Call(request, grants, sender, self._account)
             result = await self._do[action.name](call, parameters)
             if target is not None:
                 response = json_protocol.answer(result)
@@ -87,6 +93,8 @@ class Server:
 
     async def _body(self, request: web.Request) -> bytes:
         try:
+            if request.content.is_eof():
+                return await request.read()
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 return await request.read()
         except TimeoutError:

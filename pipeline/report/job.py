@@ -12,11 +12,10 @@ import click
 
 from marq.errors import PipelineError
 from pipeline.options import Job, job_options
-from pipeline.report.measures import extent, measure
 from pipeline.report.span import Span, moment_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
 
 @click.command()
@@ -74,47 +73,48 @@ def report(
         PipelineError: there is nothing to report on.
     """
     from pipeline.lifecycle import VERSION, lifecycle, lifecycle_path
+    from pipeline.report.counting import extent
+    from pipeline.report.measures import measure
     from pipeline.report.page import page
-    from pipeline.tables import read_table
+    from pipeline.tables import is_table, read_table
 
-    if update:
-        lifecycle(spark, job)
-    made_by = "python -m pipeline lifecycle"
-    every = read_table(spark, lifecycle_path(job), made_by, version=VERSION)
-    known = extent(every)
-    lives = matching(every, queues)
-    found = extent(lives)
-    if known is None or found is None:
-        what = f"no message of {' or '.join(queues)}" if queues and known is not None else "no message"
+    path = lifecycle_path(job)
+    if update and lifecycle(spark, job) is None and not is_table(spark, path):
         raise PipelineError(
-            f"there is {what} in {lifecycle_path(job)}; `python -m pipeline archive` brings what is new"
+            f"{job.path('archive')} holds no message; `python -m pipeline archive --once` brings what is new"
         )
+    every = read_table(spark, path, "python -m pipeline lifecycle", version=VERSION)
+    wanted = matching(queues)
+    first_ms, last_ms = extent(every, wanted)
+    if first_ms is None or last_ms is None:
+        what = f"no message of {' or '.join(queues)}" if queues and last_ms is not None else "no message"
+        raise PipelineError(f"there is {what} in {path}; `python -m pipeline archive --once` brings what is new")
     # the last that is known is of all queues: one in which nothing happens grows older all the same
-    start_ms = found[0] if limits[0] is None else limits[0]
-    stop_ms = known[1] + 1 if limits[1] is None else limits[1]
-    if start_ms >= stop_ms or start_ms > known[1] or stop_ms <= found[0]:
+    start_ms = first_ms if limits[0] is None else limits[0]
+    stop_ms = last_ms + 1 if limits[1] is None else limits[1]
+    if start_ms >= stop_ms or start_ms > last_ms or stop_ms <= first_ms:
         raise PipelineError(
-            f"nothing happened between --from and --to: the first message is of {_iso(found[0])}, the last that is "
-            f"known of {_iso(known[1])}"
+            f"nothing happened between --from and --to: the first message is of {_iso(first_ms)}, the last that is "
+            f"known of {_iso(last_ms)}"
         )
-    span = Span.of(start_ms, min(stop_ms, known[1] + 1))
+    span = Span.of(start_ms, min(stop_ms, last_ms + 1))
     about = {
         "name": job.settings.name,
         "data": job.data,
         "queues": queues,
         "made_ms": int(time.time() * 1000),
-        "until_ms": known[1],
+        "until_ms": last_ms,
     }
-    return page(measure(lives, span, top), about=about)
+    return page(measure(every.where(wanted), span, top), about=about)
 
 
-def matching(lives: DataFrame, patterns: tuple[str, ...]) -> DataFrame:
-    """The rows of queues whose name matches one of the patterns; all if there are none."""
+def matching(patterns: tuple[str, ...]) -> Column:
+    """Whether the name of a queue matches one of the patterns; true if there are none."""
     from pyspark.sql import functions as F
 
     if not patterns:
-        return lives
-    return lives.where(F.col("queue").rlike("|".join(f"\\A{_expression(p)}\\z" for p in patterns)))
+        return F.lit(True)
+    return F.coalesce(F.col("queue").rlike("|".join(f"\\A{_expression(p)}\\z" for p in patterns)), F.lit(False))
 
 
 def _expression(pattern: str) -> str:

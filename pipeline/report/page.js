@@ -61,7 +61,7 @@
 
   function trace(name, shade, x, y, text, more = {}) {
     return {
-      name, x, y, text, type: "scatter", mode: "lines", hovertemplate: "%{text}",
+      name, x, y, text, meta: shade, type: "scatter", mode: "lines", hovertemplate: "%{text}",
       line: { color: color(shade), width: 1.8, shape: "linear" }, ...more,
     };
   }
@@ -89,7 +89,7 @@
       traces: [["delivered again", "redelivered"], ["dead letters", "dead"], ["expired", "expired"]]
         .filter(([, key]) => any(s[key]))
         .map(([name, key]) => ({
-          name, type: "bar", x: MIDDLE, y: s[key], width: data.width * 0.9, text: s[key].map(whole), textposition: "none",
+          name, meta: key, type: "bar", x: MIDDLE, y: s[key], width: data.width * 0.9, text: s[key].map(whole), textposition: "none",
           hovertemplate: "%{text}", marker: { color: color(key), line: { width: 0 } },
         })),
       y: amounts(s.redelivered.map((value, i) => value + s.dead[i] + s.expired[i])),
@@ -127,19 +127,34 @@
 
   const narrow = matchMedia("(max-width: 760px)"), touch = matchMedia("(pointer: coarse)");
 
+  // The library lies packed in the page. The page's policy lets this script run, by its hash, and no other.
+  async function library() {
+    const packed = Uint8Array.from(atob(document.getElementById("library").textContent), (c) => c.charCodeAt(0));
+    const unpacked = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(unpacked).text();
+    document.head.append(script);
+  }
+
+  function instead(figure, text) {
+    const nothing = document.createElement("div");
+    nothing.className = "nothing";
+    nothing.textContent = text;
+    figure.querySelector(".keys").remove();
+    figure.querySelector(".plot").replaceWith(nothing);
+    figure.removeAttribute("data-drawn");
+  }
+
   function draw(figure) {
     const made = KINDS[figure.dataset.kind](data.series[figure.dataset.series]);
     const place = figure.querySelector(".plot");
     figure.dataset.drawn = "";
     if (typeof made === "string") {
-      const nothing = document.createElement("div");
-      nothing.className = "nothing";
-      nothing.textContent = made;
-      figure.querySelector(".keys").remove();
-      place.replaceWith(nothing);
-      figure.removeAttribute("data-drawn");
+      instead(figure, made);
       return;
     }
+    const shown = new Set(made.traces.map((one) => one.meta));
+    for (const key of figure.querySelectorAll(".keys li")) key.classList.toggle("hidden", !shown.has(key.dataset.key));
     const axis = { linecolor: color("rule"), gridcolor: color("grid"), zeroline: false, tickfont: { size: 12 }, fixedrange: touch.matches };
     Plotly.react(place, made.traces, {
       margin: { l: 8, r: 10, t: 10, b: 8 },
@@ -150,6 +165,25 @@
       xaxis: { ...axis, type: "date", range: RANGE, showgrid: false, automargin: true, nticks: narrow.matches ? 4 : 6, showline: true, hoverformat: data.width < 1000 ? "%b %-d, %H:%M:%S.%L" : data.width < 60000 ? "%b %-d, %H:%M:%S" : data.width < 86400000 ? "%b %-d, %H:%M" : "%b %-d, %Y" },
       yaxis: { ...axis, automargin: true, fixedrange: true, nticks: 5, ticks: "", ...made.y },
     }, { displayModeBar: false, responsive: true, showTips: false });
+    place.onkeydown ??= (event) => read(event, place);
+  }
+
+  // ---------------------------------------------------------------- keyboard
+
+  // Arrow keys go from point to point, and what is there is said.
+  const said = document.getElementById("said");
+  function read(event, place) {
+    const last = data.count - 1, now = place.dataset.at === undefined ? -1 : +place.dataset.at;
+    const next = { ArrowRight: now + 1, ArrowLeft: now - 1, PageUp: now - 10, PageDown: now + 10, Home: 0, End: last }[event.key];
+    if (event.key === "Escape") Plotly.Fx.unhover(place);
+    if (next === undefined) return;
+    event.preventDefault();
+    const point = Math.min(Math.max(next, 0), last);
+    place.dataset.at = point;
+    const there = place.data.map((one, curveNumber) => ({ one, curveNumber })).filter(({ one }) => one.text[point]);
+    Plotly.Fx.hover(place, there.map(({ curveNumber }) => ({ curveNumber, pointNumber: point })));
+    const when = place.data[0].x[point].replace("T", " ").slice(0, 19);
+    said.textContent = when + ": " + (there.map(({ one }) => one.name + " " + one.text[point]).join(", ") || "nothing");
   }
 
   // Drawn when it comes into view: a page of many queues is there at once.
@@ -202,6 +236,10 @@
 
   setTheme(stored() ?? (system.matches ? "dark" : "light"));
   show();
-  for (const figure of document.querySelectorAll(".chart")) seen.observe(figure);
   open();
+  const figures = document.querySelectorAll(".chart");
+  library().then(
+    () => { for (const figure of figures) seen.observe(figure); },
+    () => { for (const figure of figures) instead(figure, "This browser is too old to draw the charts."); },
+  );
 })();

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from pipeline.report.measures import NO_QUEUE, Level, Measures, Series, Totals
+from pipeline.report.counting import Level
+from pipeline.report.measures import NO_QUEUE, Measures, Series, Totals
 from pipeline.report.span import Span
 
 _THIN = "\N{NARROW NO-BREAK SPACE}"
@@ -173,8 +174,9 @@ def findings(measures: Measures) -> list[tuple[str, str]]:
     often = [q for q in queues if q.redelivered_part > 0.05 and q.counts["delivered"] >= 20]
     if often:
         worst = max(often, key=lambda q: q.redelivered_part)
-        more = f", in {len(often)} queues more than 5{_THIN}%" if len(often) > 1 else ""
-        text = f"{percent(worst.redelivered_part)} of the deliveries of {name_of(worst.name)} were repeats{more}."
+        others = f"; so were more than 5{_THIN}% in {len(often) - 1} other queues" if len(often) > 2 else ""
+        others = f"; so were more than 5{_THIN}% in one other queue" if len(often) == 2 else others
+        text = f"{percent(worst.redelivered_part)} of the deliveries of {name_of(worst.name)} were repeats{others}."
         found.append(("note", text))
     if not found:
         found.append(("good", "No dead letters, nothing left over, and hardly a delivery had to be repeated."))

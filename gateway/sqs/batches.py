@@ -1,0 +1,62 @@
+"""What all actions on batches share: their entries, and answers entry by entry."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.sqs.errors import SqsError
+from marq.errors import UnavailableError
+
+_ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
+
+
+def check_entries(entries: Sequence[Any], name: str, most: int) -> None:
+    """Raises `SqsError` for a batch that can not be done as a whole: `most` entries, each with an id of its own."""
+    if not entries:
+        raise SqsError("EmptyBatchRequest", f"There should be at least one {name} in the request.")
+    if len(entries) > most:
+        raise SqsError(
+            "TooManyEntriesInBatchRequest",
+            f"Maximum number of entries per request are {most}. You have sent {len(entries)}.",
+        )
+    seen = set()
+    for entry in entries:
+        if _ENTRY_ID.fullmatch(entry.Id) is None:
+            raise SqsError(
+                "InvalidBatchEntryId",
+                "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at "
+                "most 80 letters long.",
+            )
+        if entry.Id in seen:
+            raise SqsError("BatchEntryIdsNotDistinct", f"Id {entry.Id} repeated.")
+        seen.add(entry.Id)
+
+
+def failure(entry: str, error: SqsError) -> dict[str, Any]:
+    """How the answer to a batch tells of an entry that could not be done."""
+    return {
+        "Id": entry,
+        "SenderFault": error.kind.fault == "Sender",
+        "Code": error.kind.code,
+        "Message": str(error),
+    }
+
+
+def outcomes(entries: Sequence[Any], errors: Sequence[SqsError | None]) -> dict[str, Any]:
+    """The answer to a batch whose entries give nothing back."""
+    successful, failed = [], []
+    for entry, error in zip(entries, errors, strict=True):
+        if error is None:
+            successful.append({"Id": entry.Id})
+        else:
+            failed.append(failure(entry.Id, error))
+    return answer(successful, failed)
+
+
+def answer(successful: list[dict[str, Any]], failed: list[dict[str, Any]]) -> dict[str, Any]:
+    """The answer to a batch; where the service could do none of it, an error that SDKs try again after."""
+    if not successful and failed and all(f["Code"] == "ServiceUnavailable" for f in failed):
+        raise UnavailableError(failed[0]["Message"])
+    return {"Successful": successful, "Failed": failed} if failed else {"Successful": successful}

@@ -1,0 +1,77 @@
+"""Single messages that stand out, and who received."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from pipeline.report.counting import ACCURACY, RANKS, deliveries
+from pipeline.report.span import Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Rows of the tables of messages and of receivers.
+MESSAGES_SHOWN = 10
+RECEIVERS_SHOWN = 10
+
+
+def messages(
+    lives: DataFrame, span: Span, order: Sequence[str], queues: Sequence[str] | None
+) -> dict[str, list[dict[str, Any]]]:
+    """The first messages in this order (most first) of these queues, or of all together (None, under `all`)."""
+    end = F.when(F.col("ended_ms") < span.stop_ms, F.col("ended_ms")).otherwise(span.stop_ms)
+    alive = lives.where(F.coalesce(F.col("ended_ms") >= span.start_ms, F.lit(True)))
+    rows = alive.select(
+        "queue",
+        "partition",
+        "offset",
+        F.when(F.col("ended_ms") < span.stop_ms, F.col("outcome")).otherwise(F.lit(None)).alias("outcome"),
+        "state",
+        "receives",
+        "sent_ms",
+        "waiting_ms",
+        "working_ms",
+        (end - F.col("sent_ms")).alias("total_ms"),
+    )
+    if order[0] == "receives":
+        rows = rows.where("receives > 1")
+    by = [*[F.desc(name) for name in order], F.asc("partition"), F.asc("offset")]
+    if queues is None:
+        return {"all": [row.asDict() for row in rows.orderBy(*by).limit(MESSAGES_SHOWN).collect()]}
+    place = F.row_number().over(Window.partitionBy("queue").orderBy(*by))
+    first = rows.where(F.col("queue").isin(list(queues))).withColumn("place", place)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in first.where(F.col("place") <= MESSAGES_SHOWN).orderBy("queue", "place").collect():
+        found.setdefault(row["queue"], []).append(row.asDict())
+    return found
+
+
+def receivers(lives: DataFrame, span: Span, queues: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Who was given most, by queue; each row also says how many `receivers` there were."""
+    inside = (F.col("start_ms") >= span.start_ms) & (F.col("start_ms") < span.stop_ms)
+    took = F.col("finish_ms") - F.col("start_ms")
+    each = deliveries(lives.where(F.col("queue").isin(list(queues)))).where(inside)
+    by_receiver = each.groupBy("queue", "receiver").agg(
+        F.count("*").alias("delivered"),
+        F.count_if(F.col("end") == "acked").alias("acked"),
+        F.count_if(F.col("end") == "released").alias("released"),
+        F.count_if(F.col("end") == "expired_lease").alias("lapsed"),
+        F.min("start_ms").alias("first_ms"),
+        F.max("start_ms").alias("last_ms"),
+        F.percentile_approx(F.when(F.col("end") == "acked", took), list(RANKS), ACCURACY).alias("levels"),
+    )
+    by = Window.partitionBy("queue")
+    ranked = by_receiver.withColumns(
+        {
+            "place": F.row_number().over(by.orderBy(F.desc("delivered"), F.asc("receiver"))),
+            "receivers": F.count("*").over(by),
+        }
+    )
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in ranked.where(F.col("place") <= RECEIVERS_SHOWN).orderBy("queue", "place").collect():
+        found.setdefault(row["queue"], []).append(row.asDict())
+    return found

@@ -1,0 +1,140 @@
+"""The start of a job's Java, made short: Spark's classes, loaded and linked ahead of time in a file.
+
+`python -m pipeline.startup` makes that file once for a Java, a Spark and a place of both: a small archive runs, and
+Java writes down what it has loaded (170 MB). Java looks whether the file fits, and starts without it if not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from app.settings import Settings
+from marq.errors import PipelineError
+from pipeline.jars import home, java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from pipeline.options import Job
+
+#: A job of minutes gains less from the second compiler and a parallel collector than their start and threads cost.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+#: Java says on stdout that a file does not fit; that is no news to a user.
+_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+#: Seconds that Java gets to write the file.
+_WRITE_S = 240.0
+#: Records of each topic in the run that is watched.
+_RECORDS = 200
+
+
+def class_cache(java: Path) -> Path:
+    """The file for a JAVA_HOME; it need not be there."""
+    import pyspark
+
+    key = f"{java} {Path(pyspark.__file__).parent} {JVM_OPTIONS}"
+    return home() / f"classes-{crc32(key.encode()):08x}.aot"
+
+
+def java_options(java: Path) -> str:
+    """What Java is started with for a job."""
+    file = class_cache(java)
+    return f'{JVM_OPTIONS} "-XX:AOTCache={file}" {_QUIET}' if file.exists() else JVM_OPTIONS
+
+
+def make() -> Path | None:
+    """Make the file for the Java that jobs run on. None if that Java can't (before 25).
+
+    Raises:
+        PipelineError, BrokerError: Spark or Kafka could not be started.
+    """
+    from app.broker import EmbeddedBroker
+
+    file = class_cache(java_home())
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="marq-startup-") as name, EmbeddedBroker(name) as broker:
+            settings = Settings(kafka=f"kafka://{broker.bootstrap}", name="startup", data_dir=Path(name))
+            _watched_run(settings, Path(name), f'{JVM_OPTIONS} "-XX:AOTCacheOutput={draft}" -XX:-AOTClassLinking')
+        if not draft.exists():
+            return None
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+    return file
+
+
+def _watched_run(settings: Settings, folder: Path, options: str) -> None:
+    """An archive of a few records, in a Java with those options, to the end of that Java."""
+    from pipeline.archive import Archiving
+    from pipeline.options import Job
+    from pipeline.session import start
+
+    job = Job(settings, str(folder / "tables"))
+    _fill(job)
+    archiving = Archiving(job, once=True, interval_s=0, accept_loss=False)
+    archiving.check()
+    with _silence():
+        spark = start("startup", folder, java_options=options)
+        archiving.run(spark)
+        _end(spark)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing on stdout and stderr, also from processes that are started meanwhile: Java names each class it skips."""
+    kept = os.dup(1), os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            os.dup2(nowhere, number)
+        yield
+    finally:
+        for number, old in zip((1, 2), kept, strict=True):
+            os.dup2(old, number)
+            os.close(old)
+        os.close(nowhere)
+
+
+def _fill(job: Job) -> None:
+    """Topics of an installation, and some records."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import NewTopic
+
+    from marq.core.markers import Tick, encode
+
+    settings, kafka = job.settings, job.kafka
+    topics = (settings.queue_topic, settings.markers_topic, settings.poison_topic)
+    for created in kafka.admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
+        created.result(30)
+    producer = Producer(kafka.client_config())
+    for number in range(_RECORDS):
+        producer.produce(settings.queue_topic, b"message", b"orders" if number else None, headers={"name": b"value"})
+        producer.produce(settings.markers_topic, encode([Tick()], "startup", number))
+    producer.flush(30)
+
+
+def _end(spark: SparkSession) -> None:
+    """Stop Spark, and wait until its Java has ended, which writes the file then."""
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    java = gateway.proc
+    spark.stop()
+    java.stdin.close()
+    try:
+        java.wait(_WRITE_S)
+    except subprocess.TimeoutExpired:
+        java.kill()
+        raise PipelineError(f"Java did not end within {_WRITE_S:.0f} s; try again, or go on without") from None
+
+
+if __name__ == "__main__":
+    made = make()
+    print(f"Spark's classes are in {made}" if made else "this Java keeps no classes (25 and later do)")

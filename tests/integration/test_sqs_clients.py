@@ -1,0 +1,287 @@
+"""SQS clients that are not ours, as processes: AWS CLI, Celery, sqs-consumer, a boto3 of the query protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.jars import default_cache_dir
+from tests.integration.celery_app import VISIBILITY_S
+from tests.integration.cluster import ROOT, Cluster, until
+from tests.integration.sqs_client import Queue
+from tests.kafka import unique
+
+#: The last boto3 that speaks the query protocol.
+OLD_BOTO3 = "boto3==1.28.85"
+NPM_PACKAGES = ("sqs-consumer@11.6.0", "@aws-sdk/client-sqs@3.1169.0")
+INSTALL_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster(door: Cluster) -> Cluster:
+    return door
+
+
+def environment(**values: str) -> dict[str, str]:
+    """That of a client, without credentials of this machine."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "MARQ_"))}
+    given = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    return kept | given | {"AWS_EC2_METADATA_DISABLED": "true"} | values
+
+
+def install(folder: Path, command: list[str]) -> Path:
+    """Install something once, for all runs; skip where that can't be done."""
+    marker = folder / "INSTALLED"
+    if not marker.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"{command[0]} can't install what the test needs: {error}")
+        if done.returncode:
+            pytest.skip(f"{command[0]} can't install what the test needs: {done.stderr[-300:]}")
+        marker.touch()
+    return folder
+
+
+# -- AWS CLI
+
+
+def aws(url: str, *arguments: str) -> Any:
+    """What a command of the AWS CLI answers."""
+    done = subprocess.run(
+        [sys.executable, "-m", "awscli", "--endpoint-url", url, "--output", "json", "sqs", *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) if done.stdout.strip() else None
+
+
+def test_the_aws_cli_does_its_work(cluster: Cluster) -> None:
+    url, name = cluster.workers[0].url, unique("cli")
+    queue = aws(url, "create-queue", "--queue-name", name, "--attributes", "VisibilityTimeout=40")["QueueUrl"]
+    attributes = '{"n":{"DataType":"Number","StringValue":"7"}}'
+    sent = aws(url, "send-message", "--queue-url", queue, "--message-body", "hi", "--message-attributes", attributes)
+    (message,) = aws(
+        cluster.workers[1].url,
+        *("receive-message", "--queue-url", queue, "--wait-time-seconds", "5"),
+        *("--message-attribute-names", "All", "--message-system-attribute-names", "All"),
+    )["Messages"]
+    assert (message["Body"], message["MessageId"]) == ("hi", sent["MessageId"])
+    assert message["MessageAttributes"]["n"]["StringValue"] == "7"
+    aws(url, "delete-message", "--queue-url", queue, "--receipt-handle", message["ReceiptHandle"])
+    assert aws(url, "get-queue-attributes", "--queue-url", queue, "--attribute-names", "VisibilityTimeout") == {
+        "Attributes": {"VisibilityTimeout": "40"}
+    }
+    assert queue in aws(url, "list-queues", "--queue-name-prefix", name)["QueueUrls"]
+
+
+# -- a boto3 that speaks the query protocol
+
+OLD_CLIENT = """
+import json, sys
+import boto3
+assert boto3.__version__.startswith("1.28."), boto3.__version__
+sqs = boto3.client("sqs", endpoint_url=sys.argv[1])
+url = sqs.create_queue(QueueName=sys.argv[2], Attributes={"VisibilityTimeout": "20"}, tags={"a": "b"})["QueueUrl"]
+attributes = {
+    "n": {"DataType": "Number", "StringValue": "1"},
+    "b": {"DataType": "Binary", "BinaryValue": b"\\x00\\xff"},
+}
+trace = {"AWSTraceHeader": {"DataType": "String", "StringValue": "Root=1"}}
+body = "h\\u00e9 <&> \\r\\n \\U0001f600"
+sent = sqs.send_message(QueueUrl=url, MessageBody=body, MessageAttributes=attributes, MessageSystemAttributes=trace)
+(message,) = sqs.receive_message(
+    QueueUrl=url, WaitTimeSeconds=5, AttributeNames=["All"], MessageAttributeNames=["All"])["Messages"]
+assert message["Body"] == body, message
+assert message["MessageAttributes"] == attributes, message
+assert message["Attributes"]["AWSTraceHeader"] == "Root=1"
+assert message["MessageId"] == sent["MessageId"]
+assert message["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
+sqs.change_message_visibility(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=15)
+sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
+batch = sqs.send_message_batch(QueueUrl=url, Entries=[{"Id": str(i), "MessageBody": str(i)} for i in range(5)] + [
+    {"Id": "bad", "MessageBody": "x", "DelaySeconds": 901}])
+assert len(batch["Successful"]) == 5 and batch["Failed"][0]["Code"] == "InvalidParameterValue", batch
+got = []
+while len(got) < 5:
+    got += sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10, WaitTimeSeconds=5)["Messages"]
+done = sqs.delete_message_batch(
+    QueueUrl=url, Entries=[{"Id": str(i), "ReceiptHandle": m["ReceiptHandle"]} for i, m in enumerate(got)])
+assert len(done["Successful"]) == 5
+assert sqs.list_queue_tags(QueueUrl=url)["Tags"] == {"a": "b"}
+sqs.untag_queue(QueueUrl=url, TagKeys=["a"])
+sqs.set_queue_attributes(QueueUrl=url, Attributes={"DelaySeconds": "3"})
+assert sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["DelaySeconds"])["Attributes"] == {"DelaySeconds": "3"}
+sqs.add_permission(QueueUrl=url, Label="l", AWSAccountIds=["123456789012"], Actions=["SendMessage"])
+assert url in sqs.list_queues(QueueNamePrefix=sys.argv[2])["QueueUrls"]
+for call, error in (
+    (lambda: sqs.get_queue_url(QueueName="nothing-of-this-name"), sqs.exceptions.QueueDoesNotExist),
+    (lambda: sqs.create_queue(QueueName=sys.argv[2], Attributes={"DelaySeconds": "4"}), sqs.exceptions.QueueNameExists),
+    (lambda: sqs.delete_message(QueueUrl=url, ReceiptHandle="x"), sqs.exceptions.ReceiptHandleIsInvalid),
+    (lambda: sqs.send_message(QueueUrl=url, MessageBody="\\x01"), sqs.exceptions.InvalidMessageContents),
+    (lambda: sqs.delete_message_batch(QueueUrl=url, Entries=[]), sqs.exceptions.EmptyBatchRequest),
+):
+    try:
+        call()
+    except error:
+        pass
+    else:
+        raise AssertionError(error)
+print("fine")
+"""
+
+
+def test_a_client_of_the_query_protocol_does_its_work(cluster: Cluster) -> None:
+    command = [sys.executable, "-m", "pip", "install", "-q", "--target", ".", OLD_BOTO3]
+    folder = install(default_cache_dir() / "tests" / OLD_BOTO3, command)
+    done = subprocess.run(
+        [sys.executable, "-c", OLD_CLIENT, cluster.workers[0].url, unique("old")],
+        env=environment(PYTHONPATH=str(folder)),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.stdout.strip() == "fine", done.stderr
+
+
+# -- sqs-consumer on the AWS SDK for JavaScript
+
+
+def test_sqs_consumer_does_its_work(cluster: Cluster) -> None:
+    if shutil.which("npm") is None or shutil.which("node") is None:
+        pytest.skip("node and npm are not installed")
+    command = ["npm", "install", "--no-audit", "--no-fund", "--silent", *NPM_PACKAGES]
+    folder = install(default_cache_dir() / "tests" / "sqs-consumer-11.6.0", command)
+    script = shutil.copy(Path(__file__).with_name("sqs_consumer.mjs"), folder)
+    queue = Queue.make(cluster.workers[0], VisibilityTimeout=20)
+    queue.send("fails-once")
+    for i in range(14):
+        queue.send(f"{i}")
+    done = subprocess.run(
+        ["node", script, cluster.workers[1].url, queue.url, "20"],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert sorted(body for body, _, _ in lines) == sorted(
+        ["fails-once", *(f"{i}" for i in range(14)), *(f"from-js-{i}" for i in range(5))]
+    )
+    assert {attempt for body, attempt, _ in lines if body == "fails-once"} == {"2"}
+    assert {number for body, _, number in lines if body == "from-js-3"} == {"3"}
+    queue.wait_for(visible=0, in_flight=0)
+
+
+# -- Celery
+
+
+class CeleryApp:
+    """The application of `celery_app`, with worker processes."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.notes = folder / "notes"
+        self.notes.touch()
+        self._folder = folder
+        address = cluster.workers[0].url.removeprefix("http://")
+        self.environment = environment(
+            TEST_BROKER_URL=f"sqs://x:x@{address}//",
+            TEST_QUEUE_PREFIX=unique("c") + "-",
+            TEST_NOTES=str(self.notes),
+        )
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> subprocess.Popen[bytes]:
+        log = (self._folder / f"worker-{len(self.workers)}").open("wb")
+        command = [sys.executable, "-m", "celery", "-A", "tests.integration.celery_app", "worker", "--pool", "solo"]
+        with log:
+            worker = subprocess.Popen(
+                [*command, "-n", unique("w"), "--loglevel", "INFO"],
+                cwd=ROOT,
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.workers.append(worker)
+        return worker
+
+    def call(self, code: str) -> None:
+        """Run a statement in which `tasks` is the module of the application."""
+        subprocess.run(
+            [sys.executable, "-c", f"import tests.integration.celery_app as tasks; {code}"],
+            cwd=ROOT,
+            env=self.environment,
+            check=True,
+            timeout=60,
+        )
+
+    def noted(self) -> list[tuple[str, int, float]]:
+        lines = [line.split() for line in self.notes.read_text().splitlines()]
+        return [(what, int(pid), float(at)) for what, pid, at in lines]
+
+    def what(self) -> list[str]:
+        return [what for what, _, _ in self.noted()]
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
+
+
+@pytest.fixture(scope="module")
+def celery(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CeleryApp]:
+    """Two Celery workers that are at work."""
+    app = CeleryApp(cluster, tmp_path_factory.mktemp("celery"))
+    try:
+        for _ in range(2):
+            app.start()
+        app.call("[tasks.note.delay(i) for i in range(20)]")
+        until(lambda: len(app.what()) >= 20, "the first tasks are done", 60)
+        yield app
+    finally:
+        app.stop()
+
+
+def test_celery_does_each_task_once(celery: CeleryApp) -> None:
+    done = [what for what in celery.what() if what.startswith("note-")]
+    assert sorted(done) == sorted(f"note-{i}" for i in range(20))
+
+
+def test_an_eta_longer_than_the_visibility_timeout_runs_once(celery: CeleryApp) -> None:
+    seconds = VISIBILITY_S + 3
+    celery.call(f"import time; open(tasks.os.environ['TEST_NOTES'] + '-eta', 'w').write(str(time.time())); "
+                f"tasks.note.apply_async((100,), countdown={seconds})")  # fmt: skip
+    until(lambda: "note-100" in celery.what(), "the task with the ETA is done", 40)
+    asked = float(Path(f"{celery.notes}-eta").read_text())
+    with pytest.raises(AssertionError):
+        until(lambda: celery.what().count("note-100") > 1, "it is done again", VISIBILITY_S + 2)
+    ((_, _, at),) = [one for one in celery.noted() if one[0] == "note-100"]
+    assert at - asked > seconds - 0.5
+
+
+def test_the_task_of_a_killed_celery_worker_is_run_again(celery: CeleryApp) -> None:
+    celery.call("tasks.slow.delay(1, 3)")
+    until(lambda: "begin-1" in celery.what(), "the task has begun", 40)
+    (pid,) = [pid for what, pid, _ in celery.noted() if what == "begin-1"]
+    os.killpg(pid, signal.SIGKILL)
+    next(worker for worker in celery.workers if worker.pid == pid).wait()
+    until(lambda: "end-1" in celery.what(), "another worker has done it", 40)
+    assert {p for what, p, _ in celery.noted() if what == "end-1"} != {pid}

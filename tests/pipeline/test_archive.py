@@ -1,0 +1,348 @@
+"""The archive has every record of both topics, once, whatever happens to the job."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from app.tails import Tails
+from app.topics import ensure_topics
+from marq.core.markers import End, Own, Start
+from marq.errors import PipelineError, TopicError
+from pipeline import archive, files, records, tables
+from pipeline.archive import Archiving
+from pipeline.logs import Archive, Bounds, bounds, logs
+from tests.pipeline.lab import Installation
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+Make = Callable[..., Installation]
+
+
+def run_once(spark: SparkSession, here: Installation, *, accept_loss: bool = False) -> None:
+    """One run of the job up to what is there now."""
+    job = Archiving(here.job, once=True, interval_s=0, accept_loss=accept_loss)
+    job.check()
+    job.run(spark)
+
+
+def rows(spark: SparkSession, here: Installation, table: str = archive.MESSAGES) -> list[Row]:
+    return spark.read.format("delta").load(here.job.path(table)).orderBy("partition", "offset").collect()
+
+
+def offsets(found: list[Row]) -> list[tuple[int, int]]:
+    return [(row.partition, row.offset) for row in found]
+
+
+def delete_records(here: Installation, topic: str, partition: int, before: int) -> None:
+    for future in here.kafka.admin.delete_records([TopicPartition(topic, partition, before)]).values():
+        future.result()
+
+
+def test_messages_and_markers_are_archived_as_they_were(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    here.send(
+        0, (b"orders", b"hello", [("marq-key", b"k"), ("marq-delay-ms", b"50"), ("marq-group", b"g"), ("a", None)])
+    )
+    here.send(1, (b"orders", None), (None, b"no queue"), (b"mail", b"x", [("marq-ttl-ms", b"soon")]))
+    here.mark(0, [Own("w", "n")], [Start(0, 1, [0, 1], 1000, receiver="r"), End(0, [0, 1], "acked", 1)])
+    here.write(here.settings.markers_topic, 1, [(b"key", b"no marker")])
+    here.write(
+        here.settings.poison_topic, 0, [(b"q", b"bad", [("marq-poison-reason", b"why"), ("marq-origin", b"1:7")])]
+    )
+
+    run_once(spark, here)
+
+    first, *others = rows(spark, here)
+    today = datetime.datetime.now(datetime.UTC).date()
+    assert (first.schema_version, first.topic, first.partition, first.offset) == (1, here.settings.queue_topic, 0, 0)
+    assert (first.queue, bytes(first.key), bytes(first.payload), first.size) == ("orders", b"orders", b"hello", 5)
+    assert (bytes(first.sender_key), first.delay_ms, first.ttl_ms, first.group) == (b"k", 50, None, "g")
+    assert [(h.key, h.value) for h in first.headers][2:] == [("marq-group", b"g"), ("a", None)]
+    assert abs((first.day - today).days) <= 1
+    assert [(row.queue, row.size) for row in others] == [("orders", -1), (None, 8), (None, 1)]
+
+    own, work, broken = rows(spark, here, archive.MARKERS)
+    assert [m.type for m in own.markers] == ["own"]
+    assert [(m.type, m.epoch, m.delivery, m.offsets, m.receiver) for m in work.markers] == [
+        ("start", 0, 1, [0, 1], "r"),
+        ("end", 0, 1, [0, 1], None),
+    ]
+    assert (work.by, work.seq) == ("test", 1)
+    assert (bytes(broken.value), broken.markers) == (b"no marker", None)
+
+    aside = {
+        (row.topic.partition(".")[2], row.partition, row.offset): row for row in rows(spark, here, archive.MALFORMED)
+    }
+    assert {place: row.reason[:24] for place, row in aside.items()} == {
+        ("queue", 1, 1): "no queue: the key is nul",
+        ("queue", 1, 2): "header marq-ttl-ms is no",
+        ("markers", 1, 0): "not a marker record: JSO",
+        ("poison", 0, 0): "why",
+    }
+    assert aside["poison", 0, 0].origin == "1:7"
+    assert bytes(aside["queue", 1, 1].payload) == b"no queue"
+    assert bytes(aside["markers", 1, 0].key) == b"key"
+
+
+def test_each_run_goes_on_where_the_last_one_ended(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    here.send(0, *[(b"q", b"%d" % i) for i in range(5)])
+    run_once(spark, here)
+    here.send(0, *[(b"q", b"%d" % i) for i in range(5, 8)], (None, b"poison"))
+    here.send(1, (b"q", b"other"))
+    run_once(spark, here)
+    run_once(spark, here)
+    assert offsets(rows(spark, here)) == [(0, i) for i in range(9)] + [(1, 0)]
+    assert offsets(rows(spark, here, archive.MALFORMED)) == [(0, 8)]
+
+
+@pytest.mark.slow
+def test_in_topic_mode_the_whole_topic_is_one_queue(spark: SparkSession, installation: Make) -> None:
+    theirs = installation(partitions=1)
+    topic = theirs.settings.queue_topic
+    here = installation(queue_topic=topic, queue_id="jobs", partitions=1)
+    here.send(0, (None, b"a"), (b"\xff", b"b"))
+    run_once(spark, here)
+    assert [row.queue for row in rows(spark, here)] == ["jobs", "jobs"]
+    assert rows(spark, here, archive.MALFORMED) == []
+
+
+@pytest.mark.slow
+def test_the_logs_of_the_archive_are_those_of_kafka(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    here.send(0, *[(b"q", b"x" * i, [("n", b"%d" % i)]) for i in range(6)])
+    here.send(1, (None, None))
+    here.mark(1, [Own("w", "n")], [Start(0, 1, [0, 1], 1000)])
+    run_once(spark, here)
+    source = Archive(here.data)
+    assert bounds(spark, source) == {0: Bounds(0, 6, 0, 0), 1: Bounds(0, 1, 0, 2)} == bounds(spark, here.kafka)
+    for start, stop in ((None, None), ({0: (2, 0)}, {0: (5, 0), 1: (1, 1)})):
+        archived = sorted(logs(spark, source, start, stop).collect(), key=lambda r: (r.log, r.partition, r.offset))
+        live = sorted(logs(spark, here.kafka, start, stop).collect(), key=lambda r: (r.log, r.partition, r.offset))
+        assert archived == live
+
+
+# -- a batch that is repeated -----------------------------------------------------------------------------
+
+
+def forget_commit(spark: SparkSession, here: Installation, flow: str) -> None:
+    """As if the job had been killed after the batch was written, and before Spark noted that it is complete."""
+    checkpoint = here.job.path(archive.CHECKPOINTS, flow)
+    number = max(int(name) for name in files.names(spark, f"{checkpoint}/commits") if name.isdigit())
+    files.delete(spark, f"{checkpoint}/commits/{number}")
+    files.delete(spark, f"{checkpoint}/commits/.{number}.crc")
+
+
+def test_a_batch_that_was_written_is_not_written_again(spark: SparkSession, installation: Make) -> None:
+    here = installation(partitions=1)
+    here.send(0, (b"q", b"0"), (None, b"poison"))
+    here.mark(0, [Own("w", "n")])
+    run_once(spark, here)
+    for flow in ("messages", "markers"):
+        forget_commit(spark, here, flow)
+    here.send(0, (b"q", b"2"))
+    run_once(spark, here)
+    assert offsets(rows(spark, here)) == [(0, 0), (0, 1), (0, 2)]
+    assert offsets(rows(spark, here, archive.MARKERS)) == [(0, 0)]
+    assert offsets(rows(spark, here, archive.MALFORMED)) == [(0, 1)]
+
+
+@pytest.mark.slow
+def test_a_batch_that_was_half_written_gets_the_rest(
+    spark: SparkSession, installation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = installation(partitions=1)
+    run_once(spark, here)
+    here.send(0, (b"q", b"0"), (None, b"poison"))
+    append = archive._append
+
+    def killed(rows: Any, path: str, app: str, version: int) -> None:
+        if path.endswith("malformed"):
+            raise OSError("killed here")
+        append(rows, path, app, version)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archive, "_append", killed)
+        with pytest.raises(PipelineError, match="killed here"):
+            run_once(spark, here)
+    assert offsets(rows(spark, here)) == [(0, 0), (0, 1)]
+    assert rows(spark, here, archive.MALFORMED) == []
+
+    run_once(spark, here)
+    assert offsets(rows(spark, here)) == [(0, 0), (0, 1)]
+    assert offsets(rows(spark, here, archive.MALFORMED)) == [(0, 1)]
+
+
+def test_without_its_checkpoints_it_goes_on_behind_what_is_in_the_tables(
+    spark: SparkSession, installation: Make
+) -> None:
+    here = installation()
+    here.send(0, (b"q", b"0"), (b"q", b"1"))
+    run_once(spark, here)
+    shutil.rmtree(here.job.path("checkpoints"))
+    here.send(0, (b"q", b"2"))
+    here.send(1, (b"q", b"3"))
+    run_once(spark, here)
+    assert offsets(rows(spark, here)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
+
+
+# -- what it refuses ----------------------------------------------------------------------------------------
+
+
+def test_without_its_topic_nothing_is_made(spark: SparkSession, installation: Make) -> None:
+    here = installation(create=False)
+    with pytest.raises(TopicError, match=r"queue does not exist .*; start a worker"):
+        run_once(spark, here)
+    assert not files.exists(spark, here.data)
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    (here.folder / "pipeline/archive/messages").mkdir(parents=True)
+    (here.folder / "pipeline/archive/messages/diary.txt").write_text("mine")
+    with pytest.raises(PipelineError, match="archive/messages is not a table, and not empty"):
+        run_once(spark, here)
+    assert files.names(spark, here.job.path(archive.MESSAGES)) == ["diary.txt"]
+
+
+def test_a_delta_table_of_somebody_else_is_left_alone(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    spark.range(1).write.format("delta").save(here.job.path(archive.MESSAGES))
+    with pytest.raises(PipelineError, match="not one of marq's"):
+        run_once(spark, here)
+
+
+def test_tables_of_another_installation_are_refused(spark: SparkSession, installation: Make) -> None:
+    here, there = installation(), installation()
+    here.send(0, (b"q", b"0"))
+    run_once(spark, here)
+    there.job = type(there.job)(there.settings, here.data)
+    with pytest.raises(PipelineError, match="is of another topic or Kafka"):
+        run_once(spark, there)
+    # the same checkpoint where the table does not know whose it is
+    for table in (archive.MESSAGES, archive.MARKERS):
+        spark.sql(f"ALTER TABLE delta.`{here.job.path(table)}` UNSET TBLPROPERTIES ('{tables.SOURCE}')")
+    with pytest.raises(PipelineError, match=f"is the checkpoint of {here.settings.queue_topic}, not of"):
+        run_once(spark, there)
+
+
+def test_a_topic_that_was_made_anew_is_another_topic(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    run_once(spark, here)
+    other = installation(name=here.settings.name, queue_topic="x", create=False)
+    topic = here.settings.queue_topic
+    here.kafka.admin.delete_topics([topic])[topic].result()
+    again = Installation(here.settings.kafka.removeprefix("kafka://"), other.folder, name=here.settings.name)
+    again.job = here.job
+    with pytest.raises(PipelineError, match="is of another topic or Kafka"):
+        run_once(spark, again)
+
+
+def test_a_checkpoint_whose_table_is_gone_is_refused(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    here.send(0, (b"q", b"0"))
+    run_once(spark, here)
+    shutil.rmtree(here.job.path(archive.MESSAGES))
+    with pytest.raises(PipelineError, match=r"archive/messages is gone, but .*checkpoints/archive/messages goes on"):
+        run_once(spark, here)
+    assert not files.exists(spark, here.job.path(archive.MESSAGES))
+
+
+def test_a_table_of_a_later_version_is_refused(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    run_once(spark, here)
+    spark.sql(f"ALTER TABLE delta.`{here.job.path(archive.MARKERS)}` SET TBLPROPERTIES ('{tables.VERSION}' = '2')")
+    with pytest.raises(PipelineError, match="has rows of version 2, and this marq reads up to 1; upgrade marq"):
+        run_once(spark, here)
+
+
+@pytest.mark.slow
+def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    path = here.job.path(archive.MESSAGES)
+    earlier = type(records.MESSAGES)([f for f in records.MESSAGES if f.name not in ("origin", "headers")])
+    tables.open_table(spark, path, earlier, version=0, partition_by=["day"])
+    here.send(0, (b"q", b"0", [("marq-origin", b"0:1")]))
+    run_once(spark, here)
+    assert [row.origin for row in rows(spark, here)] == ["0:1"]
+    assert tables.properties_of(spark, path)[tables.VERSION] == "1"
+
+
+def test_records_that_were_deleted_before_they_were_archived_are_an_error(
+    spark: SparkSession, installation: Make
+) -> None:
+    here = installation(partitions=1)
+    here.send(0, (b"q", b"0"))
+    run_once(spark, here)
+    here.send(0, *[(b"q", b"%d" % i) for i in range(1, 6)])
+    delete_records(here, here.settings.queue_topic, 0, 4)
+    with pytest.raises(PipelineError, match=r"^lost: offsets 1 to 3 of .*queue partition 0 .*--accept-loss"):
+        run_once(spark, here)
+    run_once(spark, here, accept_loss=True)
+    assert offsets(rows(spark, here)) == [(0, 0), (0, 4), (0, 5)]
+
+
+# -- what is kept ---------------------------------------------------------------------------------------------
+
+
+def test_its_positions_stand_in_kafka(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    here.send(1, (b"q", b"0"), (b"q", b"1"))
+    here.mark(0, [Own("w", "n")])
+    run_once(spark, here)
+    found = here.kafka.committed(here.settings.archive_group)
+    assert found[here.settings.queue_topic] == {0: 0, 1: 2}
+    assert found[here.settings.markers_topic] == {0: 1, 1: 0}
+
+
+@pytest.mark.parametrize(
+    ("archived", "left"), [({0: 3}, 3), ({1: 9}, 0), (None, 5)], ids=["partly", "not yet", "never"]
+)
+def test_retention_keeps_what_is_not_archived_yet(
+    installation: Make, archived: dict[int, int] | None, left: int
+) -> None:
+    here = installation(retention_history_ms=0)
+    topic = here.settings.queue_topic
+    here.send(0, *[(b"q", b"%d" % i) for i in range(6)])
+    if archived is not None:
+        here.kafka.commit(here.settings.archive_group, {topic: archived})
+
+    async def trim() -> None:
+        app: Any = SimpleNamespace(log=logging.getLogger("test"))
+        tails = Tails(app, here.settings)
+        topics = await ensure_topics(here.settings, here.settings.name)
+        try:
+            held: Any = SimpleNamespace(number=0, retire_at_ms=0)
+            await tails.trim(held, topics, position=5, markers_position=0)
+        finally:
+            await tails.close()
+
+    asyncio.run(trim())
+    assert here.kafka.bounds(topic)[0] == (left, 6)
+
+
+@pytest.mark.slow
+def test_small_files_are_put_together(spark: SparkSession, installation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = installation(partitions=1)
+    spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "4")
+    try:
+        for i in range(5):
+            here.send(0, (b"q", b"%d" % i))
+            run_once(spark, here)
+    finally:
+        spark.conf.unset("spark.databricks.delta.autoCompact.minNumFiles")
+    assert offsets(rows(spark, here)) == [(0, i) for i in range(5)]
+    detail = tables.open_table(spark, here.job.path(archive.MESSAGES), records.MESSAGES).detail().first()
+    assert detail.numFiles <= 2
+    assert Counter(row.offset for row in rows(spark, here)) == Counter(range(5))

@@ -1,0 +1,37 @@
+"""What the records of FIFO queues say of their groups and ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.queues import Catalog, QueueRecord
+from gateway.door import Outgoing
+from gateway.placing import H_DEDUPLICATION, fifo_headers
+from marq.core.policies import QueueSettings
+
+
+def id_of(settings: QueueSettings, life: int, group: str = "g", name: str = "id") -> bytes:
+    message = Outgoing(payload=b"x", group=group, deduplication_id=name)
+    return dict(fifo_headers(message, settings, life))[H_DEDUPLICATION]
+
+
+@pytest.mark.parametrize("scope", ["queue", "group"])
+def test_an_id_is_another_one_in_a_queue_that_was_made_again(scope: str) -> None:
+    settings = QueueSettings(fifo=True, deduplication_scope=scope)  # type: ignore[arg-type]
+    assert len({id_of(settings, life) for life in range(3)}) == 3
+    assert {id_of(settings, life).rpartition(b"\0")[2] for life in range(3)} == {b"id"}
+
+
+def test_an_id_is_another_one_in_another_group_where_the_scope_is_the_group() -> None:
+    for scope, count in (("queue", 1), ("group", 2)):
+        settings = QueueSettings(fifo=True, deduplication_scope=scope)  # type: ignore[arg-type]
+        assert len({id_of(settings, 0, group) for group in ("a", "b")}) == count
+
+
+def test_a_queue_knows_how_many_of_its_name_there_were() -> None:
+    record: QueueRecord | None = None
+    lives = []
+    for state in ("active", "active", "deleting", "deleted", "active", "deleting", "active", "active"):
+        record = Catalog._next(record, settings=QueueSettings(), state=state)  # type: ignore[arg-type]
+        lives.append(record.life)
+    assert lives == [0, 0, 0, 0, 1, 1, 2, 2]
