@@ -152,7 +152,7 @@ class Runner:
         queues = [
             q
             for q, b in partition.backlogs.items()
-            if (b.fresh or b.again or b.returned or b.groups) and route(q) is self
+            if (b.fresh or b.again or b.returned or b.groups or b.out) and route(q) is self
         ]
         queues += [q for q in partition.segments.queues if q not in partition.backlogs and route(q) is self]
         if not queues:

@@ -147,11 +147,16 @@ def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> Qu
 
 
 def check_kind(queue: str, old: QueueSettings, new: QueueSettings) -> None:
-    """Raises `QueueSettingsError` if ``new`` would make a FIFO queue of another one, or the other way round."""
+    """Raises `QueueSettingsError` if ``new`` would make it another kind of queue: groups would lose their order."""
     if old.fifo != new.fifo:
         kind = "FIFO" if old.fifo else "standard"
         raise QueueSettingsError(
             f"queue {queue!r} is a {kind} queue for good: delete it and make it anew to change fifo"
+        )
+    if old.fifo and old.deduplication_scope != new.deduplication_scope:
+        raise QueueSettingsError(
+            f"queue {queue!r} has its messages where deduplication_scope {old.deduplication_scope!r} puts them: delete "
+            "it and make it anew to change that"
         )
 
 

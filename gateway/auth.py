@@ -22,6 +22,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from marq.core.policies import QUEUE_NAME_MAX
 from marq.errors import NotAllowedError, NotAuthenticatedError, SettingError
 
 PERMISSIONS = frozenset({"send", "receive", "manage", "inspect"})
@@ -45,6 +46,8 @@ class Grants:
 
     def allow(self, permission: str, queue: str) -> bool:
         """True if `permission` is given for `queue`."""
+        if len(queue) > QUEUE_NAME_MAX:
+            return False
         known = self._known.get((permission, queue))
         if known is None:
             known = any(
@@ -179,7 +182,6 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
 
 def _is_address(name: str) -> bool:
     try:
-        ipaddress.ip_address(name)
+        return not ipaddress.ip_address(name).is_unspecified
     except ValueError:
         return False
-    return True

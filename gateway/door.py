@@ -56,12 +56,15 @@ STALLED_S = 3.0
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.
 RECORD_ROOM_BYTES = 1024
+#: Beginning of the headers that the SQS gateway adds.
+PROTOCOL_HEADERS = "AWS."
 
 
 class Moved(msgspec.Struct):
-    """What the owner of a partition says of a message that was to be moved: the offset of its copy, or an error."""
+    """What the owner of a partition says of a message that was to be moved: where its copy is, or an error."""
 
     offset: int
+    partition: int = -1
     place: int = -1
     error: dict[str, str] | None = None
 
@@ -206,7 +209,12 @@ class Door(Service):
         elif message.group is not None:
             headers.append((H_GROUP, message.group.encode()))
         if settings.max_message_bytes and size > settings.max_message_bytes:
-            raise TooLargeError(f"a message of {size} bytes; the queue takes at most {settings.max_message_bytes}")
+            # what a protocol adds is not the sender's
+            size_sent = size - sum(len(n) + len(v) for n, v in headers if n.startswith(PROTOCOL_HEADERS))
+            if size_sent > settings.max_message_bytes:
+                raise TooLargeError(
+                    f"a message of {size_sent} bytes; the queue takes at most {settings.max_message_bytes}"
+                )
         if size + 8 * len(headers) > MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES:
             raise TooLargeError(
                 f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES} with key and headers"
@@ -401,7 +409,7 @@ class Door(Service):
         except MarqError as exc:
             return exc
         topic = self.ownership.topics.queue
-        return {m.offset: problems.error_in(m.error) if m.error else Sent(topic, number, m.place) for m in moved}
+        return {m.offset: problems.error_in(m.error) if m.error else Sent(topic, m.partition, m.place) for m in moved}
 
     async def move_here(self, argument: dict[str, Any]) -> list[Moved]:
         """Move messages of a partition of this worker."""
@@ -410,7 +418,7 @@ class Door(Service):
             held, argument["queue"], argument["offsets"], argument["limit"], argument["to"]
         )
         return [
-            Moved(offset, error=problems.entry(place)) if isinstance(place, MarqError) else Moved(offset, place[1])
+            Moved(offset, error=problems.entry(place)) if isinstance(place, MarqError) else Moved(offset, *place)
             for offset, place in found.items()
         ]
 

@@ -15,7 +15,7 @@ import msgspec
 from mode import Service
 
 from app.queues import Draft, MoveTask, QueueRecord
-from marq.errors import MarqError, UnavailableError
+from marq.errors import MarqError, NotPossibleError, UnavailableError
 
 if TYPE_CHECKING:
     from app.worker import WorkerApp
@@ -39,8 +39,14 @@ class Moves(Service):
         self._running: dict[str, asyncio.Task[None]] = {}  # by id of the task
 
     async def begin(self, queue: str, task: MoveTask) -> None:
-        """Start a task of a queue that has none. Raises `MarqError`."""
-        await self._change(queue, lambda moves: (task, *moves)[:KEPT])
+        """Start a task of a queue. Raises `MarqError`; `NotPossibleError`: it has one that is not over."""
+
+        def begun(moves: tuple[MoveTask, ...]) -> tuple[MoveTask, ...]:
+            if any(other.active and other.id != task.id for other in moves):
+                raise NotPossibleError(f"a task that moves messages of {queue!r} is under way")
+            return moves if task in moves else (task, *moves)[:KEPT]
+
+        await self._change(queue, begun)
 
     async def cancel(self, queue: str, task_id: str) -> None:
         """End a task before it is done."""
@@ -143,7 +149,7 @@ class Moves(Service):
         count = len(found) - len(errors)
         if errors and not count and not any(isinstance(error, UnavailableError) for error in errors):
             return 0, False, str(errors[0])
-        return count, not found or max(found) >= task.before[number], ""
+        return count, not found or min(found) >= task.before[number], ""
 
     async def on_stop(self) -> None:
         for running in list(self._running.values()):

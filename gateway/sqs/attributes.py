@@ -106,7 +106,11 @@ class Attributes:
         """A queue some of whose attributes are set. Raises `SqsError`."""
         if "FifoQueue" in given and (given["FifoQueue"] == "true") != old.settings.fifo:
             raise _invalid("FifoQueue", "Modifying queue type is not supported.")
-        return self._changed(queue, old, given)
+        new = self._changed(queue, old, given)
+        if new.settings.deduplication_scope != old.settings.deduplication_scope:
+            # it decides in which partition a group is
+            raise _invalid("DeduplicationScope", "It can't be changed: delete the queue, and make it anew.")
+        return new
 
     def _changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
         settings, beside = msgspec.structs.asdict(old.settings), dict(old.attributes)

@@ -17,6 +17,11 @@ from gateway.receiving import Received
 SAME_S = 300.0
 #: Entries of each kind that are remembered.
 ENTRIES_MAX = 50_000
+#: Bytes of them that are.
+BYTES_MAX = 64 * 1024 * 1024
+
+#: About what a message takes beside its payload.
+ENTRY_BYTES = 1_000
 
 Value = TypeVar("Value")
 
@@ -25,17 +30,25 @@ class _Recent(Generic[Value]):
     """Values by key, each for `SAME_S`, the oldest forgotten first."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[Any, tuple[float, Value]] = OrderedDict()
+        self._entries: OrderedDict[Any, tuple[float, Value, int]] = OrderedDict()
+        self._size_bytes = 0
 
     def get(self, key: Any) -> Value | None:
         entry = self._entries.get(key)
         return entry[1] if entry is not None and time.monotonic() - entry[0] < SAME_S else None
 
-    def put(self, key: Any, value: Value) -> None:
-        self._entries[key] = (time.monotonic(), value)
-        self._entries.move_to_end(key)
-        if len(self._entries) > ENTRIES_MAX:
-            self._entries.popitem(last=False)
+    def put(self, key: Any, value: Value, size_bytes: int = 1) -> None:
+        now, entries = time.monotonic(), self._entries
+        if (old := entries.pop(key, None)) is not None:
+            self._size_bytes -= old[2]
+        entries[key] = (now, value, size_bytes)
+        self._size_bytes += size_bytes
+        while (
+            len(entries) > ENTRIES_MAX or self._size_bytes > BYTES_MAX or next(iter(entries.values()))[0] < now - SAME_S
+        ):
+            self._size_bytes -= entries.popitem(last=False)[1][2]
+            if not entries:
+                return
 
 
 class Sends:
@@ -67,7 +80,8 @@ class Attempts:
         return self._given.get((queue, attempt))
 
     def keep(self, queue: str, attempt: str, received: list[Received]) -> None:
-        self._given.put((queue, attempt), received)
+        size_bytes = sum(len(one.payload) + ENTRY_BYTES for one in received)
+        self._given.put((queue, attempt), received, size_bytes)
 
 
 class FirstReceives:

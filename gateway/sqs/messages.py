@@ -254,6 +254,9 @@ ENCODED = Attribute(ENCODING, "String", b"base64")
 def text_of(payload: bytes) -> tuple[str, bool]:
     """A payload as the text of a body, and whether that is base64 because the payload is no text."""
     try:
-        return payload.decode(), False
+        text = payload.decode()
     except UnicodeDecodeError:
         return b64encode(payload).decode(), True
+    if _NOT_TEXT.search(text) is not None:
+        return b64encode(payload).decode(), True
+    return text, False

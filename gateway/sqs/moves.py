@@ -14,6 +14,7 @@ from gateway.moves import KEPT
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value
 from gateway.sqs.urls import queue_of_arn
+from marq.errors import NotPossibleError
 
 if TYPE_CHECKING:
     from gateway import moves
@@ -64,11 +65,7 @@ class Moves:
         else:
             call.grants.require("send", None, everywhere=True)  # each goes to where it came from
         if self._active(queue) is not None:
-            raise SqsError(
-                "UnsupportedOperation",
-                "There is already a task running. Only one active task is allowed for a source queue arn at a given "
-                "time.",
-            )
+            raise _already()
         topics = self._door.ownership.topics
         counts = await self._queues.counts_of(queue)
         task = MoveTask(
@@ -79,7 +76,10 @@ class Moves:
             per_second=per_second or 0,
             total=sum(counts.values()),
         )
-        await self._tasks.begin(queue, task)
+        try:
+            await self._tasks.begin(queue, task)
+        except NotPossibleError:
+            raise _already() from None
         return {"TaskHandle": _handle(request.SourceArn, task)}
 
     async def ListMessageMoveTasks(self, call: Call, request: Any) -> dict[str, Any]:
@@ -133,6 +133,13 @@ def _read_handle(handle: str) -> tuple[str, str]:
         return found["taskId"], found["sourceArn"]
     except (ValueError, KeyError):
         raise SqsError("InvalidParameterValue", f"Value {handle[:300]} for parameter TaskHandle is invalid.") from None
+
+
+def _already() -> SqsError:
+    return SqsError(
+        "UnsupportedOperation",
+        "There is already a task running. Only one active task is allowed for a source queue arn at a given time.",
+    )
 
 
 def _not_found(message: str) -> SqsError:

@@ -74,7 +74,7 @@ class Server:
             if target is not None:
                 action, parameters = json_protocol.read(target, body)
             else:
-                action, parameters = query_protocol.read(request.query_string, _form(request, body), url)
+                action, parameters = query_protocol.read(request.rel_url.raw_query_string, _form(request, body), url)
             call = Call(request, grants, sender, self._account)
             result = await self._do[action.name](call, parameters)
             if target is not None:
@@ -113,8 +113,10 @@ def _form(request: web.Request, body: bytes) -> bytes:
 
 
 def _check_browser(request: web.Request) -> None:
-    """Without keys, a page in a browser must not reach us, not even by an image that is a `GET` of an action."""
+    """Without keys, a page in a browser must not reach us, also not by a link or an image that is a `GET`."""
     check_browser("POST", request.headers)
+    if request.method == "GET" and "Authorization" not in request.headers:
+        raise NotAllowedError("without keys, a GET needs an Authorization header, with whatever signature")
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise NotAllowedError("a page of another origin can't ask for that")
 

@@ -166,7 +166,7 @@ def canonical_request(
             pairs.append((quote(unquote(name), safe="-_.~"), quote(unquote(value), safe="-_.~")))
     lines = [
         method,
-        quote(normalize_url_path(path), safe="/~"),
+        quote(_bytes(normalize_url_path(path)), safe="/~"),
         "&".join(f"{name}={value}" for name, value in sorted(pairs)),
     ]
     getall = getattr(headers, "getall", lambda name, _: [headers[name]] if name in headers else [])

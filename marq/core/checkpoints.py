@@ -62,7 +62,7 @@ class Checkpoints(Deliveries):
         self._write_ids(epoch, new_rows)
         self._sweep()
         named = keys_of(self.segments)
-        named.update(self.recent.rows(self.persisted, self.max_timestamp_ms))
+        named.update(self.recent.rows(self.persisted, self.queue_timestamp_ms))
         named.update(self._marker_rows.values())
         if not new_rows and self._named == named.keys() and not self.changed():
             return None
@@ -109,6 +109,7 @@ class Checkpoints(Deliveries):
         self.woken.clear()
         self._suspects.clear()
         self._forget_copies()
+        self.recent.forget_unwritten()
 
     def changed(self) -> bool:
         """True if a checkpoint would have something to write."""

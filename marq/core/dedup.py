@@ -139,7 +139,11 @@ class Recent:
         self._trim()
 
     def rows(self, position: int, log_ms: int) -> dict[str, int]:
-        """Key and checksum of the rows from which a worker that reads on from ``position`` has to begin."""
+        """Key and checksum of the rows from which a worker that reads on from ``position`` has to begin.
+
+        ``log_ms``: timestamp of the last record of the queue log that was read. No other clock: a reader that is behind
+        must not forget ids that the records ahead of it have again.
+        """
         self._forget(log_ms - WINDOW_MS - SLACK_MS, position - 1)
         # only what was forgotten for a record below the position is forgotten for one who reads on from there
         forgotten = self._forgotten_at
@@ -151,6 +155,12 @@ class Recent:
         gone = sum(row.end <= done for row in self._rows)
         del self._rows[:gone]
         return {row.key: row.checksum for row in self._rows}
+
+    def forget_unwritten(self) -> None:
+        """For a fold that writes no rows: let go of what is remembered only to be written."""
+        self._unwritten = max(self._unwritten, self._live)
+        self._forgotten_at.clear()
+        self._trim()
 
     def restore(self, key: str, checksum: int, digests: list[bytes], offsets: list[int], times: list[int]) -> None:
         """Take a row up again, in the order in which they were written."""

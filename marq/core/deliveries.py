@@ -196,6 +196,8 @@ class Deliveries(Order):
             if self.ready(offset) and self.queue_of(offset) == queue:
                 self.reserved.add(offset)
                 found.append(offset)
+                if parked:
+                    self._note_out(queue, offset)
             elif parked:
                 self._push(offset, self.receives(offset))  # it lost its place in the segment
         return found

@@ -80,8 +80,9 @@ class Lanes(State):
                 if hold is not None:
                     if self.clock_ms >= hold.deadline_ms:
                         self._push(offset, hold.receives)
-                elif self._fifo and self.queue_of(offset) in self._fifo:
+                elif self._fifo and (queue := self.queue_of(offset)) in self._fifo:
                     self._moved((offset,))  # it is at its place already
+                    self.woken[str(queue)] = None
                     if offset in self.ttls:
                         self._suspects.append(offset)
                 else:
@@ -93,13 +94,22 @@ class Lanes(State):
         """Something that was taken, or about to be ended, is ready again: it is at its place, or gets there."""
         lane = self._blockers.get(offset)
         if lane is None:
+            self._note_out(backlog.name, offset)
             lane = self._lane(backlog, self.group_of(offset))
-            i = bisect_left(lane.out, offset)
-            if i == len(lane.out) or lane.out[i] != offset:
-                lane.out = [*lane.out[:i], offset, *lane.out[i:]]
             if lane.blocker >= 0:
                 return
         self._recheck(lane)
+
+    def _note_out(self, queue: str, offset: int) -> None:
+        """A parked message was taken by itself: its group has to know that it is out."""
+        backlog = self._backlog(queue)
+        if not backlog.fifo:
+            self._mixed.add(queue)  # should its order be kept later
+            return
+        lane = self._lane(backlog, self.group_of(offset))
+        i = bisect_left(lane.out, offset)
+        if i == len(lane.out) or lane.out[i] != offset:
+            lane.out = [*lane.out[:i], offset, *lane.out[i:]]
 
     def _moved(self, offsets: Iterable[int]) -> None:
         """Something happened to messages: the lanes that wait for one of them are looked at again."""

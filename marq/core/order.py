@@ -153,7 +153,7 @@ class Order(Memory):
             self._lane(backlog, group)
         for lane in list(backlog.lanes()):
             lane.out = sorted(places.get(lane.group, ()))
-            lane.returned = lane.again = []
+            lane.returned, lane.again = [], []
             gone = known if known else ()
             lane.set_fresh(sorted({o for o in lane.fresh if o not in gone} | fresh.get(lane.group, set())))
             if lane.group:

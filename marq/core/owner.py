@@ -67,6 +67,7 @@ class Pending:
         "delivery",
         "effect",
         "gone",
+        "in_turn",
         "lease_ms",
         "offsets",
         "parts",
@@ -89,6 +90,7 @@ class Pending:
         self.lease_ms = lease_ms
         self.sent_ms = sent_ms
         self.gone = False  # the receiver went away: give back uncounted as soon as the start is folded
+        self.in_turn = True  # of a FIFO queue only the first of a group may be delivered
         self.parts = 1  # markers of its start that are not folded yet
         self.split = False  # there were several: they may be in different records
         self.effect: list[int] = []
@@ -446,7 +448,11 @@ class Owner:
             taken = partition.take(queue, limit, self.settings_of(queue))
         else:
             taken = partition.reserve(queue, offsets)
-        return self._start(taken, receiver, lease_ms, now_ms, name) if taken else None
+        if not taken:
+            return None
+        pending = self._start(taken, receiver, lease_ms, now_ms, name)
+        pending.in_turn = False
+        return pending
 
     def _room(self, queue: str, settings: QueueSettings, receiver: str, wanted: int, now_ms: int) -> int:
         """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
@@ -566,8 +572,8 @@ class Owner:
         if effect and (lost or pending.gone or now_ms >= until_ms):
             self.release(effect, receipt, counted=False)
             effect = []
-        if effect and (early := self.partition.out_of_turn(effect)):
-            self.release(early, receipt, counted=False)
+        if effect and pending.in_turn and (early := set(self.partition.out_of_turn(effect))):
+            self.release(sorted(early), receipt, counted=False)
             effect = [o for o in effect if o not in early]
         self.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
 

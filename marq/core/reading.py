@@ -92,6 +92,8 @@ class Reading(Lanes):
             size += payload_bytes + MESSAGE_OVERHEAD_BYTES
         if expected < stop:
             self._absent(expected, stop)
+        if records:
+            self.queue_timestamp_ms = records[-1].timestamp
         self.bytes += size
         self.position = stop
         if self.ahead:

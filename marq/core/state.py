@@ -91,6 +91,7 @@ class State:
         self.clock_ms = 0
         self.last_timestamp_ms = -1  # of the last marker record
         self.max_timestamp_ms = -1  # of any record of either log
+        self.queue_timestamp_ms = -1  # of the queue log's record that was read last; not kept
         self.own = -1  # offset of the last own marker
         self.delivery = 0  # highest delivery number seen in its epoch
         self.messages: dict[int, Any] = {}  # unfinished offset -> record, or its Segment when the payload is on disk

@@ -58,7 +58,10 @@ def test_a_fifo_queue_tells_that_it_is_one(cluster: Cluster) -> None:
     found = queue.attributes()
     assert found["FifoQueue"] == found["ContentBasedDeduplication"] == "true"
     assert (found["DeduplicationScope"], found["FifoThroughputLimit"]) == ("queue", "perQueue")
-    queue.set(DeduplicationScope="messageGroup", FifoThroughputLimit="perMessageGroupId")
+    groups = {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
+    with refused("InvalidAttributeValue", "InvalidAttributeValue"):
+        queue.set(**groups)  # messages would change their partition
+    queue = Queue.make(cluster.workers[0], FifoQueue="true", **groups)
     found = queue.attributes("DeduplicationScope", "FifoThroughputLimit")
     assert found == {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
     with refused("InvalidAttributeValue", "InvalidAttributeValue"):

@@ -85,13 +85,13 @@ def test_rows_go_when_all_their_ids_are_over() -> None:
     assert len([key for key in _named(logs) if "/dedup/" in key]) == 1
 
 
-def test_ids_go_when_no_more_come() -> None:
+def test_ids_go_when_only_messages_without_one_come() -> None:
     logs = owned()
     send(logs, b"1")
     logs.persist()
     logs.now_ms += WINDOW_MS + SLACK_MS
-    logs.mark()
-    logs.own("w")
+    logs.send()
+    logs.read()
     logs.persist()
     assert not len(logs.partition.recent)
     assert not [key for key in _named(logs) if "/dedup/" in key]
@@ -154,3 +154,27 @@ def test_a_million_ids_are_forgotten_as_they_come() -> None:
             recent.rows(i, i * 10)
     assert len(recent) == WINDOW_MS // 10
     assert len(recent._digests) < 2 * WINDOW_MS // 10 + 8_000
+
+
+def test_an_id_is_not_forgotten_by_the_clock_of_the_markers_while_the_reader_is_behind() -> None:
+    logs = owned()
+    first = logs.send(headers=[("marq-dedup", b"1")])
+    second = logs.send(headers=[("marq-dedup", b"1")])
+    logs.now_ms += WINDOW_MS + 2 * SLACK_MS
+    logs.own()
+    logs.read(second)
+    logs.persist()
+    logs.read()
+    assert logs.states([first, second]) == ["ready", "double"]
+
+
+def test_a_fold_that_writes_no_rows_keeps_no_more_than_what_is_remembered() -> None:
+    logs = owned()
+    for turn in range(12):
+        for i in range(1000):
+            logs.send(headers=[("marq-dedup", b"%d/%d" % (turn, i))])
+        logs.now_ms += WINDOW_MS + 1
+        logs.read()
+        logs.ack(logs.start(*logs.partition.messages))
+        logs.partition.forget_hints()
+    assert len(logs.partition.recent._digests) < 6_000

@@ -347,3 +347,62 @@ def _offered(logs: TwoLogs, unfinished: list[int]) -> list[int]:
         return []
     waits = states.index("delayed") if "delayed" in states else len(states)
     return unfinished[:waits]
+
+
+# ------------------------------------------------------------------ who waits is told
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["after others", "the first"])
+def test_a_delay_that_ends_wakes_who_waits(before: bool) -> None:
+    worker = Worker(settings={"q": FIFO}).serve()
+    group = (("marq-group", b"a"),)
+    if before:
+        worker.send(headers=group)
+        (handout,) = worker.receive()
+        worker.owner.acked(handout.offsets, handout.receipt)
+        worker.flush()
+    worker.send(headers=(*group, ("marq-delay-ms", b"500")))
+    worker.owner.partition.woken.clear()
+    worker.wait(1000)
+    assert "q" in worker.owner.partition.woken
+
+
+# ------------------------------------------------------------------ what the owner holds by offset
+
+
+def test_nothing_of_a_group_is_taken_while_the_owner_holds_one_that_was_parked() -> None:
+    logs = of_groups("h")
+    logs.persist()
+    for _ in range(3):
+        send(logs, "g")
+    logs.read()
+    logs.persist()
+    logs.crash()
+    assert deliver(logs, 1).offsets == [0]
+    assert logs.partition.reserve("q", [1]) == [1]
+    held = logs.start(1)
+    logs.partition.unreserve([1])
+    assert take(logs) == []
+    logs.release(held, 1, counted=False)
+    assert take(logs, 1) == [1]
+
+
+def test_the_owner_may_hold_any_message_of_a_group() -> None:
+    worker = Worker(settings={"q": FIFO}).serve()
+    worker.send(2, headers=(("marq-group", b"a"),))
+    (handout,) = worker.receive()
+    worker.owner.release(handout.offsets, handout.receipt)
+    worker.flush()
+    worker.owner.hold("q", [1], 1, "mover", worker.clock_ms, lease_ms=LEASE_MS, name="move")
+    worker.flush()
+    assert [handout.offsets for handout in worker.handouts()] == [[1]]
+
+
+def test_a_queue_that_is_no_longer_fifo_gives_back_what_was_released() -> None:
+    logs = of_groups(None, None)
+    delivery = deliver(logs)
+    standard = QueueSettings()
+    assert take(logs, settings=standard) == []
+    logs.release(delivery, *delivery.offsets)
+    for offset in delivery.offsets:
+        assert take(logs, 1, settings=standard) == [offset]

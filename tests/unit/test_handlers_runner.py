@@ -21,6 +21,7 @@ from marq.core.owner import Handout
 from marq.core.policies import QueueSettings
 from marq.errors import HandlerError
 from marq.handlers import Handler
+from tests.unit.core_helpers import Worker
 
 LEASE_MS = 60_000
 RECEIPT = (5, 1)
@@ -191,6 +192,28 @@ def test_only_an_extension_that_kafka_has_confirmed_makes_a_lease_longer(confirm
         first.set()
         await asyncio.sleep(0.01)
         assert called == ([3, 4] if confirmed else [3])
+
+    run(scenario)
+
+
+def test_a_redelivery_of_a_fifo_message_without_a_group_is_asked_for() -> None:
+    fifo = QueueSettings(fifo=True)
+    worker = Worker(settings={"q": fifo}).serve()
+    worker.send()
+    (handout,) = worker.receive()
+    worker.owner.release(handout.offsets, handout.receipt)
+    worker.flush()
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None: ...
+
+        desk = Desk(work)
+        desk.queue = fifo
+        desk.service.route = lambda queue: desk.runner
+        held = SimpleNamespace(number=0, serving=True, owner=worker.owner)
+        desk.service.ownership.held = {0: held}
+        desk.runner.ask()
+        assert desk.runner.asked == {0: 1}
 
     run(scenario)
 
