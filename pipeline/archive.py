@@ -44,15 +44,6 @@ STOP_S = 20.0
 #: Seconds between looks at the queries.
 LOOK_S = 0.2
 
-PROPERTIES = {
-    # Small files are put together after the commit that makes them too many.
-    "delta.autoOptimize.autoCompact": "true",
-    # The log of a job that commits every few seconds is kept short.
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 2 days",
-    "delta.deletedFileRetentionDuration": "interval 1 day",
-}
-
 
 @click.command()
 @click.option("--once", is_flag=True, help="Archive what is there now, then end.")
@@ -170,7 +161,7 @@ class Archiving:
                 version=records.SCHEMA_VERSION,
                 partition_by=["day"],
                 source=source,
-                properties=PROPERTIES | {tables.VACUUMED: tables.today()},
+                properties=tables.kept_small(),
             )
             tables.vacuum_daily(spark, path, opened)
         for flow in self.flows:

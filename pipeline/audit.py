@@ -18,7 +18,7 @@ import msgspec
 from marq.errors import PipelineError
 from pipeline.auditor import FOUND, SUMMARY, Auditor, Plan, Summary
 from pipeline.changelogs import Snapshot, named_rows, snapshot
-from pipeline.options import Job, job_options
+from pipeline.options import Job, job_options, key_in
 from pipeline.states import states_of
 from pipeline.walk import walk
 
@@ -87,19 +87,20 @@ class Verdict(NamedTuple):
 
 @click.command()
 @click.option("--worker", metavar="URL", help="A worker to compare with, e.g. http://localhost:9324.")
-@click.option("--key", metavar="KEY", envvar="MARQ_AUDIT_KEY", help="Key for that worker's HTTP, if it asks for one.")
+@click.option("--key-file", metavar="FILE", help="File with the key for that worker's HTTP, if it asks for one.")
 @click.option("--archive", is_flag=True, help="Read what is archived from the archive, and the rest from Kafka.")
 @click.option("--offline", is_flag=True, help="Read the archive alone: no Kafka, no tables, no worker.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout.")
 @click.option("--faults", default=20, show_default=True, type=click.IntRange(1), help="So many faults are printed.")
 @job_options
 def command(
-    job: Job, worker: str | None, key: str | None, archive: bool, offline: bool, json_file: str | None, faults: int
+    job: Job, worker: str | None, key_file: str | None, archive: bool, offline: bool, json_file: str | None, faults: int
 ) -> None:
     """Prove that no message was lost: fold both logs, and compare with the tables and a worker.
 
     Exit status 0: proven. 1: something is wrong, each message named. 2: the audit could not be made.
     """
+    key = key_in(key_file)
     if offline and worker:
         raise PipelineError("--offline reads no worker; leave out one of --offline and --worker")
     if worker is not None and not worker.startswith(("http://", "https://")):

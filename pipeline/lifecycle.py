@@ -91,10 +91,19 @@ def lifecycle_path(job: Job) -> str:
 
 def _open(spark: SparkSession, path: str, columns: pa.Schema, version: int, source: str) -> Any:
     """A table of lives from `source`, the topic that the archive is of."""
-    from pipeline.tables import open_table
+    from pipeline import tables
 
-    partition_by = ["day"] if "day" in columns.names else []
-    return open_table(spark, path, _schema(columns), version=version, partition_by=partition_by, source=source)
+    table = tables.open_table(
+        spark,
+        path,
+        _schema(columns),
+        version=version,
+        partition_by=["day"] if "day" in columns.names else [],
+        source=source,
+        properties=tables.kept_small(),
+    )
+    tables.vacuum_daily(spark, path, table)
+    return table
 
 
 def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:

@@ -17,7 +17,7 @@ import click
 from app.processes import stop_signals
 from marq.errors import BrokerError, PipelineError, TopicError
 from pipeline import files, tables
-from pipeline.archive import BATCH_OFFSETS, LOOK_S, PROPERTIES, STOP_S
+from pipeline.archive import BATCH_OFFSETS, LOOK_S, STOP_S
 from pipeline.kafka import Kafka, offsets_json
 from pipeline.logs import Bounds, bounds
 from pipeline.options import Job, job_options
@@ -129,8 +129,7 @@ class Counting:
 
         settings = self.job.settings
         source = " ".join(self.kafka.source_of(topic) for topic in (settings.queue_topic, settings.markers_topic))
-        properties = PROPERTIES | {
-            tables.VACUUMED: tables.today(),
+        properties = tables.kept_small() | {
             WINDOW: str(self.window_ms),
             # a batch changes the last few of a day's rows
             "delta.enableDeletionVectors": "true",

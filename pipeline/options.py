@@ -7,12 +7,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from app.settings import Settings, load
-from marq.errors import PipelineError
+from marq.errors import BadValueError, PipelineError
 from pipeline.kafka import Kafka
 
 if TYPE_CHECKING:
@@ -74,6 +75,16 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(job, *args, **rest)
 
     return run
+
+
+def key_in(file: str | None) -> str | None:
+    """The key in a file, for HTTP of a worker: on a command line everybody could see it. Raises `BadValueError`."""
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadValueError(f"--key-file {file} can't be read: {error}") from None
 
 
 def _pair(text: str) -> tuple[str, str]:

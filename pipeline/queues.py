@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -74,6 +75,10 @@ class Queues:
         """Delay of messages that are sent to a queue and name none."""
         record = self._records.get(queue)
         return record.settings.delay_ms if record is not None and record.state == "active" else 0
+
+    def missing(self, queues: Iterable[str]) -> list[str]:
+        """Those of `queues` whose messages workers would set aside as poison."""
+        return [] if self._auto_create else [queue for queue in queues if not self.exists(queue)]
 
     def is_fifo(self, queue: str) -> bool:
         """Whether the messages of a queue are delivered in the order of their groups."""

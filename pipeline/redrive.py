@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
@@ -19,7 +18,6 @@ import click
 from app.datadir import running_workers
 from marq.client import Service
 from marq.errors import (
-    BadValueError,
     LeaseOverError,
     MarqError,
     NotFoundError,
@@ -28,7 +26,7 @@ from marq.errors import (
     UnreachableError,
 )
 from pipeline.kafka import offsets_json
-from pipeline.options import Job, job_options
+from pipeline.options import Job, job_options, key_in
 from pipeline.queues import require_ours
 from pipeline.sending import Pace
 
@@ -128,12 +126,7 @@ def service_of(job: Job, url: str | None, key_file: str | None, retry_s: float =
         PipelineError: none is given, and none runs.
         BadValueError: the key can't be read.
     """
-    key = None
-    if key_file is not None:
-        try:
-            key = Path(key_file).read_text().strip()
-        except OSError as error:
-            raise BadValueError(f"--key-file {key_file} can't be read: {error.strerror}") from None
+    key = key_in(key_file)
     if url is None:
         workers = running_workers(job.settings.data_dir)
         if not workers:

@@ -63,6 +63,9 @@ def staged_rows(chosen: DataFrame, what: What, queues: Queues) -> DataFrame:
     from pipeline.selection import sender_headers
     from pipeline.staging import checked, headers_of, milliseconds
 
+    gone: list[str] = []
+    if what.to is None:
+        gone = queues.missing(row["queue"] for row in chosen.select("queue").distinct().toLocalIterator())
     queue = F.lit(what.to) if what.to is not None else F.col("queue")
     own = headers_of(
         [
@@ -81,7 +84,7 @@ def staged_rows(chosen: DataFrame, what: What, queues: Queues) -> DataFrame:
         F.concat(sender_headers(), own).alias("headers"),
         F.concat_ws(":", "topic", "partition", "offset").alias("origin"),
         F.col("partition").cast("long").alias("source"),
-        F.lit(None).cast("string").alias("reason"),
+        F.when(queue.isin(gone), F.lit("its queue does not exist any more")).alias("reason"),
     )
     return checked(rows, F.col("queue"), queues.fifo())
 

@@ -40,7 +40,9 @@ def _state(url: str, key: str | None, number: int) -> dict[str, Any]:
             with error:
                 detail = _detail(error.read())
             if error.code in (401, 403):
-                raise PipelineError(f"{url} does not let us see its state ({detail}); give a key with --key") from None
+                raise PipelineError(
+                    f"{url} does not let us see its state ({detail}); give a key with --key-file"
+                ) from None
             if error.code != 503 or time.monotonic() > deadline:
                 raise PipelineError(f"{url} does not tell the state of partition {number}: {detail}") from None
             time.sleep(0.5)

@@ -22,6 +22,14 @@ VERSION = "marq.version"
 SOURCE = "marq.source"
 #: Property of a table: the day on which its unneeded files were deleted last.
 VACUUMED = "marq.vacuumed"
+_KEPT_SMALL = {
+    # Small files are put together after the commit that makes them too many.
+    "delta.autoOptimize.autoCompact": "true",
+    # The log of a job that commits every few seconds is kept short.
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 2 days",
+    "delta.deletedFileRetentionDuration": "interval 1 day",
+}
 
 
 def is_table(spark: SparkSession, path: str) -> bool:
@@ -124,6 +132,11 @@ def _upgrade(spark: SparkSession, path: str, schema: StructType, version: int) -
     if missing:
         spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(missing)})")
     set_property(spark, path, VERSION, str(version))
+
+
+def kept_small() -> dict[str, str]:
+    """Properties of a table that is written often, whose unneeded files `vacuum_daily` deletes."""
+    return _KEPT_SMALL | {VACUUMED: today()}
 
 
 def vacuum_daily(spark: SparkSession, path: str, table: DeltaTable) -> None:

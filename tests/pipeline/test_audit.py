@@ -345,6 +345,7 @@ def copy_without_an_end(here: Installation, there: Installation) -> int:
         (("--worker", "http://127.0.0.1:9"), "does not answer"),
         (("--worker", "localhost:9324"), "is no address of HTTP"),
         (("--offline", "--worker", "http://127.0.0.1:9"), "--offline reads no worker"),
+        (("--worker", "http://127.0.0.1:9", "--key-file", "no/key"), "--key-file no/key can't be read"),
     ],
 )
 def test_what_can_not_be_audited_is_one_line_and_status_2(

@@ -128,6 +128,18 @@ def test_a_predicate_that_is_none_is_an_error_of_one_line(target: Installation, 
     assert len(committed(target, 1)) == 1
 
 
+def test_messages_of_a_queue_that_is_gone_are_not_sent_where_they_would_be_poison(
+    installation: Callable[..., Installation], spark: SparkSession
+) -> None:
+    target = installation(partitions=1, auto_create=False)
+    job = here(target, spark)
+    target.send(0, (b"gone", b"first"))
+    archive(job)
+    with pytest.raises(PipelineError, match="its queue does not exist any more"):
+        run(job, What("true"), yes=True)
+    assert len(committed(target, 1)) == 1
+
+
 @pytest.mark.slow
 def test_killed_and_started_again_it_sends_each_once(target: Installation, job: Here) -> None:
     count = 5_000
