@@ -46,17 +46,16 @@ class Grants:
 
     def allow(self, permission: str, queue: str) -> bool:
         """True if `permission` is given for `queue`."""
-        if len(queue) > QUEUE_NAME_MAX:
-            return False
         known = self._known.get((permission, queue))
         if known is None:
             known = any(
                 permission in grant.permissions and any(fnmatchcase(queue, pattern) for pattern in grant.queues)
                 for grant in self._grants
             )
-            if len(self._known) > 10_000:
-                self._known.clear()
-            self._known[permission, queue] = known
+            if len(queue) <= QUEUE_NAME_MAX:  # what is longer is no queue
+                if len(self._known) > 10_000:
+                    self._known.clear()
+                self._known[permission, queue] = known
         return known
 
     def allow_somewhere(self, permission: str) -> bool:

@@ -86,6 +86,7 @@ def test_a_message_is_sent_again_with_all_that_its_sender_gave_it(
     assert (mended.key, mended.value, mended.headers["marq-delay-ms"]) == (b"mended", b"poison", b"70")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_sends_what_is_left_of_the_same_choice(
     target: Installation, job: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,7 +153,7 @@ def _task(plan: Plan, count: int) -> None:
         pass
 
 
-@pytest.mark.parametrize("rate", [None, 4000.0])
+@pytest.mark.parametrize("rate", [None, pytest.param(4000.0, marks=pytest.mark.slow)])
 def test_a_task_killed_at_any_moment_and_started_again_sends_each_row_once(
     target: Installation, rate: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,3 +165,11 @@ def test_possible_names(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", "a\nb", "\x7f", "\ud800"])
 def test_impossible_names(name: str) -> None:
     assert name_problem(name)
+
+
+def test_names_that_no_queue_can_have_are_not_remembered() -> None:
+    grants = Keys(f"{KEY}=send:orders").grants_of(bearer(KEY))
+    for i in range(10):
+        assert not grants.allow("send", f"{i}" * 1000)
+    assert not grants.allow("send", "other")
+    assert list(grants._known) == [("send", "other")]
