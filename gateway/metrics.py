@@ -72,10 +72,7 @@ class _Collector:
             "position": ("Next offset of the queue topic.", lambda h: h.owner.partition.position),
             "unfinished": (
                 "Messages read and not finished.",
-                lambda h: (
-                    len(h.owner.partition.messages)
-                    + sum(len(r) for s in h.owner.partition.segments for r in s.parked.values())
-                ),
+                lambda h: len(h.owner.partition.messages) + sum(s.parked_total() for s in h.owner.partition.segments),
             ),
             "payload_bytes": ("Payload in memory.", lambda h: h.owner.partition.bytes),
             "checkpoint_age_seconds": (

@@ -120,7 +120,7 @@ class Views:
             "clock_ms": partition.clock_ms,
             "in_memory": len(partition.messages),
             "held": len(partition.holds),
-            "parked": sum(len(r) for s in partition.segments for r in s.parked.values()),
+            "parked": sum(s.parked_total() for s in partition.segments),
             "segments": len(partition.segments),
             "bytes": partition.bytes,
             "paused": held.paused,
