@@ -59,9 +59,13 @@
   const any = (values) => values.some((value) => value);
   const whole = (value) => value.toLocaleString("en", { maximumFractionDigits: value < 100 ? 2 : 0 });
 
+  // A value without neighbours would not be seen as a line: it gets a point.
+  const isLonely = (y, i) => y[i] !== null && (y[i - 1] ?? null) === null && (y[i + 1] ?? null) === null;
   function trace(name, shade, x, y, text, more = {}) {
+    const sizes = y.map((_, i) => (isLonely(y, i) ? 6 : 0));
     return {
-      name, x, y, text, meta: shade, type: "scatter", mode: "lines", hovertemplate: "%{text}",
+      name, x, y, text, meta: shade, type: "scatter", hovertemplate: "%{text}",
+      mode: any(sizes) ? "lines+markers" : "lines", marker: { size: sizes, color: color(shade), line: { width: 0 } }, cliponaxis: !any(sizes),
       line: { color: color(shade), width: 1.8, shape: "linear" }, ...more,
     };
   }
@@ -111,14 +115,10 @@
     const low = Math.max(0.001, Math.min(...values)), high = Math.max(0.002, ...values);
     const from = DECADES.findLast((d) => d <= low), to = DECADES.find((d) => d >= high) ?? high;
     const lines = [["99 %", "p99", p99, 1.6], ["95 %", "p95", p95, 1.6], ["50 %", "p50", p50, 2.2]];
-    const lonely = values.length < data.count; // points without neighbours would not be seen as a line
     return {
       traces: lines.map(([name, shade, line, width]) =>
         trace(name, shade, MIDDLE, line.map((v) => (v === null ? null : Math.max(v, 0.001))),
-          line.map((v) => (v === null ? "" : v === 0 ? "under 1 ms" : duration(v))), {
-            mode: lonely ? "lines+markers" : "lines", marker: { size: 3.5, color: color(shade) },
-            line: { color: color(shade), width },
-          })),
+          line.map((v) => (v === null ? "" : v === 0 ? "under 1 ms" : duration(v))), { line: { color: color(shade), width } })),
       y: ticks(DECADES.filter((d) => d >= from && d <= to), {
         type: "log", range: [Math.log10(from) - 0.08, Math.log10(to) + 0.08],
       }),

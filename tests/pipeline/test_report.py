@@ -19,6 +19,7 @@ from pipeline.report import wording
 from pipeline.report.counting import UNKNOWN, Level
 from pipeline.report.job import matching, report
 from pipeline.report.measures import QUEUES_MAX, Measures, measure
+from pipeline.report.page import page as rendered
 from pipeline.report.span import BUCKETS_MAX, Span, moment_ms
 from tests.pipeline.lab import Installation, finish
 
@@ -302,6 +303,19 @@ def test_a_phone_in_the_dark_shows_it_too(browser: Browser, page_file: Path) -> 
     assert min(map(int, re.findall(r"\d+", page.evaluate(background)))) > 200
     narrowest = page.evaluate("Math.min(...[...document.querySelectorAll('.main-svg')].map((s) => s.clientWidth))")
     assert narrowest > 250
+    assert troubles == []
+
+
+def test_what_has_no_neighbours_is_seen_as_a_point(browser: Browser, lives: DataFrame, tmp_path: Path) -> None:
+    file = tmp_path / "short.html"
+    about = {"name": "n", "data": "d", "queues": (), "made_ms": T0, "until_ms": T0 + 10_000}
+    file.write_text(rendered(measure(lives, Span(T0, T0 + 10_000, 10_000), top=2), about=about), encoding="utf-8")
+    troubles: list[str] = []
+    charts = opened(browser, file, troubles).locator("main > .charts .chart")
+    for number in range(5):  # the sixth has bars
+        charts.nth(number).scroll_into_view_if_needed()
+        point = charts.nth(number).locator(".main-svg .trace path.point").first
+        point.wait_for(state="visible")
     assert troubles == []
 
 
