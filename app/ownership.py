@@ -48,6 +48,9 @@ RECOVER_AGAIN_S = 0.2
 WRITE_AGAIN_S = 1.0
 #: Milliseconds before memory is looked through again after nothing more could be freed.
 SHED_PAUSE_MS = 100
+#: Milliseconds that reading goes on after a receiver found nothing: what is paused and resumed for every message is late
+#: each time, because a fetch that is under way has to end before the partition is part of one again.
+READ_ON_MS = 250
 #: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
 STUCK_MS = 2_000
 #: Longest time between two such readings while nothing comes of them.
@@ -92,6 +95,7 @@ class Held:
         "paused",
         "restored",
         "retire_at_ms",
+        "starved_ms",
         "watched",
     )
 
@@ -102,6 +106,7 @@ class Held:
         self.outbox = outbox
         self.restored = False
         self.paused = False  # reading of the queue topic
+        self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
         self.retire_at_ms = 0
         # topic -> position when it was last looked at; when it may be read again, and the pause after that
         self.watched: dict[str, tuple[int, int, int]] = {}
@@ -300,8 +305,11 @@ class Ownership(Service):
         partition = held.owner.partition
         share = self.settings.memory_bytes // max(1, len(self.held))
         wanted = partition.bytes < min(self.settings.read_ahead_bytes, share)
-        if not wanted and held.serving and any(r.starving(held) for r in self.receivers):
-            wanted = self._has_memory()
+        if not wanted and held.serving:
+            now = now_ms()
+            if any(r.starving(held) for r in self.receivers):
+                held.starved_ms = now
+            wanted = now - held.starved_ms < READ_ON_MS and self._has_memory()
         if wanted == held.paused:
             held.paused = not wanted
             tp = TP(self.topics.queue, held.number)

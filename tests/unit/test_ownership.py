@@ -344,3 +344,37 @@ def test_a_row_that_kafka_refuses_stops_the_worker() -> None:
         assert "was not written" in str(desk.failures[0])
 
     run(scenario)
+
+
+def test_reading_ahead_of_a_full_partition_goes_on_for_a_while_after_a_receiver_found_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 10_000
+    starving = False
+
+    async def scenario(desk: Desk) -> None:
+        nonlocal now, starving
+        await desk.serve()
+        monkeypatch.setattr(module, "now_ms", lambda: now)
+        desk.ownership.receivers = [SimpleNamespace(starving=lambda held: starving, forget=lambda held: None)]  # type: ignore[list-item]
+        held = desk.ownership.held[0]
+
+        def pauses(bytes_held: int) -> bool:
+            held.owner.partition.bytes = bytes_held
+            desk.ownership.regulate(held)
+            return held.paused
+
+        full = desk.ownership.settings.read_ahead_bytes
+        assert not pauses(0)
+        assert pauses(full), "nobody waits"
+        starving = True
+        assert not pauses(full)
+        starving = False
+        now += module.READ_ON_MS - 1
+        assert not pauses(full), "the next message finds it being read"
+        assert pauses(desk.ownership.settings.memory_bytes), "there is no memory for more"
+        assert not pauses(full)
+        now += 1
+        assert pauses(full)
+
+    run(scenario)
