@@ -48,8 +48,8 @@ RECOVER_AGAIN_S = 0.2
 WRITE_AGAIN_S = 1.0
 #: Milliseconds before memory is looked through again after nothing more could be freed.
 SHED_PAUSE_MS = 100
-#: Milliseconds that reading goes on after a receiver found nothing: what is paused and resumed for every message is late
-#: each time, because a fetch that is under way has to end before the partition is part of one again.
+#: Milliseconds that reading goes on after a receiver found nothing. A partition that is paused and resumed for every
+#: message is late each time: a fetch that is under way has to end before the partition is part of one again.
 READ_ON_MS = 250
 #: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
 STUCK_MS = 2_000

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from marq.core.partition import H_DEDUP as H_DEDUPLICATION
-from marq.core.partition import H_GROUP
+from marq.core.partition import H_DEDUP, H_GROUP
 from marq.errors import BadValueError
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def fifo_headers(message: Outgoing, settings: QueueSettings, life: int) -> list[
         name = group + b"\0" + name
     if life:
         name = b"%d\0" % life + name
-    return [(H_GROUP, group), (H_DEDUPLICATION, name)]
+    return [(H_GROUP, group), (H_DEDUP, name)]
 
 
 def deduplication_id_of(message: Outgoing) -> str:

@@ -10,6 +10,7 @@ import itertools
 import struct
 from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
 from zlib import crc32
@@ -87,6 +88,7 @@ def by_delivery(
     return markers
 
 
+@lru_cache(100_000)
 def queue_crc(queue: str) -> int:
     """How a receipt names its queue."""
     return crc32(queue.encode())

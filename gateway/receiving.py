@@ -114,7 +114,6 @@ class Receiving:
         self._asking: dict[Waiter, None] = {}  # those with starts on their way
         self._turn = random.randrange(1 << 16)
         self._receives = 0
-        self._crcs: dict[str, int] = {}
         ownership.receivers.append(self)
 
     @property
@@ -317,11 +316,7 @@ class Receiving:
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, holds, messages = self.receipts.make, partition.holds, partition.messages
-        crc = self._crcs.get(queue)
-        if crc is None:
-            if len(self._crcs) > 100_000:
-                self._crcs.clear()
-            crc = self._crcs[queue] = queue_crc(queue)
+        crc = queue_crc(queue)
         add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
         for offset in handout.offsets:
             record = messages[offset]

@@ -227,12 +227,6 @@ def wait_s_of(record: QueueRecord | None) -> int:
     return int(record.attributes.get(BESIDE + "ReceiveMessageWaitTimeSeconds", "0")) if record is not None else 0
 
 
-def allows_redrive(record: QueueRecord | None, source: str) -> bool:
-    """Whether a queue may be the dead-letter queue of `source`."""
-    text = record.attributes.get(BESIDE + "RedriveAllowPolicy") if record is not None else None
-    return text is None or _allows(text, source)
-
-
 def _allows(text: str, source: str) -> bool:
     policy = msgspec.json.decode(text)
     permission = policy.get("redrivePermission", "allowAll")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from app.letters import H_DEDUP_WAS, H_FIRST, H_FROM, H_RECEIVES
 from gateway.leases import Lease
-from gateway.placing import H_DEDUPLICATION, H_GROUP
 from gateway.receipts import queue_crc
 from gateway.receiving import Received
 from gateway.sqs import batches, messages
@@ -19,7 +18,7 @@ from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Attempts, FirstReceives
 from gateway.sqs.messages import H_SENDER, H_TRACE, MessageIds, md5_of, md5_of_attributes
 from gateway.sqs.model import enum_of
-from marq.core.partition import H_ORIGIN
+from marq.core.partition import H_DEDUP, H_GROUP, H_ORIGIN
 from marq.core.policies import LEASE_MIN_MS, QueueSettings
 from marq.errors import LeaseOverError, MarqError
 
@@ -37,7 +36,6 @@ class Deliveries:
         self._ids = ids
         self._first = FirstReceives()
         self._attempts = Attempts()
-        self._crcs: dict[str, int] = {}
 
     # ------------------------------------------------------------------ receive
 
@@ -133,7 +131,7 @@ class Deliveries:
             found["MessageGroupId"] = headers[H_GROUP].decode(errors="replace")
         if settings.fifo:
             found["SequenceNumber"] = messages.sequence_number(one.offset)
-            name = headers.get(H_DEDUPLICATION, headers.get(H_DEDUP_WAS))
+            name = headers.get(H_DEDUP, headers.get(H_DEDUP_WAS))
             if name is not None:
                 found["MessageDeduplicationId"] = name.rpartition(b"\0")[2].decode(errors="replace")
         if H_TRACE in headers:
@@ -225,7 +223,7 @@ class Deliveries:
         """Do something with those receipts that are of this queue; for each its error."""
         errors: list[SqsError | None] = [None] * len(receipts)
         good: list[int] = []
-        crc, read = self._crc(queue), self._door.receipts.read
+        crc, read = queue_crc(queue), self._door.receipts.read
         for i, receipt in enumerate(receipts):
             try:
                 if read(receipt)[5] != crc:
@@ -241,14 +239,6 @@ class Deliveries:
                 if outcome is not None:
                     errors[i] = error_of(outcome)
         return errors
-
-    def _crc(self, queue: str) -> int:
-        crc = self._crcs.get(queue)
-        if crc is None:
-            if len(self._crcs) > 100_000:
-                self._crcs.clear()
-            crc = self._crcs[queue] = queue_crc(queue)
-        return crc
 
 
 def _system_names() -> frozenset[str]:

@@ -16,6 +16,7 @@ import msgspec
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.partition import H_DELAY, H_TTL, Partition
 from marq.core.policies import QUEUE_NAME_MAX
+from marq.core.reading import milliseconds
 from marq.errors import RowError
 
 VERSION = 1
@@ -431,13 +432,8 @@ class Lives:
         return self
 
 
-def _milliseconds(value: bytes | None) -> int | None:
-    """A number of milliseconds as the core reads it; None for anything else."""
-    return int(value) if value is not None and value.isdigit() and len(value) <= 15 else None
-
-
 def _is_malformed(envelope: Envelope) -> bool:
-    return any(name in (H_DELAY, H_TTL) and _milliseconds(value) is None for name, value in envelope.headers)
+    return any(name in (H_DELAY, H_TTL) and milliseconds(value) is None for name, value in envelope.headers)
 
 
 def visible_ms(envelope: Envelope) -> int:
@@ -445,7 +441,7 @@ def visible_ms(envelope: Envelope) -> int:
     visible = envelope.timestamp
     for name, value in envelope.headers:
         if name == H_DELAY:
-            visible = envelope.timestamp + (_milliseconds(value) or 0)  # the last one counts
+            visible = envelope.timestamp + (milliseconds(value) or 0)  # the last one counts
     return visible
 
 

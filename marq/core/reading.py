@@ -163,7 +163,7 @@ class Reading(Lanes):
             if name == H_GROUP:
                 group = group_number(value)
             elif name in (H_DELAY, H_TTL):
-                amount = _milliseconds(value)
+                amount = milliseconds(value)
                 if amount is None:
                     return f"header {name} is not a number of milliseconds"
                 if name == H_DELAY:
@@ -222,7 +222,8 @@ def _number(digits: bytes) -> int | None:
     return int(digits) if digits.isdigit() and len(digits) <= 15 else None
 
 
-def _milliseconds(value: bytes | None) -> int | None:
+def milliseconds(value: bytes | None) -> int | None:
+    """The number in a header of a delay or a time to live; None if it is none."""
     return None if value is None else _number(value)
 
 

@@ -18,7 +18,9 @@ class Segment:
     ``messages``: offset, queue (None: poison) and number of the group (0: none), ascending.
     """
 
-    __slots__ = ("_counts", "_lanes", "_of", "_parked", "checksum", "key", "offsets", "remaining", "start", "stop")
+    __slots__ = (
+        "_counts", "_lanes", "_of", "_parked", "_places", "checksum", "key", "offsets", "remaining", "start", "stop"
+    )  # fmt: skip
 
     def __init__(
         self, key: str, checksum: int, start: int, stop: int, messages: Sequence[tuple[int, str | None, int]]
@@ -36,6 +38,7 @@ class Segment:
         self._lanes = list(numbers)
         self._parked = bytearray(len(messages))
         self._counts = array("H", bytes(2 * len(numbers)))  # parked messages of each lane
+        self._places: dict[tuple[str | None, int], _Places] | None = None
 
     def __lt__(self, other: Segment) -> bool:
         return self.start < other.start
@@ -53,14 +56,18 @@ class Segment:
         i = bisect_left(self.offsets, offset)
         return i < len(self.offsets) and self.offsets[i] == offset and bool(self._parked[i])
 
-    def parked_of(self, queue: str, group: int | None = None) -> list[int]:
-        """Its parked messages of ``queue`` (of one group of it), ascending."""
-        messages = zip(self.offsets, self._of, self._parked, strict=True)
-        if group is not None:
-            number = self._lanes.index((queue, group))
-            return [o for o, n, parked in messages if parked and n == number]
+    def parked_of(self, queue: str) -> list[int]:
+        """Its parked messages of ``queue``, ascending."""
         numbers = {n for n, lane in enumerate(self._lanes) if lane[0] == queue}
+        messages = zip(self.offsets, self._of, self._parked, strict=True)
         return [o for o, n, parked in messages if parked and n in numbers]
+
+    def first_parked(self, queue: str, group: int) -> int:
+        """The lowest parked message of one group of ``queue``; there must be one."""
+        places, parked = self._places_of(queue, group), self._parked
+        while not parked[places.all[places.first]]:
+            places.first += 1
+        return self.offsets[places.all[places.first]]
 
     @property
     def parked(self) -> dict[str, list[int]]:
@@ -86,15 +93,20 @@ class Segment:
         assert queue is not None and self._parked[i] != parked, offset
         self._parked[i] = parked
         self._counts[number] += 1 if parked else -1
+        if parked and self._places is not None:
+            self._places[queue, group].first = 0
         return queue, group, self._counts[number]
 
     def take_parked(self, queue: str, group: int) -> list[int]:
         """Those of one group of ``queue``, parked no more."""
-        offsets = self.parked_of(queue, group)
-        for offset in offsets:
-            self._parked[self._index(offset)] = False
-        self._counts[self._lanes.index((queue, group))] = 0
-        return offsets
+        offsets, parked = self.offsets, self._parked
+        places = [i for i in self._places_of(queue, group).all if parked[i]]
+        for i in places:
+            parked[i] = False
+        self._counts[self._of[places[0]]] = 0
+        if not any(self._counts):
+            self._places = None
+        return [offsets[i] for i in places]
 
     def parked_count(self, queue: str) -> int:
         """How many of ``queue`` are parked."""
@@ -109,10 +121,29 @@ class Segment:
         offsets, parked = self.offsets, self._parked
         return [offsets[i] for i in range(bisect_left(offsets, start), bisect_left(offsets, stop)) if parked[i]]
 
+    def _places_of(self, queue: str, group: int) -> _Places:
+        """Where the messages of a group are; found for all groups at once, when the first one is asked for."""
+        if self._places is None:
+            every = [array("H") for _ in self._lanes]
+            for i, number in enumerate(self._of):
+                every[number].append(i)
+            self._places = {lane: _Places(places) for lane, places in zip(self._lanes, every, strict=True)}
+        return self._places[queue, group]
+
     def _index(self, offset: int) -> int:
         i = bisect_left(self.offsets, offset)
         assert self.offsets[i] == offset, offset
         return i
+
+
+class _Places:
+    """Where in a segment the messages of a group are, and the number of the first place that may be parked."""
+
+    __slots__ = ("all", "first")
+
+    def __init__(self, places: array[int]) -> None:
+        self.all = places
+        self.first = 0
 
 
 class Segments:
@@ -229,9 +260,9 @@ class Segments:
         return sum(segment.parked_total() for segment in self._all)
 
     def first_parked(self, queue: str, group: int = 0) -> int | None:
-        """The lowest parked offset of a group; it looks through a segment."""
+        """The lowest parked offset of a group."""
         segments = self.queues.get(queue, {}).get(group)
-        return segments[0].parked_of(queue, group)[0] if segments else None
+        return segments[0].first_parked(queue, group) if segments else None
 
 
 def keys_of(segments: Iterable[Segment]) -> dict[str, int]:

@@ -16,6 +16,10 @@ QUADRATIC = 10
 """Four times as much takes 4 times as long if the cost is linear, 16 times if it is quadratic."""
 
 
+TRIES = 5
+"""What is linear looks quadratic once in a while on a busy machine; what is quadratic never looks linear."""
+
+
 def waiting(count: int, queues: int = 1) -> TwoLogs:
     """Messages of many queues, in no order."""
     logs = TwoLogs()
@@ -154,9 +158,11 @@ def seconds(make: Callable[[int], Callable[[], object]], count: int) -> float:
     ids=lambda make: make.__name__,
 )  # fmt: skip
 def test_four_times_as_many_messages_take_about_four_times_as_long(make: Callable[[int], Callable[[], object]]) -> None:
-    few, many = seconds(make, 2_500), seconds(make, 10_000)
-
-    assert many < QUADRATIC * few + 0.01, f"2,500: {few * 1e3:.1f} ms, 10,000: {many * 1e3:.1f} ms"
+    for _ in range(TRIES):
+        few, many = seconds(make, 2_500), seconds(make, 10_000)
+        if many < QUADRATIC * few + 0.01:
+            return
+    pytest.fail(f"2,500: {few * 1e3:.1f} ms, 10,000: {many * 1e3:.1f} ms")
 
 
 def test_a_segment_with_a_thousand_queues_is_read_once_not_once_per_queue() -> None:

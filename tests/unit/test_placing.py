@@ -6,13 +6,14 @@ import pytest
 
 from app.queues import Catalog, QueueRecord
 from gateway.door import Outgoing
-from gateway.placing import H_DEDUPLICATION, fifo_headers
+from gateway.placing import fifo_headers
+from marq.core.partition import H_DEDUP
 from marq.core.policies import QueueSettings
 
 
 def id_of(settings: QueueSettings, life: int, group: str = "g", name: str = "id") -> bytes:
     message = Outgoing(payload=b"x", group=group, deduplication_id=name)
-    return dict(fifo_headers(message, settings, life))[H_DEDUPLICATION]
+    return dict(fifo_headers(message, settings, life))[H_DEDUP]
 
 
 @pytest.mark.parametrize("scope", ["queue", "group"])

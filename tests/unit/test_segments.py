@@ -109,3 +109,23 @@ def test_what_is_parked_is_what_was_parked_and_not_taken_out(steps: list[tuple[b
         assert [o for s in segments.of(queue) for o in s.parked[queue]] == [
             o for o in sorted(parked) if "ab"[o % 2] == queue
         ]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["park", "unpark", "take"]), st.integers(0, 11)), max_size=80))
+def test_the_first_parked_of_a_group_is_the_lowest_whatever_was_parked_again(steps: list[tuple[str, int]]) -> None:
+    segments, parked = Segments(), set()
+    segments.add(Segment("row", 99, 0, 12, [(o, "q", 1 + o % 3) for o in range(12)]))
+    for step, offset in steps:
+        group = 1 + offset % 3
+        if step == "take":
+            taken = segments.unpark_next("q", group)
+            assert (taken[1] if taken else []) == [o for o in sorted(parked) if 1 + o % 3 == group]
+            parked -= set(taken[1] if taken else ())
+        elif step == "park" and offset not in parked:
+            segments.park(offset)
+            parked.add(offset)
+        elif step == "unpark":
+            segments.unpark(offset)
+            parked.discard(offset)
+        for group in (1, 2, 3):
+            assert segments.first_parked("q", group) == min((o for o in parked if 1 + o % 3 == group), default=None)
