@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -22,10 +22,12 @@ from pyspark.sql import functions as F
 
 from app.processes import stop_signals
 from marq.errors import BrokerError, MarqError, PipelineError, TopicError
-from pipeline import files, records, tables
-from pipeline.kafka import Kafka, Offsets, offsets_json
+from pipeline import records, tables
+from pipeline.checkpoints import Checkpoint
+from pipeline.kafka import Offsets
 from pipeline.options import Job, job_options
 from pipeline.session import explain
+from pipeline.streams import LOOK_S, Streaming
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +38,6 @@ MESSAGES = "archive/messages"
 MARKERS = "archive/markers"
 MALFORMED = "archive/malformed"
 CHECKPOINTS = "checkpoints/archive"
-
-#: Offsets of one batch: what it takes in memory does not depend on them, but how long a stop may take does.
-BATCH_OFFSETS = 500_000
-#: Seconds that batches under way get when the job is asked to stop; then they are broken off, and their work is lost.
-STOP_S = 20.0
-#: Seconds between looks at the queries.
-LOOK_S = 0.2
 
 
 @click.command()
@@ -90,19 +85,11 @@ class _Flow:
     query: StreamingQuery | None = None
 
 
-class Archiving:
+class Archiving(Streaming):
     """One run of the job."""
 
-    def __init__(
-        self, job: Job, *, once: bool, interval_s: float, accept_loss: bool, stopped: Callable[[], bool] = lambda: False
-    ) -> None:
-        self.job = job
-        self.kafka: Kafka = job.kafka
-        self.once = once
-        self.interval_s = interval_s
-        self.accept_loss = accept_loss
-        self.stopped = stopped
-        self.flows: list[_Flow] = []
+    done = "archived"
+    flows: list[_Flow]
 
     # -- before anything is written
 
@@ -145,7 +132,7 @@ class Archiving:
             else:
                 return
 
-    def _open(self, spark: SparkSession) -> None:
+    def open(self, spark: SparkSession) -> str:
         """Make or check tables and checkpoints, and find out where each flow goes on."""
         new: set[str] = set()
         for table, schema in ((MESSAGES, records.MESSAGES), (MARKERS, records.MARKERS), (MALFORMED, records.MALFORMED)):
@@ -167,23 +154,25 @@ class Archiving:
         for flow in self.flows:
             flow.positions = self._positions(spark, flow, is_new=flow.table in new)
             flow.began = dict(flow.positions)
+        self._publish()
+        return f"Archiving {', '.join(flow.topic for flow in self.flows)} into {self.job.path('archive')}"
 
     def _refuse_checkpoints(self, spark: SparkSession, table: str) -> None:
         """Raise for a table that is gone while its checkpoint goes on behind what was in it."""
-        for checkpoint in (self._checkpoint(flow) for flow in self.flows if flow.table == table):
-            if files.names(spark, f"{checkpoint}/offsets"):
+        for checkpoint in (self._checkpoint(spark, flow) for flow in self.flows if flow.table == table):
+            if checkpoint.exists():
                 raise PipelineError(
-                    f"{self.job.path(table)} is gone, but {checkpoint} goes on behind what was in it; put the table "
-                    "back, or delete the checkpoint to archive anew what Kafka still has"
+                    f"{self.job.path(table)} is gone, but {checkpoint.path} goes on behind what was in it; put the "
+                    "table back, or delete the checkpoint to archive anew what Kafka still has"
                 )
 
-    def _checkpoint(self, flow: _Flow) -> str:
-        return self.job.path(CHECKPOINTS, flow.checkpoint)
+    def _checkpoint(self, spark: SparkSession, flow: _Flow) -> Checkpoint:
+        return Checkpoint(spark, self.job.path(CHECKPOINTS, flow.checkpoint))
 
     def _positions(self, spark: SparkSession, flow: _Flow, *, is_new: bool) -> Offsets:
         """Next offset of each partition: from the checkpoint, else from the table, else where the topic begins."""
         bounds = self.kafka.bounds(flow.topic)
-        found = _checkpointed(spark, self._checkpoint(flow), flow.topic)
+        found = _checkpointed(self._checkpoint(spark, flow), flow.topic)
         if found is None:
             found = {} if is_new else _tabled(spark, self.job.path(flow.table), flow.topic)
         positions = {number: found.get(number, start) for number, (start, _) in bounds.items()}
@@ -193,81 +182,23 @@ class Archiving:
 
     def _refuse_loss(self, flow: _Flow, positions: Offsets, bounds: dict[int, tuple[int, int]]) -> None:
         for number, position in sorted(positions.items()):
-            start, end = bounds[number]
-            if position > end:
-                raise PipelineError(
-                    f"{self.job.path(flow.table)} is at offset {position} of {flow.topic} partition {number}, which "
-                    f"ends at {end}: it is of another topic of that name; choose another folder with --data"
-                )
-            if position < start and not self.accept_loss:
-                raise PipelineError(
-                    f"lost: offsets {position} to {start - 1} of {flow.topic} partition {number} were deleted from "
-                    "Kafka before they were archived; --accept-loss goes on without them"
-                )
+            self.refuse_loss(self.job.path(flow.table), flow.topic, number, position, *bounds[number])
 
     # -- running
 
-    def run(self, spark: SparkSession) -> None:
-        """Archive until all that was there is (`once`), or until stopped.
+    def start(self, spark: SparkSession) -> Iterator[StreamingQuery]:
+        for flow in self.flows:
+            checkpoint = self._checkpoint(spark, flow)
+            begun = checkpoint.broken_off()
+            is_at_end = all(flow.positions[number] >= end for number, end in flow.ends.items())
+            if self.once and is_at_end and begun is None:
+                continue  # a query that finds nothing new takes seconds, too
+            append = _Append(self.job, flow, begun)
+            name = f"archive {flow.checkpoint}"
+            flow.query = self.query(spark, name, {flow.topic: flow.positions}, checkpoint.path, append)
+            yield flow.query
 
-        A Kafka that goes away while the job runs without `once` is waited for.
-        """
-        self._open(spark)
-        self._publish()
-        names = ", ".join(flow.topic for flow in self.flows)
-        click.echo(f"Archiving {names} into {self.job.path('archive')}" + ("" if self.once else "  (Ctrl-C stops it)"))
-        while not self.stopped():
-            try:
-                self._stream(spark)
-            except BrokerError as error:
-                if self.once:
-                    raise
-                click.echo(f"marq: {error}; waiting for it", err=True)
-                self._await_kafka()
-                continue
-            break
-        done = {flow.checkpoint: sum(flow.positions.values()) - sum(flow.began.values()) for flow in self.flows}
-        click.echo("Archived " + ", ".join(f"{count} {name}" for name, count in done.items()))
-
-    def _stream(self, spark: SparkSession) -> None:
-        try:
-            for flow in self.flows:
-                if not self._has_all(spark, flow):
-                    flow.query = self._start(spark, flow)
-            while any(flow.query.isActive for flow in self.flows if flow.query) and not self.stopped():
-                time.sleep(LOOK_S)
-                self._note_progress()
-                self._raise_failure(spark)
-            self._raise_failure(spark)
-        finally:
-            self._stop()
-        self._note_progress()
-
-    def _has_all(self, spark: SparkSession, flow: _Flow) -> bool:
-        """Whether a run that is to end has nothing to do: a query that finds nothing new takes seconds, too."""
-        is_at_end = all(flow.positions[number] >= end for number, end in flow.ends.items())
-        return self.once and is_at_end and _begun(spark, self._checkpoint(flow)) is None
-
-    def _start(self, spark: SparkSession, flow: _Flow) -> StreamingQuery:
-        source = (
-            spark.readStream.format("kafka")
-            .options(**self.kafka.source_options())
-            .option("subscribe", flow.topic)
-            # Only a query without a checkpoint looks at it.
-            .option("startingOffsets", offsets_json({flow.topic: flow.positions}))
-            .option("maxOffsetsPerTrigger", str(BATCH_OFFSETS))
-            .option("failOnDataLoss", str(not self.accept_loss).lower())
-            .load()
-        )
-        writer = (
-            source.writeStream.queryName(f"archive {flow.checkpoint}")
-            .option("checkpointLocation", self._checkpoint(flow))
-            .foreachBatch(_Append(self.job, flow, _begun(spark, self._checkpoint(flow))))
-        )
-        trigger = {"availableNow": True} if self.once else {"processingTime": f"{self.interval_s} seconds"}
-        return writer.trigger(**trigger).start()
-
-    def _note_progress(self) -> None:
+    def look(self) -> None:
         before = [dict(flow.positions) for flow in self.flows]
         for flow in self.flows:
             progress = flow.query.lastProgress if flow.query is not None else None
@@ -286,36 +217,16 @@ class Archiving:
             # The next batch tells again; until then Kafka keeps more than it needs to.
             click.echo(f"marq: the positions of the archive were not published: {error}", err=True)
 
-    def _raise_failure(self, spark: SparkSession) -> None:
-        for flow in self.flows:
-            error = flow.query.exception() if flow.query is not None else None
-            if error is None:
-                continue
-            bounds = self.kafka.bounds(flow.topic)  # an error of its own if Kafka is away
-            found = _checkpointed(spark, self._checkpoint(flow), flow.topic) or flow.positions
-            self._refuse_loss(flow, flow.positions | found, bounds)
-            raise PipelineError(
-                f"archiving {flow.topic} failed: {explain(error)}; nothing is lost: start it again, --verbose shows "
-                "Spark's log"
-            )
+    def failed(self, spark: SparkSession, query: StreamingQuery) -> str:
+        flow = next(flow for flow in self.flows if flow.query is query)
+        bounds = self.kafka.bounds(flow.topic)
+        found = _checkpointed(self._checkpoint(spark, flow), flow.topic) or flow.positions
+        self._refuse_loss(flow, flow.positions | found, bounds)
+        return f"archiving {flow.topic}"
 
-    def _stop(self) -> None:
-        """End the queries, after the batches that are under way."""
-        running = [flow.query for flow in self.flows if flow.query is not None]
-        deadline = time.monotonic() + STOP_S
-        while time.monotonic() < deadline and any(q.isActive and q.status["isTriggerActive"] for q in running):
-            time.sleep(LOOK_S / 4)
-        for query in running:
-            query.stop()
-
-    def _await_kafka(self) -> None:
-        while not self.stopped():
-            try:
-                self.kafka.topics()
-            except BrokerError:
-                time.sleep(1)
-            else:
-                return
+    def outcome(self, spark: SparkSession) -> str:
+        done = {flow.checkpoint: sum(flow.positions.values()) - sum(flow.began.values()) for flow in self.flows}
+        return "Archived " + ", ".join(f"{count} {name}" for name, count in done.items())
 
 
 class _Append:
@@ -354,36 +265,26 @@ def _append(rows: DataFrame, path: str, app: str, version: int) -> None:
 # -- where a flow is ----------------------------------------------------------------------------------------
 
 
-def _checkpointed(spark: SparkSession, checkpoint: str, topic: str) -> Offsets | None:
-    """The end of the last batch that is complete; None where none is.
-
-    Spark's own log: `commits/N` says that batch N is complete, the last line of `offsets/N` where it ended.
-    """
-    done = [int(name) for name in files.names(spark, f"{checkpoint}/commits") if name.isdigit()]
-    if not done:
+def _checkpointed(checkpoint: Checkpoint, topic: str) -> Offsets | None:
+    """The end of the last batch that is complete; None where none is."""
+    last = checkpoint.complete()
+    if last is None:
         return None
     try:
-        ends = json.loads(files.read_text(spark, f"{checkpoint}/offsets/{max(done)}").splitlines()[-1])
+        ends = checkpoint.ends(last)
     except Exception as error:
         raise PipelineError(
-            f"{checkpoint} is damaged: {explain(error)}; delete it: the tables say where to go on"
+            f"{checkpoint.path} is damaged: {explain(error)}; delete it: the tables say where to go on"
         ) from None
     if topic not in ends:
         raise PipelineError(
-            f"{checkpoint} is the checkpoint of {', '.join(ends)}, not of {topic}; choose another folder with --data, "
-            "or correct MARQ_NAME or MARQ_QUEUE_TOPIC"
+            f"{checkpoint.path} is the checkpoint of {', '.join(ends)}, not of {topic}; choose another folder with "
+            "--data, or correct MARQ_NAME or MARQ_QUEUE_TOPIC"
         )
-    return {int(number): offset for number, offset in ends[topic].items()}
+    return ends[topic]
 
 
 def _tabled(spark: SparkSession, path: str, topic: str) -> Offsets:
     """The ends of what is in a table, for a checkpoint that is gone."""
     rows = spark.read.format("delta").load(path).where(F.col("topic") == topic)
     return {row[0]: row[1] + 1 for row in rows.groupBy("partition").agg(F.max("offset")).collect()}
-
-
-def _begun(spark: SparkSession, checkpoint: str) -> int | None:
-    """The batch that was begun, and will be repeated, because nothing says that it is complete."""
-    begun = {int(name) for name in files.names(spark, f"{checkpoint}/offsets") if name.isdigit()}
-    done = {int(name) for name in files.names(spark, f"{checkpoint}/commits") if name.isdigit()}
-    return max(begun) if begun and max(begun) not in done else None

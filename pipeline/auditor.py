@@ -14,8 +14,8 @@ from marq.core.lives import Envelope, Lives
 from marq.core.markers import Batch
 from marq.core.partition import Partition
 from marq.errors import RowError
+from pipeline import walk
 from pipeline.fingerprints import fingerprints, stripped_manifest
-from pipeline.walk import Walker
 from pipeline.witness import Fault, Witness
 
 if TYPE_CHECKING:
@@ -29,14 +29,9 @@ SUMMARY = "summary"
 COUNTERS = ("acked", "dead", "expired", "poison", "moved")
 
 
-class Plan(msgspec.Struct):
+class Plan(walk.Plan):
     """What the auditor of a partition is told."""
 
-    queue_start: int
-    queue_stop: int
-    markers_start: int
-    markers_stop: int
-    queue_id: str | None
     archived: int  # up to here the markers were read from the archive
     tables: bool  # whether they were looked at
     manifest: bytes | None
@@ -66,11 +61,11 @@ class Summary(msgspec.Struct):
     live: str | None  # of the worker: agrees, differs
 
 
-class Auditor(Walker):
+class Auditor(walk.Walker):
     """Walks one partition and says what is wrong in it."""
 
     def __init__(self, number: int, plan: bytes) -> None:
-        super().__init__(number, plan)
+        super().__init__(number)
         self.told = msgspec.msgpack.decode(plan, type=Plan)
         self.witness: Witness
         self.recovered: Partition | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from marq.core import rows
 from marq.errors import BrokerError, RowError
 from pipeline.fingerprints import DAMAGED, strip_batches
-from pipeline.kafka import Kafka, offsets_json
+from pipeline.kafka import Kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -169,14 +169,7 @@ def named_rows(spark: SparkSession, kafka: Kafka, tables: Snapshot) -> DataFrame
         return spark.createDataFrame([], _ROWS)
     begin = {topic: {n: start for n, (start, _) in found.items()} for topic, found in tables.bounds.items()}
     end = {topic: {n: stop for n, (_, stop) in found.items()} for topic, found in tables.bounds.items()}
-    records = (
-        spark.read.format("kafka")
-        .options(**kafka.source_options())
-        .option("subscribe", ",".join(tables.bounds))
-        .option("startingOffsets", offsets_json(begin))
-        .option("endingOffsets", offsets_json(end))
-        .load()
-    )
+    records = kafka.records(spark, begin, end)
     wanted = spark.createDataFrame(named, "partition int, key binary, checksum long")
     found = records.select("partition", "key", "value", "offset").join(F.broadcast(wanted), ["partition", "key"])
     good = F.col("value").isNull() | (F.crc32("value") == F.col("checksum"))

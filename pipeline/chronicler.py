@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from marq.core import rows as core_rows
 from marq.core.lives import Envelope, Lives, Story, visible_ms
 from marq.core.markers import Batch
-from marq.core.partition import Partition
-from pipeline.walk import Walker
+from marq.core.partition import H_GROUP
+from pipeline import walk
+from pipeline.resuming import Kept, ResumingWalker, filled, state_batch
 
 #: Version of the rows of the state.
 STATE_VERSION = 1
-
-HEADER_GROUP = "marq-group"
 
 _NAME, _COUNT, _MS, _OFFSET = pa.string(), pa.int32(), pa.int64(), pa.int64()
 
@@ -59,54 +56,27 @@ LIFE = {
 CHRONICLE = pa.schema(LIFE | {"state_key": _NAME, "state_value": pa.binary()})
 
 
-class Plan(msgspec.Struct):
+class Plan(walk.Plan):
     """What the chronicler of a partition is told."""
 
-    queue_start: int
-    queue_stop: int
-    markers_start: int
-    markers_stop: int
     run: int
-    queue_id: str | None
 
 
-class Kept(msgspec.Struct):
-    """Of a walker, besides the state of the core and the lives."""
-
-    v: int
-    position: int
-    markers_position: int
-    first: int | None
-    markers_start: int
-    whole_ms: int | None
-
-
-class Chronicler(Walker):
+class Chronicler(ResumingWalker):
     """Emits a row for each life that ended, and at the end one for each that has not, and the state."""
 
+    told: Plan
+    version = STATE_VERSION
+
     def __init__(self, number: int, plan: bytes) -> None:
-        super().__init__(number, plan)
-        self.told = msgspec.msgpack.decode(plan, type=Plan)
+        super().__init__(number, msgspec.msgpack.decode(plan, type=Plan))
         self.lives = Lives(queue_id=self.told.queue_id)
-        self._rows: dict[str, bytes] = {}
         self._unfinished: list[tuple[list[Envelope], str, Story]] = []
         self._state: list[tuple[str, bytes]] = []
 
-    def row(self, key: str, value: bytes | None) -> None:
-        if value is not None:
-            self._rows[key] = value
-
-    def begin(self) -> None:
-        told, stored = self.told, self._rows
-        if "walker" not in stored:
-            self.start_at(told.queue_start, told.markers_start, told.queue_id)
-            return
-        kept = msgspec.msgpack.decode(stored.pop("walker"), type=Kept)
-        manifest = core_rows.decode_manifest(stored.pop("manifest"))
+    def restore(self, kept: Kept, stored: dict[str, bytes]) -> None:
         histories = sorted(key for key in stored if key.startswith("lives/"))
-        self.lives = Lives.load((stored.pop(key) for key in histories), queue_id=told.queue_id)
-        self.partition = Partition.restore(self.number, manifest, stored.__getitem__, queue_id=told.queue_id)
-        self.first, self._markers_start, self._whole_ms = kept.first, kept.markers_start, kept.whole_ms
+        self.lives = Lives.load((stored.pop(key) for key in histories), queue_id=self.told.queue_id)
 
     def on_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
         self.lives.read(envelopes, self.partition)
@@ -125,25 +95,7 @@ class Chronicler(Walker):
         for one in self.lives.unfinished(self.partition):
             groups.setdefault((id(one.story), one.state), ([], one.state, one.story))[0].append(one.envelope)
         self._unfinished = list(groups.values())
-        self._keep()
-
-    def _keep(self) -> None:
-        checkpoint = self.partition.checkpoint(self.told.run, 0, 0, 0)
-        assert checkpoint is not None  # the first one after a restore or a beginning
-        self._rows.update(checkpoint.rows)
-        manifest = checkpoint.manifest
-        partition = self.partition
-        kept = Kept(
-            STATE_VERSION,
-            partition.position,
-            partition.markers_position,
-            self.first,
-            self._markers_start,
-            self._whole_ms,
-        )
-        self._state = [("walker", msgspec.msgpack.encode(kept)), ("manifest", manifest)]
-        self._state += [(key, self._rows[key]) for key in core_rows.decode_manifest(manifest).rows]
-        self._state += [(f"lives/{i:08}", value) for i, value in enumerate(self.lives.dump())]
+        self._state = [*self.state(told.run), *((f"lives/{i:08}", v) for i, v in enumerate(self.lives.dump()))]
 
     def results(self) -> Iterator[pa.RecordBatch]:
         ended, self.lives.ended = self.lives.ended, []
@@ -153,7 +105,7 @@ class Chronicler(Walker):
             yield self._batch([(envelopes, state, None, None, story) for envelopes, state, story in self._unfinished])
             self._unfinished = []
         if self._state:
-            yield _state_batch(self.number, self._state)
+            yield state_batch(CHRONICLE, self.number, self._state)
             self._state = []
 
     def _batch(self, groups: list[tuple[list[Envelope], str, str | None, int | None, Story]]) -> pa.RecordBatch:
@@ -188,28 +140,13 @@ class Chronicler(Walker):
             "group": pa.array([_group(e) for e in envelopes], pa.string()),
             "waiting_ms": pa.array(waiting, pa.int64(), mask=np.repeat(never, counts)),
         }
-        return _filled(columns, len(envelopes))
+        return filled(CHRONICLE, columns, len(envelopes))
 
 
 def _group(envelope: Envelope) -> str | None:
+    """Of several headers the last counts, as in the core."""
+    group = None
     for name, value in envelope.headers:
-        if name == HEADER_GROUP and value is not None:
-            return value.decode(errors="backslashreplace")
-    return None
-
-
-def _state_batch(number: int, state: list[tuple[str, bytes]]) -> pa.RecordBatch:
-    columns = {
-        "partition": pa.array([number] * len(state), pa.int32()),
-        "state_key": pa.array([key for key, _ in state], pa.string()),
-        "state_value": pa.array([value for _, value in state], pa.binary()),
-    }
-    return _filled(columns, len(state))
-
-
-def _filled(columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
-    arrays = [columns.get(name) for name in CHRONICLE.names]
-    filled = [
-        pa.nulls(count, kind) if array is None else array for array, kind in zip(arrays, CHRONICLE.types, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(filled, schema=CHRONICLE)
+        if name == H_GROUP:
+            group = value
+    return None if group is None else group.decode(errors="backslashreplace")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marq.errors import BrokerError
@@ -14,13 +14,9 @@ READ_TIMEOUT_S = 30.0
 OPEN_TIMEOUT_S = 40.0
 #: Seconds until a topic that was just created has to be known everywhere.
 LEADER_TIMEOUT_S = 10.0
-#: Seconds after which a reader is told that it waits.
-PATIENT_S = 1.0
 
 
-def records_of(
-    client: Mapping[str, Any], topic: str, on_wait: Callable[[], None] | None = None
-) -> Iterator[tuple[bytes, bytes | None]]:
+def records_of(client: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, bytes | None]]:
     """Key and value of all records that are committed now, in order.
 
     Records behind an open transaction can't be read before that ends, so this waits for those that are open now: a
@@ -28,7 +24,6 @@ def records_of(
 
     Parameters:
         client: settings of librdkafka: where Kafka is, and how to log in.
-        on_wait: called once if it takes longer than a second.
 
     Raises:
         BrokerError: Kafka does not answer, or the topic is not there.
@@ -50,12 +45,8 @@ def records_of(
         end, position = _end(client, topic), 0
         consumer.assign([TopicPartition(topic, 0, 0)])
         while position < end:
-            waited = time.monotonic() - began
-            if waited > READ_TIMEOUT_S + OPEN_TIMEOUT_S:
+            if time.monotonic() - began > READ_TIMEOUT_S + OPEN_TIMEOUT_S:
                 raise BrokerError(f"{topic} could not be read to its end; try again")
-            if waited > PATIENT_S and on_wait is not None:
-                on_wait()
-                on_wait = None
             message = consumer.poll(0.2)
             if message is None:
                 continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,7 +14,7 @@ import msgspec
 
 from marq.errors import BadValueError, BrokerError, PipelineError
 from pipeline.ledger import Done, Input, Ledger, State, ledger_topic
-from pipeline.sending import PATIENCE_S, RESULT_SCHEMA, Plan, new_producer, send_batches
+from pipeline.sending import PATIENCE_S, RESULT_SCHEMA, Plan, Row, new_producer, send_batches
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -64,9 +63,9 @@ class Dispatch:
         ledger = Ledger(kafka.client_config(), ledger_topic(kafka), self.name)
         self.plan = Plan(ledger, uuid.uuid4().hex, topic, partitions, rate)
 
-    def look(self, on_wait: Callable[[], None] | None = None) -> State:
+    def look(self) -> State:
         """See how far the job is, without a claim to it. Raises `BrokerError`, and `PipelineError` as `take_over`."""
-        state = self.plan.ledger.read(on_wait)
+        state = self.plan.ledger.read()
         self._check(state.input)
         return state
 
@@ -125,7 +124,7 @@ class Dispatch:
         plan = self.plan
         if state.input is None:
             plan.ledger.write("input", Input(self.fingerprint, plan.partitions))
-        rows = left(spread(staged, plan), state).select("row", "slice", "partition", "queue", "payload", "headers")
+        rows = left(spread(staged, plan), state).select(*Row._fields)
         if plan.rate is None:
             rows = rows.repartitionById(plan.slices, rows["slice"]).sortWithinPartitions("slice", "row")
         else:

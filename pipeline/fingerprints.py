@@ -9,6 +9,8 @@ from zlib import crc32
 from marq.core import rows
 from marq.core.partition import MESSAGE_MAX_BYTES
 from marq.errors import RowError
+from marq.message import RESERVED
+from pipeline.walk import TOO_LARGE
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 #: Value of a row that does not have the checksum that its manifest names.
 DAMAGED = b""
-_TOO_LARGE = bytes(MESSAGE_MAX_BYTES + 1)
 
 
 def fingerprint(
@@ -83,8 +84,8 @@ def stripped(key: str, value: bytes) -> bytes:
 def _without_payload(record: rows.Record) -> rows.Record:
     size = len(record.value or b"") + sum(len(name) + len(value or b"") for name, value in record.headers)
     number = fingerprint(record.timestamp, record.key, record.headers, record.value)
-    special = [header for header in record.headers if header[0].startswith("marq-")]
-    return record._replace(value=_TOO_LARGE if size > MESSAGE_MAX_BYTES else number.to_bytes(4, "big"), headers=special)
+    special = [header for header in record.headers if header[0].startswith(RESERVED)]
+    return record._replace(value=TOO_LARGE if size > MESSAGE_MAX_BYTES else number.to_bytes(4, "big"), headers=special)
 
 
 def stripped_manifest(manifest: rows.Manifest, less: Mapping[str, bytes]) -> rows.Manifest:

@@ -16,9 +16,13 @@ from marq.errors import BrokerError, TopicError
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Seconds that Kafka gets to answer a request before it counts as away.
 TIMEOUT_S = 10.0
+
+#: Copies of a topic that a job makes, if there are as many brokers.
+REPLICATION = 3
 
 #: Errors of a Kafka that has just started, or made a topic: they are over in a moment.
 _PASSING = {
@@ -120,6 +124,30 @@ class Kafka:
             )
         return options
 
+    # -- records
+
+    def records(
+        self,
+        spark: SparkSession,
+        begin: Mapping[str, Mapping[int, int]],
+        end: Mapping[str, Mapping[int, int]],
+        **options: str,
+    ) -> DataFrame:
+        """Records of topics from `begin` up to `end`, as Spark's source gives them.
+
+        Parameters:
+            begin, end: an offset for each partition, by topic.
+            options: further ones of the source.
+        """
+        return (
+            spark.read.format("kafka")
+            .options(**self.source_options(), **options)
+            .option("subscribe", ",".join(begin))
+            .option("startingOffsets", offsets_json(begin))
+            .option("endingOffsets", offsets_json(end))
+            .load()
+        )
+
     # -- what is there
 
     @cached_property
@@ -189,6 +217,14 @@ class Kafka:
             lambda: {tp.partition: f.result().offset for tp, f in self.admin.list_offsets(wanted, **options).items()}
         )
         return {number: answers[number] for number in range(count)}
+
+    def create(self, topic: str, config: Mapping[str, str]) -> None:
+        """Make a topic of one partition, on three brokers if there are as many. Raises `KafkaException`."""
+        from confluent_kafka.admin import NewTopic
+
+        brokers = len(self.admin.list_topics(timeout=TIMEOUT_S).brokers)
+        new = NewTopic(topic, 1, self.settings.replication or min(REPLICATION, brokers), config=dict(config))
+        self.admin.create_topics([new])[topic].result()
 
     # -- positions of a reader
 

@@ -12,7 +12,7 @@ The topic is in Kafka, where the messages are: a Kafka that was wiped knows of n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 #: Small segments, so that it is compacted though little is written.
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024), "min.cleanable.dirty.ratio": "0.1"}
-#: Copies of the topic, if there are as many brokers.
-_REPLICATION = 3
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -104,10 +102,10 @@ class Ledger:
         """Say that `run` is the one that works for the job now. Raises `BrokerError`."""
         self.write(None, {"run": run})
 
-    def read(self, on_wait: Callable[[], None] | None = None) -> State:
+    def read(self) -> State:
         """What is committed now; may have to wait (see `records_of`). Raises `BrokerError`."""
         state = State()
-        for key, value in records_of(self.client, self.topic, on_wait):
+        for key, value in records_of(self.client, self.topic):
             job, _, what = key.decode(errors="replace").partition("/")
             if job != self.job or value is None:
                 continue
@@ -129,15 +127,12 @@ def ledger_topic(kafka: Kafka) -> str:
         BrokerError: Kafka can't be reached, or does not let us create it.
     """
     from confluent_kafka import KafkaError, KafkaException
-    from confluent_kafka.admin import NewTopic
 
     topic = f"{kafka.settings.name}.jobs"
     if topic in kafka.topics():
         return topic
-    brokers = len(kafka.admin.list_topics(timeout=10).brokers)
-    copies = kafka.settings.replication or min(_REPLICATION, brokers)
     try:
-        kafka.admin.create_topics([NewTopic(topic, 1, copies, config=_CONFIG)])[topic].result(READ_TIMEOUT_S)
+        kafka.create(topic, _CONFIG)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise BrokerError(f"Kafka did not create topic {topic}: {error.args[0].str()}") from None

@@ -13,8 +13,9 @@ import click
 import msgspec
 import pyarrow as pa
 
-from pipeline.chronicler import CHRONICLE, LIFE, STATE_VERSION, Chronicler, Kept, Plan
+from pipeline.chronicler import CHRONICLE, LIFE, STATE_VERSION, Chronicler, Plan
 from pipeline.options import Job, job_options
+from pipeline.resuming import Kept
 from pipeline.walk import walk
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _write_state(spark: SparkSession, job: Job, walked: DataFrame, run: int) -> 
 
 def _plan(bound: Bounds, run: int, queue_id: str | None) -> bytes:
     return msgspec.msgpack.encode(
-        Plan(bound.queue_start, bound.queue_end, bound.markers_start, bound.markers_end, run, queue_id)
+        Plan(bound.queue_start, bound.queue_end, bound.markers_start, bound.markers_end, queue_id, run)
     )
 
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import click
 import msgspec
 
-from marq.core.partition import H_DELAY, H_TTL
+from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.errors import BadValueError, PipelineError
 from marq.message import HEADER_KEY, RESERVED
 from pipeline import inputs
@@ -160,7 +160,6 @@ def staged_rows(source: Source, what: What, delay_ms: int, fifo: Mapping[str, bo
     """
     from pyspark.sql import functions as F
 
-    from pipeline.records import HEADER_GROUP
     from pipeline.staging import checked, first_of, headers_of, milliseconds, not_milliseconds
 
     def value(name: str | None) -> Column:
@@ -179,7 +178,7 @@ def staged_rows(source: Source, what: What, delay_ms: int, fifo: Mapping[str, bo
         (HEADER_KEY, value(what.key)),
         (H_TTL, milliseconds(ttl)),
         (H_DELAY, milliseconds(F.coalesce(delay, F.lit(str(delay_ms))))),
-        (HEADER_GROUP, group),
+        (H_GROUP, group),
     ]
     checks = [not_milliseconds("delay", delay), not_milliseconds("time to live", ttl)]
     if what.payload is not None:

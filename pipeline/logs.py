@@ -12,7 +12,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from marq.errors import PipelineError
 from pipeline.fingerprints import fingerprint_column
-from pipeline.kafka import Kafka, offsets_json
+from pipeline.kafka import Kafka
 from pipeline.records import HEADERS, NO_PAYLOAD, SCHEMA_VERSION
 from pipeline.tables import read_table
 
@@ -88,7 +88,7 @@ def bounds(spark: SparkSession, source: Source) -> dict[int, Bounds]:
 
 
 def _table_bounds(spark: SparkSession, path: str) -> dict[int, tuple[int, int]]:
-    rows = _archived(spark, path).groupBy("partition").agg(F.min("offset"), F.max("offset")).collect()
+    rows = archived(spark, path).groupBy("partition").agg(F.min("offset"), F.max("offset")).collect()
     return {row[0]: (row[1], row[2] + 1) for row in rows}
 
 
@@ -128,15 +128,7 @@ def _from_kafka(spark: SparkSession, kafka: Kafka, start: Positions, stop: Posit
             begin[topic][number] = log_start if first is None else first[i]
             end[topic][number] = log_end if last is None else last[i]
             _check_range(topic, number, begin[topic][number], end[topic][number], log_start, log_end)
-    records = (
-        spark.read.format("kafka")
-        .options(**kafka.source_options())
-        .option("subscribe", f"{queue},{markers}")
-        .option("startingOffsets", offsets_json(begin))
-        .option("endingOffsets", offsets_json(end))
-        .load()
-    )
-    return from_records(records, queue, prints=prints)
+    return from_records(kafka.records(spark, begin, end), queue, prints=prints)
 
 
 def from_records(records: DataFrame, queue_topic: str, *, prints: bool = False) -> DataFrame:
@@ -171,8 +163,8 @@ def _check_range(topic: str, number: int, begin: int, end: int, log_start: int, 
 
 
 def _from_archive(spark: SparkSession, archive: Archive, start: Positions, stop: Positions, prints: bool) -> DataFrame:
-    queue = _archived(spark, archive.messages).where(_within(start, stop, 0))
-    markers = _archived(spark, archive.markers).where(_within(start, stop, 1))
+    queue = archived(spark, archive.messages).where(_within(start, stop, 0))
+    markers = archived(spark, archive.markers).where(_within(start, stop, 1))
     common = ("partition", "offset", F.unix_millis("timestamp").alias("timestamp_ms"))
     printed = fingerprint_column(F.unix_millis("timestamp"), "key", "headers", "payload")
     rows = queue.select(
@@ -197,7 +189,8 @@ def _from_archive(spark: SparkSession, archive: Archive, start: Positions, stop:
     return rows.select([*LOGS.names, *(["print"] if prints else [])])
 
 
-def _archived(spark: SparkSession, path: str) -> DataFrame:
+def archived(spark: SparkSession, path: str) -> DataFrame:
+    """The rows of a table of the archive. Raises `PipelineError` where there is none."""
     return read_table(spark, path, "python -m pipeline archive", version=SCHEMA_VERSION)
 
 

@@ -8,20 +8,19 @@ in the table `metrics_state`, so that what is counted is what took effect; `wind
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from app.processes import stop_signals
-from marq.errors import BrokerError, PipelineError, TopicError
-from pipeline import files, tables
-from pipeline.archive import BATCH_OFFSETS, LOOK_S, STOP_S
-from pipeline.kafka import Kafka, offsets_json
+from marq.errors import PipelineError, TopicError
+from pipeline import tables
+from pipeline.checkpoints import Checkpoint
+from pipeline.kafka import Kafka
 from pipeline.logs import Bounds, bounds
 from pipeline.options import Job, job_options
-from pipeline.session import explain
+from pipeline.streams import Streaming
 from pipeline.windows import METRICS_ROW, STATE_ROW, VERSION, Positions, Windows, left_of
 
 if TYPE_CHECKING:
@@ -80,8 +79,10 @@ def command(
             counting.run(spark)
 
 
-class Counting:
+class Counting(Streaming):
     """One run of the job."""
+
+    done = "counted"
 
     def __init__(
         self,
@@ -95,19 +96,13 @@ class Counting:
         accept_loss: bool = False,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.job = job
-        self.kafka: Kafka = job.kafka
+        super().__init__(job, once=once, interval_s=interval_s, accept_loss=accept_loss, stopped=stopped)
         self.topic = topic or f"{job.settings.name}.metrics"
         self.window_ms = window_ms
         self.late_ms = late_ms
-        self.once = once
-        self.interval_s = interval_s
-        self.accept_loss = accept_loss
-        self.stopped = stopped
         self.checkpoint = job.path(CHECKPOINT)
         self._began: Positions = {}
         self._cleaned = ""
-        self._query: StreamingQuery | None = None
 
     # -- before anything is written
 
@@ -121,9 +116,9 @@ class Counting:
         if self.topic in ours:
             raise PipelineError(f"{self.topic} is a topic of marq's own; choose another with --topic")
         if self.topic not in there:
-            _make_topic(self.kafka, self.topic, settings.replication)
+            _make_topic(self.kafka, self.topic)
 
-    def _open(self, spark: SparkSession) -> None:
+    def open(self, spark: SparkSession) -> str:
         """Make or check the tables and the checkpoint."""
         from pyspark.sql.types import StructType
 
@@ -134,7 +129,7 @@ class Counting:
             # a batch changes the last few of a day's rows
             "delta.enableDeletionVectors": "true",
         }
-        begun = bool(files.names(spark, f"{self.checkpoint}/offsets"))
+        begun = Checkpoint(spark, self.checkpoint).exists()
         for name, schema, by in ((METRICS, METRICS_ROW, "day"), (STATE, STATE_ROW, "partition")):
             path = self.job.path(name)
             if begun and not tables.is_table(spark, path):
@@ -154,6 +149,7 @@ class Counting:
             )
             self._check_window(path, tables.properties_of(spark, path).get(WINDOW))
         self._clean(spark)
+        return f"Counting {settings.name} into {self.job.path(METRICS)} and {self.topic}"
 
     def _check_window(self, path: str, found: str | None) -> None:
         if found is not None and found != str(self.window_ms):
@@ -174,48 +170,37 @@ class Counting:
 
     # -- running
 
-    def run(self, spark: SparkSession) -> None:
-        """Count until all that was there is (`once`), or until stopped.
-
-        A Kafka that goes away while the job runs without `once` is waited for.
-        """
-        self._open(spark)
-        click.echo(
-            f"Counting {self.job.settings.name} into {self.job.path(METRICS)} and {self.topic}"
-            + ("" if self.once else "  (Ctrl-C stops it)")
-        )
-        while not self.stopped():
-            try:
-                self._stream(spark)
-            except BrokerError as error:
-                if self.once:
-                    raise
-                click.echo(f"marq: {error}; waiting for it", err=True)
-                self._await_kafka()
-                continue
-            break
-        self._tell(spark)
-
-    def _tell(self, spark: SparkSession) -> None:
+    def outcome(self, spark: SparkSession) -> str:
         left = left_of(spark, self.job.path(STATE))
         ends = {n: (one.kept.position, one.kept.markers_position) for n, one in left.items()}
         messages, markers = (sum(end[log] - self._began.get(n, end)[log] for n, end in ends.items()) for log in (0, 1))
-        click.echo(f"Counted {messages} messages, {markers} markers")
+        return f"Counted {messages} messages, {markers} markers"
 
-    def _stream(self, spark: SparkSession) -> None:
+    def start(self, spark: SparkSession) -> Iterator[StreamingQuery]:
         there = bounds(spark, self.kafka)
         positions = self._positions(spark, there)
         self._began = positions | self._began
-        self._query = query = self._start(spark, there, positions)
-        try:
-            while query.isActive and not self.stopped():
-                time.sleep(LOOK_S)
-            self._raise_failure(spark)
-        finally:
-            deadline = time.monotonic() + STOP_S
-            while time.monotonic() < deadline and query.isActive and query.status["isTriggerActive"]:
-                time.sleep(LOOK_S / 4)
-            query.stop()
+        starts = {
+            topic: {number: at[log] for number, at in positions.items()}
+            for log, topic in enumerate((self.job.settings.queue_topic, self.job.settings.markers_topic))
+        }
+        windows = Windows(
+            self.job.settings,
+            self.job.path(METRICS),
+            self.job.path(STATE),
+            self.checkpoint,
+            self.topic,
+            self.kafka.sink_options(),
+            self.window_ms,
+            self.late_ms,
+            there,
+            self._clean,
+        )
+        yield self.query(spark, "metrics", starts, self.checkpoint, windows)
+
+    def failed(self, spark: SparkSession, query: StreamingQuery) -> str:
+        self._positions(spark, bounds(spark, self.kafka))
+        return "counting"
 
     def _positions(self, spark: SparkSession, there: Mapping[int, Bounds]) -> Positions:
         """Where to go on, in both logs; raises for what is lost."""
@@ -232,89 +217,24 @@ class Counting:
                 (settings.markers_topic, begun.markers_position, bound.markers_start, bound.markers_end),
             )
             for topic, position, start, end in pairs:
-                self._refuse_loss(f"{topic} partition {number}", position, start, end)
+                self.refuse_loss(self.job.path(STATE), topic, number, position, start, end)
             found[number] = (
                 max(begun.position, bound.queue_start),
                 max(begun.markers_position, bound.markers_start),
             )
         return found
 
-    def _refuse_loss(self, where: str, position: int, start: int, end: int) -> None:
-        if position > end:
-            raise PipelineError(
-                f"{self.job.path(STATE)} is at offset {position} of {where}, which ends at {end}: it is of another "
-                "topic of that name; choose another folder with --data"
-            )
-        if position < start and not self.accept_loss:
-            raise PipelineError(
-                f"lost: offsets {position} to {start - 1} of {where} were deleted from Kafka before they were counted; "
-                "--accept-loss goes on without them"
-            )
-
-    def _start(self, spark: SparkSession, there: Mapping[int, Bounds], positions: Positions) -> StreamingQuery:
-        settings = self.job.settings
-        starts = {
-            topic: {number: at[log] for number, at in positions.items()}
-            for log, topic in enumerate((settings.queue_topic, settings.markers_topic))
-        }
-        source = (
-            spark.readStream.format("kafka")
-            .options(**self.kafka.source_options())
-            .option("subscribe", ",".join(starts))
-            # Only a query without a checkpoint looks at it.
-            .option("startingOffsets", offsets_json(starts))
-            .option("maxOffsetsPerTrigger", str(BATCH_OFFSETS))
-            .option("failOnDataLoss", str(not self.accept_loss).lower())
-            .load()
-        )
-        writer = source.writeStream.queryName("metrics").option("checkpointLocation", self.checkpoint)
-        trigger = {"availableNow": True} if self.once else {"processingTime": f"{self.interval_s} seconds"}
-        windows = Windows(
-            settings,
-            self.job.path(METRICS),
-            self.job.path(STATE),
-            self.checkpoint,
-            self.topic,
-            self.kafka.sink_options(),
-            self.window_ms,
-            self.late_ms,
-            there,
-            self._clean,
-        )
-        return writer.foreachBatch(windows).trigger(**trigger).start()
-
-    def _raise_failure(self, spark: SparkSession) -> None:
-        error = self._query.exception() if self._query is not None else None
-        if error is None:
-            return
-        self._positions(spark, bounds(spark, self.kafka))  # an error of its own if Kafka is away, or records are lost
-        raise PipelineError(
-            f"counting failed: {explain(error)}; nothing is lost: start it again, --verbose shows Spark's log"
-        )
-
-    def _await_kafka(self) -> None:
-        while not self.stopped():
-            try:
-                self.kafka.topics()
-            except BrokerError:
-                time.sleep(1)
-            else:
-                return
-
 
 # ------------------------------------------------------------------ the topic
 
 
-def _make_topic(kafka: Kafka, topic: str, replication: int | None) -> None:
+def _make_topic(kafka: Kafka, topic: str) -> None:
     """A compacted topic of one partition, so that its rows are in order."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import NewTopic
 
     config = {"cleanup.policy": "compact,delete", "retention.ms": str(TOPIC_DAYS * 86_400_000)}
-    brokers = len(kafka.admin.list_topics(timeout=10).brokers)
-    new = NewTopic(topic, 1, replication or min(3, brokers), config=config)
     try:
-        kafka.admin.create_topics([new])[topic].result()
+        kafka.create(topic, config)
     except KafkaException as error:
         raise TopicError(
             f"topic {topic} could not be created: {error.args[0].str()}; create it yourself, or choose another with "

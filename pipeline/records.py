@@ -24,13 +24,7 @@ from pyspark.sql.types import (
 )
 
 from marq.core.markers import decode
-from marq.core.partition import (
-    H_DELAY,
-    H_ORIGIN,
-    H_TTL,
-    MESSAGE_MAX_BYTES,
-    QUEUE_NAME_MAX,
-)
+from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES, QUEUE_NAME_MAX
 from marq.errors import MarkerError
 from marq.message import HEADER_KEY
 
@@ -41,7 +35,6 @@ if TYPE_CHECKING:
 #: Version of the tables' rows.
 SCHEMA_VERSION = 1
 
-HEADER_GROUP = "marq-group"
 HEADER_REASON = "marq-poison-reason"
 
 #: Size of a payload that is not there (a record without value).
@@ -138,9 +131,9 @@ def messages(records: DataFrame, queue_id: str | None) -> DataFrame:
         F.col("value").alias("payload"),
         _size_of("value").alias("size"),
         _first(HEADER_KEY).alias("sender_key"),
-        F.when(good, _number(_last(H_DELAY))).alias("delay_ms"),
-        F.when(good, F.nullif(_number(_last(H_TTL)), F.lit(0))).alias("ttl_ms"),
-        _text(_last(HEADER_GROUP)).alias("group"),
+        F.when(good, _number(last_header(H_DELAY))).alias("delay_ms"),
+        F.when(good, F.nullif(_number(last_header(H_TTL)), F.lit(0))).alias("ttl_ms"),
+        _text(last_header(H_GROUP)).alias("group"),
         _text(_first(H_ORIGIN)).alias("origin"),
         "reason",
     )
@@ -159,15 +152,7 @@ def _place() -> list[Column]:
 
 def _reason(queue_id: str | None) -> Column:
     """Why a record is no message, or null. In the order in which the core looks."""
-    headers_size = F.when(
-        F.size("headers") > 0,
-        F.aggregate(
-            "headers",
-            F.lit(0),
-            lambda sum_, header: sum_ + F.length(header["key"]) + F.coalesce(F.length(header["value"]), F.lit(0)),
-        ),
-    ).otherwise(0)
-    size = F.coalesce(F.length("value"), F.lit(0)) + headers_size
+    size = F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(headers_size(), F.lit(0))
     malformed = F.when(
         F.size("headers") > 0,
         F.get(
@@ -198,6 +183,18 @@ def _headers() -> Column:
     return F.coalesce("headers", F.array().cast(HEADERS))
 
 
+def headers_size() -> Column:
+    """Bytes of names and values of the headers; null where there are none."""
+    return F.when(
+        F.size("headers") > 0,
+        F.aggregate(
+            "headers",
+            F.lit(0),
+            lambda total, h: total + F.length(h["key"]) + F.coalesce(F.length(h["value"]), F.lit(0)),
+        ),
+    )
+
+
 def _size_of(column: str) -> Column:
     return F.coalesce(F.length(column), F.lit(NO_PAYLOAD))
 
@@ -211,7 +208,7 @@ def _first(name: str) -> Column:
     return F.when(F.size("headers") > 0, F.get(_with_name(name), F.lit(0))["value"])
 
 
-def _last(name: str) -> Column:
+def last_header(name: str) -> Column:
     """Value of the last header of a name; null where there is none."""
     return F.when(F.size("headers") > 0, F.try_element_at(_with_name(name), F.lit(-1))["value"])
 

@@ -25,7 +25,6 @@ from marq.errors import (
     UnknownQueueError,
     UnreachableError,
 )
-from pipeline.kafka import offsets_json
 from pipeline.options import Job, job_options, key_in
 from pipeline.queues import require_ours
 from pipeline.sending import Pace
@@ -69,28 +68,21 @@ def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
-    from pipeline.records import SCHEMA_VERSION, messages
+    from pipeline.logs import Archive, archived
+    from pipeline.records import messages
     from pipeline.selection import with_text
-    from pipeline.tables import is_table, read_table
+    from pipeline.tables import is_table
 
     topic, bounds = job.kafka.settings.queue_topic, job.kafka.bounds(job.kafka.settings.queue_topic)
-    records = (
-        spark.read.format("kafka")
-        .options(**job.kafka.source_options())
-        .option("subscribe", topic)
-        .option("maxRecordsPerPartition", str(PART_RECORDS))
-        .option("startingOffsets", offsets_json({topic: {n: start for n, (start, _) in bounds.items()}}))
-        .option("endingOffsets", offsets_json({topic: {n: end for n, (_, end) in bounds.items()}}))
-        .load()
-        .where(F.col("key") == F.lit(queue.encode()))
-    )
-    found = messages(records, None).drop("reason")
+    begin = {topic: {number: start for number, (start, _) in bounds.items()}}
+    end = {topic: {number: end for number, (_, end) in bounds.items()}}
+    records = job.kafka.records(spark, begin, end, maxRecordsPerPartition=str(PART_RECORDS))
+    found = messages(records.where(F.col("key") == F.lit(queue.encode())), None).drop("reason")
     gone = {number: start for number, (start, _) in bounds.items() if start}
-    archive = job.path("archive", "messages")
+    archive = Archive(job.data).messages
     if gone and is_table(spark, archive):
-        older = read_table(spark, archive, "python -m pipeline archive", version=SCHEMA_VERSION)
         starts = F.create_map(*(F.lit(value) for pair in gone.items() for value in pair))
-        older = older.where(
+        older = archived(spark, archive).where(
             (F.col("queue") == queue) & (F.col("offset") < F.try_element_at(starts, F.col("partition")))
         )
         found = found.unionByName(older.select(found.columns))
@@ -103,8 +95,10 @@ def _described(found: DataFrame) -> DataFrame:
     """With what the headers of a dead letter say; those without are no dead letters."""
     from pyspark.sql import functions as F
 
+    from pipeline.records import last_header
+
     def header(name: str) -> Column:
-        return F.try_element_at(F.filter("headers", lambda h: h["key"] == name), F.lit(-1))["value"].cast("string")
+        return last_header(name).cast("string")
 
     rows = found.withColumns(
         {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from marq.core.partition import H_DELAY, H_TTL
+from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.errors import PipelineError
 from marq.message import HEADER_KEY
 from pipeline.dispatch import Dispatch, Outcome, echo_outcome
@@ -40,13 +40,11 @@ class What(msgspec.Struct, frozen=True):
 
 def archived(spark: SparkSession, job: Job) -> DataFrame:
     """Archived messages, with their lives where `lifecycle` has written them. Raises `PipelineError`: no archive."""
-    from pipeline.records import SCHEMA_VERSION
+    from pipeline import logs
     from pipeline.selection import with_text
-    from pipeline.tables import is_table, read_table
+    from pipeline.tables import is_table
 
-    messages = read_table(
-        spark, job.path("archive", "messages"), "python -m pipeline archive", version=SCHEMA_VERSION
-    ).drop("schema_version")
+    messages = logs.archived(spark, logs.Archive(job.data).messages).drop("schema_version")
     place = ["partition", "offset"]
     if is_table(spark, job.path("lifecycle")):
         lives = spark.read.format("delta").load(job.path("lifecycle"))
@@ -59,7 +57,6 @@ def staged_rows(chosen: DataFrame, what: What, queues: Queues) -> DataFrame:
     """Chosen messages as staged rows, in the order of their offsets, partitions side by side."""
     from pyspark.sql import functions as F
 
-    from pipeline.records import HEADER_GROUP
     from pipeline.selection import sender_headers
     from pipeline.staging import checked, headers_of, milliseconds
 
@@ -72,7 +69,7 @@ def staged_rows(chosen: DataFrame, what: What, queues: Queues) -> DataFrame:
             (HEADER_KEY, F.col("sender_key")),
             (H_TTL, milliseconds(F.lit(what.ttl_ms))),
             (H_DELAY, milliseconds(_delay(queue, what, queues))),
-            (HEADER_GROUP, F.col("group")),
+            (H_GROUP, F.col("group")),
             (H_FROM, F.concat_ws(":", "topic", "partition", "offset")),
         ]
     )

@@ -41,15 +41,11 @@ PATIENCE_S = 60.0
 #: Largest record that the producer lets through; what a message may have was checked when it was staged.
 MAX_RECORD_BYTES = 4 * 1024 * 1024 + 16 * 1024
 
-#: Columns of staged rows, as they are sent.
-ROW_SCHEMA = (
-    "row long, slice int, partition int, queue string, payload binary, headers array<struct<key string, value binary>>"
-)
 RESULT_SCHEMA = "slice int, sent long, error string"
 
 
 class Row(NamedTuple):
-    """A message to send."""
+    """A message to send: a staged row, with where it goes."""
 
     row: int
     slice: int
@@ -99,10 +95,6 @@ class Sender:
     def send(self, rows: Sequence[Row]) -> None:
         """Send those rows that are not sent yet."""
         self._patiently(lambda: self._transact([row for row in rows if row.row >= self.progress.next_row]))
-
-    def close(self) -> None:
-        """Give the connections back."""
-        self._producer = None
 
     def _patiently(self, step: Callable[[], None]) -> None:
         """Do a step; if it fails, all over with a new producer: whether it happened, the ledger tells."""
@@ -188,7 +180,7 @@ def new_producer(plan: Plan, number: int) -> Any:
 
 
 def rows_of(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[Row]:
-    """The rows in Arrow batches of `ROW_SCHEMA`."""
+    """The rows in Arrow batches that have the columns of `Row`."""
     for batch in batches:
         columns = [batch.column(name).to_pylist() for name in ("row", "slice", "partition", "queue", "payload")]
         headers = batch.column("headers").to_pylist()

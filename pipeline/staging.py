@@ -115,10 +115,10 @@ def headers_of(entries: Sequence[tuple[str, Column]]) -> Column:
     return F.filter(structs, lambda entry: entry["value"].isNotNull())
 
 
-def milliseconds(value: Column, *, least: int = 1) -> Column:
-    """The value of a header, of a number of milliseconds as text; null where it is null or below `least`."""
+def milliseconds(value: Column) -> Column:
+    """The value of a header, of a number of milliseconds as text; null where it is null or not positive."""
     number = value.try_cast("long")
-    return F.when(number >= least, number.cast("string"))
+    return F.when(number >= 1, number.cast("string"))
 
 
 def first_of(checks: Sequence[tuple[Column, Column]]) -> Column:

@@ -79,7 +79,7 @@ def _watched_run(settings: Settings, folder: Path, options: str) -> None:
 
     job = Job(settings, str(folder / "tables"))
     _fill(job)
-    archiving = Archiving(job, once=True, interval_s=0, accept_loss=False)
+    archiving = Archiving(job)
     archiving.check()
     with _silence():
         spark = start("startup", folder, java_options=options)

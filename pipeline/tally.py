@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from marq.core import rows as core_rows
 from marq.core.lives import Envelope, Lives, visible_ms
 from marq.core.markers import Batch, End, Keepalive, Purge, Release, Start
-from marq.core.partition import Partition
-from pipeline.walk import Walker
+from pipeline import resuming, walk
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,26 +59,15 @@ def bucket_of(ms: int) -> int:
     return min(max(1, math.ceil(BUCKETS_PER_DOUBLING * math.log2(ms))), BUCKETS - 1) if ms else 0
 
 
-class Plan(msgspec.Struct):
+class Plan(walk.Plan):
     """What a walker is told."""
 
-    queue_start: int
-    queue_stop: int
-    markers_start: int
-    markers_stop: int
     window_ms: int
-    queue_id: str | None
 
 
-class Kept(msgspec.Struct):
-    """Of a walker between batches, besides the state of the core and the messages."""
+class Kept(resuming.Kept):
+    """Of a walker between batches."""
 
-    v: int
-    position: int
-    markers_position: int
-    first: int | None
-    markers_start: int
-    whole_ms: int | None
     latest_ms: int  # greatest timestamp read
 
 
@@ -112,14 +99,16 @@ class _Rest(msgspec.Struct, array_like=True):
     purges: dict[str, list[Purged]]
 
 
-class TallyWalker(Walker):
+class TallyWalker(resuming.ResumingWalker):
     """Emits a tally for each queue and window in which something happened in this batch, and the state."""
 
+    told: Plan
+    kept_type = Kept
+    version = VERSION
+
     def __init__(self, number: int, plan: bytes) -> None:
-        super().__init__(number, plan)
-        self.told = msgspec.msgpack.decode(plan, type=Plan)
+        super().__init__(number, msgspec.msgpack.decode(plan, type=Plan))
         self._names = Lives(queue_id=self.told.queue_id)
-        self._rows: dict[str, bytes] = {}
         self._latest_ms = 0
         self._open: dict[int, tuple[str, int]] = {}  # unfinished, read -> queue, visible_ms
         self._receives: dict[int, int] = {}  # unfinished, delivered -> how often
@@ -131,19 +120,11 @@ class TallyWalker(Walker):
 
     # ------------------------------------------------------------------ state
 
-    def row(self, key: str, value: bytes | None) -> None:
-        if value is not None:
-            self._rows[key] = value
+    def goes_on(self, kept: resuming.Kept) -> bool:
+        return self.told.queue_start <= kept.position and self.told.markers_start <= kept.markers_position
 
-    def begin(self) -> None:
-        told, stored = self.told, self._rows
-        kept = msgspec.msgpack.decode(stored.pop("walker"), type=Kept) if "walker" in stored else None
-        if kept is None or told.queue_start > kept.position or told.markers_start > kept.markers_position:
-            # nothing was kept, or what came next is not in Kafka any more
-            stored.clear()
-            self.start_at(told.queue_start, told.markers_start, told.queue_id)
-            return
-        manifest = core_rows.decode_manifest(stored.pop("manifest"))
+    def restore(self, kept: Kept, stored: dict[str, bytes]) -> None:
+        self._latest_ms = kept.latest_ms
         rest = msgspec.msgpack.decode(stored.pop("rest"), type=_Rest)
         self._marker, self._early, self._receives, self._purges = (
             rest.marker,
@@ -157,34 +138,18 @@ class TallyWalker(Walker):
                 self._open[offset] = (chunk.queues[queue], visible)
                 if receives:
                     self._receives[offset] = receives
-        self.partition = Partition.restore(self.number, manifest, stored.__getitem__, queue_id=told.queue_id)
-        self.first, self._markers_start, self._whole_ms = kept.first, kept.markers_start, kept.whole_ms
-        self._latest_ms = kept.latest_ms
+
+    def kept(self) -> Kept:
+        return Kept(**msgspec.structs.asdict(super().kept()), latest_ms=self._latest_ms)
 
     def end(self) -> None:
         self.stop_at(self.told.queue_stop, self.told.markers_stop)
         self._out.append(self._tally_batch())
-        self._out.append(self._state_batch())
+        epoch = self.partition.markers_position + self.partition.position
+        state = [*self.state(epoch), *self._own_state()]
+        self._out.append(resuming.state_batch(_schema(), self.number, state))
 
-    def _state(self) -> Iterator[tuple[str, bytes]]:
-        # the epoch only has to differ from those of earlier rows
-        checkpoint = self.partition.checkpoint(self.partition.markers_position + self.partition.position, 0, 0, 0)
-        assert checkpoint is not None  # the first one after a restore or a beginning
-        self._rows.update(checkpoint.rows)
-        partition = self.partition
-        kept = Kept(
-            VERSION,
-            partition.position,
-            partition.markers_position,
-            self.first,
-            self._markers_start,
-            self._whole_ms,
-            self._latest_ms,
-        )
-        yield "walker", msgspec.msgpack.encode(kept)
-        yield "manifest", checkpoint.manifest
-        for key in core_rows.decode_manifest(checkpoint.manifest).rows:
-            yield key, self._rows[key]
+    def _own_state(self) -> Iterator[tuple[str, bytes]]:
         early = {offset: self._receives[offset] for offset in self._receives if offset not in self._open}
         yield "rest", msgspec.msgpack.encode(_Rest(self._marker, self._early, early, self._purges))
         offsets = list(self._open)
@@ -320,16 +285,7 @@ class TallyWalker(Walker):
         }
         counts = [tally.finished() for tally in tallies.values()]
         columns |= {name: [count[at] for count in counts] for name, at in _AT.items()}
-        return _batch(columns, len(tallies))
-
-    def _state_batch(self) -> pa.RecordBatch:
-        state = list(self._state())
-        columns = {
-            "partition": [self.number] * len(state),
-            "state_key": [key for key, _ in state],
-            "state_value": [value for _, value in state],
-        }
-        return _batch(columns, len(state))
+        return resuming.filled(_schema(), columns, len(tallies))
 
 
 _FIRST, _AGAIN, _DELIVERIES = _AT["first_deliveries"], _AT["redeliveries"], _AT["deliveries"]
@@ -359,13 +315,7 @@ class _Tally:
         return self.counts
 
 
-def _batch(columns: dict[str, list[Any]], count: int) -> pa.RecordBatch:
-    import pyarrow as pa
+def _schema() -> pa.Schema:
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    schema = to_arrow_schema(WALKED)
-    arrays = [
-        pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(count, field.type)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, names=schema.names)
+    return to_arrow_schema(WALKED)

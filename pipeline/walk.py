@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from marq.core.lives import Envelope
 from marq.core.markers import Batch, End, Purge, Start, decode
 from marq.core.partition import MESSAGE_MAX_BYTES, Partition
 from marq.errors import MarkerError
+from marq.message import RESERVED
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +33,18 @@ SKEW_MS = 5_000
 #: The core's order hints, of no use here, are dropped after so many records.
 HINTS_MAX = 50_000
 
-_TOO_LARGE = bytes(MESSAGE_MAX_BYTES + 1)
+#: What stands for the payload of a message that is too large to be one.
+TOO_LARGE = bytes(MESSAGE_MAX_BYTES + 1)
+
+
+class Plan(msgspec.Struct):
+    """Where the logs of a partition begin, and up to where they are walked."""
+
+    queue_start: int
+    queue_stop: int
+    markers_start: int
+    markers_stop: int
+    queue_id: str | None  # topic mode: the queue that the whole topic is
 
 
 class Walker:
@@ -39,12 +53,11 @@ class Walker:
     Where the logs do not reach back to their beginning, messages whose markers may be missing are left out: those
     sent before the first marker that is there. `first` is the first message that is seen whole.
 
-    Parameters: ``plan``: what the job's driver tells the walker of this partition.
+    A job makes them of the number of the partition, and of what its driver tells them of it (a `Plan`, encoded).
     """
 
-    def __init__(self, number: int, plan: bytes) -> None:
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.plan = plan
         self.partition = Partition(number)
         self.first: int | None = None
         self._markers_start = 0
@@ -196,9 +209,11 @@ def walk(
 def _stream(spark: SparkSession, logs: DataFrame, plans: Mapping[int, bytes], rows: DataFrame | None) -> DataFrame:
     from pyspark.sql import functions as F
 
+    from pipeline.records import headers_size
+
     # empty, not null: Spark's way to Arrow takes quadratic time for nulls in a list column
     no_headers = F.array().cast("array<struct<key:string,value:binary>>")
-    special = F.filter("headers", lambda h: h["key"].startswith("marq-"))
+    special = F.filter("headers", lambda h: h["key"].startswith(RESERVED))
     fingerprint = F.col("print") if "print" in logs.columns else F.lit(None).cast("long")
     records = logs.select(
         "partition",
@@ -209,14 +224,7 @@ def _stream(spark: SparkSession, logs: DataFrame, plans: Mapping[int, bytes], ro
         "value",
         F.col("value_size").alias("size"),
         F.when(F.size("headers") > 0, special).otherwise(no_headers).alias("headers"),
-        F.when(
-            F.size("headers") > 0,
-            F.aggregate(
-                "headers",
-                F.lit(0),
-                lambda total, h: total + F.length(h["key"]) + F.coalesce(F.length(h["value"]), F.lit(0)),
-            ),
-        ).alias("headers_size"),
+        headers_size().alias("headers_size"),
         fingerprint.alias("print"),
     )
 
@@ -347,7 +355,7 @@ class _Columns:
             return
         for i, (size, more) in enumerate(zip(self.sizes, headers_size.to_pylist(), strict=True)):
             if size + (more or 0) > MESSAGE_MAX_BYTES:
-                self.bodies[i] = _TOO_LARGE
+                self.bodies[i] = TOO_LARGE
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -7,7 +7,6 @@ table and state carry the query's id and the batch's number. What is repeated be
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from app.settings import Settings
-from pipeline import files
+from pipeline.checkpoints import Checkpoint
 from pipeline.logs import Bounds, from_records
 from pipeline.tally import BUCKETS_PER_DOUBLING, COUNTS, WALKED, Kept, Plan, TallyWalker
 from pipeline.walk import walk
@@ -90,14 +89,9 @@ class Windows:
         self.after(spark)
 
     def _ends(self, spark: SparkSession, number: int) -> Positions:
-        """Where the batch ends, in both logs: Spark's own log, the last line of `offsets/N`."""
-        path = f"{self.checkpoint}/offsets/{number}"
-        ends = json.loads(files.read_text(spark, path).splitlines()[-1])
-        settings = self.settings
-        queue, markers = (
-            {int(n): offset for n, offset in ends.get(topic, {}).items()}
-            for topic in (settings.queue_topic, settings.markers_topic)
-        )
+        """Where the batch ends, in both logs."""
+        ends = Checkpoint(spark, self.checkpoint).ends(number)
+        queue, markers = (ends.get(topic, {}) for topic in (self.settings.queue_topic, self.settings.markers_topic))
         return {n: (queue[n], markers[n]) for n in queue.keys() & markers.keys()}
 
     def _plans(self, ends: Positions, kept: Mapping[int, Kept]) -> dict[int, bytes]:
@@ -115,8 +109,8 @@ class Windows:
                     queue_end,
                     bound.markers_start,
                     markers_end,
-                    self.window_ms,
                     self.settings.queue_id,
+                    self.window_ms,
                 )
             )
         return plans

@@ -12,18 +12,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from app.broker import free_port
 from marq.client import Message, Sent, Service
 from marq.errors import MarqError
-from tests.integration.cluster import Cluster, Worker, until
+from tests.faults.trio import NAMES, Trio
+from tests.integration.cluster import until
 from tests.kafka import unique
 
-SETTINGS = {"handlers": "", "session_timeout_ms": 6000, "checkpoint_ms": 300, "visibility_timeout_ms": 5000}
-NAMES = ("a", "b", "c")
 #: Messages that one consumer holds at once: more than these can't come again because of one fault.
 HELD = 200
 BATCH = 50
@@ -124,27 +121,6 @@ class Traffic:
         assert twice <= faults * BATCH
 
 
-@pytest.fixture
-def cluster(kafka: str, tmp_path: Path) -> Iterator[Cluster]:
-    """Three workers that keep their addresses when they are started again."""
-    with Cluster(kafka, tmp_path, partitions=6, **SETTINGS) as cluster:
-        cluster.ports = {name: free_port() for name in NAMES}  # type: ignore[attr-defined]
-        for name in NAMES:
-            start(cluster, name)
-        cluster.wait_served()
-        yield cluster
-
-
-def start(cluster: Cluster, name: str) -> Worker:
-    return cluster.start(name, ready=False, web_port=cluster.ports[name])  # type: ignore[attr-defined]
-
-
-def worker_of(cluster: Cluster, name: str) -> Worker:
-    """The process that runs under a name now."""
-    (worker,) = [w for w in cluster.running if w.folder.name == name]
-    return worker
-
-
 @contextlib.contextmanager
 def traffic(sender: list[str], consumers: list[list[str]]) -> Iterator[Traffic]:
     running = Traffic(sender, consumers)
@@ -162,32 +138,30 @@ def goes_on(running: Traffic) -> None:
 
 
 @pytest.mark.slow
-def test_a_rolling_restart_under_load_loses_nothing(cluster: Cluster) -> None:
+def test_a_rolling_restart_under_load_loses_nothing(trio: Trio) -> None:
     """Twice around, with clients that know all workers, and one of each kind that knows only one."""
-    a, b, c = (worker_of(cluster, name).url for name in NAMES)
+    a, b, c = (trio.worker(name).url for name in NAMES)
     consumers = [[a, b, c], [b], [c, a]]
     with traffic([b], consumers) as running:
         for _ in range(2):
             for name in NAMES:
-                worker_of(cluster, name).stop()
+                trio.worker(name).stop()
                 if name != "b":  # the one that the sender knows
                     goes_on(running)
-                start(cluster, name)
-                cluster.wait_served()
+                trio.start_up(name)
                 goes_on(running)
         running.check("rolling restart, twice around", 2 * len(NAMES), len(consumers))
-    for worker in cluster.workers[:-3]:
+    for worker in trio.workers[:-3]:
         assert worker.process.returncode == 0, worker.log[-3000:]
 
 
 @pytest.mark.slow
-def test_a_kill_of_the_worker_that_the_clients_talk_to_loses_nothing(cluster: Cluster) -> None:
-    a, b, c = (worker_of(cluster, name).url for name in NAMES)
+def test_a_kill_of_the_worker_that_the_clients_talk_to_loses_nothing(trio: Trio) -> None:
+    a, b, c = (trio.worker(name).url for name in NAMES)
     consumers = [[a, b, c], [a, c, b]]
     with traffic([a, b, c], consumers) as running:
-        worker_of(cluster, "a").kill()
+        trio.worker("a").kill()
         goes_on(running)
-        start(cluster, "a")
-        cluster.wait_served()
+        trio.start_up("a")
         goes_on(running)
         running.check("kill -9 of the worker that all clients talk to", 1, len(consumers))

@@ -10,17 +10,15 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from app.broker import free_port
-from tests.integration.cluster import Cluster, Worker, until
+from tests.faults.trio import NAMES, Trio
+from tests.integration.cluster import until
 from tests.integration.sqs_client import Queue, client_of
 
-NAMES = ("a", "b", "c")
 GROUPS = 12
 CONSUMERS = 3
 VISIBILITY_S = 4
@@ -136,39 +134,18 @@ class Traffic:
             assert twice == 0
 
 
-@pytest.fixture
-def cluster(kafka: str, tmp_path: Path) -> Iterator[Cluster]:
-    """Three workers that keep their addresses when they are started again."""
-    with Cluster(kafka, tmp_path, partitions=6, handlers="", session_timeout_ms=6000, checkpoint_ms=300) as cluster:
-        cluster.ports = {name: free_port() for name in NAMES}  # type: ignore[attr-defined]
-        for name in NAMES:
-            start(cluster, name)
-        cluster.wait_served()
-        yield cluster
-
-
-def start(cluster: Cluster, name: str) -> Worker:
-    return cluster.start(name, ready=False, web_port=cluster.ports[name])  # type: ignore[attr-defined]
-
-
-def worker_of(cluster: Cluster, name: str) -> Worker:
-    (worker,) = [w for w in cluster.running if w.folder.name == name]
-    return worker
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fifo", "standard"])
-def test_kills_of_workers_lose_nothing_and_groups_keep_their_order(cluster: Cluster, kind: str) -> None:
-    a, b, c = (worker_of(cluster, name) for name in NAMES)
+def test_kills_of_workers_lose_nothing_and_groups_keep_their_order(trio: Trio, kind: str) -> None:
+    a, b, c = (trio.worker(name) for name in NAMES)
     fifo = {"FifoQueue": "true", "DeduplicationScope": "messageGroup"} if kind == "fifo" else {}
     made = Queue.make(a, VisibilityTimeout=VISIBILITY_S, **fifo)
     queue = made.at(c)
     with Traffic([a.url, b.url, c.url], queue, bool(fifo)) as traffic:
         traffic.goes_on()
         for name in ("a", "b"):
-            worker_of(cluster, name).kill()
+            trio.worker(name).kill()
             traffic.goes_on()
-            start(cluster, name)
-            cluster.wait_served()
+            trio.start_up(name)
             traffic.goes_on()
         traffic.check(f"kill -9 of two of three workers, one after the other, {kind}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.pipeline.lab import Installation
+from tests.pipeline.sending_lab import PARTITIONS, Here, here
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,3 +36,15 @@ def installation(kafka: str, tmp_path: Path) -> Callable[..., Installation]:
         return Installation(kafka, folder, **values)
 
     return make
+
+
+@pytest.fixture
+def target(installation: Callable[..., Installation]) -> Installation:
+    """An installation that a sending job sends to."""
+    return installation(partitions=PARTITIONS)
+
+
+@pytest.fixture
+def job(target: Installation, spark: SparkSession) -> Here:
+    """A job of `target` that runs in this process."""
+    return here(target, spark)

@@ -6,11 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 
 from app.settings import Settings
 from app.topics import ensure_topics
@@ -96,6 +96,12 @@ class Installation:
         """Append to the markers topic, each batch as a record."""
         values = [(None, encode(batch, by="test", seq=i)) for i, batch in enumerate(batches)]
         return self.write(self.settings.markers_topic, partition, values)
+
+    def delete_before(self, positions: Mapping[str, int], partition: int) -> None:
+        """Delete records of a partition from Kafka, in each topic those before an offset."""
+        before = [TopicPartition(topic, partition, offset) for topic, offset in positions.items()]
+        for future in self.kafka.admin.delete_records(before).values():
+            future.result(20)
 
     def cluster(self, **settings: Any) -> Cluster:
         """Real workers on the topics of this installation (a context manager; see `tests.integration.cluster`)."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, TopicPartition
 
 from pipeline.options import Job
+from tests.integration.cluster import until
 from tests.pipeline.lab import Installation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Of the topics of an installation that is sent to.
+PARTITIONS = 3
 #: Seconds that a reader waits for what a killed sender's transaction holds up.
 READ_S = 40.0
 
@@ -88,9 +91,5 @@ def ends(installation: Installation) -> int:
     return sum(end for _, end in installation.kafka.bounds(installation.settings.queue_topic).values())
 
 
-def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = 90.0) -> None:
-    """Wait until a condition is true, looking often."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
-        time.sleep(0.02)
+#: Wait until a condition is true; a job that is a process of its own needs its time.
+wait_for = partial(until, timeout_s=90.0)

@@ -12,7 +12,8 @@ from marq.core.markers import decode
 from marq.core.partition import Partition
 from marq.core.rows import Record
 from pipeline import records
-from pipeline.kafka import offsets_json
+from pipeline.archive import Archiving
+from pipeline.options import Job
 from tests.pipeline.lab import Installation
 
 if TYPE_CHECKING:
@@ -82,6 +83,13 @@ def checkpoint(
     return changed
 
 
+def run_archive(spark: SparkSession, job: Job, *, accept_loss: bool = False) -> None:
+    """One run of the job `archive`, up to what is there now."""
+    archiving = Archiving(job, accept_loss=accept_loss)
+    archiving.check()
+    archiving.run(spark)
+
+
 def archive(spark: SparkSession, here: Installation) -> None:
     """What is new in both topics into the tables of the archive, in a commit each: less than the job, and faster."""
     from pyspark.sql import functions as F
@@ -103,13 +111,8 @@ def archive(spark: SparkSession, here: Installation) -> None:
             source=here.kafka.source_of(topic),
         )
         ends = dict(there.toDF().groupBy("partition").agg(F.max("offset") + 1).collect())
-        begin = {number: ends.get(number, start) for number, (start, _) in here.kafka.bounds(topic).items()}
-        batch = (
-            spark.read.format("kafka")
-            .options(**here.kafka.source_options())
-            .option("subscribe", topic)
-            .option("startingOffsets", offsets_json({topic: begin}))
-            .load()
-        )
+        bounds = here.kafka.bounds(topic)
+        begin = {number: ends.get(number, start) for number, (start, _) in bounds.items()}
+        batch = here.kafka.records(spark, {topic: begin}, {topic: {number: end for number, (_, end) in bounds.items()}})
         decoded = records.messages(batch, settings.queue_id) if table == "messages" else records.markers(batch)
         decoded.select(schema.names).coalesce(1).write.format("delta").mode("append").save(path)

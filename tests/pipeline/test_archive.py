@@ -12,28 +12,20 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import TopicPartition
 
 from app.tails import Tails
 from app.topics import ensure_topics
 from marq.core.markers import End, Own, Start
 from marq.errors import PipelineError, TopicError
 from pipeline import archive, files, records, tables
-from pipeline.archive import Archiving
 from pipeline.logs import Archive, Bounds, bounds, logs
 from tests.pipeline.lab import Installation
+from tests.pipeline.tables_lab import run_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
 Make = Callable[..., Installation]
-
-
-def run_once(spark: SparkSession, here: Installation, *, accept_loss: bool = False) -> None:
-    """One run of the job up to what is there now."""
-    job = Archiving(here.job, once=True, interval_s=0, accept_loss=accept_loss)
-    job.check()
-    job.run(spark)
 
 
 def rows(spark: SparkSession, here: Installation, table: str = archive.MESSAGES) -> list[Row]:
@@ -42,11 +34,6 @@ def rows(spark: SparkSession, here: Installation, table: str = archive.MESSAGES)
 
 def offsets(found: list[Row]) -> list[tuple[int, int]]:
     return [(row.partition, row.offset) for row in found]
-
-
-def delete_records(here: Installation, topic: str, partition: int, before: int) -> None:
-    for future in here.kafka.admin.delete_records([TopicPartition(topic, partition, before)]).values():
-        future.result()
 
 
 def test_messages_and_markers_are_archived_as_they_were(spark: SparkSession, installation: Make) -> None:
@@ -61,7 +48,7 @@ def test_messages_and_markers_are_archived_as_they_were(spark: SparkSession, ins
         here.settings.poison_topic, 0, [(b"q", b"bad", [("marq-poison-reason", b"why"), ("marq-origin", b"1:7")])]
     )
 
-    run_once(spark, here)
+    run_archive(spark, here.job)
 
     first, *others = rows(spark, here)
     today = datetime.datetime.now(datetime.UTC).date()
@@ -98,11 +85,11 @@ def test_messages_and_markers_are_archived_as_they_were(spark: SparkSession, ins
 def test_each_run_goes_on_where_the_last_one_ended(spark: SparkSession, installation: Make) -> None:
     here = installation()
     here.send(0, *[(b"q", b"%d" % i) for i in range(5)])
-    run_once(spark, here)
+    run_archive(spark, here.job)
     here.send(0, *[(b"q", b"%d" % i) for i in range(5, 8)], (None, b"poison"))
     here.send(1, (b"q", b"other"))
-    run_once(spark, here)
-    run_once(spark, here)
+    run_archive(spark, here.job)
+    run_archive(spark, here.job)
     assert offsets(rows(spark, here)) == [(0, i) for i in range(9)] + [(1, 0)]
     assert offsets(rows(spark, here, archive.MALFORMED)) == [(0, 8)]
 
@@ -113,7 +100,7 @@ def test_in_topic_mode_the_whole_topic_is_one_queue(spark: SparkSession, install
     topic = theirs.settings.queue_topic
     here = installation(queue_topic=topic, queue_id="jobs", partitions=1)
     here.send(0, (None, b"a"), (b"\xff", b"b"))
-    run_once(spark, here)
+    run_archive(spark, here.job)
     assert [row.queue for row in rows(spark, here)] == ["jobs", "jobs"]
     assert rows(spark, here, archive.MALFORMED) == []
 
@@ -124,7 +111,7 @@ def test_the_logs_of_the_archive_are_those_of_kafka(spark: SparkSession, install
     here.send(0, *[(b"q", b"x" * i, [("n", b"%d" % i)]) for i in range(6)])
     here.send(1, (None, None))
     here.mark(1, [Own("w", "n")], [Start(0, 1, [0, 1], 1000)])
-    run_once(spark, here)
+    run_archive(spark, here.job)
     source = Archive(here.data)
     assert bounds(spark, source) == {0: Bounds(0, 6, 0, 0), 1: Bounds(0, 1, 0, 2)} == bounds(spark, here.kafka)
     for start, stop in ((None, None), ({0: (2, 0)}, {0: (5, 0), 1: (1, 1)})):
@@ -148,11 +135,11 @@ def test_a_batch_that_was_written_is_not_written_again(spark: SparkSession, inst
     here = installation(partitions=1)
     here.send(0, (b"q", b"0"), (None, b"poison"))
     here.mark(0, [Own("w", "n")])
-    run_once(spark, here)
+    run_archive(spark, here.job)
     for flow in ("messages", "markers"):
         forget_commit(spark, here, flow)
     here.send(0, (b"q", b"2"))
-    run_once(spark, here)
+    run_archive(spark, here.job)
     assert offsets(rows(spark, here)) == [(0, 0), (0, 1), (0, 2)]
     assert offsets(rows(spark, here, archive.MARKERS)) == [(0, 0)]
     assert offsets(rows(spark, here, archive.MALFORMED)) == [(0, 1)]
@@ -163,7 +150,7 @@ def test_a_batch_that_was_half_written_gets_the_rest(
     spark: SparkSession, installation: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = installation(partitions=1)
-    run_once(spark, here)
+    run_archive(spark, here.job)
     here.send(0, (b"q", b"0"), (None, b"poison"))
     append = archive._append
 
@@ -175,11 +162,11 @@ def test_a_batch_that_was_half_written_gets_the_rest(
     with monkeypatch.context() as patch:
         patch.setattr(archive, "_append", killed)
         with pytest.raises(PipelineError, match="killed here"):
-            run_once(spark, here)
+            run_archive(spark, here.job)
     assert offsets(rows(spark, here)) == [(0, 0), (0, 1)]
     assert rows(spark, here, archive.MALFORMED) == []
 
-    run_once(spark, here)
+    run_archive(spark, here.job)
     assert offsets(rows(spark, here)) == [(0, 0), (0, 1)]
     assert offsets(rows(spark, here, archive.MALFORMED)) == [(0, 1)]
 
@@ -189,11 +176,11 @@ def test_without_its_checkpoints_it_goes_on_behind_what_is_in_the_tables(
 ) -> None:
     here = installation()
     here.send(0, (b"q", b"0"), (b"q", b"1"))
-    run_once(spark, here)
+    run_archive(spark, here.job)
     shutil.rmtree(here.job.path("checkpoints"))
     here.send(0, (b"q", b"2"))
     here.send(1, (b"q", b"3"))
-    run_once(spark, here)
+    run_archive(spark, here.job)
     assert offsets(rows(spark, here)) == [(0, 0), (0, 1), (0, 2), (1, 0)]
 
 
@@ -203,7 +190,7 @@ def test_without_its_checkpoints_it_goes_on_behind_what_is_in_the_tables(
 def test_without_its_topic_nothing_is_made(spark: SparkSession, installation: Make) -> None:
     here = installation(create=False)
     with pytest.raises(TopicError, match=r"queue does not exist .*; start a worker"):
-        run_once(spark, here)
+        run_archive(spark, here.job)
     assert not files.exists(spark, here.data)
 
 
@@ -212,7 +199,7 @@ def test_a_folder_with_something_else_in_it_is_left_alone(spark: SparkSession, i
     (here.folder / "pipeline/archive/messages").mkdir(parents=True)
     (here.folder / "pipeline/archive/messages/diary.txt").write_text("mine")
     with pytest.raises(PipelineError, match="archive/messages is not a table, and not empty"):
-        run_once(spark, here)
+        run_archive(spark, here.job)
     assert files.names(spark, here.job.path(archive.MESSAGES)) == ["diary.txt"]
 
 
@@ -220,51 +207,51 @@ def test_a_delta_table_of_somebody_else_is_left_alone(spark: SparkSession, insta
     here = installation()
     spark.range(1).write.format("delta").save(here.job.path(archive.MESSAGES))
     with pytest.raises(PipelineError, match="not one of marq's"):
-        run_once(spark, here)
+        run_archive(spark, here.job)
 
 
 def test_tables_of_another_installation_are_refused(spark: SparkSession, installation: Make) -> None:
     here, there = installation(), installation()
     here.send(0, (b"q", b"0"))
-    run_once(spark, here)
+    run_archive(spark, here.job)
     there.job = type(there.job)(there.settings, here.data)
     with pytest.raises(PipelineError, match="is of another topic or Kafka"):
-        run_once(spark, there)
+        run_archive(spark, there.job)
     # the same checkpoint where the table does not know whose it is
     for table in (archive.MESSAGES, archive.MARKERS):
         spark.sql(f"ALTER TABLE delta.`{here.job.path(table)}` UNSET TBLPROPERTIES ('{tables.SOURCE}')")
     with pytest.raises(PipelineError, match=f"is the checkpoint of {here.settings.queue_topic}, not of"):
-        run_once(spark, there)
+        run_archive(spark, there.job)
 
 
 def test_a_topic_that_was_made_anew_is_another_topic(spark: SparkSession, installation: Make) -> None:
     here = installation()
-    run_once(spark, here)
+    run_archive(spark, here.job)
     other = installation(name=here.settings.name, queue_topic="x", create=False)
     topic = here.settings.queue_topic
     here.kafka.admin.delete_topics([topic])[topic].result()
     again = Installation(here.settings.kafka.removeprefix("kafka://"), other.folder, name=here.settings.name)
     again.job = here.job
     with pytest.raises(PipelineError, match="is of another topic or Kafka"):
-        run_once(spark, again)
+        run_archive(spark, again.job)
 
 
 def test_a_checkpoint_whose_table_is_gone_is_refused(spark: SparkSession, installation: Make) -> None:
     here = installation()
     here.send(0, (b"q", b"0"))
-    run_once(spark, here)
+    run_archive(spark, here.job)
     shutil.rmtree(here.job.path(archive.MESSAGES))
     with pytest.raises(PipelineError, match=r"archive/messages is gone, but .*checkpoints/archive/messages goes on"):
-        run_once(spark, here)
+        run_archive(spark, here.job)
     assert not files.exists(spark, here.job.path(archive.MESSAGES))
 
 
 def test_a_table_of_a_later_version_is_refused(spark: SparkSession, installation: Make) -> None:
     here = installation()
-    run_once(spark, here)
+    run_archive(spark, here.job)
     spark.sql(f"ALTER TABLE delta.`{here.job.path(archive.MARKERS)}` SET TBLPROPERTIES ('{tables.VERSION}' = '2')")
     with pytest.raises(PipelineError, match="has rows of version 2, and this marq reads up to 1; upgrade marq"):
-        run_once(spark, here)
+        run_archive(spark, here.job)
 
 
 @pytest.mark.slow
@@ -274,7 +261,7 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: Spa
     earlier = type(records.MESSAGES)([f for f in records.MESSAGES if f.name not in ("origin", "headers")])
     tables.open_table(spark, path, earlier, version=0, partition_by=["day"])
     here.send(0, (b"q", b"0", [("marq-origin", b"0:1")]))
-    run_once(spark, here)
+    run_archive(spark, here.job)
     assert [row.origin for row in rows(spark, here)] == ["0:1"]
     assert tables.properties_of(spark, path)[tables.VERSION] == "1"
 
@@ -284,12 +271,12 @@ def test_records_that_were_deleted_before_they_were_archived_are_an_error(
 ) -> None:
     here = installation(partitions=1)
     here.send(0, (b"q", b"0"))
-    run_once(spark, here)
+    run_archive(spark, here.job)
     here.send(0, *[(b"q", b"%d" % i) for i in range(1, 6)])
-    delete_records(here, here.settings.queue_topic, 0, 4)
+    here.delete_before({here.settings.queue_topic: 4}, 0)
     with pytest.raises(PipelineError, match=r"^lost: offsets 1 to 3 of .*queue partition 0 .*--accept-loss"):
-        run_once(spark, here)
-    run_once(spark, here, accept_loss=True)
+        run_archive(spark, here.job)
+    run_archive(spark, here.job, accept_loss=True)
     assert offsets(rows(spark, here)) == [(0, 0), (0, 4), (0, 5)]
 
 
@@ -300,7 +287,7 @@ def test_its_positions_stand_in_kafka(spark: SparkSession, installation: Make) -
     here = installation()
     here.send(1, (b"q", b"0"), (b"q", b"1"))
     here.mark(0, [Own("w", "n")])
-    run_once(spark, here)
+    run_archive(spark, here.job)
     found = here.kafka.committed(here.settings.archive_group)
     assert found[here.settings.queue_topic] == {0: 0, 1: 2}
     assert found[here.settings.markers_topic] == {0: 1, 1: 0}
@@ -339,7 +326,7 @@ def test_small_files_are_put_together(spark: SparkSession, installation: Make, m
     try:
         for i in range(5):
             here.send(0, (b"q", b"%d" % i))
-            run_once(spark, here)
+            run_archive(spark, here.job)
     finally:
         spark.conf.unset("spark.databricks.delta.autoCompact.minNumFiles")
     assert offsets(rows(spark, here)) == [(0, i) for i in range(5)]

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Producer
 
 from marq.core import rows
 from marq.core.digest import STATES
 from marq.core.markers import End, Keepalive, Marker, Own, Release, Start, Tick, decode, encode
 from marq.errors import PipelineError
-from pipeline.archive import Archiving
 from pipeline.audit import Found, Verdict, as_json, audit
 from tests.pipeline.lab import Installation
-from tests.pipeline.tables_lab import checkpoint, folded, read
+from tests.pipeline.tables_lab import checkpoint, folded, read, run_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -200,12 +199,7 @@ def test_payloads_in_the_tables_are_compared_with_the_log(tampered: Any) -> None
 
 
 def trim(here: Installation, number: int, queue: int, markers: int) -> None:
-    upto = [
-        TopicPartition(here.settings.queue_topic, number, queue),
-        TopicPartition(here.settings.markers_topic, number, markers),
-    ]
-    for future in here.kafka.admin.delete_records(upto).values():
-        future.result(20)
+    here.delete_before({here.settings.queue_topic: queue, here.settings.markers_topic: markers}, number)
 
 
 def test_lives_that_began_before_the_logs_are_left_out_and_the_tables_stand_for_them(
@@ -246,9 +240,7 @@ def test_the_archive_alone_is_proof_until_a_row_of_it_is_gone(
     here = installation(partitions=1)
     ordinary(here, 0)
     here.mark(0, [Tick()])
-    job = Archiving(here.job, once=True, interval_s=0, accept_loss=False)
-    job.check()
-    job.run(spark)
+    run_archive(spark, here.job)
     here.mark(0, [End(0, [4, 5], "acked", 1)])
 
     verdict = audit(spark, here.job, archive=True)

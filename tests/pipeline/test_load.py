@@ -24,20 +24,10 @@ from marq.errors import BadValueError, MarqError, NotPossibleError, PipelineErro
 from pipeline.dispatch import Outcome
 from pipeline.load import What, run
 from tests.pipeline.lab import Installation, finish
-from tests.pipeline.sending_lab import Here, committed, doubles, ends, here, wait_for
+from tests.pipeline.sending_lab import Here, committed, doubles, ends, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def target(installation: Callable[..., Installation]) -> Installation:
-    return installation(partitions=3)
-
-
-@pytest.fixture
-def job(target: Installation, spark: SparkSession) -> Here:
-    return here(target, spark)
 
 
 def csv(path: Path, *lines: str) -> str:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from confluent_kafka import TopicPartition
 
 from marq.core.lives import Envelope
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick, encode
@@ -62,7 +61,7 @@ class Tallied:
             else:
                 markers = max(markers, step[0] + 1)
         self._positions = (queue, markers)
-        walker = TallyWalker(0, msgspec.msgpack.encode(Plan(0, queue, 0, markers, MINUTE, None)))
+        walker = TallyWalker(0, msgspec.msgpack.encode(Plan(0, queue, 0, markers, None, MINUTE)))
         for key, value in self._state:
             walker.row(key, value)
         walker.begin()
@@ -285,8 +284,7 @@ def test_a_window_is_final_once_the_logs_are_behind_its_end_and_what_is_lost_is_
     assert [row.final for row in rows(spark, here)] == [False]
     time.sleep(1.1)
     here.send(0, *[(b"q", b"2")] * 4)
-    for future in here.kafka.admin.delete_records([TopicPartition(here.settings.queue_topic, 0, 3)]).values():
-        future.result()
+    here.delete_before({here.settings.queue_topic: 3}, 0)
     with pytest.raises(PipelineError, match=rf"lost: offsets 1 to 2 of {here.settings.queue_topic} partition 0 .*loss"):
         count()
     count(accept_loss=True)

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 )
 
 from marq.core import markers as core
-from marq.core.partition import H_DELAY, H_ORIGIN, H_TTL, Partition
+from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, Partition
 from marq.errors import MarkerError
 from marq.message import HEADER_KEY, Message
 from pipeline import records
@@ -83,7 +83,7 @@ digits = st.one_of(
     st.just("\u0665".encode()),
     st.none(),
 )
-own_headers = st.tuples(st.sampled_from([H_DELAY, H_TTL, H_ORIGIN, HEADER_KEY, records.HEADER_GROUP]), digits)
+own_headers = st.tuples(st.sampled_from([H_DELAY, H_TTL, H_ORIGIN, HEADER_KEY, H_GROUP]), digits)
 good_headers = st.tuples(st.sampled_from([H_DELAY, H_TTL]), st.sampled_from([b"0", b"7", b"0070"]))
 other_headers = st.tuples(st.text(st.characters(codec="utf-8"), max_size=5), st.none() | st.binary(max_size=5))
 headers = st.lists(st.one_of(own_headers, good_headers, good_headers, other_headers), max_size=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,20 +15,10 @@ from marq.client import Queue, Service
 from marq.errors import PipelineError, UnknownQueueError
 from pipeline.redrive import Moved, run
 from tests.pipeline.lab import Installation
-from tests.pipeline.sending_lab import Here, ends, here, wait_for
+from tests.pipeline.sending_lab import Here, ends, wait_for
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def target(installation: Callable[..., Installation]) -> Installation:
-    return installation(partitions=2)
-
-
-@pytest.fixture
-def job(target: Installation, spark: SparkSession) -> Here:
-    return here(target, spark)
+    pass
 
 
 @pytest.fixture

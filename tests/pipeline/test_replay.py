@@ -11,33 +11,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from marq.errors import PipelineError
-from pipeline.archive import Archiving
 from pipeline.dispatch import Dispatch, Outcome
 from pipeline.ledger import Ledger, State
 from pipeline.replay import What, run
 from tests.pipeline.lab import Installation
 from tests.pipeline.sending_lab import Here, Record, committed, ends, here, wait_for
+from tests.pipeline.tables_lab import run_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-@pytest.fixture
-def target(installation: Callable[..., Installation]) -> Installation:
-    return installation(partitions=2)
-
-
-@pytest.fixture
-def job(target: Installation, spark: SparkSession) -> Here:
-    return here(target, spark)
-
-
 def archive(job: Here) -> None:
     """Archive what is in Kafka now."""
-    archiving = Archiving(job, once=True, interval_s=0.1, accept_loss=False)
-    archiving.check()
     assert job.spark is not None
-    archiving.run(job.spark)
+    run_archive(job.spark, job)
 
 
 def replayed(target: Installation, least: int) -> dict[bytes, Record]:

@@ -22,6 +22,7 @@ from pipeline.report.measures import QUEUES_MAX, Measures, measure
 from pipeline.report.page import page as rendered
 from pipeline.report.span import BUCKETS_MAX, Span, moment_ms
 from tests.pipeline.lab import Installation, finish
+from tests.pipeline.tables_lab import run_archive
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -215,12 +216,6 @@ def test_numbers_are_told_as_people_read_them() -> None:
 EVIL = ["<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a&amp;b'`${x}", "\N{RIGHT-TO-LEFT OVERRIDE}gpj"]
 
 
-def archived(spark: SparkSession, here: Installation) -> None:
-    job = Archiving(here.job, once=True, interval_s=0, accept_loss=False)
-    job.check()
-    job.run(spark)
-
-
 @pytest.fixture(scope="module")
 def page_file(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report on queues with odd names, read by an odd receiver; the first one is the busiest."""
@@ -231,7 +226,7 @@ def page_file(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPath
     here.mark(0, [Own("w", "n")], [Start(0, 1, [0, 100], 60_000, "<b>receiver</b>")], [Release(0, 1, [0, 10])])
     here.mark(0, [Start(0, 2, [0, 10], 60_000, "<b>receiver</b>", 2)], [End(0, [0, 90], "acked", 2)])
     here.mark(0, [End(0, [90, 95], "dead")])
-    archived(spark, here)
+    run_archive(spark, here.job)
     file = folder / "report.html"
     file.write_text(report(spark, here.job), encoding="utf-8")
     return file
@@ -335,9 +330,9 @@ def test_where_there_is_nothing_it_says_so(spark: SparkSession, installation: Ma
     here = installation(partitions=1)
     with pytest.raises(PipelineError, match="is not a table; `python -m pipeline archive` makes it"):
         report(spark, here.job)
-    empty = Archiving(here.job, once=True, interval_s=0, accept_loss=False)
+    empty = Archiving(here.job)
     empty.check()
-    empty._open(spark)
+    empty.open(spark)
     with pytest.raises(PipelineError, match="holds no message; `python -m pipeline archive --once` brings what is new"):
         report(spark, here.job)
     with pytest.raises(PipelineError, match="lifecycle is not a table; `python -m pipeline lifecycle` makes it"):

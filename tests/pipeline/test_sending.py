@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -15,9 +15,7 @@ import pytest
 from pipeline.ledger import Ledger, Progress, ledger_topic
 from pipeline.sending import Pace, Plan, Row, Sender, SupersededError, chunks_of, new_producer, send_batches
 from tests.pipeline.lab import Installation
-from tests.pipeline.sending_lab import committed, doubles
-
-PARTITIONS = 3
+from tests.pipeline.sending_lab import PARTITIONS, committed, doubles
 
 
 def plan_of(installation: Installation, run: str = "run", rate: float | None = None) -> Plan:
@@ -36,12 +34,7 @@ def batch_of(rows: list[Row]) -> pa.RecordBatch:
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     types = [pa.int64(), pa.int32(), pa.int32(), pa.string(), pa.binary(), pa.list_(header)]
     arrays = [pa.array(c, t) for c, t in zip(columns, types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=["row", "slice", "partition", "queue", "payload", "headers"])
-
-
-@pytest.fixture
-def target(installation: Callable[..., Installation]) -> Installation:
-    return installation(partitions=PARTITIONS)
+    return pa.RecordBatch.from_arrays(arrays, names=list(Row._fields))
 
 
 def test_a_row_becomes_a_message_with_key_payload_and_headers(target: Installation) -> None:

@@ -51,7 +51,7 @@ def frame(spark: SparkSession, rows: Iterable[tuple[Any, ...]]) -> DataFrame:
 
 
 def plan(simulator: Simulator, run_number: int, queue_stop: int, markers_stop: int) -> bytes:
-    return msgspec.msgpack.encode(Plan(0, queue_stop, 0, markers_stop, run_number, simulator.queue_id))
+    return msgspec.msgpack.encode(Plan(0, queue_stop, 0, markers_stop, simulator.queue_id, run_number))
 
 
 def ended(found: Iterable[Row]) -> dict[tuple[int, int], Row]:

@@ -1,0 +1,116 @@
+"""A walker that goes on where the last one stopped, from the rows of state that it left.
+
+    walker      how far it came (`Kept`)
+    manifest    of the core's checkpoint, which names the core's rows; these are there under their own keys
+    …           what the job itself has to remember
+
+A job replaces them all in one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from marq.core import rows
+from marq.core.partition import Partition
+from pipeline.walk import Plan, Walker
+
+
+class Kept(msgspec.Struct):
+    """Of a walker, besides the state of the core and of the job."""
+
+    v: int
+    position: int
+    markers_position: int
+    first: int | None
+    markers_start: int
+    whole_ms: int | None
+
+
+class ResumingWalker(Walker):
+    """Begins from the rows that it is given, or where the logs begin if there are none; `state` leaves such rows."""
+
+    #: A job's own may have more fields.
+    kept_type: type[Kept] = Kept
+    #: Of the job's rows.
+    version = 1
+
+    def __init__(self, number: int, told: Plan) -> None:
+        super().__init__(number)
+        self.told = told
+        self._rows: dict[str, bytes] = {}
+
+    # -- what a job overrides
+
+    def goes_on(self, kept: Kept) -> bool:
+        """Whether the logs still have what follows."""
+        return True
+
+    def restore(self, kept: Any, stored: dict[str, bytes]) -> None:
+        """Take the job's own rows out of ``stored``."""
+
+    def kept(self) -> Kept:
+        """How far the walker is."""
+        partition = self.partition
+        return Kept(
+            self.version,
+            partition.position,
+            partition.markers_position,
+            self.first,
+            self._markers_start,
+            self._whole_ms,
+        )
+
+    # -- from run to run
+
+    def row(self, key: str, value: bytes | None) -> None:
+        if value is not None:
+            self._rows[key] = value
+
+    def begin(self) -> None:
+        told, stored = self.told, self._rows
+        kept = msgspec.msgpack.decode(stored.pop("walker"), type=self.kept_type) if "walker" in stored else None
+        if kept is None or not self.goes_on(kept):
+            stored.clear()
+            self.start_at(told.queue_start, told.markers_start, told.queue_id)
+            return
+        manifest = rows.decode_manifest(stored.pop("manifest"))
+        self.restore(kept, stored)
+        self.partition = Partition.restore(self.number, manifest, stored.__getitem__, queue_id=told.queue_id)
+        self.first, self._markers_start, self._whole_ms = kept.first, kept.markers_start, kept.whole_ms
+
+    def state(self, epoch: int) -> Iterator[tuple[str, bytes]]:
+        """The rows of walker and core. ``epoch`` only has to differ from those of earlier rows."""
+        checkpoint = self.partition.checkpoint(epoch, 0, 0, 0)
+        assert checkpoint is not None  # the first one after a restore or a beginning
+        self._rows.update(checkpoint.rows)
+        yield "walker", msgspec.msgpack.encode(self.kept())
+        yield "manifest", checkpoint.manifest
+        for key in rows.decode_manifest(checkpoint.manifest).rows:
+            yield key, self._rows[key]
+
+
+# ------------------------------------------------------------------ what it returns
+
+
+def state_batch(schema: pa.Schema, number: int, state: Iterable[tuple[str, bytes]]) -> pa.RecordBatch:
+    """Rows of the state, in the columns ``partition``, ``state_key`` and ``state_value`` of a schema."""
+    keys, values = zip(*state, strict=True)
+    columns = {"partition": [number] * len(keys), "state_key": keys, "state_value": values}
+    return filled(schema, columns, len(keys))
+
+
+def filled(schema: pa.Schema, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
+    """A batch of ``count`` rows with these columns (arrays, or values); the others of the schema are null."""
+    arrays = []
+    for field in schema:
+        values = columns.get(field.name)
+        if values is None:
+            arrays.append(pa.nulls(count, field.type))
+        else:
+            arrays.append(values if isinstance(values, pa.Array) else pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

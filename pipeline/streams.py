@@ -1,0 +1,182 @@
+"""What jobs share that stream from Kafka into tables, until they are stopped or have all that was there.
+
+Their queries end with the batches that are under way. A Kafka that goes away is waited for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from marq.errors import BrokerError, PipelineError
+from pipeline.kafka import Kafka, Offsets, offsets_json
+from pipeline.options import Job
+from pipeline.session import explain
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+#: Offsets of one batch: what it takes in memory does not depend on them, but how long a stop may take does.
+BATCH_OFFSETS = 500_000
+#: Seconds that batches under way get when the job is asked to stop; then they are broken off, and their work is lost.
+STOP_S = 20.0
+#: Seconds between looks at the queries.
+LOOK_S = 0.2
+
+
+class Streaming:
+    """One run of a job.
+
+    Parameters:
+        once: end when all that was there at the beginning is done.
+        interval_s: seconds between batches.
+        accept_loss: go on although records were deleted from Kafka before they were read.
+        stopped: asked all the time; true ends the run.
+    """
+
+    #: What becomes of records, for errors.
+    done: str
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        once: bool = True,
+        interval_s: float = 0,
+        accept_loss: bool = False,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.job = job
+        self.kafka: Kafka = job.kafka
+        self.once = once
+        self.interval_s = interval_s
+        self.accept_loss = accept_loss
+        self.stopped = stopped
+        self._queries: list[StreamingQuery] = []
+
+    # -- what a job says
+
+    def open(self, spark: SparkSession) -> str:
+        """Make or check tables and checkpoints; what the job is about to do."""
+        raise NotImplementedError
+
+    def start(self, spark: SparkSession) -> Iterator[StreamingQuery]:
+        """The queries, each as soon as it is started."""
+        raise NotImplementedError
+
+    def failed(self, spark: SparkSession, query: StreamingQuery) -> str:
+        """What failed; raises an error of its own if Kafka is away, or records are lost."""
+        raise NotImplementedError
+
+    def look(self) -> None:
+        """The queries go on; called often."""
+
+    def outcome(self, spark: SparkSession) -> str:
+        """What was done."""
+        raise NotImplementedError
+
+    # -- running
+
+    def run(self, spark: SparkSession) -> None:
+        """Do all that was there (`once`), or go on until stopped.
+
+        A Kafka that goes away while the job runs without `once` is waited for.
+        """
+        click.echo(self.open(spark) + ("" if self.once else "  (Ctrl-C stops it)"))
+        while not self.stopped():
+            try:
+                self._stream(spark)
+            except BrokerError as error:
+                if self.once:
+                    raise
+                click.echo(f"marq: {error}; waiting for it", err=True)
+                self._await_kafka()
+                continue
+            break
+        click.echo(self.outcome(spark))
+
+    def _stream(self, spark: SparkSession) -> None:
+        self._queries.clear()
+        try:
+            for query in self.start(spark):
+                self._queries.append(query)
+            while any(query.isActive for query in self._queries) and not self.stopped():
+                time.sleep(LOOK_S)
+                self.look()
+                self._raise_failure(spark)
+            self._raise_failure(spark)
+        finally:
+            self._stop()
+        self.look()
+
+    def query(
+        self,
+        spark: SparkSession,
+        name: str,
+        positions: Mapping[str, Offsets],
+        checkpoint: str,
+        each: Callable[[DataFrame, int], None],
+    ) -> StreamingQuery:
+        """Start a query.
+
+        Parameters:
+            positions: the topics that it reads, and where it begins, unless its checkpoint knows.
+            checkpoint: path of its checkpoint.
+            each: what becomes of a batch.
+        """
+        source = (
+            spark.readStream.format("kafka")
+            .options(**self.kafka.source_options())
+            .option("subscribe", ",".join(positions))
+            .option("startingOffsets", offsets_json(positions))
+            .option("maxOffsetsPerTrigger", str(BATCH_OFFSETS))
+            .option("failOnDataLoss", str(not self.accept_loss).lower())
+            .load()
+        )
+        writer = source.writeStream.queryName(name).option("checkpointLocation", checkpoint).foreachBatch(each)
+        trigger = {"availableNow": True} if self.once else {"processingTime": f"{self.interval_s} seconds"}
+        return writer.trigger(**trigger).start()
+
+    def refuse_loss(self, table: str, topic: str, number: int, position: int, start: int, end: int) -> None:
+        """Raise if a table that is at `position` of a partition can't go on there: it has offsets `start` to `end`."""
+        where = f"{topic} partition {number}"
+        if position > end:
+            raise PipelineError(
+                f"{table} is at offset {position} of {where}, which ends at {end}: it is of another topic of that "
+                "name; choose another folder with --data"
+            )
+        if position < start and not self.accept_loss:
+            raise PipelineError(
+                f"lost: offsets {position} to {start - 1} of {where} were deleted from Kafka before they were "
+                f"{self.done}; --accept-loss goes on without them"
+            )
+
+    def _raise_failure(self, spark: SparkSession) -> None:
+        for query in self._queries:
+            error = query.exception()
+            if error is not None:
+                raise PipelineError(
+                    f"{self.failed(spark, query)} failed: {explain(error)}; nothing is lost: start it again, --verbose "
+                    "shows Spark's log"
+                )
+
+    def _stop(self) -> None:
+        """End the queries, after the batches that are under way."""
+        deadline = time.monotonic() + STOP_S
+        while time.monotonic() < deadline and any(q.isActive and q.status["isTriggerActive"] for q in self._queries):
+            time.sleep(LOOK_S / 4)
+        for query in self._queries:
+            query.stop()
+
+    def _await_kafka(self) -> None:
+        while not self.stopped():
+            try:
+                self.kafka.topics()
+            except BrokerError:
+                time.sleep(1)
+            else:
+                return
