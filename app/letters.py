@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 
 from marq.core import markers as m
-from marq.core.partition import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES
+from marq.core.partition import H_DEDUP, H_DELAY, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES
 from marq.core.placing import fifo_partition
 from marq.core.ranges import ranges_of
+from marq.core.state import group_name
 from marq.errors import LeaseOverError, MarqError, NotPossibleError, UnavailableError
 
 if TYPE_CHECKING:
@@ -230,8 +231,7 @@ class Letters:
         topics, settings = self._ownership.topics, self._ownership.catalog.settings_of(queue)
         number, key = held.number, queue.encode()
         if settings.fifo:
-            group = next((value for name, value in headers if name == H_GROUP), b"")
-            number = fifo_partition(key, group, settings, topics.partitions)
+            number = fifo_partition(key, group_name(headers) or b"", settings, topics.partitions)
         return topics.queue, number, key, headers
 
     def _copies(self, held: Held, offsets: list[int], target: Callable[[Any, int], Target]) -> list[Copy]:

@@ -46,7 +46,7 @@ class Message:
     @property
     def key(self) -> bytes | None:
         """The sender's own key."""
-        return next((value for name, value in self._record.headers if name == HEADER_KEY), None)
+        return next((value for name, value in reversed(self._record.headers) if name == HEADER_KEY), None)
 
     @property
     def headers(self) -> Mapping[str, bytes]:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from marq.core.lives import Envelope, Lives, Story, visible_ms
 from marq.core.markers import Batch
-from marq.core.partition import H_GROUP
+from marq.core.state import group_name
 from pipeline import walk
 from pipeline.resuming import Kept, ResumingWalker, filled, state_batch
 
@@ -144,9 +144,5 @@ class Chronicler(ResumingWalker):
 
 
 def _group(envelope: Envelope) -> str | None:
-    """Of several headers the last counts, as in the core."""
-    group = None
-    for name, value in envelope.headers:
-        if name == H_GROUP:
-            group = value
+    group = group_name(envelope.headers)
     return None if group is None else group.decode(errors="backslashreplace")

@@ -130,11 +130,11 @@ def messages(records: DataFrame, queue_id: str | None) -> DataFrame:
         _headers().alias("headers"),
         F.col("value").alias("payload"),
         _size_of("value").alias("size"),
-        _first(HEADER_KEY).alias("sender_key"),
+        last_header(HEADER_KEY).alias("sender_key"),
         F.when(good, _number(last_header(H_DELAY))).alias("delay_ms"),
         F.when(good, F.nullif(_number(last_header(H_TTL)), F.lit(0))).alias("ttl_ms"),
         _text(last_header(H_GROUP)).alias("group"),
-        _text(_first(H_ORIGIN)).alias("origin"),
+        _text(last_header(H_ORIGIN)).alias("origin"),
         "reason",
     )
 
@@ -203,11 +203,6 @@ def _with_name(name: str) -> Column:
     return F.filter("headers", lambda header: header["key"] == name)
 
 
-def _first(name: str) -> Column:
-    """Value of the first header of a name; null where there is none."""
-    return F.when(F.size("headers") > 0, F.get(_with_name(name), F.lit(0))["value"])
-
-
 def last_header(name: str) -> Column:
     """Value of the last header of a name; null where there is none."""
     return F.when(F.size("headers") > 0, F.try_element_at(_with_name(name), F.lit(-1))["value"])
@@ -250,14 +245,14 @@ def malformed_markers(decoded: DataFrame) -> DataFrame:
 
 def poison(records: DataFrame) -> DataFrame:
     """Records of the poison topic (copies that workers put aside) as rows of `MALFORMED`."""
-    reason = F.coalesce(_text(_first(HEADER_REASON)), F.lit("no reason given"))
+    reason = F.coalesce(_text(last_header(HEADER_REASON)), F.lit("no reason given"))
     return records.select(
         *_place(),
         "key",
         _headers().alias("headers"),
         F.col("value").alias("payload"),
         reason.alias("reason"),
-        _text(_first(H_ORIGIN)).alias("origin"),
+        _text(last_header(H_ORIGIN)).alias("origin"),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from marq.core import rows
@@ -26,7 +26,16 @@ MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
 
 H_GROUP = "marq-group"
-"""Header by which the messages of a group are known."""
+"""Header by which the messages of a group are known; of several the last one counts."""
+
+
+def group_name(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
+    """The group that a message is in by its headers; None for none."""
+    group = None
+    for name, value in headers:
+        if name == H_GROUP:
+            group = value
+    return group
 
 
 class Hold:
@@ -177,10 +186,7 @@ class State:
         record = self.messages[offset]
         if type(record) is Segment:
             return record.group_of(offset)
-        for name, value in record.headers:
-            if name == H_GROUP:
-                return group_number(value)
-        return 0
+        return group_number(group_name(record.headers))
 
     def queues(self) -> Iterator[str]:
         """Queues that may have something ready here (their entries may turn out to be stale)."""

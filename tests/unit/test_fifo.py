@@ -406,3 +406,16 @@ def test_a_queue_that_is_no_longer_fifo_gives_back_what_was_released() -> None:
     logs.release(delivery, *delivery.offsets)
     for offset in delivery.offsets:
         assert take(logs, 1, settings=standard) == [offset]
+
+
+def test_of_several_group_headers_the_last_one_counts_everywhere() -> None:
+    logs = of_groups()
+    both = logs.send(headers=[("marq-group", b"a"), ("marq-group", b"b")])
+    of_a, of_b = send(logs, "a"), send(logs, "b")
+    logs.read()
+
+    delivery = deliver(logs, 1)
+    assert logs.partition.group_of(both) == logs.partition.group_of(of_b) != logs.partition.group_of(of_a)
+    assert take(logs) == [of_a]
+    logs.release(delivery)
+    assert take(logs) == [both, of_b]
