@@ -38,11 +38,11 @@ class Job:
         """A place in the data folder, which may be in any file system that Spark knows."""
         return "/".join([self.data.rstrip("/"), *parts])
 
-    def session(self, name: str) -> AbstractContextManager[SparkSession]:
-        """Spark, for as long as the block lasts."""
+    def session(self, name: str, *, lasting: bool = False) -> AbstractContextManager[SparkSession]:
+        """Spark, for as long as the block lasts; `lasting`: there is work for minutes or more."""
         from pipeline.session import spark_session
 
-        return spark_session(name, master=self.master, conf=dict(self.conf), verbose=self.verbose)
+        return spark_session(name, master=self.master, conf=dict(self.conf), lasting=lasting, verbose=self.verbose)
 
 
 def default_data(settings: Settings) -> str:

@@ -59,7 +59,12 @@ def is_submitted() -> bool:
 
 @contextlib.contextmanager
 def spark_session(
-    name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None, verbose: bool = False
+    name: str,
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    lasting: bool = False,
+    verbose: bool = False,
 ) -> Iterator[SparkSession]:
     """A Spark session for one job, ended with the block.
 
@@ -67,13 +72,14 @@ def spark_session(
         name: of the job, as Spark's pages show it.
         master: as of `spark-submit --master`; by default what that was given, else all cores of this machine.
         conf: Spark settings that win over ours.
+        lasting: the job has work for minutes or more.
         verbose: show Spark's own log (warnings and above) on stderr.
 
     Raises:
         PipelineError: Java or Spark can't be started, or the jars can't be fetched.
     """
     with tempfile.TemporaryDirectory(prefix="marq-spark-", ignore_cleanup_errors=True) as scratch:
-        spark = start(name, Path(scratch), master=master, conf=conf, verbose=verbose)
+        spark = start(name, Path(scratch), master=master, conf=conf, lasting=lasting, verbose=verbose)
         try:
             yield spark
         finally:
@@ -86,6 +92,7 @@ def start(
     *,
     master: str | None = None,
     conf: Mapping[str, str] | None = None,
+    lasting: bool = False,
     verbose: bool = False,
     java_options: str | None = None,
 ) -> SparkSession:
@@ -93,7 +100,7 @@ def start(
 
     Parameters:
         scratch: a folder that is not needed any more after `stop()`.
-        java_options: instead of those that make the start short.
+        java_options: instead of ours.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -110,7 +117,7 @@ def start(
     else:
         java = java_home()
         os.environ["JAVA_HOME"] = str(java)
-        options = startup.java_options(java) if java_options is None else java_options
+        options = startup.java_options(java, lasting=lasting) if java_options is None else java_options
         settings = _common(scratch) | _own(master or "local[*]", scratch, options, verbose=verbose)
     settings |= conf or {}
     local = settings["spark.master"].startswith("local")
@@ -138,6 +145,8 @@ def _common(scratch: Path) -> dict[str, str]:
         # The day that a row belongs to is the same wherever it is computed.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        # Rows are of a few days: a file for each is open at once, where otherwise they would be sorted by day before.
+        "spark.sql.maxConcurrentOutputFileWriters": "4",
         # Our tables' logs are short; by default each look at one is 50 tasks.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.ui.enabled": "false",

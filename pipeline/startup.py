@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
     from pipeline.options import Job
 
-#: A job of minutes gains less from the second compiler and a parallel collector than their start and threads cost.
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: A parallel collector's threads cost more than they bring.
+_ALWAYS = "-XX:+UseSerialGC"
+#: A job of a minute gains less from the second compiler than that costs.
+JVM_OPTIONS = f"-XX:TieredStopAtLevel=1 {_ALWAYS}"
 
 #: Java says on stdout that a file does not fit; that is no news to a user.
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
@@ -43,10 +45,10 @@ def class_cache(java: Path) -> Path:
     return home() / f"classes-{crc32(key.encode()):08x}.aot"
 
 
-def java_options(java: Path) -> str:
-    """What Java is started with for a job."""
-    file = class_cache(java)
-    return f'{JVM_OPTIONS} "-XX:AOTCache={file}" {_QUIET}' if file.exists() else JVM_OPTIONS
+def java_options(java: Path, *, lasting: bool = False) -> str:
+    """What Java is started with for a job: one that starts quickly, or a lasting one, which is to get fast."""
+    file, options = class_cache(java), _ALWAYS if lasting else JVM_OPTIONS
+    return f'{options} "-XX:AOTCache={file}" {_QUIET}' if file.exists() else options
 
 
 def make() -> Path | None:

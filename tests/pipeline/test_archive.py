@@ -333,3 +333,20 @@ def test_small_files_are_put_together(spark: SparkSession, installation: Make, m
     detail = tables.open_table(spark, here.job.path(archive.MESSAGES), records.MESSAGES).detail().first()
     assert detail.numFiles <= 2
     assert Counter(row.offset for row in rows(spark, here)) == Counter(range(5))
+
+
+def test_how_much_there_is_to_archive_is_known_before_spark_starts(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    here.send(0, *[(b"q", b"x")] * 3)
+    here.mark(1, [Own("w", "n")])
+
+    def waiting() -> int:
+        archiving = archive.Archiving(here.job)
+        archiving.check()
+        return archiving.waiting()
+
+    assert waiting() == 4
+    run_archive(spark, here.job)
+    assert waiting() == 0
+    here.send(1, (b"q", b"x"))
+    assert waiting() == 1

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pipeline.session import explain
+from pipeline.startup import java_options
 
 TRACE = (
     "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n"
@@ -35,3 +38,9 @@ TRACE = (
 )
 def test_an_error_is_explained_in_the_words_of_its_first_cause(message: str, line: str) -> None:
     assert explain(RuntimeError(message)) == line
+
+
+def test_java_has_its_second_compiler_only_where_there_is_work_for_it() -> None:
+    nowhere = Path("/nowhere")
+    assert "TieredStopAtLevel=1" in java_options(nowhere)
+    assert "TieredStopAtLevel" not in java_options(nowhere, lasting=True)
