@@ -1,7 +1,8 @@
 """Copies of messages under another queue's name: dead letters, messages that are moved on demand, and poison.
 
-A copy goes to the same partition, with a header that says of what it is the copy, before the message is ended: a crash
-in between makes a second copy at most, which the partition recognises by that header and purges.
+A copy goes to the same partition, or to that of its group in a FIFO queue, with a header that says of what it is the
+copy, before the message is ended: a crash in between makes a second copy at most, which the partition recognises by
+that header and purges.
 """
 
 from __future__ import annotations

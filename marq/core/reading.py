@@ -32,7 +32,7 @@ class Facts(NamedTuple):
     ttl_ms: int = 0
     group: int = 0
     dedup: bytes | None = None
-    origin: int | None = None
+    origin: int | str | None = None
 
 
 class Reading(Lanes):
@@ -227,9 +227,12 @@ def milliseconds(value: bytes | None) -> int | None:
     return None if value is None else _number(value)
 
 
-def _origin(value: bytes | None, partition: int) -> int | None:
-    """The offset in an origin header ``b"<partition>:<offset>"`` of this partition; None for any other."""
+def _origin(value: bytes | None, partition: int) -> int | str | None:
+    """What an origin header ``b"<partition>:<offset>"`` names: an offset of this partition, else the text of both."""
     if value is None:
         return None
-    number, _, offset = value.partition(b":")
-    return _number(offset) if _number(number) == partition else None
+    left, _, right = value.partition(b":")
+    number, offset = _number(left), _number(right)
+    if number is None or offset is None:
+        return None
+    return offset if number == partition else f"{number}:{offset}"

@@ -99,7 +99,7 @@ class Manifest(msgspec.Struct):
     own: int  # last folded own marker
     delivery: int  # highest delivery number folded in that epoch
     purges: dict[str, int]  # queue -> before, where still above ``position``
-    copied: dict[int, tuple[int, int]]  # origin offset -> (offset of its copy, clock_ms when read)
+    copied: dict[int | str, tuple[int, int]]  # offset, elsewhere "partition:offset" -> first copy's offset, clock_ms
     counters: dict[str, int]
 
 

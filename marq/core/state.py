@@ -108,7 +108,7 @@ class State:
         self.ahead = RangeSet()  # done at or above ``position``
         self.segments = Segments()
         self.purges: dict[str, int] = {}
-        self.copied: dict[int, tuple[int, int]] = {}
+        self.copied: dict[int | str, tuple[int, int]] = {}
         self.counters: Counter[str] = Counter()
         self.delays: dict[int, int] = {}  # offset -> ready when max_timestamp_ms gets there
         self.ttls: dict[int, int] = {}  # offset -> expires when max_timestamp_ms gets there

@@ -279,13 +279,26 @@ def test_a_double_in_a_purged_queue_is_gone_for_good() -> None:
     assert logs.partition.due(lambda queue: DEFAULTS).purged == []
 
 
-def test_copies_of_different_messages_and_of_other_partitions_are_no_doubles() -> None:
+def test_copies_of_different_messages_are_no_doubles() -> None:
     logs = served()
-    copies = [copy_of(logs, 0), copy_of(logs, 1), copy_of(logs, 0, partition=1), copy_of(logs, 0, partition=1)]
+    copies = [copy_of(logs, 0), copy_of(logs, 1), copy_of(logs, 0, partition=1), copy_of(logs, 0, partition=2)]
 
     logs.read()
 
     assert logs.take(queue="q.dead") == copies
+
+
+def test_a_second_copy_of_a_message_of_another_partition_is_known_also_after_a_restart() -> None:
+    logs = served()
+    first, second = copy_of(logs, 0, partition=1), copy_of(logs, 0, partition=1)
+    logs.read()
+    logs.persist()
+
+    logs.crash()
+    third = copy_of(logs, 0, partition=1)
+    logs.read()
+
+    assert logs.states([first, second, third]) == ["ready", "double", "double"]
 
 
 def test_a_second_copy_is_known_when_the_first_was_finished_before_it_was_read() -> None:
