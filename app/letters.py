@@ -186,7 +186,7 @@ class Letters:
         return moved
 
     def _origin_queue(self, record: Any) -> str:
-        for name, value in record.headers:
+        for name, value in reversed(record.headers):
             if name == H_FROM and value:
                 return str(value.decode(errors="replace"))
         raise NotPossibleError("it is no dead letter: say to which queue it is to be moved")

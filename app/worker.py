@@ -37,7 +37,7 @@ from app.queues import Catalog
 from app.settings import Settings, load
 from app.streaming import MarqApp, create_app
 from app.topics import Topics, ensure_topics
-from gateway import health, json_api, metrics, state
+from gateway import health, json_api, leftovers, metrics, state
 from gateway.auth import Keys, is_loopback
 from gateway.door import Door
 from gateway.moves import Moves
@@ -54,7 +54,7 @@ APP_VERSION = 1
 #: Seconds that one thread may hold up the other: two read and write Kafka, and an answer waits for both in turn.
 SWITCH_INTERVAL_S = 0.0005
 #: New objects until cycles are looked for among them, and how often that happens before older ones are included.
-COLLECT = (20_000, 20, 20)
+COLLECT = (10_000, 10, 10)
 #: Seconds from the signal to stop until the process ends, whatever waits.
 STOP_S = 9.0
 #: Seconds that requests under way get to be answered when the worker stops, and again as much to end.
@@ -325,7 +325,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,
-            "middlewares": [metrics.measured(meters), json_api.guard(keys)],
+            "middlewares": [leftovers.freed(), metrics.measured(meters), json_api.guard(keys)],
         },
         web_tables_enabled=False,
         web_router_enabled=False,

@@ -330,8 +330,8 @@ class Receiving:
                     headers[header] = value or b""
                 elif header == HEADER_KEY:
                     key = value
-                elif header == H_GROUP and value is not None:
-                    group = value.decode(errors="replace")
+                elif header == H_GROUP:
+                    group = value.decode(errors="replace") if value is not None else None
             receipt = make(number, epoch, delivery, offset, attempt, crc)
             sent_ms, payload = record.timestamp, record.value or b""
             add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))

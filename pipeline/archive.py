@@ -138,10 +138,13 @@ class Archiving(Streaming):
                 return
 
     def waiting(self) -> int:
-        """About how many records there are to archive: the positions that are published may lie behind."""
-        done = self.kafka.committed(self.job.settings.archive_group)
+        """About how many records there are to archive, as far as Kafka knows: 0 if it does not say."""
+        try:
+            done = self.kafka.committed(self.job.settings.archive_group)
+        except MarqError:
+            return 0
         return sum(
-            end - max(start, done.get(flow.topic, {}).get(number, start))
+            max(0, end - max(start, done.get(flow.topic, {}).get(number, start)))
             for flow in self.flows
             for number, (start, end) in self.kafka.bounds(flow.topic).items()
         )

@@ -75,7 +75,7 @@ def command(
             stopped=stopped,
         )
         counting.check()
-        with job.session("metrics") as spark:
+        with job.session("metrics", lasting=not once) as spark:
             counting.run(spark)
 
 

@@ -145,8 +145,10 @@ def _common(scratch: Path) -> dict[str, str]:
         # The day that a row belongs to is the same wherever it is computed.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        # Rows are of a few days: a file for each is open at once, where otherwise they would be sorted by day before.
-        "spark.sql.maxConcurrentOutputFileWriters": "4",
+        # Rows are of one day, or two at midnight: both files are open at once. For more, rows are sorted by day before.
+        "spark.sql.maxConcurrentOutputFileWriters": "2",
+        # What a file that is open keeps in memory, bytes.
+        "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
         # Our tables' logs are short; by default each look at one is 50 tasks.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.ui.enabled": "false",

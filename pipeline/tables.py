@@ -53,7 +53,7 @@ def open_table(
 
     Parameters:
         source: what its rows come from (see `Kafka.source_of`); a table of another source is refused. Empty: any.
-        properties: further properties (`delta.…`) of a table that is made.
+        properties: further properties (`delta.…`) of a table that has none of these names.
 
     Raises:
         PipelineError: something else is at the path, or a table that is not ours to write.
@@ -77,6 +77,9 @@ def open_table(
     _check_source(path, found, source)
     if _version(path, found, version) != version:
         _upgrade(spark, path, schema, version)
+    for key, value in (properties or {}).items():
+        if key not in found:
+            set_property(spark, path, key, value)
     return DeltaTable.forPath(spark, path)
 
 

@@ -10,6 +10,7 @@ from marq.core.backlog import group_number
 from marq.core.dedup import digest_of
 from marq.core.lanes import TIMERS_SLACK, Lanes
 from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of
+from marq.message import RESERVED
 
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
 """Payload, key and headers of a message. Kafka limits the compressed batch, so a larger one can get into the topic; its
@@ -21,7 +22,6 @@ H_TTL = "marq-ttl-ms"
 
 H_ORIGIN = "marq-origin"
 H_DEDUP = "marq-dedup"
-RESERVED = "marq-"
 
 
 class Facts(NamedTuple):

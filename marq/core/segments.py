@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+
+INDEXED_MAX = 16
+"""Of so many segments it is known where the messages of each group are: that takes hundreds of bytes a group."""
 
 
 class Segment:
@@ -63,11 +67,11 @@ class Segment:
         return [o for o, n, parked in messages if parked and n in numbers]
 
     def first_parked(self, queue: str, group: int) -> int:
-        """The lowest parked message of one group of ``queue``; there must be one."""
-        places, parked = self._places_of(queue, group), self._parked
-        while not parked[places.all[places.first]]:
-            places.first += 1
-        return self.offsets[places.all[places.first]]
+        """The lowest parked message of one group of ``queue``; there must be one, and an index."""
+        known, parked = self._places_of(queue, group), self._parked
+        while not parked[known.places[known.first]]:
+            known.first += 1
+        return self.offsets[known.places[known.first]]
 
     @property
     def parked(self) -> dict[str, list[int]]:
@@ -98,14 +102,12 @@ class Segment:
         return queue, group, self._counts[number]
 
     def take_parked(self, queue: str, group: int) -> list[int]:
-        """Those of one group of ``queue``, parked no more."""
+        """Those of one group of ``queue``, parked no more; there must be an index."""
         offsets, parked = self.offsets, self._parked
-        places = [i for i in self._places_of(queue, group).all if parked[i]]
+        places = [i for i in self._places_of(queue, group).places if parked[i]]
         for i in places:
             parked[i] = False
         self._counts[self._of[places[0]]] = 0
-        if not any(self._counts):
-            self._places = None
         return [offsets[i] for i in places]
 
     def parked_count(self, queue: str) -> int:
@@ -121,13 +123,24 @@ class Segment:
         offsets, parked = self.offsets, self._parked
         return [offsets[i] for i in range(bisect_left(offsets, start), bisect_left(offsets, stop)) if parked[i]]
 
+    def index(self) -> None:
+        """Find out where the messages of each group are."""
+        every = [array("H") for _ in self._lanes]
+        for i, number in enumerate(self._of):
+            every[number].append(i)
+        self._places = {lane: _Places(places) for lane, places in zip(self._lanes, every, strict=True)}
+
+    def forget_index(self) -> None:
+        """Free what `index` takes; it is made again when it is needed."""
+        self._places = None
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether it is known where the messages of each group are."""
+        return self._places is not None
+
     def _places_of(self, queue: str, group: int) -> _Places:
-        """Where the messages of a group are; found for all groups at once, when the first one is asked for."""
-        if self._places is None:
-            every = [array("H") for _ in self._lanes]
-            for i, number in enumerate(self._of):
-                every[number].append(i)
-            self._places = {lane: _Places(places) for lane, places in zip(self._lanes, every, strict=True)}
+        assert self._places is not None
         return self._places[queue, group]
 
     def _index(self, offset: int) -> int:
@@ -139,21 +152,22 @@ class Segment:
 class _Places:
     """Where in a segment the messages of a group are, and the number of the first place that may be parked."""
 
-    __slots__ = ("all", "first")
+    __slots__ = ("first", "places")
 
     def __init__(self, places: array[int]) -> None:
-        self.all = places
+        self.places = places
         self.first = 0
 
 
 class Segments:
     """The segments of one partition, ascending and disjoint."""
 
-    __slots__ = ("_all", "_starts", "queues")
+    __slots__ = ("_all", "_indexed", "_starts", "queues")
 
     def __init__(self) -> None:
         self._all: list[Segment] = []
         self._starts: list[int] = []
+        self._indexed: deque[Segment] = deque()
         # queue -> group -> segments that hold parked messages of it, ascending
         self.queues: dict[str, dict[int, list[Segment]]] = {}
 
@@ -219,9 +233,17 @@ class Segments:
 
     def unpark_lane(self, segment: Segment, queue: str, group: int) -> list[int]:
         """Take all of one group that is parked in ``segment``."""
-        offsets = segment.take_parked(queue, group)
+        offsets = self._with_index(segment).take_parked(queue, group)
         self._forget(queue, group, segment)
         return offsets
+
+    def _with_index(self, segment: Segment) -> Segment:
+        if not segment.is_indexed:
+            if len(self._indexed) == INDEXED_MAX:
+                self._indexed.popleft().forget_index()
+            segment.index()
+            self._indexed.append(segment)
+        return segment
 
     def _forget(self, queue: str, group: int, segment: Segment) -> None:
         groups = self.queues[queue]
@@ -262,7 +284,7 @@ class Segments:
     def first_parked(self, queue: str, group: int = 0) -> int | None:
         """The lowest parked offset of a group."""
         segments = self.queues.get(queue, {}).get(group)
-        return segments[0].first_parked(queue, group) if segments else None
+        return self._with_index(segments[0]).first_parked(queue, group) if segments else None
 
 
 def keys_of(segments: Iterable[Segment]) -> dict[str, int]:

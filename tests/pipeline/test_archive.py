@@ -263,7 +263,9 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: Spa
     here.send(0, (b"q", b"0", [("marq-origin", b"0:1")]))
     run_archive(spark, here.job)
     assert [row.origin for row in rows(spark, here)] == ["0:1"]
-    assert tables.properties_of(spark, path)[tables.VERSION] == "1"
+    properties = tables.properties_of(spark, path)
+    assert properties[tables.VERSION] == "1"
+    assert properties["delta.dataSkippingStatsColumns"] == "partition,offset,timestamp"
 
 
 def test_records_that_were_deleted_before_they_were_archived_are_an_error(

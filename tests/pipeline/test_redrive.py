@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,9 +15,6 @@ from marq.errors import PipelineError, UnknownQueueError
 from pipeline.redrive import Moved, run
 from tests.pipeline.lab import Installation
 from tests.pipeline.sending_lab import Here, ends, wait_for
-
-if TYPE_CHECKING:
-    pass
 
 
 @pytest.fixture

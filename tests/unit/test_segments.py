@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.segments import Segment, Segments, keys_of
+from marq.core.segments import INDEXED_MAX, Segment, Segments, keys_of
 
 
 def segment(*messages: tuple[int, str | None], key: str = "0/1/messages/1") -> Segment:
@@ -129,3 +129,18 @@ def test_the_first_parked_of_a_group_is_the_lowest_whatever_was_parked_again(ste
             parked.discard(offset)
         for group in (1, 2, 3):
             assert segments.first_parked("q", group) == min((o for o in parked if 1 + o % 3 == group), default=None)
+
+
+def test_only_some_segments_are_indexed_however_many_are_asked() -> None:
+    segments = Segments()
+    for start in range(0, 10 * 3 * INDEXED_MAX, 10):
+        segments.add(
+            Segment("row", 99, start, start + 10, [(o, f"q{start}", 1 + o % 2) for o in range(start, start + 10)])
+        )
+        segments.park(start + 3)
+
+    for _ in range(2):
+        for start in range(0, 10 * 3 * INDEXED_MAX, 10):
+            assert segments.first_parked(f"q{start}", 1 + 3 % 2) == start + 3
+
+    assert sum(segment.is_indexed for segment in segments) == INDEXED_MAX
