@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import faust
 from faust.tables.manager import TableManager
 from faust.types import TP
 from faust.types.auth import CredentialsT
+from faust.web.drivers import aiohttp as web_driver
 
 from app.logs import calm_client
 from app.producer import IdempotentProducer
@@ -46,6 +47,12 @@ class PromptTables(TableManager):
             await self.recovery.start()
 
 
+class BareWeb(web_driver.Web):
+    """Faust's web server without pages of Faust's: the one at `/`, which no setting turns off, would hide ours."""
+
+    production_blueprints: ClassVar[list[tuple[str, Any]]] = []
+
+
 class MarqApp(faust.App):
     """A Faust app in which some topics are read in chunks.
 
@@ -68,6 +75,9 @@ class MarqApp(faust.App):
 
     def _new_producer_transport(self) -> ChunkTransport:
         return ChunkTransport(self.conf.broker_producer, self)
+
+    def _new_web(self) -> BareWeb:
+        return BareWeb(self)
 
     def FlowControlQueue(self, maxsize: int | None = None, *, clear_on_resume: bool = False) -> ChunkQueue:
         return ChunkQueue(maxsize=maxsize, flow_control=self.flow_control, clear_on_resume=clear_on_resume)

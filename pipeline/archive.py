@@ -151,20 +151,26 @@ class Archiving(Streaming):
 
     def open(self, spark: SparkSession) -> str:
         """Make or check tables and checkpoints, and find out where each flow goes on."""
+        schemas = {MESSAGES: records.MESSAGES, MARKERS: records.MARKERS, MALFORMED: records.MALFORMED}
+        sources = {flow.table: flow.source for flow in self.flows if flow.table != MALFORMED}
         new: set[str] = set()
-        for table, schema in ((MESSAGES, records.MESSAGES), (MARKERS, records.MARKERS), (MALFORMED, records.MALFORMED)):
-            source = next((flow.source for flow in self.flows if flow.table == table and table != MALFORMED), "")
-            path = self.job.path(table)
-            if not tables.is_table(spark, path):
+        # all of it is looked at before anything is made
+        for table in schemas:
+            source = sources.get(table, "")
+            if not tables.check(spark, self.job.path(table), version=records.SCHEMA_VERSION, source=source):
                 self._refuse_checkpoints(spark, table)
                 new.add(table)
+        for flow in self.flows:
+            _checkpointed(self._checkpoint(spark, flow), flow.topic)
+        for table, schema in schemas.items():
+            path = self.job.path(table)
             opened = tables.open_table(
                 spark,
                 path,
                 schema,
                 version=records.SCHEMA_VERSION,
                 partition_by=["day"],
-                source=source,
+                source=sources.get(table, ""),
                 properties=tables.kept_small() | _STATISTICS,
             )
             tables.vacuum_daily(spark, path, opened)

@@ -130,14 +130,16 @@ class Counting(Streaming):
             "delta.enableDeletionVectors": "true",
         }
         begun = Checkpoint(spark, self.checkpoint).exists()
-        for name, schema, by in ((METRICS, METRICS_ROW, "day"), (STATE, STATE_ROW, "partition")):
+        for name in (METRICS, STATE):
             path = self.job.path(name)
-            if begun and not tables.is_table(spark, path):
+            if not tables.check(spark, path, version=VERSION, source=source) and begun:
                 raise PipelineError(
                     f"{path} is gone, but {self.checkpoint} goes on behind what was in it; put the table back, or "
                     f"delete the checkpoint, {self.job.path(METRICS)} and {self.job.path(STATE)} to count anew what "
                     "Kafka still has"
                 )
+        for name, schema, by in ((METRICS, METRICS_ROW, "day"), (STATE, STATE_ROW, "partition")):
+            path = self.job.path(name)
             tables.open_table(
                 spark,
                 path,

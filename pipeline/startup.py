@@ -1,7 +1,7 @@
 """The start of a job's Java, made short: Spark's classes, loaded and linked ahead of time in a file.
 
 `python -m pipeline.startup` makes that file once for a Java, a Spark and a place of both: a small archive runs, and
-Java writes down what it has loaded (170 MB). Java looks whether the file fits, and starts without it if not.
+Java writes down what it has loaded (230 MB). Java looks whether the file fits, and starts without it if not.
 """
 
 from __future__ import annotations

@@ -39,6 +39,20 @@ def is_table(spark: SparkSession, path: str) -> bool:
     return files.exists(spark, f"{path}/_delta_log") and DeltaTable.isDeltaTable(spark, path)
 
 
+def check(spark: SparkSession, path: str, *, version: int = 1, source: str = "") -> bool:
+    """Whether there is a table at `path`, of ours; as `open_table`, but nothing is made or changed."""
+    if not is_table(spark, path):
+        if files.names(spark, path):
+            raise PipelineError(
+                f"{path} is not a table, and not empty; move it away, or choose another folder with --data"
+            )
+        return False
+    found = properties_of(spark, path)
+    _check_source(path, found, source)
+    _version(path, found, version)
+    return True
+
+
 def open_table(
     spark: SparkSession,
     path: str,
@@ -60,11 +74,7 @@ def open_table(
     """
     from delta.tables import DeltaTable
 
-    if not is_table(spark, path):
-        if files.names(spark, path):
-            raise PipelineError(
-                f"{path} is not a table, and not empty; move it away, or choose another folder with --data"
-            )
+    if not check(spark, path, version=version, source=source):
         builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(schema)
         if partition_by:
             builder = builder.partitionedBy(*partition_by)
@@ -74,7 +84,6 @@ def open_table(
         builder.execute()
         return DeltaTable.forPath(spark, path)
     found = properties_of(spark, path)
-    _check_source(path, found, source)
     if _version(path, found, version) != version:
         _upgrade(spark, path, schema, version)
     for key, value in (properties or {}).items():

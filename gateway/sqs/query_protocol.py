@@ -97,6 +97,8 @@ def _structure(shape: StructureShape, nested: Nested) -> dict[str, Any]:
             value = _value(member, node)
             if value is not None:
                 found[name] = value
+        elif isinstance(member, ListShape) and name in shape.required_members:
+            found[name] = []  # a form can't say that a list is empty
     return found
 
 

@@ -20,8 +20,8 @@ from tests.integration.cluster import ROOT, Cluster, until
 from tests.integration.sqs_client import Queue
 from tests.kafka import unique
 
-#: The last boto3 that speaks the query protocol.
-OLD_BOTO3 = "boto3==1.28.85"
+#: The last boto3 that speaks the query protocol, and its service model.
+OLD_BOTO3 = ("boto3==1.28.80", "botocore==1.31.80")
 NPM_PACKAGES = ("sqs-consumer@11.6.0", "@aws-sdk/client-sqs@3.1169.0")
 INSTALL_S = 120.0
 
@@ -92,10 +92,10 @@ def test_the_aws_cli_does_its_work(cluster: Cluster) -> None:
 # -- a boto3 that speaks the query protocol
 
 OLD_CLIENT = """
-import json, sys
+import json, sys, time
 import boto3
-assert boto3.__version__.startswith("1.28."), boto3.__version__
 sqs = boto3.client("sqs", endpoint_url=sys.argv[1])
+assert sqs.meta.service_model.protocol == "query", boto3.__version__
 url = sqs.create_queue(QueueName=sys.argv[2], Attributes={"VisibilityTimeout": "20"}, tags={"a": "b"})["QueueUrl"]
 attributes = {
     "n": {"DataType": "Number", "StringValue": "1"},
@@ -124,10 +124,40 @@ done = sqs.delete_message_batch(
 assert len(done["Successful"]) == 5
 assert sqs.list_queue_tags(QueueUrl=url)["Tags"] == {"a": "b"}
 sqs.untag_queue(QueueUrl=url, TagKeys=["a"])
+sqs.tag_queue(QueueUrl=url, Tags={"c": "d"})
+assert sqs.list_queue_tags(QueueUrl=url)["Tags"] == {"c": "d"}
 sqs.set_queue_attributes(QueueUrl=url, Attributes={"DelaySeconds": "3"})
 assert sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["DelaySeconds"])["Attributes"] == {"DelaySeconds": "3"}
 sqs.add_permission(QueueUrl=url, Label="l", AWSAccountIds=["123456789012"], Actions=["SendMessage"])
+sqs.remove_permission(QueueUrl=url, Label="l")
 assert url in sqs.list_queues(QueueNamePrefix=sys.argv[2])["QueueUrls"]
+dead = sqs.create_queue(QueueName=sys.argv[2] + "-dead")["QueueUrl"]
+arn = sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+policy = json.dumps({"deadLetterTargetArn": arn, "maxReceiveCount": 1})
+sqs.set_queue_attributes(QueueUrl=url, Attributes={"RedrivePolicy": policy, "DelaySeconds": "0"})
+assert sqs.list_dead_letter_source_queues(QueueUrl=dead)["queueUrls"] == [url]
+sqs.send_message(QueueUrl=url, MessageBody="to be moved")
+(message,) = sqs.receive_message(QueueUrl=url, WaitTimeSeconds=5)["Messages"]
+changed = sqs.change_message_visibility_batch(QueueUrl=url, Entries=[
+    {"Id": "a", "ReceiptHandle": message["ReceiptHandle"], "VisibilityTimeout": 0},
+    {"Id": "b", "ReceiptHandle": "x", "VisibilityTimeout": 0}])
+assert [e["Id"] for e in changed["Successful"]] == ["a"] and [e["Id"] for e in changed["Failed"]] == ["b"], changed
+count = "ApproximateNumberOfMessages"
+while sqs.get_queue_attributes(QueueUrl=dead, AttributeNames=["All"])["Attributes"][count] != "1":
+    sqs.receive_message(QueueUrl=url)
+    time.sleep(0.1)
+handle = sqs.start_message_move_task(SourceArn=arn)["TaskHandle"]
+while (task := sqs.list_message_move_tasks(SourceArn=arn)["Results"][0])["Status"] == "RUNNING":
+    time.sleep(0.1)
+assert (task["Status"], task["ApproximateNumberOfMessagesMoved"]) == ("COMPLETED", 1), task
+try:
+    sqs.cancel_message_move_task(TaskHandle=handle)
+except sqs.exceptions.UnsupportedOperation:
+    pass
+else:
+    raise AssertionError("the task was over")
+sqs.purge_queue(QueueUrl=url)
+sqs.delete_queue(QueueUrl=dead)
 for call, error in (
     (lambda: sqs.get_queue_url(QueueName="nothing-of-this-name"), sqs.exceptions.QueueDoesNotExist),
     (lambda: sqs.create_queue(QueueName=sys.argv[2], Attributes={"DelaySeconds": "4"}), sqs.exceptions.QueueNameExists),
@@ -146,8 +176,8 @@ print("fine")
 
 
 def test_a_client_of_the_query_protocol_does_its_work(cluster: Cluster) -> None:
-    command = [sys.executable, "-m", "pip", "install", "-q", "--target", ".", OLD_BOTO3]
-    folder = install(default_cache_dir() / "tests" / OLD_BOTO3, command)
+    command = [sys.executable, "-m", "pip", "install", "-q", "--target", ".", *OLD_BOTO3]
+    folder = install(default_cache_dir() / "tests" / OLD_BOTO3[1], command)
     done = subprocess.run(
         [sys.executable, "-c", OLD_CLIENT, cluster.workers[0].url, unique("old")],
         env=environment(PYTHONPATH=str(folder)),

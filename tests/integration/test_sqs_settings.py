@@ -118,6 +118,18 @@ def test_a_presigned_url_does_what_it_was_signed_for(secured: Worker) -> None:
     assert b"SignatureDoesNotMatch" in caught.value.read()
 
 
+def test_a_presigned_url_of_the_service_itself_works_too(secured: Worker) -> None:
+    queue = client_of(secured.url, ROOT).create_queue(QueueName=unique("jobs-"))["QueueUrl"]
+    request = AWSRequest("GET", f"{secured.url}/?Action=ListQueues")
+    SigV4QueryAuth(Credentials(*ROOT), "sqs", REGION, expires=60).add_auth(request)
+    with urllib.request.urlopen(request.url, timeout=10) as answer:
+        assert f"<QueueUrl>{queue}</QueueUrl>".encode() in answer.read()
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{secured.url}/?Action=ListQueues", timeout=10)
+    assert caught.value.code == 403
+    assert b"<Code>MissingAuthenticationToken</Code>" in caught.value.read()
+
+
 def test_an_access_key_is_a_bearer_key_of_the_json_api(secured: Worker) -> None:
     name = unique("jobs-")
     assert Client(secured.url, ":".join(SENDER)).send(name, b"x")[0]["offset"] >= 0

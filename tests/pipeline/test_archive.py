@@ -224,6 +224,16 @@ def test_tables_of_another_installation_are_refused(spark: SparkSession, install
         run_archive(spark, there.job)
 
 
+def test_nothing_is_made_where_one_of_the_tables_can_not_be(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    path = here.folder / "pipeline" / archive.MALFORMED
+    path.mkdir(parents=True)
+    (path / "note.txt").write_text("mine")
+    with pytest.raises(PipelineError, match="archive/malformed is not a table, and not empty"):
+        run_archive(spark, here.job)
+    assert {p.name for p in (here.folder / "pipeline" / "archive").iterdir()} == {"malformed"}
+
+
 def test_a_topic_that_was_made_anew_is_another_topic(spark: SparkSession, installation: Make) -> None:
     here = installation()
     run_archive(spark, here.job)

@@ -133,3 +133,8 @@ def test_the_reference_table_has_every_setting_with_a_description() -> None:
         assert f"| `{variable(name)}` |" in table
         assert field.description, name
     assert settings_module.PREFIX == "MARQ_"
+
+
+def test_the_documentation_has_the_table_of_settings_as_it_is_printed() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    assert as_markdown().strip() in text
