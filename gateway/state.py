@@ -10,7 +10,7 @@ import asyncio
 import base64
 import resource
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -21,7 +21,7 @@ from msgspec import Meta
 from gateway.json_api import GRANTS, Name, Nothing, answer, query_of, register
 from gateway.openapi import Operation, document
 from marq.core import rows
-from marq.core.digest import STATES, Entry, digest_of, entries
+from marq.core.digest import STATES, Entry, digest_of, entries, entries_among
 from marq.core.partition import Partition
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.segments import Segment
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Milliseconds for which counts are used again: to count, every message has to be looked at.
 COUNTS_KEPT_MS = 500
+#: Messages that are looked at before other work has its turn.
+TURN_MESSAGES = 2_000
 #: Bytes of a payload that a view shows.
 SHOWN_BYTES = 64 * 1024
 
@@ -141,11 +143,11 @@ class Views:
             if time.monotonic() - at > COUNTS_KEPT_MS / 1000:
                 counts = {}
                 for held in self._serving():
-                    found = await asyncio.to_thread(_count, list(entries(held.owner.partition)))
-                    for queue, states in found.items():
-                        total = counts.setdefault(queue, dict.fromkeys(STATES, 0))
-                        for state, count in states.items():
-                            total[state] += count
+                    partition = held.owner.partition
+                    for queue, count in partition.segments.parked_counts().items():
+                        counts.setdefault(queue, dict.fromkeys(STATES, 0))["ready"] += count
+                    async for entry in _entries_in_turns(partition):
+                        counts.setdefault(entry.queue, dict.fromkeys(STATES, 0))[entry.state] += 1
                 self._counts = (time.monotonic(), counts)
         return counts
 
@@ -229,17 +231,20 @@ class Views:
         for held in self._serving():
             partition = held.owner.partition
             lowest: dict[str, int] = {}
-            for entry in entries(partition):
+            sent_ms: dict[str, int | None] = {}
+            for queue in wanted:
+                offset = partition.segments.lowest_parked(queue)
+                if offset is not None:
+                    lowest[queue], sent_ms[queue] = offset, _sent_ms(partition, offset)
+                    await asyncio.sleep(0)
+            async for entry in _entries_in_turns(partition):
                 if entry.queue in wanted and entry.offset < lowest.get(entry.queue, 1 << 62):
-                    lowest[entry.queue] = entry.offset
-            for queue, offset in lowest.items():
-                if offset in partition.messages:
-                    record = partition.record(offset)
-                else:
-                    segment = partition.segments.find(offset)
-                    assert segment is not None
-                    record = partition.records_of(segment)[offset]
-                ages[queue] = max(ages.get(queue, 0), partition.max_timestamp_ms - record.timestamp)
+                    at = _sent_ms(partition, entry.offset)
+                    if at is not None:
+                        lowest[entry.queue], sent_ms[entry.queue] = entry.offset, at
+            for queue, at in sent_ms.items():
+                if at is not None:
+                    ages[queue] = max(ages.get(queue, 0), partition.max_timestamp_ms - at)
         return ages
 
     async def rows_here(self, argument: Any) -> Any:
@@ -385,14 +390,23 @@ def entries_of(partition: Partition, offset: int) -> Iterable[Entry]:
     yield Entry(offset, partition.queue_of(offset) or "", state, receives)
 
 
-def _count(found: list[Entry]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
-    for entry in found:
-        states = counts.get(entry.queue)
-        if states is None:
-            states = counts[entry.queue] = dict.fromkeys(STATES, 0)
-        states[entry.state] += 1
-    return counts
+def _sent_ms(partition: Partition, offset: int) -> int | None:
+    """When a message was sent; None if it is done meanwhile."""
+    if offset in partition.messages:
+        return int(partition.record(offset).timestamp)
+    segment = partition.segments.find(offset)
+    if segment is None or not segment.is_parked(offset):
+        return None
+    return int(partition.records_of(segment)[offset].timestamp)
+
+
+async def _entries_in_turns(partition: Partition) -> AsyncIterator[Entry]:
+    """Messages in memory, about as they are at one time: where there are many, other work has its turns between."""
+    offsets = list(partition.messages)
+    for start in range(0, len(offsets), TURN_MESSAGES):
+        for entry in list(entries_among(partition, offsets[start : start + TURN_MESSAGES])):
+            yield entry
+        await asyncio.sleep(0)
 
 
 def _brief(held: Held, entry: Entry) -> dict[str, Any]:

@@ -44,10 +44,23 @@ def entries(partition: Partition) -> Iterator[Entry]:
 
     Nothing may be folded or read meanwhile: make a list of it if something might.
     """
+    yield from entries_among(partition, partition.messages)
+    for segment in partition.segments:
+        for queue, offsets in segment.parked.items():
+            for offset in offsets:
+                yield Entry(offset, queue, "ready", 0)
+
+
+def entries_among(partition: Partition, offsets: Iterable[int]) -> Iterator[Entry]:
+    """Those of ``offsets`` that are not done and not parked."""
     holds, delays, clock_ms = partition.holds, partition.delays, partition.clock_ms
     topic_mode = partition.queue_id
     names: dict[bytes, str] = {}
-    for offset, record in partition.messages.items():
+    messages = partition.messages
+    for offset in offsets:
+        record = messages.get(offset)
+        if record is None:
+            continue
         if topic_mode is not None:
             queue: str | None = topic_mode
         else:
@@ -64,10 +77,6 @@ def entries(partition: Partition) -> Iterator[Entry]:
         else:
             state = "delayed" if offset in delays else "ready"
         yield Entry(offset, queue or "", state, receives)
-    for segment in partition.segments:
-        for queue, offsets in segment.parked.items():
-            for offset in offsets:
-                yield Entry(offset, queue, "ready", 0)
 
 
 def digest_of(found: Iterable[Entry]) -> Digest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right, insort
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 INDEXED_MAX = 16
@@ -110,9 +110,11 @@ class Segment:
         self._counts[self._of[places[0]]] = 0
         return [offsets[i] for i in places]
 
-    def parked_count(self, queue: str) -> int:
-        """How many of ``queue`` are parked."""
-        return sum(n for n, (name, _) in zip(self._counts, self._lanes, strict=True) if name == queue)
+    def parked_counts(self) -> Iterator[tuple[str, int]]:
+        """Queues, and how many messages of each are parked; a queue comes once for each of its groups."""
+        for (queue, _), count in zip(self._lanes, self._counts, strict=True):
+            if count:
+                yield str(queue), count
 
     def parked_total(self) -> int:
         """How many are parked."""
@@ -264,6 +266,11 @@ class Segments:
         groups = self.queues.get(queue, {})
         return sorted({segment.start: segment for segments in groups.values() for segment in segments}.values())
 
+    def lowest_parked(self, queue: str) -> int | None:
+        """The lowest parked offset of a queue."""
+        firsts = (self.first_parked(queue, group) for group in self.queues.get(queue, ()))
+        return min((offset for offset in firsts if offset is not None), default=None)
+
     def parked_in(self, start: int, stop: int) -> list[int]:
         """Parked offsets in ``[start, stop)``, ascending."""
         found: list[int] = []
@@ -273,9 +280,13 @@ class Segments:
             i += 1
         return found
 
-    def parked_count(self, queue: str) -> int:
-        """How many messages of ``queue`` are parked."""
-        return sum(segment.parked_count(queue) for segment in self.of(queue))
+    def parked_counts(self) -> Counter[str]:
+        """How many messages of each queue are parked."""
+        counts: Counter[str] = Counter()
+        for segment in self._all:
+            for queue, count in segment.parked_counts():
+                counts[queue] += count
+        return counts
 
     def parked_total(self) -> int:
         """How many messages are parked in all."""

@@ -243,7 +243,7 @@ def test_parked_messages_of_a_group_that_is_held_up_stay_when_others_are_read_ba
     logs.persist()
     logs.partition.shed(1 << 40)
     assert take(logs, 2) == [1, 3]
-    assert logs.partition.segments.parked_count("q") == 4
+    assert logs.partition.segments.parked_counts()["q"] == 4
 
 
 def test_a_queue_can_be_made_again_as_the_other_kind() -> None:

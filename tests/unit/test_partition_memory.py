@@ -72,7 +72,7 @@ def test_as_much_is_shed_as_asked_for() -> None:
 
     assert freed == 3 * one
     assert logs.partition.bytes == 7 * one == payload_bytes(logs.partition)
-    assert logs.partition.segments.parked_count("q") == 3
+    assert logs.partition.segments.parked_counts()["q"] == 3
 
 
 def test_a_parked_message_is_ready_and_comes_back_in_order() -> None:

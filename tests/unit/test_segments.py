@@ -82,9 +82,9 @@ def test_the_lowest_parked_message_and_their_number_are_known_per_queue() -> Non
         segments.park(offset)
 
     assert segments.first_parked("a") == 2
-    assert segments.parked_count("a") == 3
+    assert segments.parked_counts()["a"] == 3
     assert segments.first_parked("c") is None
-    assert segments.parked_count("c") == 0
+    assert segments.parked_counts()["c"] == 0
     assert segments.parked_total() == 4
 
 
@@ -128,6 +128,7 @@ def test_the_first_parked_of_a_group_is_the_lowest_whatever_was_parked_again(ste
             segments.unpark(offset)
             parked.discard(offset)
         for group in (1, 2, 3):
+            assert segments.lowest_parked("q") == min(parked, default=None)
             assert segments.first_parked("q", group) == min((o for o in parked if 1 + o % 3 == group), default=None)
 
 
