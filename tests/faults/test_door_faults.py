@@ -19,6 +19,7 @@ from marq.client import Message, Sent, Service
 from marq.errors import MarqError
 from tests.faults.trio import NAMES, Trio
 from tests.integration.cluster import until
+from tests.integration.door_client import Client
 from tests.kafka import unique
 
 #: Messages that one consumer holds at once: more than these can't come again because of one fault.
@@ -165,3 +166,21 @@ def test_a_kill_of_the_worker_that_the_clients_talk_to_loses_nothing(trio: Trio)
         trio.start_up("a")
         goes_on(running)
         running.check("kill -9 of the worker that all clients talk to", 1, len(consumers))
+
+
+def test_queues_and_receipts_survive_the_kill_of_all_workers(trio: Trio) -> None:
+    queue, settings = unique("kept"), {"visibility_timeout_ms": 60_000, "max_receives": 7, "delay_ms": 1}
+    before = Client(trio.worker("a").url)
+    assert before.request("PUT", f"/v1/queues/{queue}", settings).status in (200, 201)
+    assert before.request("PUT", f"/v1/queues/{queue}.dead", {}).status in (200, 201)
+    before.send(queue, b"x")
+    (message,) = before.receive(queue, 1, 5_000)
+    for name in NAMES:
+        trio.worker(name).kill()
+
+    trio.start_up("b")
+    after = Client(trio.worker("b").url)
+    kept = after.request("GET", f"/v1/queues/{queue}").body["settings"]
+    assert {name: kept[name] for name in settings} == settings
+    assert after.ack(message) == [{"ok": True}]
+    assert after.receive(queue, 1, 0) == []
