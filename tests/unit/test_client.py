@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,11 +15,13 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import marq
 from marq import errors
 from marq.client import AsyncService, Outgoing, Sent, Service, wire
 from marq.client.connection import checked
@@ -636,6 +639,12 @@ def test_the_client_needs_nothing_of_the_worker() -> None:
             assert name not in sys.modules, name
     """
     assert python(code).wait(20) == 0
+
+
+def test_the_package_alone_brings_what_the_client_needs_and_says_that_it_is_typed() -> None:
+    alone = {re.split(r"[ <>=!~;\[]", name)[0] for name in metadata.requires("marq") or () if "extra ==" not in name}
+    assert alone == {"aiohttp", "msgspec", "tenacity", "yarl"}
+    assert (Path(marq.__file__).parent / "py.typed").exists()
 
 
 def python(code: str) -> subprocess.Popen[str]:

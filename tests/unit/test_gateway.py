@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from unittest.mock import Mock
+
 import pytest
+from aiohttp import StreamReader, web
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import problems
+from gateway import json_api, problems
 from gateway.auth import ALL, Keys, check_browser, is_loopback
 from gateway.receipts import Receipts, queue_crc
+from gateway.sqs import server as sqs
+from gateway.sqs.errors import SqsError
 from marq import errors
 from marq.core.policies import name_problem
 from marq.errors import BadReceiptError, NotAllowedError, NotAuthenticatedError, SettingError
@@ -173,3 +180,21 @@ def test_names_that_no_queue_can_have_are_not_remembered() -> None:
         assert not grants.allow("send", f"{i}" * 1000)
     assert not grants.allow("send", "other")
     assert list(grants._known) == [("send", "other")]
+
+
+# ---------------------------------------------------------------------- bodies that do not come
+
+
+def test_a_body_that_does_not_come_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (json_api, sqs):
+        monkeypatch.setattr(module, "BODY_TIMEOUT_S", 0.02)
+
+    async def run() -> None:
+        content = StreamReader(Mock(_reading_paused=False), 1 << 16)
+        request = make_mocked_request("POST", "/", payload=content)
+        with pytest.raises(web.HTTPRequestTimeout):
+            await json_api.Body(json_api.Message).read(request)
+        with pytest.raises(SqsError, match="did not come within"):
+            await sqs.Server._body(None, request)  # type: ignore[arg-type]
+
+    asyncio.run(run())
