@@ -12,6 +12,7 @@ import importlib
 import random
 import threading
 import traceback
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from marq.message import ManualMessage, Message
 if TYPE_CHECKING:
     from app.ownership import Ownership
     from app.settings import Settings
+    from gateway.metrics import Meters
 
 #: Calls taken ahead by a handler that is faster than SLOW_MS, beside its concurrency; more if they are small.
 AHEAD = 8
@@ -57,6 +59,8 @@ ASKED_GRACE_S = 0.5
 STOP_GRACE_S = 3.0
 #: Milliseconds before others get the messages of a call in a thread that had to be left behind.
 THREAD_END_MS = 5_000
+#: Upper bounds by which durations of calls are counted.
+DURATIONS_S = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Delivery:
@@ -106,6 +110,9 @@ class Runner:
         self.tasks: set[asyncio.Task[None]] = set()
         self.calls = 0
         self.failures = 0
+        # plain numbers, as a call may have one message only: a histogram with its locks would show
+        self.durations = [0] * (len(DURATIONS_S) + 1)  # calls by the first bound that is not below, and the rest
+        self.seconds = 0.0
         self.breaker = Breaker()
         self._failures_logged = 0
         self._logged_ms = -LOG_EVERY_MS
@@ -202,6 +209,8 @@ class Runner:
             self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
             if self.service.closing or self.breaker.room(now_ms()) == 0:  # which opened since these were asked for
                 self._return_waiting()
+            elif self.service.meters is not None:
+                self.service.meters.handed(messages)
         self.run()
 
     def forget(self, number: int) -> None:
@@ -275,7 +284,10 @@ class Runner:
             else:
                 self._ack(delivery, messages)
         finally:
-            self._mean_ms += ((loop.time() - began) * 1000 - self._mean_ms) * 0.1
+            seconds = loop.time() - began
+            self._mean_ms += (seconds * 1000 - self._mean_ms) * 0.1
+            self.durations[bisect_left(DURATIONS_S, seconds)] += 1
+            self.seconds += seconds
 
     def _break(self) -> None:
         """A call failed. If that opens the breaker, what waits for its turn is given back as never looked at."""
@@ -339,6 +351,7 @@ class Runner:
             offsets.sort()
             epoch, number = delivery.receipt
             self._put(delivery, [End(epoch, ranges_of(offsets), "acked", number)])
+        self._count("ack", sum(map(len, acks.values())))
 
     def _give_back(self, delivery: Delivery, messages: list[Message], delay_ms: int | None) -> None:
         """Release, counted. Without a delay, the back-off of each message's attempt: the handler's, or the queue's."""
@@ -359,6 +372,11 @@ class Runner:
             delay = backoff_ms(attempt, base_ms, max_ms, self.service.random) if delay_ms is None else delay_ms
             releases.append(Release(epoch, number, ranges_of(offsets), delay))
         self._put(delivery, releases)
+        self._count("release", len(messages))
+
+    def _count(self, action: str, count: int) -> None:
+        if self.service.meters is not None:
+            self.service.meters.settle(action, count)
 
     def _put(self, delivery: Delivery, markers: list[Marker]) -> None:
         self.service.ownership.outbox(delivery.number).put(markers)
@@ -377,6 +395,7 @@ class Runner:
                 keepalive = Keepalive(epoch, number, ranges_of(sorted(delivery.left)), delivery.lease_ms)
                 confirmed = self.service.ownership.outbox(delivery.number).put_confirmed([keepalive])
                 confirmed.add_done_callback(partial(_extended, delivery, now + delivery.lease_ms))
+                self._count("extend", len(delivery.left))
 
     async def close(self) -> None:
         """Give back, uncounted, what no call was made for; let running calls finish for a while."""
@@ -408,6 +427,7 @@ class Runner:
         for delivery, offsets in unread.items():
             epoch, number = delivery.receipt
             self._put(delivery, [Release(epoch, number, ranges_of(sorted(offsets)), 0, counted=False)])
+            self._count("release", len(offsets))
 
 
 class Handlers(Service):
@@ -418,6 +438,7 @@ class Handlers(Service):
         self.ownership = ownership
         self.settings = settings
         self.random = random.Random()
+        self.meters: Meters | None = None
         self.closing = False
         self.runners = [Runner(handler, self) for handler in registry.registered()]
         self._routes: dict[str, Runner | None] = {}

@@ -258,13 +258,15 @@ class Door(Service):
 
     async def ack(self, receipts: Sequence[str]) -> list[MarqError | None]:
         """Finished; for each receipt None once that is in the log, or an error."""
-        return await self._settle(receipts, lambda epoch, delivery, ranges: End(epoch, ranges, "acked", delivery))
+        results = await self._settle(receipts, lambda epoch, delivery, ranges: End(epoch, ranges, "acked", delivery))
+        return self._counted("ack", results)
 
     async def extend(self, receipts: Sequence[str], lease_ms: int) -> list[MarqError | None]:
         """Still at work: the lease ends `lease_ms` from now."""
-        return await self._settle(
+        results = await self._settle(
             receipts, lambda epoch, delivery, ranges: Keepalive(epoch, delivery, ranges, lease_ms)
         )
+        return self._counted("extend", results)
 
     async def release(
         self, receipts: Sequence[str], delay_ms: int | None = None, counted: bool = True
@@ -274,10 +276,14 @@ class Door(Service):
         Without a delay, the back-off of the queue, if it has one.
         """
         if delay_ms is None and counted and self.catalog.with_backoff:
-            return await self._release_with_backoff(receipts)
-        delay = delay_ms or 0
+            results = await self._release_with_backoff(receipts)
+        else:
+            results = await self._release(receipts, delay_ms or 0, counted)
+        return self._counted("release", results)
+
+    async def _release(self, receipts: Sequence[str], delay_ms: int, counted: bool = True) -> list[MarqError | None]:
         return await self._settle(
-            receipts, lambda epoch, delivery, ranges: Release(epoch, delivery, ranges, delay, counted)
+            receipts, lambda epoch, delivery, ranges: Release(epoch, delivery, ranges, delay_ms, counted)
         )
 
     async def _release_with_backoff(self, receipts: Sequence[str]) -> list[MarqError | None]:
@@ -293,7 +299,7 @@ class Door(Service):
             queue = self.catalog.with_backoff.get(crc)
             delay = self.catalog.settings_of(queue).backoff_of(attempt, self._random) if queue is not None else 0
             chosen = [receipts[i] for i in places]
-            for i, result in zip(places, await self.release(chosen, delay), strict=True):
+            for i, result in zip(places, await self._release(chosen, delay), strict=True):
                 results[i] = result
 
         await asyncio.gather(*(give_back(*group, places) for group, places in groups.items()))
@@ -322,7 +328,7 @@ class Door(Service):
                         results[i] = done
                     elif offset not in done:
                         results[i] = LeaseOverError("the message is finished, or its lease is over")
-        return results
+        return self._counted("reject", results)
 
     async def _reject(
         self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
@@ -443,6 +449,11 @@ class Door(Service):
         if held is None or not held.serving:
             raise UnavailableError(f"partition {number} is not served here")
         return held
+
+    def _counted(self, action: str, results: list[MarqError | None]) -> list[MarqError | None]:
+        if self.meters is not None:
+            self.meters.settle_all(action, results)
+        return results
 
     async def _settle(
         self, receipts: Sequence[str], marker: Callable[[int, int, list[int]], Marker]

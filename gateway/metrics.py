@@ -1,23 +1,35 @@
-"""`/metrics`: what this worker counts, for Prometheus. Labels are bounded: routes, partitions, the largest queues."""
+"""`/metrics`: what this worker counts, for Prometheus.
+
+Labels are bounded: routes, actions, kinds of errors, partitions, handlers, the largest queues.
+"""
 
 from __future__ import annotations
 
 import heapq
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from agents.handlers import DURATIONS_S
 from gateway.json_api import secured
+from gateway.problems import kind_of
 
 if TYPE_CHECKING:
+    from agents.handlers import Runner
     from app.worker import WorkerApp
+    from gateway.receiving import Received
+    from marq.errors import MarqError
+    from marq.message import Message
 
 #: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
 QUEUES_MAX = 100
+#: Key of a request under which a protocol that has one route for all says which action it was; one of a fixed set.
+ACTION = "metrics-action"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _AGE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 3600, 21_600, 86_400)
@@ -31,7 +43,7 @@ class Meters:
         self.requests = Histogram(
             "marq_http_request_seconds",
             "Time to answer a request; receives include their wait.",
-            ["route", "method", "status"],
+            ["route", "action", "method", "status"],
             buckets=_SECONDS,
             registry=self.registry,
         )
@@ -44,10 +56,11 @@ class Meters:
         )
         self.settled = Counter(
             "marq_settled_receipts",
-            "Receipts that were shown to this worker.",
-            ["operation", "result"],
+            "Deliveries that receivers of this worker settled or extended; those of its handlers as they are written.",
+            ["action", "result"],
             registry=self.registry,
         )
+        self._settled: dict[tuple[str, str], Counter] = {}
         self.age = Histogram(
             "marq_first_delivery_seconds",
             "From Kafka's time stamp of a message to its first delivery, by the clock of the worker.",
@@ -55,8 +68,33 @@ class Meters:
             registry=self.registry,
         )
 
+    def handed(self, messages: Sequence[Received] | Sequence[Message]) -> None:
+        """A receiver was given `messages` of one delivery."""
+        self.received.inc(len(messages))
+        first = messages[0]
+        if first.attempt == 1:
+            # one of a delivery: they were read together
+            self.age.observe(max(0.0, time.time() - first.sent_ms / 1000))
 
-class _Collector:
+    def settle(self, action: str, count: int, result: str = "ok") -> None:
+        """`action` was done to `count` deliveries."""
+        child = self._settled.get((action, result))
+        if child is None:
+            child = self._settled[action, result] = self.settled.labels(action, result)
+        child.inc(count)
+
+    def settle_all(self, action: str, results: Sequence[MarqError | None]) -> None:
+        """What came of an action, for each receipt: None, or an error."""
+        done = results.count(None)
+        if done:
+            self.settle(action, done)
+        if done < len(results):
+            for error in results:
+                if error is not None:
+                    self.settle(action, 1, kind_of(error)[1])
+
+
+class Collector:
     """What is there when it is asked for."""
 
     def __init__(self, app: WorkerApp) -> None:
@@ -94,6 +132,7 @@ class _Collector:
             for what, count in one.owner.partition.counters.items():
                 counted.add_metric([str(one.number), what], count)
         yield counted
+        yield from self._handlers()
         yield GaugeMetricFamily(
             "marq_waiting_receives", "Receives that wait at this worker.", value=app.door.receiving.count
         )
@@ -101,6 +140,22 @@ class _Collector:
             "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.pending_bytes
         )
         yield self._queues()
+
+    def _handlers(self) -> Iterator[Metric]:
+        labels = ["handler", "queues"]
+        took = HistogramMetricFamily("marq_handler_call_seconds", "Time that a call of a handler took.", labels=labels)
+        failures = CounterMetricFamily("marq_handler_failures", "Calls that raised an error.", labels=labels)
+        bounds = [*(str(float(bound)) for bound in DURATIONS_S), "+Inf"]
+        same: dict[tuple[str, str], list[Runner]] = {}  # functions that were made in a loop have one name
+        for runner in self.app.handlers.runners:
+            same.setdefault((runner.handler.name, ",".join(runner.handler.queues)), []).append(runner)
+        for names, runners in same.items():
+            durations = map(sum, zip(*(runner.durations for runner in runners), strict=True))
+            buckets = zip(bounds, itertools.accumulate(durations), strict=True)
+            took.add_metric(names, list(buckets), sum(runner.seconds for runner in runners))
+            failures.add_metric(names, sum(runner.failures for runner in runners))
+        yield took
+        yield failures
 
     def _queues(self) -> Metric:
         family = GaugeMetricFamily(
@@ -124,18 +179,19 @@ class _Collector:
 
 def measured(meters: Meters) -> Any:
     """Middleware that takes the time of each request."""
-    children: dict[tuple[str, str, int], Any] = {}
+    children: dict[tuple[str, str, str, int], Any] = {}
 
     @web.middleware
     async def measure(request: web.Request, handler: Any) -> Any:
         began = time.perf_counter()
         response = await handler(request)
         resource = request.match_info.route.resource
-        known = resource is not None
-        key = (resource.canonical, request.method, response.status) if known else ("", "", response.status)
+        key = ("", "", "", response.status)
+        if resource is not None:
+            key = (resource.canonical, request.get(ACTION, ""), request.method, response.status)
         child = children.get(key)
         if child is None:
-            child = children[key] = meters.requests.labels(key[0], key[1], str(key[2]))
+            child = children[key] = meters.requests.labels(*key[:3], str(key[3]))
         child.observe(time.perf_counter() - began)
         return response
 
@@ -144,7 +200,7 @@ def measured(meters: Meters) -> Any:
 
 def define(app: WorkerApp) -> None:
     """Register the route."""
-    collector = _Collector(app)
+    collector = Collector(app)
     app.meters.registry.register(collector)  # type: ignore[arg-type]
 
     async def metrics(request: web.Request) -> web.Response:

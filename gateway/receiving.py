@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -166,12 +165,8 @@ class Receiving:
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
-        if self.meters is not None and waiter.messages:
-            self.meters.received.inc(len(waiter.messages))
-            first = waiter.messages[0]
-            if first.attempt == 1:
-                # one of a delivery: they were read together
-                self.meters.age.observe(max(0.0, time.time() - first.sent_ms / 1000))
+        if self.meters is not None and waiter.messages and not waiter.away:  # else the worker that asked counts them
+            self.meters.handed(waiter.messages)
         return waiter.messages
 
     async def receive_here(

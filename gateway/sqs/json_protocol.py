@@ -20,6 +20,11 @@ _HEADERS = {"Content-Type": CONTENT_TYPE}
 _encode = msgspec.json.Encoder().encode
 
 
+def target_of(action: str) -> str:
+    """The value of `X-Amz-Target` that asks for an action."""
+    return _PREFIX + action
+
+
 def read(target: str, body: bytes) -> tuple[Action, Any]:
     """The action that a request asks for, and its parameters. Raises `SqsError`."""
     prefix, _, name = target.partition(".")

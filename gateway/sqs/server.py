@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gateway.auth import ALL, check_browser
 from gateway.json_api import BODY_TIMEOUT_S
+from gateway.metrics import ACTION
 from gateway.sqs import json_protocol, query_protocol
 from gateway.sqs.call import Call
 from gateway.sqs.deliveries import Deliveries
@@ -51,6 +52,7 @@ class Server:
             for group in groups:
                 if hasattr(group, name):
                     self._do[name] = getattr(group, name)
+        self._targets = {json_protocol.target_of(name): name for name in self._do}
         self._account = app.settings.sqs_account
         self._signatures = Signatures(app.keys)
         tag = uuid4().hex
@@ -61,6 +63,8 @@ class Server:
         request_id = next(self._request_ids)
         target = request.headers.get(json_protocol.TARGET)
         action: Action | None = None
+        if target in self._targets:
+            request[ACTION] = self._targets[target]
         try:
             sender, grants = None, ALL
             if self._signatures:
@@ -75,6 +79,7 @@ class Server:
                 action, parameters = json_protocol.read(target, body)
             else:
                 action, parameters = query_protocol.read(request.rel_url.raw_query_string, _form(request, body), url)
+                request[ACTION] = action.name
             call = Call(request, grants, sender, self._account)
             result = await self._do[action.name](call, parameters)
             if target is not None:

@@ -6,6 +6,8 @@ import socket
 import threading
 import time
 from base64 import b64decode, b64encode
+from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -294,12 +296,113 @@ def test_rows_of_the_tables_are_shown_decoded(clients: list[Client], queue: str)
     assert clients[2].request("GET", "/v1/tables/nope/0").status == 404
 
 
+def series(*clients: Client) -> defaultdict[str, float]:
+    """Numbers by series, summed over the workers."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for client in clients:
+        text = client.request("GET", "/metrics").body.decode()
+        for line in text.splitlines():
+            if line and not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                found[name] += float(value)
+    return found
+
+
+def grown(before: defaultdict[str, float], *clients: Client) -> defaultdict[str, float]:
+    """By how much those series grew that did."""
+    found = series(*clients)
+    return defaultdict(float, {name: n - before[name] for name, n in found.items() if n != before[name]})
+
+
 def test_metrics(clients: list[Client]) -> None:
-    text = clients[0].request("GET", "/metrics").body.decode()
-    assert 'marq_http_request_seconds_count{method="POST",route="/v1/ack",status="200"}' in text
-    assert "marq_received_messages_total" in text
-    series = [line for line in text.splitlines() if line and not line.startswith("#")]
-    assert len(series) < 3000
+    clients[0].request("POST", "/v1/ack", {"receipts": ["x"]})
+    found = series(clients[0])
+    assert found['marq_http_request_seconds_count{action="",method="POST",route="/v1/ack",status="200"}'] >= 1
+    assert "marq_received_messages_total" in found
+    assert len(found) < 3000
+
+
+def test_metrics_count_what_became_of_receipts(clients: list[Client], queue: str) -> None:
+    clients[0].send(queue, b"a", b"b", b"c", b"d")
+    got: list[Any] = []
+    while len(got) < 4:
+        got += clients[0].receive(queue, 4, 3000)
+    before = series(clients[1])
+    clients[1].extend(*got[:3], ms=30_000)
+    clients[1].ack(got[0], got[1])
+    clients[1].release(got[2])
+    clients[1].reject(got[3])
+    clients[1].reject(got[3])
+    clients[1].request("POST", "/v1/ack", {"receipts": ["x", "y"]})
+    found = grown(before, clients[1])
+    settled = {name.partition("{")[2]: n for name, n in found.items() if "settled_receipts_total" in name}
+    assert settled == {
+        'action="extend",result="ok"}': 3,
+        'action="ack",result="ok"}': 2,
+        'action="ack",result="bad-receipt"}': 2,
+        'action="release",result="ok"}': 1,
+        'action="reject",result="ok"}': 1,
+        'action="reject",result="lease-over"}': 1,
+    }
+
+
+def test_metrics_count_a_release_with_back_off_once(clients: list[Client], queue: str) -> None:
+    clients[0].request("PUT", f"/v1/queues/{queue}", {"backoff_ms": 1000})
+    clients[0].send(queue, b"a")
+    (got,) = clients[0].receive(queue, 1, 5000)
+    before = series(clients[0])
+    clients[0].release(got, {"receipt": "x"})
+    found = grown(before, clients[0])
+    settled = {name.partition("{")[2]: n for name, n in found.items() if "settled_receipts_total" in name}
+    assert settled == {'action="release",result="ok"}': 1, 'action="release",result="bad-receipt"}': 1}
+
+
+def test_metrics_count_a_message_once_that_came_through_another_worker(clients: list[Client], queue: str) -> None:
+    before = series(*clients)
+    for client in clients:
+        # one of the three owns no partition
+        client.send(queue, b"x")
+        until(lambda client=client: client.receive(queue, 1, 3000), "it comes")
+    found = grown(before, *clients)
+    assert found["marq_received_messages_total"] == 3
+    assert found["marq_first_delivery_seconds_count"] == 3
+
+
+def test_metrics_name_the_actions_of_sqs(clients: list[Client], queue: str) -> None:
+    def call(target: str, body: Any) -> None:
+        headers = {"X-Amz-Target": f"AmazonSQS.{target}", "Authorization": "x"}
+        clients[0].request("POST", "/", body, **headers)
+
+    before = series(clients[0])
+    call("CreateQueue", {"QueueName": queue})
+    call("CreateQueue", {"Nothing": 1})
+    call("Whatever", {})
+    form = f"Action=GetQueueUrl&QueueName={queue}".encode()
+    clients[0].request("POST", "/", form, **{"Content-Type": "application/x-www-form-urlencoded"})
+    found = grown(before, clients[0])
+    start = 'marq_http_request_seconds_count{action="'
+    asked = {name.removeprefix(start): n for name, n in found.items() if name.startswith(start) and 'route="/"' in name}
+    assert asked == {
+        'CreateQueue",method="POST",route="/",status="200"}': 1,
+        'CreateQueue",method="POST",route="/",status="400"}': 1,
+        '",method="POST",route="/",status="404"}': 1,
+        'GetQueueUrl",method="POST",route="/",status="200"}': 1,
+    }
+
+
+def test_metrics_count_what_handlers_do(kafka: str, tmp_path: Path) -> None:
+    with Cluster(kafka, tmp_path, partitions=1) as cluster:
+        client = Client(cluster.start().url)
+        for i in range(30):
+            client.send(f"work-{i % 3}", b"x")
+        until(lambda: series(client)['marq_settled_receipts_total{action="ack",result="ok"}'] == 30, "all are done")
+        found = series(client)
+    assert found["marq_received_messages_total"] == 30
+    assert 1 <= found["marq_first_delivery_seconds_count"] <= 30
+    labels = '{handler="tests.integration.witness.work",queues="work-*"}'
+    assert found[f"marq_handler_call_seconds_count{labels}"] == 30
+    assert f"marq_handler_failures_total{labels}" in found
+    assert found[f"marq_handler_failures_total{labels}"] == 0
 
 
 def test_faust_pages_are_off(clients: list[Client]) -> None:

@@ -55,6 +55,7 @@ class Desk:
         self.service = SimpleNamespace(
             closing=False,
             random=random.Random(1),
+            meters=None,
             log=logging.getLogger("desk"),
             settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000),
             ownership=SimpleNamespace(
