@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,9 @@ def _is_sparks(error: Exception) -> bool:
 
 
 def main() -> None:
+    # Spark's bridge to Java logs, with traces and partly as root, what it raises as well
+    logging.basicConfig(level=logging.CRITICAL + 1)
+    logging.getLogger("py4j").setLevel(logging.CRITICAL + 1)
     with _errors_as_lines():
         pipeline.main(prog_name="python -m pipeline")
 

@@ -76,14 +76,33 @@ def spark_session(
         verbose: show Spark's own log (warnings and above) on stderr.
 
     Raises:
-        PipelineError: Java or Spark can't be started, or the jars can't be fetched.
+        PipelineError: Java or Spark can't be started, or the jars can't be fetched; Java has ended meanwhile.
     """
     with tempfile.TemporaryDirectory(prefix="marq-spark-", ignore_cleanup_errors=True) as scratch:
         spark = start(name, Path(scratch), master=master, conf=conf, lasting=lasting, verbose=verbose)
-        try:
-            yield spark
-        finally:
-            spark.stop()
+        with contextlib.ExitStack() as end:
+            end.callback(spark.stop)
+            try:
+                yield spark
+            except Exception:
+                if not _has_java_ended(spark):
+                    raise
+                end.pop_all()
+                raise PipelineError(
+                    "the Java in which Spark ran has ended: it was killed, or had too little memory; start the job "
+                    "again, with more if need be: --set spark.driver.memory=2g"
+                ) from None
+
+
+def _has_java_ended(spark: SparkSession) -> bool:
+    """Whether there is nobody any more who would answer."""
+    from py4j.protocol import Py4JError
+
+    try:
+        spark.sparkContext._jsc.version()
+    except (Py4JError, OSError):
+        return True
+    return False
 
 
 def start(

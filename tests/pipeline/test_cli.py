@@ -128,6 +128,17 @@ def test_an_error_inside_spark_is_one_line_too(installation: Make) -> None:
     assert here.data in text
 
 
+def test_a_java_that_has_ended_is_one_line_too(installation: Make) -> None:
+    here = installation()
+    job = here.start_job("archive", "--interval", "0.2")
+    assert job.stdout is not None
+    while not job.stdout.readline().startswith("Archiving"):
+        assert job.poll() is None
+    (java,) = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(java), signal.SIGKILL)
+    assert "Java in which Spark ran has ended" in one_line(finish(job))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [1, 6])
 def test_killed_at_any_moment_it_loses_nothing_and_doubles_nothing(
