@@ -91,11 +91,11 @@ def test_the_aws_cli_does_its_work(cluster: Cluster) -> None:
 
 # -- a boto3 that speaks the query protocol
 
-OLD_CLIENT = """
+CLIENT = """
 import json, sys, time
 import boto3
 sqs = boto3.client("sqs", endpoint_url=sys.argv[1])
-assert sqs.meta.service_model.protocol == "query", boto3.__version__
+assert sqs.meta.service_model.protocol == sys.argv[3], boto3.__version__
 url = sqs.create_queue(QueueName=sys.argv[2], Attributes={"VisibilityTimeout": "20"}, tags={"a": "b"})["QueueUrl"]
 attributes = {
     "n": {"DataType": "Number", "StringValue": "1"},
@@ -175,11 +175,42 @@ print("fine")
 """
 
 
+RESOURCE = """
+import sys
+import boto3
+sqs = boto3.resource("sqs", endpoint_url=sys.argv[1])
+queue = sqs.create_queue(QueueName=sys.argv[2], Attributes={"VisibilityTimeout": "20"})
+assert sqs.get_queue_by_name(QueueName=sys.argv[2]).url == queue.url
+queue.send_messages(Entries=[{"Id": str(i), "MessageBody": str(i)} for i in range(5)])
+got = []
+while len(got) < 5:
+    for message in queue.receive_messages(MaxNumberOfMessages=10, WaitTimeSeconds=5):
+        got.append(message.body)
+        message.delete()
+assert sorted(got) == list("01234"), got
+assert queue.receive_messages() == []
+queue.delete()
+print("fine")
+"""
+
+
+@pytest.mark.parametrize("script", [CLIENT, RESOURCE], ids=["client", "resource"])
+def test_boto3_of_today_does_its_work(cluster: Cluster, script: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", script, cluster.workers[1].url, unique("new"), "json"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.stdout.strip() == "fine", done.stderr
+
+
 def test_a_client_of_the_query_protocol_does_its_work(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "pip", "install", "-q", "--target", ".", *OLD_BOTO3]
     folder = install(default_cache_dir() / "tests" / OLD_BOTO3[1], command)
     done = subprocess.run(
-        [sys.executable, "-c", OLD_CLIENT, cluster.workers[0].url, unique("old")],
+        [sys.executable, "-c", CLIENT, cluster.workers[0].url, unique("old"), "query"],
         env=environment(PYTHONPATH=str(folder)),
         capture_output=True,
         text=True,
