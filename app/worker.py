@@ -254,9 +254,10 @@ class FaustWorker(faust.Worker):
 
 
 def _spare_collections() -> None:
-    """Make Python look for garbage cycles seldom, and never in what was imported: messages in memory have none.
+    """Make Python look for garbage cycles seldom, and never in what was imported.
 
-    By default it looks through all that is young after 700 new objects, less than one chunk of records.
+    By default it looks through all that is young after 700 new objects, less than one chunk of records, and messages in
+    memory have no cycles. For large answers, which may, see `gateway.leftovers`.
     """
     gc.collect()
     gc.freeze()
