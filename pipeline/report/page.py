@@ -83,6 +83,8 @@ def _data(measures: Measures) -> str:
 def _series(span: Span, series: Series) -> dict[str, Any]:
     counts = series.counts
     known = [_is_known(span, bucket) for bucket in range(span.count)]
+    if not any(known):
+        known = [True] * span.count  # there is nothing else to show
     unit_ms = wording.rate_unit(span, series)[1]
     return {
         **{name: _rates(span, counts[name], unit_ms, known) for name in ("sent", "delivered", "acked")},
@@ -99,7 +101,7 @@ def _series(span: Span, series: Series) -> dict[str, Any]:
 def _is_known(span: Span, bucket: int) -> bool:
     """The first and the last bucket may be short; one of less than a quarter says nothing of rates and times."""
     covered_ms = span.end_ms(bucket) - max(span.begin_ms(bucket), span.start_ms)
-    return covered_ms >= span.width_ms / 4 or span.count == 1
+    return covered_ms >= span.width_ms / 4
 
 
 def _rates(span: Span, counts: list[int], unit_ms: int, known: list[bool]) -> list[float | None]:

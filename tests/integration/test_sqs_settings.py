@@ -225,6 +225,9 @@ def test_a_task_that_moves_messages_survives_its_worker(kafka: str, tmp_path_fac
         first.kill()
         second = cluster.start()
         moved = target.at(second).drain(40, wait_s=20)
-        assert sorted(int(m["Body"]) for m in moved) == list(range(40))
+        # what the killed worker had taken but not copied was in flight when the task ended: it stays where it was
+        left = dead.at(second).drain(40 - len(moved), wait_s=20) if len(moved) < 40 else []
+        assert sorted(int(m["Body"]) for m in [*moved, *left]) == list(range(40))
+        assert len(left) <= 10, "a second's messages"
         (task,) = dead.at(second).sqs.list_message_move_tasks(SourceArn=arn)["Results"]
         assert task["Status"] in ("RUNNING", "COMPLETED")

@@ -314,6 +314,13 @@ def test_what_has_no_neighbours_is_seen_as_a_point(browser: Browser, lives: Data
     assert troubles == []
 
 
+def test_of_two_short_buckets_both_are_shown(lives: DataFrame) -> None:
+    about = {"name": "n", "data": "d", "queues": (), "made_ms": T0, "until_ms": T0 + 12_000}
+    text = rendered(measure(lives, Span(T0 + 8_000, T0 + 12_000, 10_000), top=2), about=about)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
+    assert (data["count"], data["series"][0]["sent"]) == (2, [30, 0])
+
+
 def test_the_page_is_whole_in_itself(page_file: Path) -> None:
     text = page_file.read_text(encoding="utf-8")
     assert len(text) < 4_000_000

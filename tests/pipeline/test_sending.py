@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
+from pipeline import sending
 from pipeline.ledger import Ledger, Progress, ledger_topic
 from pipeline.sending import Pace, Plan, Row, Sender, SupersededError, chunks_of, new_producer, send_batches
 from tests.pipeline.lab import Installation
@@ -134,6 +135,8 @@ def _rows(count: int) -> list[Row]:
 
 
 def _task(plan: Plan, count: int) -> None:
+    sending.CHUNK_ROWS = 150
+
     def batches() -> Iterator[pa.RecordBatch]:
         rows = _rows(count)
         if plan.rate is None:
@@ -148,14 +151,15 @@ def _task(plan: Plan, count: int) -> None:
 
 @pytest.mark.parametrize("rate", [None, pytest.param(4000.0, marks=pytest.mark.slow)])
 def test_a_task_killed_at_any_moment_and_started_again_sends_each_row_once(
-    target: Installation, rate: float | None, monkeypatch: pytest.MonkeyPatch
+    target: Installation, rate: float | None
 ) -> None:
-    monkeypatch.setattr("pipeline.sending.CHUNK_ROWS", 150)
     seed = random.randrange(1 << 30)
     rng = random.Random(seed)
     print("seed", seed)
     count = 6_000
-    processes = multiprocessing.get_context("fork")
+    # not of this process, whose threads a fork would leave behind in the middle of something
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
     for attempt in range(8):
         plan = plan_of(target, f"run-{attempt}", rate)
         plan.ledger.claim(plan.run)
