@@ -110,7 +110,7 @@ class Collector:
             "position": ("Next offset of the queue topic.", lambda h: h.owner.partition.position),
             "unfinished": (
                 "Messages read and not finished.",
-                lambda h: len(h.owner.partition.messages) + sum(s.parked_total() for s in h.owner.partition.segments),
+                lambda h: len(h.owner.partition.messages) + h.owner.partition.segments.parked_total(),
             ),
             "payload_bytes": ("Payload in memory.", lambda h: h.owner.partition.bytes),
             "checkpoint_age_seconds": (

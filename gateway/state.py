@@ -122,7 +122,7 @@ class Views:
             "clock_ms": partition.clock_ms,
             "in_memory": len(partition.messages),
             "held": len(partition.holds),
-            "parked": sum(s.parked_total() for s in partition.segments),
+            "parked": partition.segments.parked_total(),
             "segments": len(partition.segments),
             "bytes": partition.bytes,
             "paused": held.paused,
@@ -230,21 +230,20 @@ class Views:
         ages: dict[str, int] = {}
         for held in self._serving():
             partition = held.owner.partition
-            lowest: dict[str, int] = {}
-            sent_ms: dict[str, int | None] = {}
+            oldest: dict[str, tuple[int, int]] = {}  # offset, sent_ms
             for queue in wanted:
                 offset = partition.segments.lowest_parked(queue)
-                if offset is not None:
-                    lowest[queue], sent_ms[queue] = offset, _sent_ms(partition, offset)
+                if offset is not None and (at := _sent_ms(partition, offset)) is not None:
+                    oldest[queue] = offset, at
                     await asyncio.sleep(0)
             async for entry in _entries_in_turns(partition):
-                if entry.queue in wanted and entry.offset < lowest.get(entry.queue, 1 << 62):
-                    at = _sent_ms(partition, entry.offset)
+                queue, offset = entry.queue, entry.offset
+                if queue in wanted and (queue not in oldest or offset < oldest[queue][0]):
+                    at = _sent_ms(partition, offset)
                     if at is not None:
-                        lowest[entry.queue], sent_ms[entry.queue] = entry.offset, at
-            for queue, at in sent_ms.items():
-                if at is not None:
-                    ages[queue] = max(ages.get(queue, 0), partition.max_timestamp_ms - at)
+                        oldest[queue] = offset, at
+            for queue, (_, at) in oldest.items():
+                ages[queue] = max(ages.get(queue, 0), partition.max_timestamp_ms - at)
         return ages
 
     async def rows_here(self, argument: Any) -> Any:

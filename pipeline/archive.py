@@ -157,11 +157,10 @@ class Archiving(Streaming):
         # all of it is looked at before anything is made
         for table in schemas:
             source = sources.get(table, "")
-            if not tables.check(spark, self.job.path(table), version=records.SCHEMA_VERSION, source=source):
+            if tables.check(spark, self.job.path(table), version=records.SCHEMA_VERSION, source=source) is None:
                 self._refuse_checkpoints(spark, table)
                 new.add(table)
-        for flow in self.flows:
-            _checkpointed(self._checkpoint(spark, flow), flow.topic)
+        checkpointed = [_checkpointed(self._checkpoint(spark, flow), flow.topic) for flow in self.flows]
         for table, schema in schemas.items():
             path = self.job.path(table)
             opened = tables.open_table(
@@ -174,8 +173,8 @@ class Archiving(Streaming):
                 properties=tables.kept_small() | _STATISTICS,
             )
             tables.vacuum_daily(spark, path, opened)
-        for flow in self.flows:
-            flow.positions = self._positions(spark, flow, is_new=flow.table in new)
+        for flow, found in zip(self.flows, checkpointed, strict=True):
+            flow.positions = self._positions(spark, flow, found, is_new=flow.table in new)
             flow.began = dict(flow.positions)
         self._publish()
         return f"Archiving {', '.join(flow.topic for flow in self.flows)} into {self.job.path('archive')}"
@@ -192,10 +191,9 @@ class Archiving(Streaming):
     def _checkpoint(self, spark: SparkSession, flow: _Flow) -> Checkpoint:
         return Checkpoint(spark, self.job.path(CHECKPOINTS, flow.checkpoint))
 
-    def _positions(self, spark: SparkSession, flow: _Flow, *, is_new: bool) -> Offsets:
-        """Next offset of each partition: from the checkpoint, else from the table, else where the topic begins."""
+    def _positions(self, spark: SparkSession, flow: _Flow, found: Offsets | None, *, is_new: bool) -> Offsets:
+        """Next offset of each partition: from the checkpoint (`found`), else from the table, else the topic's begin."""
         bounds = self.kafka.bounds(flow.topic)
-        found = _checkpointed(self._checkpoint(spark, flow), flow.topic)
         if found is None:
             found = {} if is_new else _tabled(spark, self.job.path(flow.table), flow.topic)
         positions = {number: found.get(number, start) for number, (start, _) in bounds.items()}

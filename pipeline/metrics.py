@@ -132,7 +132,7 @@ class Counting(Streaming):
         begun = Checkpoint(spark, self.checkpoint).exists()
         for name in (METRICS, STATE):
             path = self.job.path(name)
-            if not tables.check(spark, path, version=VERSION, source=source) and begun:
+            if tables.check(spark, path, version=VERSION, source=source) is None and begun:
                 raise PipelineError(
                     f"{path} is gone, but {self.checkpoint} goes on behind what was in it; put the table back, or "
                     f"delete the checkpoint, {self.job.path(METRICS)} and {self.job.path(STATE)} to count anew what "

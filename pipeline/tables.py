@@ -39,18 +39,18 @@ def is_table(spark: SparkSession, path: str) -> bool:
     return files.exists(spark, f"{path}/_delta_log") and DeltaTable.isDeltaTable(spark, path)
 
 
-def check(spark: SparkSession, path: str, *, version: int = 1, source: str = "") -> bool:
-    """Whether there is a table at `path`, of ours; as `open_table`, but nothing is made or changed."""
+def check(spark: SparkSession, path: str, *, version: int = 1, source: str = "") -> dict[str, str] | None:
+    """Properties of the table at `path`, None if there is none; as `open_table`, but nothing is made or changed."""
     if not is_table(spark, path):
         if files.names(spark, path):
             raise PipelineError(
                 f"{path} is not a table, and not empty; move it away, or choose another folder with --data"
             )
-        return False
+        return None
     found = properties_of(spark, path)
     _check_source(path, found, source)
     _version(path, found, version)
-    return True
+    return found
 
 
 def open_table(
@@ -74,7 +74,8 @@ def open_table(
     """
     from delta.tables import DeltaTable
 
-    if not check(spark, path, version=version, source=source):
+    found = check(spark, path, version=version, source=source)
+    if found is None:
         builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(schema)
         if partition_by:
             builder = builder.partitionedBy(*partition_by)
@@ -83,7 +84,6 @@ def open_table(
                 builder = builder.property(key, value)
         builder.execute()
         return DeltaTable.forPath(spark, path)
-    found = properties_of(spark, path)
     if _version(path, found, version) != version:
         _upgrade(spark, path, schema, version)
     for key, value in (properties or {}).items():
