@@ -226,8 +226,11 @@ class Owner:
                         f"partition {self.number}: the {name} topic begins at {start}, beyond the position "
                         f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread"
                     )
-            self.partition = Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id)
-            self._orphans = [key for key in row_keys if key not in manifest.rows]
+            present = set(row_keys)
+            self.partition = Partition.restore(
+                self.number, manifest, load, queue_id=self.limits.queue_id, present=present
+            )
+            self._orphans = sorted(present.difference(self.partition.named_keys()))
             self._old_manifests = [newest, *decoded]
         self.phase = Phase.CATCHING_UP
 
@@ -667,6 +670,8 @@ class Owner:
             self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
             if self._checkpoint is None:
                 return None
+            if self._checkpoint.partial:
+                self._next_checkpoint_ms = now_ms
             self._enter("rows" if self._checkpoint.rows else "manifest", now_ms)
             if self._checkpoint.rows:
                 return WriteRows(self._checkpoint.rows)

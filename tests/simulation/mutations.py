@@ -176,7 +176,7 @@ def _manifest_of_later(step: Any) -> Any:
                 clock_ms=p.clock_ms,
                 last_timestamp_ms=p.last_timestamp_ms,
             )
-            return WriteManifest(found.key, rows.encode(late))
+            return WriteManifest(found.key, rows.encode_manifest(late))
         return found
 
     return mutated

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
-from marq.core import checkpoints, dedup, markers, memory, owner, state
+from marq.core import checkpoints, dedup, markers, memory, owner, segments, state
 from marq.core.owner import Limits, Owner
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
@@ -33,7 +33,16 @@ ID_WINDOW_MS = 3_000
 
 SMALL: dict[Any, dict[str, int]] = {
     state: {"BLOCK_BITS": 3},
-    checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
+    checkpoints: {
+        "SEGMENT_MESSAGES": 4,
+        "TICKS_MAX": 15,
+        "PERSIST_BYTES": 500,
+        "PAGE_BYTES": 300,
+        "SCAN_SEGMENTS": 6,
+        "MERGE_SEGMENTS": 5,
+        "SPARSE_MIN_BYTES": 30,
+    },
+    segments: {"PAGE_SEGMENTS": 4},
     memory: {"SHED_AGAIN_MS": 20},
     dedup: {"WINDOW_MS": ID_WINDOW_MS, "SLACK_MS": 60_000, "ROW_IDS": 3, "TRIM": 2},
     owner: {"DEAD_LEASE_MS": 800},
