@@ -32,7 +32,7 @@ PERSIST_BYTES = 4 * 1024 * 1024
 #: A page whose row is larger is split.
 PAGE_BYTES = 256 * 1024
 #: Segments that one checkpoint looks at, at either of two places, for what is worth merging …
-SCAN_SEGMENTS = 256
+SCAN_SEGMENTS = 64
 #: … and what it reads and writes at most to merge them.
 MERGE_SEGMENTS = 64
 MERGE_BYTES = 2 * 1024 * 1024
@@ -298,7 +298,7 @@ class Checkpoints(Deliveries):
             groups: dict[Hold, list[int]] = {}
             for offset in offsets_of(block):
                 hold = holds.get(offset)
-                if hold is not None and offset >= persisted:
+                if hold is not None:
                     groups.setdefault(hold, []).append(offset)
             old = self._marker_rows.pop(block, None)
             if old is not None:
@@ -355,14 +355,12 @@ class Checkpoints(Deliveries):
             new_rows.append((key, value))
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
-        """Which offsets of a dirty block to look at: all of them, or, if that is more work, those there are."""
-        holds, messages = self.holds, self.messages
-        if len(dirty) << state.BLOCK_BITS < 4 * (len(holds) + len(messages)) or len(dirty) < 8:
-            lowest = min(messages, default=self.position)
-            lowest = min(lowest, min(holds, default=lowest))
-            return lambda block: range(max(block << state.BLOCK_BITS, lowest), (block + 1) << state.BLOCK_BITS)
+        """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""
+        holds, persisted = self.holds, self.persisted
+        if len(dirty) << state.BLOCK_BITS < 4 * len(holds) or len(dirty) < 8:
+            return lambda block: range(max(block << state.BLOCK_BITS, persisted), (block + 1) << state.BLOCK_BITS)
         blocks: dict[int, list[int]] = {}
-        for offset in sorted(holds.keys() | messages.keys()):
+        for offset in sorted([o for o in holds if o >= persisted]):
             blocks.setdefault(block_of(offset), []).append(offset)
         return lambda block: blocks.get(block, ())
 
