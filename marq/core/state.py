@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from marq.core import rows
+from marq.core import dedup, rows
 from marq.core.backlog import Backlog, Lane, group_number
 from marq.core.dedup import Recent
 from marq.core.policies import QUEUE_NAME_MAX
@@ -108,13 +108,13 @@ class State:
         self.ahead = RangeSet()  # done at or above ``position``
         self.segments = Segments()
         self.purges: dict[str, int] = {}
-        self.copied: dict[int | str, tuple[int, int]] = {}
         self.counters: Counter[str] = Counter()
         self.delays: dict[int, int] = {}  # offset -> ready when max_timestamp_ms gets there
         self.ttls: dict[int, int] = {}  # offset -> expires when max_timestamp_ms gets there
         self.poison: dict[int, str] = {}  # offset -> reason
         self.doubles: set[int] = set()  # second copies of one dead letter, and second sendings of one message
         self.recent = Recent()  # ids of messages
+        self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
@@ -153,6 +153,10 @@ class State:
         """The record of an unfinished message, read from its segment if its payload is not in memory."""
         record = self.messages[offset]
         return self._records(record)[offset] if type(record) is Segment else record
+
+    def copy_of(self, offset: int) -> int | None:
+        """Offset of the copy that was made of a message of this partition; None if none is remembered."""
+        return self.origins.offset_of(dedup.origin_digest(f"{self.number}:{offset}"))
 
     def records_of(self, segment: Segment) -> dict[int, rows.Record]:
         """The messages of a segment, finished ones too. Raises :exc:`RowError`."""

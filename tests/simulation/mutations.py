@@ -339,6 +339,22 @@ def _all_ids(unwritten: Any) -> Any:
     return lambda self, position: unwritten(self, 1 << 60)
 
 
+def _ids_of_messages_only(restore: Any) -> Any:
+    def mutated(self: Recent, *row: Any) -> None:
+        if not self._most:
+            restore(self, *row)
+
+    return mutated
+
+
+def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
+    def mutated(self: Partition, *args: Any) -> Any:
+        self.origins._forget(self.max_timestamp_ms - 2_000, self.position, 1 << 60)
+        return checkpoint(self, *args)
+
+    return mutated
+
+
 def _without_doubles(restore_markers: Any) -> Any:
     def mutated(self: Partition, key: str, checksum: int, row: Any, unfinished: Any) -> None:
         restore_markers(self, key, checksum, msgspec.structs.replace(row, doubles=[]), unfinished)
@@ -434,7 +450,13 @@ MUTATIONS = {
     "no clock in the manifest": Mutation("and the clock", _manifest_without(clock_ms=0)),
     "no purges in the manifest": Mutation("and the purges above its position", _manifest_without(purges={})),
     "no done in the manifest": Mutation("and what is done above its position", _manifest_without(done=[])),
-    "no copies in the manifest": Mutation("and the origins of copies", _manifest_without(copied={})),
+    "origins not read back": Mutation(
+        "the origins of copies survive", _replaced(Recent, "restore", _ids_of_messages_only)
+    ),
+    "origins forgotten by the clock": Mutation(
+        "which origins are remembered is a function of the queue log alone",
+        _replaced(Partition, "checkpoint", _forgets_origins_by_the_clock),
+    ),
     "a group with two receivers": Mutation(
         "nothing of a FIFO group is delivered while one of it is in flight",
         _replaced(Partition, "_in_order", _forgets_what_is_out),

@@ -26,16 +26,29 @@ from tests.simulation.worker import TABLES, Worker
 T = TypeVar("T")
 
 DRAIN_ROUNDS = 400
-"""Within so many rounds of good health everything has to be finished."""
+"""Within so many rounds of good health some message has to be finished: delays, leases and clocks are shorter."""
 
 ID_WINDOW_MS = 3_000
 """So long a message's id is remembered."""
+
+ORIGIN_WINDOW_MS = 30_000
+"""So long the origin of a dead letter's copy is remembered …"""
+
+ORIGINS_MAX = 12
+"""… while no more copies than this came behind it."""
 
 SMALL: dict[Any, dict[str, int]] = {
     state: {"BLOCK_BITS": 3},
     checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
     memory: {"SHED_AGAIN_MS": 20},
-    dedup: {"WINDOW_MS": ID_WINDOW_MS, "SLACK_MS": 60_000, "ROW_IDS": 3, "TRIM": 2},
+    dedup: {
+        "WINDOW_MS": ID_WINDOW_MS,
+        "ORIGIN_WINDOW_MS": ORIGIN_WINDOW_MS,
+        "ORIGINS_MAX": ORIGINS_MAX,
+        "SLACK_MS": 60_000,
+        "ROW_IDS": 3,
+        "TRIM": 2,
+    },
     owner: {"DEAD_LEASE_MS": 800},
     markers: {"RECORD_BYTES": 8192 + 3 * 40},
 }
@@ -154,7 +167,9 @@ class Simulator:
         self.assigned = 0
         self.checks = Checks(self)
         self.receivers = Receivers(self)
-        self.reference = Reference(self.number, self.queue_id, ID_WINDOW_MS, self.checks.done)
+        self.reference = Reference(
+            self.number, self.queue_id, ID_WINDOW_MS, ORIGIN_WINDOW_MS, ORIGINS_MAX, self.checks.done
+        )
         self.workers = [worker_class(self, i) for i in range(r.choice((2, 3)))]
 
     # ------------------------------------------------------------------ small things
@@ -479,12 +494,14 @@ class Simulator:
             worker.hears(self.assigned == worker.number)
             worker.seek()
         server = self.workers[self.assigned]
-        finished = 0
-        for _ in range(DRAIN_ROUNDS):
+        finished = done = idle = 0
+        while idle < DRAIN_ROUNDS:
             self.at_step += 1
             self.now_ms += 150
             self._round(server)
-            if len(self.reference.done) == len(self.reference.messages):
+            idle = 0 if len(self.reference.done) > done else idle + 1
+            done = len(self.reference.done)
+            if done == len(self.reference.messages):
                 finished += 1
                 if finished > 12:
                     break
