@@ -226,7 +226,8 @@ class Deliveries(Order):
         for queue in ttl_queues:
             suspects += self._stale_heads(queue, settings_of(queue))
         for offset in suspects:
-            if offset not in self.messages and self.ttls.get(offset, top + 1) <= top:
+            placeless = offset not in self.messages and self.ttls.get(offset, top + 1) <= top
+            if placeless:
                 self._unfinished(offset)  # parked: only what is to be ended may lose its place
             if not self.ready(offset):
                 continue
@@ -241,6 +242,8 @@ class Deliveries(Order):
             else:
                 continue
             self.reserved.add(offset)
+            if placeless:
+                self._note_out(queue_of, offset)
         purged = [o for o in self.doubles if o not in self.reserved]
         poison = [(o, why) for o, why in self.poison.items() if o not in self.reserved and o in self.messages]
         self.reserved.update(purged)
@@ -291,6 +294,7 @@ class Deliveries(Order):
             if not self.ready(first) or self.receives(first):
                 lane.pop_first()
             elif self._past_ttl(first, settings):
+                self._mixed.add(queue)  # it is at no place any more, should the order be kept later
                 found.append(lane.pop_first())
             else:
                 return

@@ -157,3 +157,39 @@ def test_record_that_is_too_large_for_the_table_is_poison() -> None:
 
     assert [offset for offset, _ in partition.due(lambda _: QueueSettings()).poison] == [0]
     assert partition.take("q", 10, QueueSettings()) == [1]
+
+
+FIFO = QueueSettings(fifo=True)
+
+
+def test_a_group_waits_for_the_end_of_a_parked_message_that_has_expired() -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send_many(2)
+    expired = logs.send(ttl_ms=100)
+    logs.send()
+    logs.read()
+    logs.ack(logs.start(*logs.take(1, settings=FIFO)))
+    logs.persist()
+    logs.partition.shed(1 << 30)
+    logs.wait(200)
+
+    assert logs.partition.due(lambda _: FIFO).expired == [expired]
+
+    assert expired + 1 not in logs.take(10, settings=FIFO), "started before the end of the one before it"
+
+
+def test_a_group_waits_for_the_end_of_what_had_expired_before_its_order_was_kept() -> None:
+    logs = TwoLogs()
+    logs.own()
+    old = logs.send()
+    logs.send("other")
+    logs.now_ms += 1_000
+    logs.send()
+    logs.read()
+    settings = QueueSettings(fifo=True, ttl_ms=1_000)
+    assert logs.take(queue="other", settings=FIFO) == [1]
+
+    assert logs.partition.due(lambda _: settings, ["q"]).expired == [old]
+
+    assert logs.take(10, settings=settings) == []
