@@ -116,6 +116,7 @@ class State:
         self.recent = Recent()  # ids of messages
         self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
+        self.damage: RowError | None = None  # a row could not be read: what is in memory is no state to go on from
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}
@@ -164,13 +165,17 @@ class State:
 
     def _records(self, segment: Segment) -> dict[int, rows.Record]:
         if self._loaded[0] != segment.key:
-            value = self.load(segment.key)
-            if rows.checksum(value) != segment.checksum:
-                raise RowError(f"row {segment.key} does not have the checksum that the manifest names")
-            self._loaded = (
-                segment.key,
-                {r.offset: r for r in rows.decode_messages(value).records()},
-            )
+            try:
+                value = self.load(segment.key)
+                if rows.checksum(value) != segment.checksum:
+                    raise RowError(f"row {segment.key} does not have the checksum that the manifest names")
+                self._loaded = (
+                    segment.key,
+                    {r.offset: r for r in rows.decode_messages(value).records()},
+                )
+            except RowError as exc:
+                self.damage = exc
+                raise
         return self._loaded[1]
 
     def queue_of(self, offset: int) -> str | None:

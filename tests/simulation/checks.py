@@ -164,7 +164,7 @@ class Checks:
             self._bad("limit", f"{len(taken)} messages for a limit of {limit}")
         if pending is not None:
             self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + pending.lease_ms
-        if offer is None:
+        if offer is None or owner.phase is not Phase.SERVING:
             return
         if (offer.first or offer.again) and offer.sure and not taken and not self._waits_for_reading(owner, queues[0]):
             self._bad("G1 obtainable", f"{queues[0]} has {offer} ready, and nothing was taken")

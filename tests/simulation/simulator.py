@@ -85,6 +85,8 @@ class Odds(NamedTuple):
     acks: float
     serve: float
     shed: float
+    rot: float
+    expiry: float
     fetch: float
     send: float
     act: float
@@ -110,6 +112,8 @@ class Odds(NamedTuple):
             acks=r.choice((0.2, 0.5)),
             serve=r.choice((1.0, 2.0)),
             shed=r.choice((0.0, 0.5, 2.0)),
+            rot=r.choice((0.0, 0.0, 0.1, 0.5)),
+            expiry=r.choice((0.08, 0.08, 0.08, 0.4)),
             fetch=r.choice((0.5, 2.0, 6.0)),
             send=r.choice((0.5, 2.0)),
             act=r.choice((0.1, 0.5, 2.5)),
@@ -366,6 +370,8 @@ class Simulator:
                 add((3.0, self.fetch_queue, worker))
             if odds.shed:
                 add((odds.shed * 0.5, Worker.shed, worker))
+            if odds.rot:
+                add((odds.rot, Worker.rot, worker))
             if worker.serving:
                 add((3.0 * odds.serve, self.acquire, worker))
                 add((1.5, Worker.work, worker))
@@ -385,15 +391,15 @@ class Simulator:
         x = self.random.random()
         if x < 0.12:
             headers.append(("marq-delay-ms", b"%d" % self.pick((0, 100, 1_500))))
-        elif x < 0.2:
+        elif x < 0.12 + self.odds.expiry:
             headers.append(("marq-ttl-ms", b"%d" % self.pick((0, 300, 3_000))))
-        elif x < 0.24:
+        elif x < 0.16 + self.odds.expiry:
             headers += [("marq-ttl-ms", b"600"), ("marq-delay-ms", b"%d" % self.pick((100, 900)))]
-        elif x < 0.26:
+        elif x < 0.18 + self.odds.expiry:
             headers.append(("marq-delay-ms", b"soon"))
-        elif x < 0.28:
+        elif x < 0.2 + self.odds.expiry:
             key = self.pick((None, b"", b"\xff"))
-        elif x < 0.32:
+        elif x < 0.24 + self.odds.expiry:
             headers.append(("shop", b"1"))
         group = self.pick(self.groups)
         if group is not None:
@@ -485,7 +491,7 @@ class Simulator:
     def _drain(self) -> None:
         """All healthy, one worker serves, receivers acknowledge: whatever was accepted must be finished."""
         self.note("drain")
-        self.odds = self.odds._replace(dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
+        self.odds = self.odds._replace(rot=0, dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
         self.assigned = self.below(len(self.workers))
         for worker in self.workers:
             if not worker.alive:
@@ -532,14 +538,11 @@ class Simulator:
             server.fetch_queue(50)
         if server.stage == "owner":
             server.fetch_markers(50)
-        if server.serving:
-            assert server.owner is not None
-            server.work()
-            server.acquire()
-            server.tick()
-            server.step()
-            if server.owner is not None and server.owner.appends:
-                server.flush()
+        for act in (server.work, server.acquire, server.tick, server.step):
+            if server.serving:
+                act()
+        if server.serving and server.owner is not None and server.owner.appends:
+            server.flush()
 
 
 @contextmanager
