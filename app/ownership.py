@@ -422,7 +422,7 @@ class Ownership(Service):
         self._take_over(generation, sorted(self._assigned))
 
     def _lost(self, held: Held) -> None:
-        """Another worker's own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
+        """A foreign own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
         if self.held.get(held.number) is not held:
             return
         failed = held.owner.phase is Phase.FAILED

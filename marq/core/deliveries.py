@@ -46,15 +46,14 @@ class Deliveries(Order):
                 return []
             backlog = self._backlog(queue)
         suspicious = (batch or limit) if shared_fate else 0
-        if settings.fifo:
-            taken = self._take_in_order(backlog, limit, settings, suspicious, batch)
-            taken.sort()
-            return taken
-        if self._fifo or self._apart is not None:
-            self._in_any_order(backlog)
-        taken = []
+        taken: list[int] = []
         try:
-            self._take(backlog, taken, limit, settings, suspicious)
+            if settings.fifo:
+                self._take_in_order(backlog, taken, limit, settings, suspicious, batch)
+            else:
+                if self._fifo or self._apart is not None:
+                    self._in_any_order(backlog)
+                self._take(backlog, taken, limit, settings, suspicious)
         except Exception:  # a row can't be read: all is as if nothing had been asked for
             self.put_back(taken)
             raise
@@ -62,9 +61,7 @@ class Deliveries(Order):
         taken.sort()
         return taken
 
-    def _take(
-        self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int
-    ) -> None:
+    def _take(self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int) -> None:
         """:meth:`take` of a queue without order."""
         cap, queue = limit, backlog.name
         if backlog.groups:

@@ -17,17 +17,16 @@ class Order(Memory):
     """Takes messages in the order of their groups."""
 
     def _take_in_order(
-        self, backlog: Backlog, limit: int, settings: QueueSettings, suspicious: int, batch: int
-    ) -> list[int]:
+        self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int, batch: int
+    ) -> None:
         """Up to ``limit`` messages, group by group. Those of one group never are in two calls of ``batch`` each."""
         if self._highest_hold >= self.position:
             self._held_up.add(backlog.name)  # a message that was not read yet may be in flight
-            return []
+            return
         if not backlog.fifo:
             self._keep_order(backlog)
         if suspicious:
             limit = min(limit, suspicious)
-        taken: list[int] = []
         cap, turns = limit, backlog.turns
         if backlog.blocker < 0 and (backlog.fresh or backlog.out or self.segments.has_parked(backlog.name)):
             backlog.queue_up(backlog)
@@ -42,14 +41,12 @@ class Order(Memory):
                 cap = self._take_lane(lane, taken, cap, settings, suspicious, 1 if batch == 1 else cap)
             except Exception:
                 backlog.queue_up(lane)
-                self.put_back(taken)
                 raise
             if lane.blocker < 0:
                 # what comes next has to be read back, or shares a batch with fewer: it is the first of the next one
                 lane.queued = True
                 turns.appendleft(lane)
                 break
-        return taken
 
     def _take_lane(
         self, lane: Lane, taken: list[int], cap: int, settings: QueueSettings, suspicious: int, most: int

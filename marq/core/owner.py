@@ -250,14 +250,17 @@ class Owner:
     def phase(self, phase: Phase) -> None:
         self._phase = phase
         if phase is Phase.LOST or phase is Phase.FAILED:
-            # what receivers say counts whoever appends it
-            said = [a for a in self.appends if isinstance(a, Keepalive | Release) or getattr(a, "outcome", "") == "acked"]
-            self.appends[:] = said if phase is Phase.FAILED else []
-            for handout in self.handouts if phase is Phase.FAILED else ():
-                self.release(handout.offsets, handout.receipt, counted=False)
-            self.handouts.clear()
-            self.dead.clear()
-            self.poison.clear()
+            appends, handouts = self.appends[:], self.handouts[:]
+            for effects in (self.appends, self.handouts, self.dead, self.poison):
+                effects.clear()
+            if phase is Phase.FAILED:
+                # what receivers say counts whoever appends it; and what was not handed out is given back
+                for marker in appends:
+                    if isinstance(marker, Keepalive | Release) or (isinstance(marker, End) and marker.outcome == "acked"):
+                        self.appends.append(marker)
+                for handout in handouts:
+                    if handout.offsets:
+                        self.release(handout.offsets, handout.receipt, counted=False)
 
     @property
     def reason(self) -> str:
