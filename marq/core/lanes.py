@@ -197,11 +197,16 @@ class Lanes(State):
         heappush(self._timers, (hold.deadline_ms, next(self._serial), hold))
         self._timed += len(hold.offsets)
         if self._timed > 2 * len(self.holds) + TIMERS_SLACK:
-            # a long lease of what was acked at once must not be kept until it is over
-            lowest = min(self.holds)
-            self._timers = [t for t in self._timers if t[2].offsets[-1] >= lowest and self._holds_any(t[2])]
-            heapify(self._timers)
-            self._timed = sum(len(timer[2].offsets) for timer in self._timers)
+            self._clear_timers()
+
+    def _clear_timers(self) -> None:
+        """A long lease of what was acked at once must not be kept until it is over, nor the numbers of those acked."""
+        holds, lowest = self.holds, min(self.holds)
+        for _, _, hold in self._timers:
+            hold.offsets = [o for o in hold.offsets if holds.get(o) is hold] if hold.offsets[-1] >= lowest else ()
+        self._timers = [timer for timer in self._timers if timer[2].offsets]
+        heapify(self._timers)
+        self._timed = sum(len(timer[2].offsets) for timer in self._timers)
 
     def _holds_any(self, hold: Hold) -> bool:
         holds = self.holds

@@ -136,6 +136,11 @@ class Retire(NamedTuple):
 Step = WriteRows | WriteManifest | Retire
 
 
+def _is_owners(marker: End | Keepalive | Release) -> bool:
+    """True for an end that only the owner may decide upon."""
+    return isinstance(marker, End) and marker.outcome != "acked"
+
+
 class Owner:
     """One worker's hold on partition ``number``. ``nonce`` must be new for each attempt; times are monotonic ms."""
 
@@ -255,9 +260,7 @@ class Owner:
                 effects.clear()
             if phase is Phase.FAILED:
                 # what receivers say counts whoever appends it; and what was not handed out is given back
-                for marker in appends:
-                    if isinstance(marker, Keepalive | Release) or (isinstance(marker, End) and marker.outcome == "acked"):
-                        self.appends.append(marker)
+                self.appends += [a for a in appends if isinstance(a, End | Keepalive | Release) and not _is_owners(a)]
                 for handout in handouts:
                     if handout.offsets:
                         self.release(handout.offsets, handout.receipt, counted=False)
