@@ -443,7 +443,7 @@ def _decoded(table: str, key: str, value: bytes) -> Any:
     if table == "progress":
         return _plain(rows.decode_manifest(value))
     kind = rows.kind_of(key)
-    if kind == "dedup":
+    if kind in ("dedup", "origins"):
         digests, offsets, timestamps_ms = rows.decode_dedup(value)
         ids = zip(digests, offsets, timestamps_ms, strict=True)
         return [{"id": digest.hex(), "offset": offset, "sent_ms": sent_ms} for digest, offset, sent_ms in ids]

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple, Self
 
 from marq.core import rows, state
+from marq.core.dedup import Recent, origin_digest
 from marq.core.deliveries import Deliveries
 from marq.core.ranges import RangeSet, offsets_in, ranges_of
 from marq.core.segments import FULL, Page, Segment, mergeable
@@ -40,10 +41,6 @@ MERGE_BYTES = 2 * 1024 * 1024
 SPARSE_MIN_BYTES = 16 * 1024
 #: So many ticks alone are worth a new manifest: they would all be read again after a crash.
 TICKS_MAX = 600
-#: So many origins of dead letters are remembered at most: the manifest has to fit a record.
-COPIES_MAX = 20_000
-#: How long the origin of a dead letter's copy is remembered, on the partition clock, to recognise a second copy.
-COPY_MEMORY_MS = 600_000
 
 Row = tuple[str, bytes]
 
@@ -71,7 +68,6 @@ class Checkpoints(Deliveries):
         are written with their payload, so that the position, and what is read again after a crash, stay bounded.
         At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state at what was read.
         """
-        self._forget_copies()
         new_rows: list[Row] = []
         old_segments = len(self.segments)
         position = self._new_position(now_ms, window_offsets, hold_ms)
@@ -84,7 +80,9 @@ class Checkpoints(Deliveries):
             self._merge(epoch, old_segments, new_rows)
         self._write_pages(epoch, new_rows)
         self._sweep()
-        named = self._named(self.recent.rows(self.persisted, self.queue_timestamp_ms))
+        ids = self.recent.rows(self.persisted, self.queue_timestamp_ms)
+        ids |= self.origins.rows(self.persisted, self.queue_timestamp_ms)
+        named = self._named(ids)
         if not new_rows and not self._garbage and not self.changed():
             return None
         self._ticks = 0
@@ -103,7 +101,6 @@ class Checkpoints(Deliveries):
             own=self.own,
             delivery=self.delivery,
             purges=dict(self.purges),
-            copied=dict(self.copied),
             counters=dict(self.counters),
         )
         encoded = rows.encode_manifest(manifest)
@@ -127,13 +124,6 @@ class Checkpoints(Deliveries):
         for key, _ in self._marker_rows.values():
             yield key
 
-    def _forget_copies(self) -> None:
-        copied = self.copied
-        for origin in [o for o, (_, at) in copied.items() if at + COPY_MEMORY_MS < self.clock_ms]:
-            del copied[origin]
-        for origin in list(itertools.islice(copied, max(0, len(copied) - COPIES_MAX))):
-            del copied[origin]
-
     def forget_hints(self) -> None:
         """For a fold that delivers nothing: let go of what only deliveries need, which would grow with the log."""
         self.backlogs.clear()
@@ -141,8 +131,8 @@ class Checkpoints(Deliveries):
         self._again_turn.clear()
         self.woken.clear()
         self._suspects.clear()
-        self._forget_copies()
         self.recent.forget_unwritten()
+        self.origins.forget_unwritten()
 
     def changed(self) -> bool:
         """True if a checkpoint would have something to write."""
@@ -348,11 +338,13 @@ class Checkpoints(Deliveries):
 
     def _write_ids(self, epoch: int, new_rows: list[Row]) -> None:
         """The ids of what was read below the position: from there on they are read again."""
-        for digests, offsets, timestamps_ms in self.recent.unwritten(self.persisted):
-            row = rows.DedupRow(rows.VERSION, b"".join(digests), offsets, timestamps_ms)
-            key, value = self._row_key(epoch, "dedup"), rows.encode(row)
-            self.recent.written(key, rows.checksum(value), len(digests))
-            new_rows.append((key, value))
+        kinds: tuple[tuple[rows.Kind, Recent], ...] = (("dedup", self.recent), ("origins", self.origins))
+        for kind, ids in kinds:
+            for digests, offsets, timestamps_ms in ids.unwritten(self.persisted):
+                row = rows.DedupRow(rows.VERSION, b"".join(digests), offsets, timestamps_ms)
+                key, value = self._row_key(epoch, kind), rows.encode(row)
+                ids.written(key, rows.checksum(value), len(digests))
+                new_rows.append((key, value))
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
         """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""
@@ -437,7 +429,6 @@ class Checkpoints(Deliveries):
         self.own = manifest.own
         self.delivery = manifest.delivery
         self.purges = dict(manifest.purges)
-        self.copied = dict(manifest.copied)
         self.counters = Counter(manifest.counters)
         pages: list[tuple[int, Page, rows.PageRow]] = []
         ids: list[tuple[int, str, int, Any]] = []
@@ -453,7 +444,7 @@ class Checkpoints(Deliveries):
                 page, row = Page(key, checksum), rows.decode_page(value)
                 page.segments = [self._restored_segment(s, present) for s in row.segments]
                 pages.append((page.segments[0].start, page, row))
-            elif kind == "dedup":
+            elif kind in ("dedup", "origins"):
                 parts = rows.decode_dedup(value)
                 ids.append((parts[1][0], key, checksum, parts))
                 self._id_rows[key] = checksum
@@ -461,8 +452,12 @@ class Checkpoints(Deliveries):
                 self._restore_markers(key, checksum, rows.decode_markers(value), unfinished)
             yield
         for _, key, checksum, parts in sorted(ids):
-            self.recent.restore(key, checksum, *parts)
+            (self.recent if rows.kind_of(key) == "dedup" else self.origins).restore(key, checksum, *parts)
             yield
+        for origin, (copy, _) in sorted(manifest.copied.items(), key=lambda item: item[1]):
+            if copy < manifest.position:
+                name = origin if isinstance(origin, str) else f"{number}:{origin}"
+                self.origins.is_duplicate(origin_digest(name), copy, manifest.max_timestamp_ms)
         delayed = sorted(self.delays)
         for _, page, row in sorted(pages, key=lambda p: p[0]):
             self._restore_page(page, row, delayed)

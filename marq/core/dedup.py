@@ -4,6 +4,8 @@ A record is a duplicate if its id was in a record before it that was none itself
 window before its own. That is decided once, when the record is read, from the queue log alone: what has been accepted
 since is all the state there is, and forgetting is a part of it. So a worker that reads the log again from a
 checkpoint's position, with what was accepted below that position, decides the same.
+
+The origins of copies (dead letters, moved messages) are such ids, too, with a window and a number of their own.
 """
 
 from __future__ import annotations
@@ -24,6 +26,12 @@ SLACK_MS = 3_600_000
 ROW_IDS = 8_000
 """A row has at most so many ids: about 256 KiB."""
 
+ORIGIN_WINDOW_MS = 3_600_000
+"""The origin of a copy is remembered for so long, to recognise a second copy of the same message …"""
+
+ORIGINS_MAX = 20_000
+"""… while no more copies than this came behind it."""
+
 TRIM = 4_096
 """Ids that are forgotten are cut off in pieces of at least this many."""
 
@@ -32,6 +40,11 @@ def digest_of(queue: str, value: bytes) -> bytes:
     """What an id of ``queue`` is remembered by."""
     name = queue.encode()
     return blake2b(b"%d:%b%b" % (len(name), name, value), digest_size=DIGEST_BYTES).digest()
+
+
+def origin_digest(origin: str) -> bytes:
+    """What the message ``origin``, ``"<partition>:<offset>"``, is remembered by once a copy of it was read."""
+    return blake2b(origin.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class Written(NamedTuple):
@@ -46,7 +59,8 @@ class Written(NamedTuple):
 class Recent:
     """The ids of one partition, in the order of their records. Each has a number, counted from the beginning.
 
-    A million ids take about 150 MB: a digest, and a few numbers.
+    A million ids take about 150 MB: a digest, and a few numbers. ``window_ms``: how long an id counts (0:
+    :data:`WINDOW_MS`); ``most``: no more than the last so many are remembered (0: all of the window).
     """
 
     __slots__ = (
@@ -55,13 +69,17 @@ class Recent:
         "_digests",
         "_forgotten_at",
         "_live",
+        "_most",
         "_offsets",
         "_rows",
         "_times",
         "_unwritten",
+        "_window_ms",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, window_ms: int = 0, most: int = 0) -> None:
+        self._window_ms = window_ms or WINDOW_MS
+        self._most = most
         self._by_digest: dict[bytes, int] = {}  # -> number of the last record with it
         self._digests: list[bytes] = []
         self._offsets = array("q")
@@ -82,23 +100,24 @@ class Recent:
     def is_duplicate(self, digest: bytes, offset: int, timestamp_ms: int) -> bool:
         """True if the record at ``offset`` is one; else its id is remembered from now on. Call in order, once each."""
         number = self._by_digest.get(digest)
-        if number is not None and timestamp_ms - self._times[number - self._base] < WINDOW_MS:
+        if number is not None and timestamp_ms - self._times[number - self._base] < self._window_ms:
             return True
         self._accept(digest, offset, timestamp_ms)
         return False
 
     def _accept(self, digest: bytes, offset: int, timestamp_ms: int) -> None:
-        self._forget(timestamp_ms - WINDOW_MS, offset)
+        self._forget(timestamp_ms - self._window_ms, offset, self._most - 1 if self._most else 1 << 60)
         self._by_digest[digest] = self._base + len(self._digests)
         self._digests.append(digest)
         self._offsets.append(offset)
         self._times.append(timestamp_ms)
 
-    def _forget(self, upto_ms: int, offset: int) -> None:
-        """The oldest are forgotten as far as they are of ``upto_ms`` or before, for the record at ``offset``."""
+    def _forget(self, upto_ms: int, offset: int, most: int) -> None:
+        """The oldest are forgotten, for the record at ``offset``, as far as they are of ``upto_ms`` or before, and
+        until there are no more than ``most``."""
         times, digests, base, live = self._times, self._digests, self._base, self._live
         end = base + len(times)
-        while live < end and times[live - base] <= upto_ms:
+        while live < end and (times[live - base] <= upto_ms or end - live > most):
             digest = digests[live - base]
             if self._by_digest.get(digest) == live:
                 del self._by_digest[digest]
@@ -144,7 +163,7 @@ class Recent:
         ``log_ms``: timestamp of the last record of the queue log that was read. No other clock: a reader that is behind
         must not forget ids that the records ahead of it have again.
         """
-        self._forget(log_ms - WINDOW_MS - SLACK_MS, position - 1)
+        self._forget(log_ms - self._window_ms - SLACK_MS, position - 1, 1 << 60)
         # only what was forgotten for a record below the position is forgotten for one who reads on from there
         forgotten = self._forgotten_at
         done = 0
@@ -167,6 +186,11 @@ class Recent:
         for digest, offset, timestamp_ms in zip(digests, offsets, times, strict=True):
             self._accept(digest, offset, timestamp_ms)
         self.written(key, checksum, len(digests))
+
+    def offset_of(self, digest: bytes) -> int | None:
+        """Where the record is that an id was accepted with; None if it is not remembered."""
+        number = self._by_digest.get(digest)
+        return None if number is None else self._offsets[number - self._base]
 
     def entries(self) -> list[tuple[bytes, int, int]]:
         """Digest, offset and timestamp of all that are remembered, in order."""

@@ -101,15 +101,18 @@ class Lanes(State):
         self._recheck(lane)
 
     def _note_out(self, queue: str, offset: int) -> None:
-        """A parked message was taken by itself: its group has to know that it is out."""
+        """A message that has no place was taken by itself: its group has to know that it is out."""
         backlog = self._backlog(queue)
         if not backlog.fifo:
             self._mixed.add(queue)  # should its order be kept later
             return
         lane = self._lane(backlog, self.group_of(offset))
+        if not lane.out:
+            lane.out = [offset]
+            return
         i = bisect_left(lane.out, offset)
         if i == len(lane.out) or lane.out[i] != offset:
-            lane.out = [*lane.out[:i], offset, *lane.out[i:]]
+            lane.out.insert(i, offset)
 
     def _moved(self, offsets: Iterable[int]) -> None:
         """Something happened to messages: the lanes that wait for one of them are looked at again."""
@@ -194,11 +197,16 @@ class Lanes(State):
         heappush(self._timers, (hold.deadline_ms, next(self._serial), hold))
         self._timed += len(hold.offsets)
         if self._timed > 2 * len(self.holds) + TIMERS_SLACK:
-            # a long lease of what was acked at once must not be kept until it is over
-            lowest = min(self.holds)
-            self._timers = [t for t in self._timers if t[2].offsets[-1] >= lowest and self._holds_any(t[2])]
-            heapify(self._timers)
-            self._timed = sum(len(timer[2].offsets) for timer in self._timers)
+            self._clear_timers()
+
+    def _clear_timers(self) -> None:
+        """A long lease of what was acked at once must not be kept until it is over, nor the numbers of those acked."""
+        holds, lowest = self.holds, min(self.holds)
+        for _, _, hold in self._timers:
+            hold.offsets = [o for o in hold.offsets if holds.get(o) is hold] if hold.offsets[-1] >= lowest else ()
+        self._timers = [timer for timer in self._timers if timer[2].offsets]
+        heapify(self._timers)
+        self._timed = sum(len(timer[2].offsets) for timer in self._timers)
 
     def _holds_any(self, hold: Hold) -> bool:
         holds = self.holds

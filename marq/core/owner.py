@@ -1,6 +1,8 @@
 """The protocol by which one worker owns a partition: claim, recover, serve, checkpoint, lose.
 
     CLAIMING ──restore──► CATCHING_UP ──own marker folded──► SERVING ──foreign own folded──► LOST
+                                                                │
+                                                                └──a row can't be read──► FAILED
 
 The owner hands out only what its *folded* start took effect on. An append of its own whose offset and timestamp came
 back is folded at once when it is the next record; otherwise when it is read. Nothing here does I/O: the caller appends
@@ -44,6 +46,7 @@ class Phase(Enum):
     CATCHING_UP = "catching up"  # state restored, reading up to the own marker
     SERVING = "serving"
     LOST = "lost"  # another worker's own marker was folded: no effect may follow
+    FAILED = "failed"  # a row can't be read: no effect may follow; another claim recovers from the changelog
 
 
 class Limits(NamedTuple):
@@ -133,6 +136,11 @@ class Retire(NamedTuple):
 Step = WriteRows | WriteManifest | Retire
 
 
+def _is_owners(marker: End | Keepalive | Release) -> bool:
+    """True for an end that only the owner may decide upon."""
+    return isinstance(marker, End) and marker.outcome != "acked"
+
+
 class Owner:
     """One worker's hold on partition ``number``. ``nonce`` must be new for each attempt; times are monotonic ms."""
 
@@ -151,7 +159,7 @@ class Owner:
         self.nonce = nonce
         self.limits = limits
         self.settings_of = settings_of
-        self.phase = Phase.CLAIMING
+        self._phase = Phase.CLAIMING
         self.epoch = -1
         self.appends: list[Marker] = []
         self.handouts: list[Handout] = []
@@ -240,18 +248,48 @@ class Owner:
         return Partition(self.number, queue_id=self.limits.queue_id, load=load)
 
     @property
+    def phase(self) -> Phase:
+        """Where in its life the owner is. Whoever met the unreadable row, it is ``FAILED`` from then on."""
+        if self.partition.damage is not None and self._phase in (Phase.CATCHING_UP, Phase.SERVING):
+            self.phase = Phase.FAILED
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is Phase.LOST or phase is Phase.FAILED:
+            appends, handouts = self.appends[:], self.handouts[:]
+            for effects in (self.appends, self.handouts, self.dead, self.poison):
+                effects.clear()
+            if phase is Phase.FAILED:
+                # what receivers say counts whoever appends it; and what was not handed out is given back
+                self.appends += [a for a in appends if isinstance(a, End | Keepalive | Release) and not _is_owners(a)]
+                for handout in handouts:
+                    if handout.offsets:
+                        self.release(handout.offsets, handout.receipt, counted=False)
+
+    @property
+    def reason(self) -> str:
+        """Why the owner is ``FAILED``; else empty."""
+        return "" if self.partition.damage is None else str(self.partition.damage)
+
+    @property
     def serving(self) -> bool:
-        """True between the folding of the own marker and that of a foreign one."""
+        """True from the folding of the own marker until that of a foreign one, or until a row can't be read."""
         return self.phase is Phase.SERVING
 
     # ------------------------------------------------------------------ the two logs
 
     def ingest(self, start: int, stop: int, records: Sequence[Any]) -> bool:
         """A chunk of the queue topic; False: seek back to ``partition.position``."""
+        if self.phase is Phase.FAILED:
+            return True
         return self.partition.ingest(start, stop, records)
 
     def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
         """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position."""
+        if self.phase is Phase.FAILED:
+            return True
         if self.phase is Phase.CLAIMING or start > self.partition.markers_position:
             return False
         for record in records:
@@ -357,10 +395,6 @@ class Owner:
             self._next_checkpoint_ms = now_ms + self.limits.checkpoint_ms
         elif self.phase is Phase.SERVING:
             self.phase = Phase.LOST
-            self.appends.clear()
-            self.handouts.clear()
-            self.dead.clear()
-            self.poison.clear()
 
     def _settle(self, seq: int) -> None:
         """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""
@@ -409,7 +443,11 @@ class Owner:
                 room = self._room(queue, settings, name, room, now_ms)
                 if not room:
                     continue
-            more = self.partition.take(queue, room, settings, shared_fate, batch)
+            try:
+                more = self.partition.take(queue, room, settings, shared_fate, batch)
+            except RowError:
+                self.partition.put_back(taken)
+                return None  # and serves no more
             if self.partition.isolated:
                 # a suspicious message shares its delivery with none of another queue
                 if taken:
@@ -448,7 +486,10 @@ class Owner:
             return None
         partition = self.partition
         if offsets is None:
-            taken = partition.take(queue, limit, self.settings_of(queue))
+            try:
+                taken = partition.take(queue, limit, self.settings_of(queue))
+            except RowError:
+                return None
         else:
             taken = partition.reserve(queue, offsets)
         if not taken:
@@ -626,7 +667,10 @@ class Owner:
             return None
         if self.flows:
             self._wake_probes(now_ms)
-        due = self.partition.due(self.settings_of, ttl_queues)
+        try:
+            due = self.partition.due(self.settings_of, ttl_queues)
+        except RowError:
+            return None
         self.ended_as("expired", due.expired)
         self.ended_as("purged", due.purged)
         self.poison += due.poison
@@ -667,7 +711,10 @@ class Owner:
             self._next_checkpoint_ms = now_ms + limits.checkpoint_ms
             window = 0 if self.under_pressure else limits.window_offsets
             self.under_pressure = False
-            self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+            try:
+                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+            except RowError:
+                return None  # of a segment that was to be merged; and serves no more
             if self._checkpoint is None:
                 return None
             if self._checkpoint.partial:

@@ -28,9 +28,9 @@ VERSION = 1
 #: Of manifests. In version 1 there were no pages: the manifest named every row, and markers rows what was unfinished.
 MANIFEST_VERSION = 2
 
-Kind = Literal["messages", "index", "pages", "markers", "dedup"]
+Kind = Literal["messages", "index", "pages", "markers", "dedup", "origins"]
 
-KINDS: tuple[Kind, ...] = ("messages", "index", "pages", "markers", "dedup")
+KINDS: tuple[Kind, ...] = ("messages", "index", "pages", "markers", "dedup", "origins")
 
 #: A manifest has its ranges of done offsets packed when there are more numbers than this.
 PACKED_MIN = 64
@@ -125,7 +125,8 @@ class IndexRow(msgspec.Struct, array_like=True):
 
 
 class DedupRow(msgspec.Struct, array_like=True):
-    """Ids of messages that were accepted, in the order of their offsets; the digests one behind the other."""
+    """Ids of messages that were accepted (or origins of copies, in rows of that kind), in the order of their offsets;
+    the digests one behind the other."""
 
     v: int
     digests: bytes
@@ -159,9 +160,10 @@ class Manifest(msgspec.Struct):
     own: int  # last folded own marker
     delivery: int  # highest delivery number folded in that epoch
     purges: dict[str, int]  # queue -> before, where still above ``position``
-    copied: dict[int | str, tuple[int, int]]  # offset, elsewhere "partition:offset" -> first copy's offset, clock_ms
     counters: dict[str, int]
     packed_done: bytes = b""  # ``done`` when it is long: zlib of msgpack of the distances between its numbers
+    # of version 0.1: offset, elsewhere "partition:offset" -> first copy's offset, clock_ms; rows of "origins" since
+    copied: dict[int | str, tuple[int, int]] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode

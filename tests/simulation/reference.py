@@ -29,7 +29,7 @@ class Message(NamedTuple):
     expires_ms: int  # 0: never
     poison: bool
     origin: int | None  # of which message of this partition it is the dead letter's copy
-    double: bool  # another copy of the same came before it, or another message with its id
+    double: bool  # another copy of the same came shortly before it, or another message with its id
     group: bytes  # b"": none
 
 
@@ -55,11 +55,20 @@ class Reference:
     """The truth about one partition."""
 
     def __init__(
-        self, number: int, queue_id: str | None, id_window_ms: int, on_done: Callable[[int, str, int], None]
+        self,
+        number: int,
+        queue_id: str | None,
+        id_window_ms: int,
+        origin_window_ms: int,
+        origins_max: int,
+        on_done: Callable[[int, str, int], None],
     ) -> None:
         self.number = number
         self.id_window_ms = id_window_ms
+        self.origin_window_ms = origin_window_ms
+        self.origins_max = origins_max
         self.ids: list[tuple[str, bytes, int]] = []  # queue, id, timestamp of those that were no duplicates
+        self.origins: list[tuple[int, int]] = []  # origin and timestamp of copies that were not the second of one
         self.groups: dict[tuple[str, bytes], list[int]] = {}
         self.queue_id = queue_id
         self.on_done = on_done
@@ -69,7 +78,7 @@ class Reference:
         self.ended_at: dict[int, int] = {}
         self.history: dict[int, list[tuple[int, State | str]]] = {}
         self.started: dict[tuple[int, int, int], Started] = {}
-        self.first_copy: dict[int, int] = {}
+        self.copied: set[int] = set()  # messages with a copy in the log
         self.records: list[int] = []  # offsets in the markers log
         self.moments: list[Moment] = []
         self.now = Moment(0, -1, -1, -1, "")
@@ -110,7 +119,8 @@ class Reference:
                     origin = int(offset)
         double = False
         if origin is not None and not poison:
-            double = self.first_copy.setdefault(origin, record.offset) != record.offset
+            self.copied.add(origin)
+            double = self._copied_before(origin, record.timestamp)
         if dedup is not None and not poison and queue is not None:
             double |= self._repeats(queue, dedup, record.timestamp)
         message = Message(record, None if poison else queue, due, expires, poison, origin, double, group)
@@ -128,6 +138,16 @@ class Reference:
         while self.ids and self.ids[0][2] + window <= timestamp_ms:
             del self.ids[0]
         self.ids.append((queue, name, timestamp_ms))
+        return False
+
+    def _copied_before(self, origin: int, timestamp_ms: int) -> bool:
+        """True if another copy is among the last ones, and not too old; else this one is the first."""
+        window = self.origin_window_ms
+        if any(of == origin and timestamp_ms - at < window for of, at in self.origins):
+            return True
+        while self.origins and (self.origins[0][1] + window <= timestamp_ms or len(self.origins) >= self.origins_max):
+            del self.origins[0]
+        self.origins.append((origin, timestamp_ms))
         return False
 
     # ------------------------------------------------------------------ the markers log

@@ -466,6 +466,7 @@ def comparable(partition: Partition) -> dict[str, Any]:
         for o, (queue, value, timestamp) in found["unfinished"].items()
     }
     found["doubles"] = sorted(found["doubles"])
+    found["copied"] = dict.fromkeys(found.pop("origins"))  # 0.1 had them in the manifest
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain
 

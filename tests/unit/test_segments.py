@@ -12,18 +12,18 @@ def segment(*messages: tuple[int, str | None], key: str = "0/1/messages/1") -> S
     return Segment(key, 99, messages[0][0], messages[-1][0] + 1, [(o, queue, 0) for o, queue in messages])
 
 
-def unpark_next(segments: Segments, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
-    """Take what is parked of a group in the lowest segment that has any."""
-    segment = segments.lowest_with(queue, group)
-    return None if segment is None else (segment, segments.unpark_lane(segment, queue, group))
-
-
 def two_segments() -> Segments:
     """Offsets 0-5 and 10-13; queue ``a`` has the even ones, ``b`` the odd ones."""
     segments = Segments()
     segments.add(segment(*((o, "ab"[o % 2]) for o in range(10, 14)), key="second"))
     segments.add(segment(*((o, "ab"[o % 2]) for o in range(6)), key="first"))
     return segments
+
+
+def unpark_next(segments: Segments, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
+    """What a delivery does: the lowest segment, and what of the group is parked in it."""
+    first = segments.lowest_with(queue, group)
+    return None if first is None else (first, segments.unpark_lane(first, queue, group))
 
 
 def test_segments_are_in_the_order_of_their_offsets() -> None:
