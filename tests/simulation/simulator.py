@@ -38,7 +38,7 @@ ORIGINS_MAX = 12
 """… while no more copies than this came behind it."""
 
 SMALL: dict[Any, dict[str, int]] = {
-    state: {"BLOCK_BITS": 3},
+    state: {"BLOCK_BITS": 3, "CLEAN_SLACK": 10},
     checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
     memory: {"SHED_AGAIN_MS": 20},
     dedup: {
