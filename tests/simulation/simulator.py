@@ -40,7 +40,7 @@ ORIGINS_MAX = 12
 SMALL: dict[Any, dict[str, int]] = {
     state: {"BLOCK_BITS": 3, "CLEAN_SLACK": 10},
     checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
-    memory: {"SHED_AGAIN_MS": 20},
+    memory: {"SHED_AGAIN_MS": 20, "WANTED_BYTES": 3_000, "WANTED_LEAST_BYTES": 1_500},
     dedup: {
         "WINDOW_MS": ID_WINDOW_MS,
         "ORIGIN_WINDOW_MS": ORIGIN_WINDOW_MS,

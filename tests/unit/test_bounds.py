@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -20,6 +21,7 @@ from marq.core.policies import QueueSettings
 from marq.core.ranges import RangeSet
 from marq.core.rows import Record
 from marq.core.segments import Segment, Segments
+from marq.errors import RowError
 from tests.unit.core_helpers import TwoLogs, Worker
 
 SLACK = 20
@@ -120,7 +122,9 @@ OWNER = {
     "_old_manifests": CONSTANT,
 }
 
-NO_STRUCTURES = (int, str, bool, type(None), owner_module.Phase, Limits, owner_module.Checkpoint)
+NO_STRUCTURES = (
+    int, str, bool, type(None), count, Partition, RowError, owner_module.Phase, Limits, owner_module.Checkpoint
+)  # fmt: skip
 
 
 def unbounded(thing: object, bounds: dict[str, Callable[[Here], int]], here: Here) -> list[str]:
@@ -130,9 +134,8 @@ def unbounded(thing: object, bounds: dict[str, Callable[[Here], int]], here: Her
         if name in bounds:
             if size(value) > bounds[name](here):
                 found.append(f"{name}: {size(value)} > {bounds[name](here)}")
-        elif not isinstance(value, NO_STRUCTURES) and not callable(value) and type(value).__name__ != "count":
-            if not isinstance(value, Partition):
-                found.append(f"{name} has no bound")
+        elif not isinstance(value, NO_STRUCTURES) and not callable(value):
+            found.append(f"{name} has no bound")
     return found
 
 
