@@ -33,6 +33,9 @@ TICK_MAX_MS = 1_000
 OUTAGE_MS = 5 * TICK_MAX_MS
 """Without a marker for longer than this, while a checkpoint waits for its ticks, Kafka or this process stood still."""
 
+FLOWS_SLACK = 1_000
+"""So many queues with limits are remembered though they have nothing in flight; then those are looked through."""
+
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
 
@@ -179,6 +182,7 @@ class Owner:
         self._fences = 0
         self._next_checkpoint_ms = 0
         self.flows: dict[str, Flow] = {}  # of queues with limits
+        self._flows_max = FLOWS_SLACK
         self._flow_of: dict[int, str] = {}  # offset in flight -> its queue, if that has limits
         self._orphans: list[str] = []
         self._old_manifests: list[str] = []
@@ -502,6 +506,8 @@ class Owner:
         """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
         flow = self.flows.get(queue)
         if flow is None:
+            if len(self.flows) >= self._flows_max:
+                self._forget_flows(now_ms)
             flow = self.flows[queue] = self._flow(queue)
         if settings.breaker_failures:
             self._expire(queue, flow, settings, now_ms)
@@ -513,6 +519,15 @@ class Owner:
             self._expire(queue, flow, settings, now_ms)
             room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
         return room
+
+    def _forget_flows(self, now_ms: int) -> None:
+        """A queue that has nothing in flight is made known again when it is asked for, but for failures that matter."""
+        for queue, flow in list(self.flows.items()):
+            breaker = flow.breaker
+            failing = breaker.room(now_ms) == 0 or (breaker.failures and self.partition.has_ready(queue))
+            if not flow.offsets and not failing:
+                del self.flows[queue]
+        self._flows_max = 2 * len(self.flows) + FLOWS_SLACK
 
     def _flow(self, queue: str) -> Flow:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""

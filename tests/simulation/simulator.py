@@ -38,7 +38,7 @@ ORIGINS_MAX = 12
 """… while no more copies than this came behind it."""
 
 SMALL: dict[Any, dict[str, int]] = {
-    state: {"BLOCK_BITS": 3},
+    state: {"BLOCK_BITS": 3, "CLEAN_SLACK": 10},
     checkpoints: {
         "SEGMENT_MESSAGES": 4,
         "TICKS_MAX": 15,
@@ -49,7 +49,7 @@ SMALL: dict[Any, dict[str, int]] = {
         "SPARSE_MIN_BYTES": 30,
     },
     segments: {"PAGE_SEGMENTS": 4},
-    memory: {"SHED_AGAIN_MS": 20},
+    memory: {"SHED_AGAIN_MS": 20, "WANTED_BYTES": 3_000, "WANTED_LEAST_BYTES": 1_500},
     dedup: {
         "WINDOW_MS": ID_WINDOW_MS,
         "ORIGIN_WINDOW_MS": ORIGIN_WINDOW_MS,

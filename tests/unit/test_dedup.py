@@ -156,6 +156,22 @@ def test_a_million_ids_are_forgotten_as_they_come() -> None:
     assert len(recent._digests) < 2 * WINDOW_MS // 10 + 8_000
 
 
+def test_a_few_ids_a_checkpoint_make_few_rows_and_are_written_a_few_times() -> None:
+    recent, written = Recent(), 0
+    for i in range(5_000):
+        recent.is_duplicate(b"%016d" % i, i, i)
+        for digests, offsets, _ in recent.unwritten(i + 1):
+            recent.written(f"{i}", 0, len(digests))
+            written += len(offsets)
+        assert len(recent.rows(i + 1, i)) <= 14
+
+    assert written < 15 * 5_000
+    again = Recent()
+    for i in range(5_000):
+        again.is_duplicate(b"%016d" % i, i, i)
+    assert recent.entries() == again.entries()
+
+
 def test_an_id_is_not_forgotten_by_the_clock_of_the_markers_while_the_reader_is_behind() -> None:
     logs = owned()
     first = logs.send(headers=[("marq-dedup", b"1")])
