@@ -6,7 +6,7 @@ import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from heapq import heappop
 from typing import Any, NamedTuple, Self
 
 from marq.core import rows, state
@@ -62,7 +62,7 @@ class Checkpoints(Deliveries):
         self._write_ids(epoch, new_rows)
         self._sweep()
         named = keys_of(self.segments)
-        named.update(self.recent.rows(self.persisted, self.queue_timestamp_ms))
+        named.update(self.recent.rows(self.persisted))
         named.update(self._marker_rows.values())
         if not new_rows and self._named == named.keys() and not self.changed():
             return None
@@ -79,12 +79,13 @@ class Checkpoints(Deliveries):
             done=self._done_above(waiting),
             clock_ms=self.clock_ms,
             last_timestamp_ms=self.last_timestamp_ms,
-            max_timestamp_ms=self.max_timestamp_ms,
             own=self.own,
             delivery=self.delivery,
             purges=dict(self.purges),
             copied=dict(self.copied),
             counters=dict(self.counters),
+            broker_ms=self.broker_ms,
+            tick_ms=self.tick_ms,
         )
         return Checkpoint(
             new_rows,
@@ -272,7 +273,8 @@ class Checkpoints(Deliveries):
         self.ahead = RangeSet(manifest.done)
         self.clock_ms = manifest.clock_ms
         self.last_timestamp_ms = manifest.last_timestamp_ms
-        self.max_timestamp_ms = manifest.max_timestamp_ms
+        self.broker_ms = manifest.broker_ms
+        self.tick_ms = manifest.tick_ms
         self.own = manifest.own
         self.delivery = manifest.delivery
         self.purges = dict(manifest.purges)
@@ -333,18 +335,14 @@ class Checkpoints(Deliveries):
         for offset, queue, group in described:
             if queue is not None and offset not in self.doubles:
                 backlog = self._backlog(queue)
-                due = self.delays.get(offset, 0)
-                if due > self.max_timestamp_ms:
-                    heappush(self._delayed, (due, offset))
-                    if group and offset not in self.holds:
+                if offset in self.delays:
+                    if group:
                         self._lane(backlog, group).add(offset)
-                else:
-                    self.delays.pop(offset, None)
-                    if offset not in self.holds:
-                        self.segments.park(offset)
-                        self.woken[queue] = None
-                        if group:
-                            backlog.queue_up(self._lane(backlog, group))
-                        continue
+                elif offset not in self.holds:
+                    self.segments.park(offset)
+                    self.woken[queue] = None
+                    if group:
+                        backlog.queue_up(self._lane(backlog, group))
+                    continue
             self.messages[offset] = segment
         return len(held)

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
 
-from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start
+from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.rows import Record
 
 CLOCK_STEP_MS = 5_000
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
     record: Record
     queue: str | None  # None: poison
-    due_ms: int  # of log time; 0: at once
+    due_ms: int  # of broker time; 0: at once
     expires_ms: int  # 0: never
     poison: bool
     origin: int | None  # of which message of this partition it is the dead letter's copy
@@ -39,6 +39,8 @@ class Started(NamedTuple):
     position: int  # of its record in the markers log
     receives: int
     clock_ms: int
+    is_first: bool  # it was never delivered before
+    highest_ms: int  # of broker time, as this owner may have known it
 
 
 class Moment(NamedTuple):
@@ -46,20 +48,46 @@ class Moment(NamedTuple):
 
     clock_ms: int
     last_timestamp_ms: int
-    max_timestamp_ms: int  # of the markers log alone
     own: int
     nonce: str
+    broker_ms: int  # broker time
+    tick_ms: int  # stamp of the last tick since the own marker; -1: there was none
+    highest_ms: int  # greatest broker time since the own marker, and at it
+    told_ms: int  # greatest broker time that ticks behind the own marker have told; -1: none has
+
+
+NOTHING_YET = Moment(0, -1, -1, "", -1, -1, -1, -1)
+
+
+class IdRules(NamedTuple):
+    """Milliseconds."""
+
+    window: int
+    back: int
+    keep: int
+    step: int
+
+
+class Id(NamedTuple):
+    """An id of a message that was no duplicate."""
+
+    queue: str
+    name: bytes
+    at_ms: int
+    clock_ms: int
 
 
 class Reference:
     """The truth about one partition."""
 
     def __init__(
-        self, number: int, queue_id: str | None, id_window_ms: int, on_done: Callable[[int, str, int], None]
+        self, number: int, queue_id: str | None, id_rules: IdRules, on_done: Callable[[int, str, int], None]
     ) -> None:
         self.number = number
-        self.id_window_ms = id_window_ms
-        self.ids: list[tuple[str, bytes, int]] = []  # queue, id, timestamp of those that were no duplicates
+        self.id_rules = id_rules
+        self.ids: list[Id] = []
+        self.ids_clock_ms = 0
+        self.id_stamps: list[int] = []  # the last two different ones, the last one first
         self.groups: dict[tuple[str, bytes], list[int]] = {}
         self.queue_id = queue_id
         self.on_done = on_done
@@ -72,8 +100,7 @@ class Reference:
         self.first_copy: dict[int, int] = {}
         self.records: list[int] = []  # offsets in the markers log
         self.moments: list[Moment] = []
-        self.now = Moment(0, -1, -1, -1, "")
-        self.queue_timestamp_ms = -1
+        self.now = NOTHING_YET
 
     # ------------------------------------------------------------------ the queue log
 
@@ -97,7 +124,7 @@ class Reference:
                 if not value.isdigit():
                     poison = True
                 elif name == "marq-delay-ms":
-                    due = record.timestamp + int(value)
+                    due = record.timestamp + int(value) if int(value) else 0
                 elif int(value):
                     expires = record.timestamp + int(value)
             elif name == "marq-group":
@@ -117,17 +144,27 @@ class Reference:
         if not poison and not double and queue is not None:
             self.groups.setdefault((queue, group), []).append(record.offset)
         self.messages[record.offset] = message
-        self.queue_timestamp_ms = max(self.queue_timestamp_ms, record.timestamp)
         return message
 
     def _repeats(self, queue: str, name: bytes, timestamp_ms: int) -> bool:
         """True if the id was accepted less than the window ago; else it is accepted, and the oldest are forgotten."""
-        window = self.id_window_ms
-        if any((q, n) == (queue, name) and timestamp_ms - at < window for q, n, at in self.ids):
-            return True
-        while self.ids and self.ids[0][2] + window <= timestamp_ms:
+        rules = self.id_rules
+        for one in self.ids:
+            if (one.queue, one.name) == (queue, name) and -rules.back <= timestamp_ms - one.at_ms < rules.window:
+                return True
+        if self.id_stamps:
+            self.ids_clock_ms += max(0, min(rules.step, timestamp_ms - self.id_stamps[0]))
+        if timestamp_ms not in self.id_stamps[:1]:
+            self.id_stamps = [timestamp_ms, *self.id_stamps[:1]]
+        by = min(self.id_stamps)
+        while self.ids:
+            oldest = self.ids[0]
+            if self.ids_clock_ms - oldest.clock_ms < rules.keep:
+                break
+            if by - rules.window < oldest.at_ms <= by + rules.back:
+                break
             del self.ids[0]
-        self.ids.append((queue, name, timestamp_ms))
+        self.ids.append(Id(queue, name, timestamp_ms, self.ids_clock_ms))
         return False
 
     # ------------------------------------------------------------------ the markers log
@@ -139,11 +176,19 @@ class Reference:
         if now.last_timestamp_ms >= 0:
             clock += min(max(timestamp_ms - now.last_timestamp_ms, 0), CLOCK_STEP_MS)
         own, nonce = now.own, now.nonce
+        broker, tick, highest, told = now.broker_ms, now.tick_ms, now.highest_ms, now.told_ms
         effects = []
         for marker in batch.markers:
             effect: list[int] = []
             if isinstance(marker, Own):
                 own, nonce = offset, marker.nonce
+                tick, highest, told = -1, broker, -1
+            elif isinstance(marker, Tick):
+                if marker.sure and not marker.fence and timestamp_ms != tick:
+                    if 0 <= tick < timestamp_ms <= tick + CLOCK_STEP_MS:
+                        broker = timestamp_ms
+                        highest, told = max(highest, broker), max(told, broker)
+                    tick = timestamp_ms
             elif isinstance(marker, Start):
                 if marker.epoch == own:
                     effect = [o for o in _each(marker.offsets) if self._start(o, marker, offset, clock)]
@@ -162,7 +207,7 @@ class Reference:
                 for o in effect:
                     self._finish(o, "purged", offset)
             effects.append(effect)
-        self.now = Moment(clock, timestamp_ms, max(timestamp_ms, now.max_timestamp_ms), own, nonce)
+        self.now = Moment(clock, timestamp_ms, own, nonce, broker, tick, highest, told)
         self.records.append(offset)
         self.moments.append(self.now)
         return effects
@@ -179,7 +224,9 @@ class Reference:
             if leased and deadline > clock:
                 return False
         self._set(offset, (m.epoch, m.delivery, receives + 1, clock + m.redeliver_after_ms, True), position)
-        self.started[m.epoch, m.delivery, offset] = Started(position, receives + 1, clock)
+        self.started[m.epoch, m.delivery, offset] = Started(
+            position, receives + 1, clock, state is None, self.now.highest_ms
+        )
         return True
 
     def _may_end(self, offset: int, m: End, own: int) -> bool:
@@ -219,7 +266,7 @@ class Reference:
     def moment(self, markers_position: int) -> Moment:
         """What was true when everything below ``markers_position`` had been folded."""
         i = bisect_left(self.records, markers_position) - 1
-        return self.moments[i] if i >= 0 else Moment(0, -1, -1, -1, "")
+        return self.moments[i] if i >= 0 else NOTHING_YET
 
     def at(self, offset: int, markers_position: int) -> State | str | None:
         """The state of ``offset`` at ``markers_position``: None if never delivered, a string if done."""

@@ -20,23 +20,31 @@ from marq.core.rows import Record
 from tests.simulation.checks import Checks
 from tests.simulation.logs import Changelog, Lane, Log
 from tests.simulation.receivers import Receivers
-from tests.simulation.reference import Reference
+from tests.simulation.reference import IdRules, Reference
 from tests.simulation.worker import TABLES, Worker
 
 T = TypeVar("T")
 
-DRAIN_ROUNDS = 400
+DRAIN_ROUNDS = 700
 """Within so many rounds of good health everything has to be finished."""
 
-ID_WINDOW_MS = 3_000
+ID_RULES = IdRules(window=3_000, back=1_000, keep=4_000, step=2_000)
 """So long a message's id is remembered."""
 
 SMALL: dict[Any, dict[str, int]] = {
     state: {"BLOCK_BITS": 3},
     checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
     memory: {"SHED_AGAIN_MS": 20},
-    dedup: {"WINDOW_MS": ID_WINDOW_MS, "SLACK_MS": 60_000, "ROW_IDS": 3, "TRIM": 2},
-    owner: {"DEAD_LEASE_MS": 800},
+    dedup: {
+        "WINDOW_MS": ID_RULES.window,
+        "BACK_MS": ID_RULES.back,
+        "KEEP_MS": ID_RULES.keep,
+        "STEP_MS": ID_RULES.step,
+        "SLACK_MS": 60_000,
+        "ROW_IDS": 3,
+        "TRIM": 2,
+    },
+    owner: {"DEAD_LEASE_MS": 800, "DOUBT_MS": 1_500},
     markers: {"RECORD_BYTES": 8192 + 3 * 40},
 }
 """Limits of the core, scaled down so that a run of some hundred steps reaches them."""
@@ -142,6 +150,7 @@ class Simulator:
         )
         self.now_ms = 1_000_000
         self.skew_ms = {"queue": 0, "markers": 0}
+        self.skewed = {"queue": -1, "markers": -1}  # so many more records are; -1: until the clock is set again
         self.queue = Log()
         self.markers = Log()
         self.changelogs = {name: Changelog() for name in TABLES}
@@ -154,7 +163,7 @@ class Simulator:
         self.assigned = 0
         self.checks = Checks(self)
         self.receivers = Receivers(self)
-        self.reference = Reference(self.number, self.queue_id, ID_WINDOW_MS, self.checks.done)
+        self.reference = Reference(self.number, self.queue_id, ID_RULES, self.checks.done)
         self.workers = [worker_class(self, i) for i in range(r.choice((2, 3)))]
 
     # ------------------------------------------------------------------ small things
@@ -203,9 +212,14 @@ class Simulator:
         """Fewest deliveries after which a message of ``queue`` may be dead-lettered."""
         return self.settings[queue].max_receives or 1 << 30
 
-    def log_time_ms(self) -> int:
-        """The greatest timestamp in either log."""
-        return max(self.reference.now.max_timestamp_ms, self.reference.queue_timestamp_ms)
+    def stamp(self, topic: str) -> int:
+        """What the broker says that the time is, for the next record."""
+        stamp_ms = self.now_ms + self.skew_ms[topic]
+        if self.skewed[topic] > 0:
+            self.skewed[topic] -= 1
+            if not self.skewed[topic]:
+                self.skew_ms[topic] = 0
+        return stamp_ms
 
     # ------------------------------------------------------------------ the logs
 
@@ -213,7 +227,7 @@ class Simulator:
         offset = self.queue.end
         if self.chance(self.odds.hole):
             offset += 1 + self.below(3)
-        record = record._replace(offset=offset, timestamp=self.now_ms + self.skew_ms["queue"])
+        record = record._replace(offset=offset, timestamp=self.stamp("queue"))
         self.queue.append(record)
         message = self.reference.send(record)
         self.note("queue @%d %s", offset, message)
@@ -223,7 +237,7 @@ class Simulator:
         offset = self.markers.end
         if self.chance(self.odds.hole * 0.3):
             offset += 1
-        timestamp = self.now_ms + self.skew_ms["markers"]
+        timestamp = self.stamp("markers")
         record = Record(offset, timestamp, None, value)
         self.markers.append(record)
         batch = markers.decode(value)
@@ -401,7 +415,8 @@ class Simulator:
     def jump(self) -> None:
         topic = self.pick(("queue", "markers"))
         self.skew_ms[topic] = self.pick((-20_000, -2_000, 0, 0, 2_000, 30_000))
-        self.note("the clock of %s is off by %d", topic, self.skew_ms[topic])
+        self.skewed[topic] = self.pick((1, 1, 4, -1, -1))
+        self.note("the clock of %s is off by %d, for %d records", topic, self.skew_ms[topic], self.skewed[topic])
 
     def delete_records(self) -> None:
         below, markers_below = self.deletions.pop(self.below(len(self.deletions)))
