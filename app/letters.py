@@ -166,7 +166,8 @@ class Letters:
             except MarqError as exc:
                 moved[offset] = exc
         # the copy of an earlier attempt, after which a worker died
-        places: dict[int, Place] = {o: (held.number, partition.copied[o][0]) for o in targets if o in partition.copied}
+        copies_made = {offset: partition.copy_of(offset) for offset in targets}
+        places: dict[int, Place] = {o: (held.number, copy) for o, copy in copies_made.items() if copy is not None}
         copies = self._copies(
             held,
             [offset for offset in targets if offset not in places],

@@ -181,13 +181,16 @@ class Ownership(Service):
     def drain(self, held: Held) -> None:
         """Carry out what the owner has to say, after each call of it."""
         owner = held.owner
-        if owner.phase is Phase.LOST:
+        if owner.phase in (Phase.LOST, Phase.FAILED):
             self._lost(held)
             return
         while owner.handouts:
             handouts, owner.handouts = owner.handouts, []
             for handout in handouts:
-                handout.receiver.handed(held, handout)
+                try:
+                    handout.receiver.handed(held, handout)
+                except RowError:  # the owner has failed by it: what was not handed out counts for nobody
+                    owner.release(handout.offsets, handout.receipt, counted=False)
         if owner.dead:
             offsets, owner.dead = owner.dead, []
             self.spawn(self.letters.bury(held, offsets))
@@ -249,6 +252,8 @@ class Ownership(Service):
         now = now_ms()
         for held in list(self.held.values()):
             if not held.serving:
+                if held.owner.phase is Phase.FAILED:
+                    self.drain(held)
                 continue
             with_ttl = self._with_ttl(held)
             held.owner.tick(now, with_ttl)
@@ -414,11 +419,19 @@ class Ownership(Service):
         self._take_over(generation, sorted(self._assigned))
 
     def _lost(self, held: Held) -> None:
-        """Another worker's own marker was folded. While the partition is assigned to us, we take it back."""
+        """A foreign own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
         if self.held.get(held.number) is not held:
             return
-        self.log.warning("Partition %s was taken over by another worker", held.number)
+        failed = held.owner.phase is Phase.FAILED
+        if failed:
+            reason = held.owner.reason
+            self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)
+            held.outbox.put(held.owner.appends)  # what receivers said
+        else:
+            self.log.warning("Partition %s was taken over by another worker", held.number)
         self._leave(held)
+        for table in self.tables.values() if failed else ():
+            table.wipe(held.number)
         self._take_over(held.generation, [held.number], TAKE_BACK_S)
 
     def _take_over(self, generation: int, numbers: list[int], delay_s: float = 0) -> None:

@@ -440,7 +440,7 @@ def _decoded(table: str, key: str, value: bytes) -> Any:
             {"offset": r.offset, "sent_ms": r.timestamp, "queue": _text(r.key), "size_bytes": len(r.value or b"")}
             for r in rows.decode_messages(value).records()
         ]
-    if table == "markers" and rows.kind_of(key) == "dedup":
+    if table == "markers" and rows.kind_of(key) in ("dedup", "origins"):
         digests, offsets, timestamps_ms = rows.decode_dedup(value)
         ids = zip(digests, offsets, timestamps_ms, strict=True)
         return [{"id": digest.hex(), "offset": offset, "sent_ms": sent_ms} for digest, offset, sent_ms in ids]

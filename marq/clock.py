@@ -9,7 +9,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now_s() -> float:
-    """Seconds on a clock that never goes back, and goes on while the system is suspended (where there is such a one)."""
+    """Seconds on a clock that never goes back, and goes on while the system is suspended, where there is such."""
     return time.clock_gettime(_CLOCK)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -10,6 +9,7 @@ from heapq import heappop
 from typing import Any, NamedTuple, Self
 
 from marq.core import rows, state
+from marq.core.dedup import Recent, origin_digest
 from marq.core.deliveries import Deliveries
 from marq.core.ranges import RangeSet, offsets_in, ranges_of
 from marq.core.segments import Segment, keys_of
@@ -26,12 +26,6 @@ ROW_OVERHEAD_BYTES = 40
 
 TICKS_MAX = 600
 """So many ticks alone are worth a new manifest: they would all be read again after a crash."""
-
-COPIES_MAX = 20_000
-"""So many origins of dead letters are remembered at most: the manifest has to fit a record."""
-
-COPY_MEMORY_MS = 600_000
-"""How long the origin of a dead letter's copy is remembered, on the partition clock, to recognise a second copy."""
 
 Row = tuple[str, bytes]
 
@@ -55,14 +49,14 @@ class Checkpoints(Deliveries):
         ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read ``hold_ms`` ago,
         are written with their payload, so that the position, and what is read again after a crash, stay bounded.
         """
-        self._forget_copies()
         new_rows: list[Row] = []
         waiting = self._persist(epoch, self._new_position(now_ms, window_offsets, hold_ms), new_rows)
         self._write_markers(epoch, new_rows)
         self._write_ids(epoch, new_rows)
         self._sweep()
         named = keys_of(self.segments)
-        named.update(self.recent.rows(self.persisted))
+        for ids in (self.recent, self.origins):
+            named.update(ids.rows(self.persisted))
         named.update(self._marker_rows.values())
         if not new_rows and self._named == named.keys() and not self.changed():
             return None
@@ -82,7 +76,6 @@ class Checkpoints(Deliveries):
             own=self.own,
             delivery=self.delivery,
             purges=dict(self.purges),
-            copied=dict(self.copied),
             counters=dict(self.counters),
             broker_ms=self.broker_ms,
             tick_ms=self.tick_ms,
@@ -95,13 +88,6 @@ class Checkpoints(Deliveries):
             self.markers_position,
         )
 
-    def _forget_copies(self) -> None:
-        copied = self.copied
-        for origin in [o for o, (_, at) in copied.items() if at + COPY_MEMORY_MS < self.clock_ms]:
-            del copied[origin]
-        for origin in list(itertools.islice(copied, max(0, len(copied) - COPIES_MAX))):
-            del copied[origin]
-
     def forget_hints(self) -> None:
         """For a fold that delivers nothing: let go of what only deliveries need, which would grow with the log."""
         self.backlogs.clear()
@@ -109,8 +95,8 @@ class Checkpoints(Deliveries):
         self._again_turn.clear()
         self.woken.clear()
         self._suspects.clear()
-        self._forget_copies()
         self.recent.forget_unwritten()
+        self.origins.forget_unwritten()
 
     def changed(self) -> bool:
         """True if a checkpoint would have something to write."""
@@ -211,11 +197,13 @@ class Checkpoints(Deliveries):
 
     def _write_ids(self, epoch: int, new_rows: list[Row]) -> None:
         """The ids of what was read below the position: from there on they are read again."""
-        for digests, offsets, timestamps_ms in self.recent.unwritten(self.persisted):
-            row = rows.DedupRow(rows.VERSION, b"".join(digests), offsets, timestamps_ms)
-            key, value = self._row_key(epoch, "dedup"), rows.encode(row)
-            self.recent.written(key, rows.checksum(value), len(digests))
-            new_rows.append((key, value))
+        kinds: tuple[tuple[rows.Kind, Recent], ...] = (("dedup", self.recent), ("origins", self.origins))
+        for kind, ids in kinds:
+            for digests, offsets, timestamps_ms in ids.unwritten(self.persisted):
+                row = rows.DedupRow(rows.VERSION, b"".join(digests), offsets, timestamps_ms)
+                key, value = self._row_key(epoch, kind), rows.encode(row)
+                ids.written(key, rows.checksum(value), len(digests))
+                new_rows.append((key, value))
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
         """Which offsets of a dirty block to look at: all of them, or, if that is more work, those there are."""
@@ -278,7 +266,6 @@ class Checkpoints(Deliveries):
         self.own = manifest.own
         self.delivery = manifest.delivery
         self.purges = dict(manifest.purges)
-        self.copied = dict(manifest.copied)
         self.counters = Counter(manifest.counters)
         self._named = frozenset(manifest.rows)
         unfinished = RangeSet()
@@ -291,13 +278,17 @@ class Checkpoints(Deliveries):
             kind = rows.kind_of(key)
             if kind == "messages":
                 segments.append((key, checksum, rows.decode_messages(value).records()))
-            elif kind == "dedup":
+            elif kind in ("dedup", "origins"):
                 parts = rows.decode_dedup(value)
                 ids.append((parts[1][0], key, checksum, parts))
             else:
                 self._restore_markers(key, checksum, rows.decode_markers(value), unfinished)
         for _, key, checksum, parts in sorted(ids):
-            self.recent.restore(key, checksum, *parts)
+            (self.recent if rows.kind_of(key) == "dedup" else self.origins).restore(key, checksum, *parts)
+        for origin, (copy, _) in sorted(manifest.copied.items(), key=lambda item: item[1]):
+            if copy < manifest.position:
+                name = origin if isinstance(origin, str) else f"{number}:{origin}"
+                self.origins.is_duplicate(origin_digest(name), copy, manifest.last_timestamp_ms)
         found = 0
         for key, checksum, records in sorted(segments, key=lambda s: s[2][0].offset):
             found += self._restore_segment(key, checksum, records, unfinished)

@@ -7,10 +7,12 @@ there is, and forgetting is a part of it. So a worker that reads the log again f
 was accepted below that position, decides the same.
 
 Ids are forgotten in the order of their records, when a record with another id is accepted: as far as they are out of
-the window of each of the last two different timestamps, and ``KEEP_MS`` have passed on a clock that a record moves by
-no more than ``STEP_MS``. So a wrong timestamp, or a minute of them, makes none forgotten that counts; and an id that
-was stamped far ahead by mistake neither stays nor makes the others stay. All of this depends on nothing but accepted
-records behind the oldest that is remembered: a worker that begins with that one does the same.
+the window of each of the last two different timestamps, and the window and ``KEEP_MORE_MS`` have passed on a clock that
+a record moves by no more than ``STEP_MS``. So a wrong timestamp, or a minute of them, makes none forgotten that counts;
+and an id that was stamped far ahead by mistake neither stays nor makes the others stay. All of this depends on nothing
+but accepted records behind the oldest that is remembered: a worker that begins with that one does the same.
+
+The origins of copies (dead letters, moved messages) are such ids, too, with a window and a number of their own.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ WINDOW_MS = 300_000
 BACK_MS = 5_000
 """A record that is stamped so much before the one with the same id is still a duplicate."""
 
-KEEP_MS = 360_000
-"""An id is kept for at least so long, as the timestamps of accepted records move on …"""
+KEEP_MORE_MS = 60_000
+"""An id is kept for so much longer than the window, as the timestamps of accepted records move on …"""
 
 STEP_MS = 5_000
 """… of which each counts for at most this much: a clock that jumps makes nothing forgotten."""
@@ -43,6 +45,12 @@ SLACK_MS = 3_600_000
 ROW_IDS = 8_000
 """A row has at most so many ids: about 256 KiB."""
 
+ORIGIN_WINDOW_MS = 3_600_000
+"""The origin of a copy is remembered for so long, to recognise a second copy of the same message …"""
+
+ORIGINS_MAX = 20_000
+"""… while no more copies than this came behind it."""
+
 TRIM = 4_096
 """Ids that are forgotten are cut off in pieces of at least this many."""
 
@@ -51,6 +59,11 @@ def digest_of(queue: str, value: bytes) -> bytes:
     """What an id of ``queue`` is remembered by."""
     name = queue.encode()
     return blake2b(b"%d:%b%b" % (len(name), name, value), digest_size=DIGEST_BYTES).digest()
+
+
+def origin_digest(origin: str) -> bytes:
+    """What the message ``origin``, ``"<partition>:<offset>"``, is remembered by once a copy of it was read."""
+    return blake2b(origin.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class Written(NamedTuple):
@@ -65,7 +78,8 @@ class Written(NamedTuple):
 class Recent:
     """The ids of one partition, in the order of their records. Each has a number, counted from the beginning.
 
-    A million ids take about 150 MB: a digest, and a few numbers.
+    A million ids take about 150 MB: a digest, and a few numbers. ``window_ms``: how long an id counts (0:
+    :data:`WINDOW_MS`); ``most``: no more than the last so many are remembered (0: all of the window).
     """
 
     __slots__ = (
@@ -78,15 +92,19 @@ class Recent:
         "_forgotten_at",
         "_last_ms",
         "_live",
+        "_most",
         "_offsets",
         "_passed_ms",
         "_quiet_ms",
         "_rows",
         "_times",
         "_unwritten",
+        "_window_ms",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, window_ms: int = 0, most: int = 0) -> None:
+        self._window_ms = window_ms or WINDOW_MS
+        self._most = most or IDS_MAX
         # -> number of the record that was accepted with it; of several whose time is not over, all
         self._by_digest: dict[bytes, int | tuple[int, ...]] = {}
         self._digests: list[bytes] = []
@@ -116,7 +134,7 @@ class Recent:
         found = self._by_digest.get(digest)
         if found is not None:
             for number in (found,) if type(found) is int else found:  # type: ignore[union-attr]
-                if -BACK_MS <= timestamp_ms - self._times[number - self._base] < WINDOW_MS:
+                if -BACK_MS <= timestamp_ms - self._times[number - self._base] < self._window_ms:
                     return True
         self._accept(digest, offset, timestamp_ms)
         return False
@@ -128,7 +146,7 @@ class Recent:
         before_ms, self._passed_ms = self._passed_ms, timestamp_ms
         if before_ms is not None:
             self._quiet_ms += min(max(timestamp_ms - before_ms, 0), STEP_MS)
-            if self._quiet_ms >= WINDOW_MS + SLACK_MS:
+            if self._quiet_ms >= self._window_ms + SLACK_MS:
                 self._end_silence(min(timestamp_ms, before_ms), offset)
 
     def _accept(self, digest: bytes, offset: int, timestamp_ms: int) -> None:
@@ -156,11 +174,11 @@ class Recent:
         times, clocks, base, live = self._times, self._clocks, self._base, self._live
         end = base + len(times)
         now_ms = self._last_ms if self._before_ms is None else min(self._last_ms, self._before_ms)
-        kept_ms = self._clock_ms - KEEP_MS
-        first_ms, last_ms = now_ms - WINDOW_MS, now_ms + BACK_MS
+        kept_ms = self._clock_ms - self._window_ms - KEEP_MORE_MS
+        first_ms, last_ms = now_ms - self._window_ms, now_ms + BACK_MS
         while live < end and clocks[live - base] <= kept_ms and not first_ms < times[live - base] <= last_ms:
             live += 1
-        self._forget_below(max(live, end + 1 - IDS_MAX), offset)
+        self._forget_below(max(live, end + 1 - self._most), offset)
 
     def _end_silence(self, now_ms: int, offset: int) -> None:
         """No id has come for long: those are forgotten that no later one is needed to tell that their time is over.
@@ -169,7 +187,7 @@ class Recent:
         two chunks and by a clamped clock.
         """
         times, base, live = self._times, self._base, self._live
-        end, first_ms, last_ms = base + len(times), now_ms - WINDOW_MS - SLACK_MS, now_ms + BACK_MS + SLACK_MS
+        end, first_ms, last_ms = base + len(times), now_ms - self._window_ms - SLACK_MS, now_ms + BACK_MS + SLACK_MS
         while live < end and not first_ms < times[live - base] <= last_ms:
             live += 1
         self._forget_below(live, offset)
@@ -244,6 +262,13 @@ class Recent:
         for digest, offset, timestamp_ms in zip(digests, offsets, times, strict=True):
             self._accept(digest, offset, timestamp_ms)
         self.written(key, checksum, len(digests))
+
+    def offset_of(self, digest: bytes) -> int | None:
+        """Where the record is that an id was accepted with; None if it is not remembered."""
+        found = self._by_digest.get(digest)
+        if found is None:
+            return None
+        return self._offsets[(found if type(found) is int else found[-1]) - self._base]  # type: ignore[index]
 
     def entries(self) -> list[tuple[bytes, int, int]]:
         """Digest, offset and timestamp of all that are remembered, in order."""

@@ -108,15 +108,18 @@ class Lanes(State):
         self._recheck(lane)
 
     def _note_out(self, queue: str, offset: int) -> None:
-        """A parked message was taken by itself: its group has to know that it is out."""
+        """A message that has no place was taken by itself: its group has to know that it is out."""
         backlog = self._backlog(queue)
         if not backlog.fifo:
             self._mixed.add(queue)  # should its order be kept later
             return
         lane = self._lane(backlog, self.group_of(offset))
+        if not lane.out:
+            lane.out = [offset]
+            return
         i = bisect_left(lane.out, offset)
         if i == len(lane.out) or lane.out[i] != offset:
-            lane.out = [*lane.out[:i], offset, *lane.out[i:]]
+            lane.out.insert(i, offset)
 
     def _moved(self, offsets: Iterable[int]) -> None:
         """Something happened to messages: the lanes that wait for one of them are looked at again."""

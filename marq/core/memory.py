@@ -81,13 +81,13 @@ class Memory(Folding):
         Those of other lanes in the same segment come along while there is room: else each of them would have the row
         read again, for one message where there are a thousand queues. Those that would have to wait stay.
         """
-        found = self.segments.unpark_next(lane.backlog.name, lane.group)
-        if found is None:
+        name = lane.backlog.name
+        segment = self.segments.next_parked(name, lane.group)
+        if segment is None:
             return
         self._reads += 1
-        segment, offsets = found
-        records = self._records(segment)
-        self._read_back(lane, offsets, records)
+        records = self._records(segment)  # first: what can't be read stays parked, and so unfinished
+        self._read_back(lane, self.segments.unpark_lane(segment, name, lane.group), records)
         if not self._has_room():
             return
         for queue, group in segment.parked_lanes():

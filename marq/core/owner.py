@@ -1,6 +1,8 @@
 """The protocol by which one worker owns a partition: claim, recover, serve, checkpoint, lose.
 
     CLAIMING ──restore──► CATCHING_UP ──own marker folded──► SERVING ──foreign own folded──► LOST
+                                                                │
+                                                                └──a row can't be read──► FAILED
 
 The owner hands out only what its *folded* start took effect on. An append of its own whose offset and timestamp came
 back is folded at once when it is the next record; otherwise when it is read. Nothing here does I/O: the caller appends
@@ -48,6 +50,7 @@ class Phase(Enum):
     CATCHING_UP = "catching up"  # state restored, reading up to the own marker
     SERVING = "serving"
     LOST = "lost"  # another worker's own marker was folded: no effect may follow
+    FAILED = "failed"  # a row can't be read: no effect may follow; another claim recovers from the changelog
 
 
 class Limits(NamedTuple):
@@ -155,7 +158,7 @@ class Owner:
         self.nonce = nonce
         self.limits = limits
         self.settings_of = settings_of
-        self.phase = Phase.CLAIMING
+        self._phase = Phase.CLAIMING
         self.epoch = -1
         self.appends: list[Marker] = []
         self.handouts: list[Handout] = []
@@ -247,18 +250,52 @@ class Owner:
         return Partition(self.number, queue_id=self.limits.queue_id, load=load)
 
     @property
+    def phase(self) -> Phase:
+        """Where in its life the owner is. Whoever met the unreadable row, it is ``FAILED`` from then on."""
+        if self.partition.damage is not None and self._phase in (Phase.CATCHING_UP, Phase.SERVING):
+            self.phase = Phase.FAILED
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is Phase.LOST or phase is Phase.FAILED:
+            appends, handouts = self.appends[:], self.handouts[:]
+            for effects in (self.appends, self.handouts, self.dead, self.poison):
+                effects.clear()
+            if phase is Phase.FAILED:
+                # what receivers say counts whoever appends it; and what was not handed out is given back
+                for marker in appends:
+                    if isinstance(marker, Keepalive | Release) or (
+                        isinstance(marker, End) and marker.outcome == "acked"
+                    ):
+                        self.appends.append(marker)
+                for handout in handouts:
+                    if handout.offsets:
+                        self.release(handout.offsets, handout.receipt, counted=False)
+
+    @property
+    def reason(self) -> str:
+        """Why the owner is ``FAILED``; else empty."""
+        return "" if self.partition.damage is None else str(self.partition.damage)
+
+    @property
     def serving(self) -> bool:
-        """True between the folding of the own marker and that of a foreign one."""
+        """True from the folding of the own marker until that of a foreign one, or until a row can't be read."""
         return self.phase is Phase.SERVING
 
     # ------------------------------------------------------------------ the two logs
 
     def ingest(self, start: int, stop: int, records: Sequence[Any]) -> bool:
         """A chunk of the queue topic; False: seek back to ``partition.position``."""
+        if self.phase is Phase.FAILED:
+            return True
         return self.partition.ingest(start, stop, records)
 
     def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
         """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position."""
+        if self.phase is Phase.FAILED:
+            return True
         if self.phase is Phase.CLAIMING or start > self.partition.markers_position:
             return False
         for record in records:
@@ -377,7 +414,7 @@ class Owner:
                 partition.woken.update(dict.fromkeys(list(partition.queues())))
 
     def _estimate(self, now_ms: int) -> None:
-        """Let the partition know how late it is by our own clock: it delivers nothing that will have expired by then."""
+        """Tell the partition how late it is by our own clock: it delivers nothing that has expired by that."""
         partition = self.partition
         partition.estimate_ms = partition.broker_ms + now_ms - self._told_ms if self.told else -1
 
@@ -396,10 +433,6 @@ class Owner:
             self._next_checkpoint_ms = now_ms + self.limits.checkpoint_ms
         elif self.phase is Phase.SERVING:
             self.phase = Phase.LOST
-            self.appends.clear()
-            self.handouts.clear()
-            self.dead.clear()
-            self.poison.clear()
 
     def _settle(self, seq: int) -> None:
         """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""
@@ -452,7 +485,11 @@ class Owner:
                 room = self._room(queue, settings, name, room, now_ms)
                 if not room:
                     continue
-            more = self.partition.take(queue, room, settings, shared_fate, batch)
+            try:
+                more = self.partition.take(queue, room, settings, shared_fate, batch)
+            except RowError:
+                self.partition.put_back(taken)
+                return None  # and serves no more
             if self.partition.isolated:
                 # a suspicious message shares its delivery with none of another queue
                 if taken:
@@ -491,7 +528,10 @@ class Owner:
             return None
         partition = self.partition
         if offsets is None:
-            taken = partition.take(queue, limit, self.settings_of(queue))
+            try:
+                taken = partition.take(queue, limit, self.settings_of(queue))
+            except RowError:
+                return None
         else:
             taken = partition.reserve(queue, offsets)
         if not taken:
@@ -670,7 +710,10 @@ class Owner:
         if self.flows:
             self._wake_probes(now_ms)
         self._estimate(now_ms)
-        due = self.partition.due(self.settings_of, ttl_queues, self.told)
+        try:
+            due = self.partition.due(self.settings_of, ttl_queues, self.told)
+        except RowError:
+            return None
         self.ended_as("expired", due.expired)
         self.ended_as("purged", due.purged)
         self.poison += due.poison
@@ -709,9 +752,9 @@ class Owner:
         due_ms = self.partition.next_time_ms()
         if due_ms is None and not has_ttl:
             return False
-        if self._doubt_since_ms is None:
-            if not self.partition.agreed or (due_ms is not None and now_ms - self._told_ms >= due_ms):
-                return True
+        is_due = due_ms is not None and now_ms - self._told_ms >= due_ms
+        if self._doubt_since_ms is None and (is_due or not self.partition.agreed):
+            return True
         return now_ms - self._ticked_ms >= TICK_MAX_MS
 
     # ------------------------------------------------------------------ checkpoints

@@ -7,7 +7,7 @@ from heapq import heapify, heappush
 from typing import Any, NamedTuple
 
 from marq.core.backlog import group_number
-from marq.core.dedup import digest_of
+from marq.core.dedup import digest_of, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
 from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of
 from marq.message import RESERVED
@@ -32,7 +32,7 @@ class Facts(NamedTuple):
     ttl_ms: int = 0
     group: int = 0
     dedup: bytes | None = None
-    origin: int | str | None = None
+    origin: str | None = None
 
 
 class Reading(Lanes):
@@ -87,7 +87,8 @@ class Reading(Lanes):
             self._absent(expected, stop)
         if records:
             self.queue_timestamp_ms = records[-1].timestamp
-            self.recent.pass_time(records[-1].offset, self.queue_timestamp_ms)
+            for ids in (self.recent, self.origins):
+                ids.pass_time(records[-1].offset, self.queue_timestamp_ms)
         self.bytes += size
         self.position = stop
         if self.ahead:
@@ -161,7 +162,7 @@ class Reading(Lanes):
             elif name == H_DEDUP:
                 dedup = value
             elif name == H_ORIGIN and self.queue_id is None:
-                origin = _origin(value, self.number)
+                origin = _origin(value)
         return Facts(backlog.name, delay_ms, ttl_ms, group, dedup, origin)
 
     def _describe(self, record: Any, facts: Facts | str) -> tuple[str | None, int]:
@@ -195,7 +196,7 @@ class Reading(Lanes):
         if facts.dedup is not None:
             double = self.recent.is_duplicate(digest_of(facts.queue, facts.dedup), offset, record.timestamp)
         if facts.origin is not None:
-            double |= self.copied.setdefault(facts.origin, (offset, self.clock_ms))[0] != offset
+            double |= self.origins.is_duplicate(origin_digest(facts.origin), offset, record.timestamp)
         return double
 
     def _expire_at(self, offset: int, expires_ms: int) -> None:
@@ -225,12 +226,12 @@ def milliseconds(value: bytes | None) -> int | None:
     return None if value is None else _number(value)
 
 
-def _origin(value: bytes | None, partition: int) -> int | str | None:
-    """What an origin header ``b"<partition>:<offset>"`` names: an offset of this partition, else the text of both."""
+def _origin(value: bytes | None) -> str | None:
+    """What an origin header ``b"<partition>:<offset>"`` names, as text; None if it names nothing."""
     if value is None:
         return None
     left, _, right = value.partition(b":")
     number, offset = _number(left), _number(right)
     if number is None or offset is None:
         return None
-    return offset if number == partition else f"{number}:{offset}"
+    return f"{number}:{offset}"

@@ -17,9 +17,9 @@ from marq.errors import RowError
 
 VERSION = 1
 
-Kind = Literal["messages", "markers", "dedup"]
+Kind = Literal["messages", "markers", "dedup", "origins"]
 
-KINDS: tuple[Kind, ...] = ("messages", "markers", "dedup")
+KINDS: tuple[Kind, ...] = ("messages", "markers", "dedup", "origins")
 
 Table = Literal["messages", "markers"]
 
@@ -65,7 +65,8 @@ class MarkersRow(msgspec.Struct, array_like=True):
 
 
 class DedupRow(msgspec.Struct, array_like=True):
-    """Ids of messages that were accepted, in the order of their offsets; the digests one behind the other."""
+    """Ids of messages that were accepted (or origins of copies, in rows of that kind), in the order of their offsets;
+    the digests one behind the other."""
 
     v: int
     digests: bytes
@@ -98,10 +99,11 @@ class Manifest(msgspec.Struct):
     own: int  # last folded own marker
     delivery: int  # highest delivery number folded in that epoch
     purges: dict[str, int]  # queue -> before, where still above ``position``
-    copied: dict[int | str, tuple[int, int]]  # offset, elsewhere "partition:offset" -> first copy's offset, clock_ms
     counters: dict[str, int]
     broker_ms: int = -1  # broker time, as ticks have told it
     tick_ms: int = -1  # stamp of the last of these ticks
+    # of version 0.1: offset, elsewhere "partition:offset" -> first copy's offset, clock_ms; rows of "origins" since
+    copied: dict[int | str, tuple[int, int]] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -225,13 +225,10 @@ class Segments:
             self._forget(queue, group, segment)
         return segment
 
-    def unpark_next(self, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
-        """Take the lowest segment with parked messages of a group, and which they are."""
+    def next_parked(self, queue: str, group: int = 0) -> Segment | None:
+        """The lowest segment with parked messages of a group."""
         segments = self.queues.get(queue, {}).get(group)
-        if not segments:
-            return None
-        segment = segments[0]
-        return segment, self.unpark_lane(segment, queue, group)
+        return segments[0] if segments else None
 
     def unpark_lane(self, segment: Segment, queue: str, group: int) -> list[int]:
         """Take all of one group that is parked in ``segment``."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from marq.core import rows
+from marq.core import dedup, rows
 from marq.core.backlog import Backlog, Lane, group_number
 from marq.core.dedup import Recent
 from marq.core.policies import QUEUE_NAME_MAX
@@ -110,7 +110,6 @@ class State:
         self.ahead = RangeSet()  # done at or above ``position``
         self.segments = Segments()
         self.purges: dict[str, int] = {}
-        self.copied: dict[int | str, tuple[int, int]] = {}
         self.counters: Counter[str] = Counter()
         self.delays: dict[int, int] = {}  # offset -> ready when broker_ms gets there, or when it is started
         self.elapsed: dict[int, int] = {}  # the same, got there: it waits again should broker_ms fall below
@@ -118,8 +117,10 @@ class State:
         self.poison: dict[int, str] = {}  # offset -> reason
         self.doubles: set[int] = set()  # second copies of one dead letter, and second sendings of one message
         self.recent = Recent()  # ids of messages
+        self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
         self.estimate_ms = -1  # broker time now, by the owner's own clock since it was told; -1: not known
+        self.damage: RowError | None = None  # a row could not be read: what is in memory is no state to go on from
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}
@@ -158,19 +159,27 @@ class State:
         record = self.messages[offset]
         return self._records(record)[offset] if type(record) is Segment else record
 
+    def copy_of(self, offset: int) -> int | None:
+        """Offset of the copy that was made of a message of this partition; None if none is remembered."""
+        return self.origins.offset_of(dedup.origin_digest(f"{self.number}:{offset}"))
+
     def records_of(self, segment: Segment) -> dict[int, rows.Record]:
         """The messages of a segment, finished ones too. Raises :exc:`RowError`."""
         return self._records(segment)
 
     def _records(self, segment: Segment) -> dict[int, rows.Record]:
         if self._loaded[0] != segment.key:
-            value = self.load(segment.key)
-            if rows.checksum(value) != segment.checksum:
-                raise RowError(f"row {segment.key} does not have the checksum that the manifest names")
-            self._loaded = (
-                segment.key,
-                {r.offset: r for r in rows.decode_messages(value).records()},
-            )
+            try:
+                value = self.load(segment.key)
+                if rows.checksum(value) != segment.checksum:
+                    raise RowError(f"row {segment.key} does not have the checksum that the manifest names")
+                self._loaded = (
+                    segment.key,
+                    {r.offset: r for r in rows.decode_messages(value).records()},
+                )
+            except RowError as exc:
+                self.damage = exc
+                raise
         return self._loaded[1]
 
     def queue_of(self, offset: int) -> str | None:

@@ -21,6 +21,7 @@ from marq.core.markers import Start
 from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
 from marq.core.partition import Hold, Partition
 from tests.simulation.logs import Sent
+from tests.simulation.simulator import ORIGIN_RULES
 from tests.simulation.worker import Worker
 
 
@@ -335,8 +336,48 @@ def _newest_group_first(backlog_class: Any) -> Any:
     return mutated
 
 
+def _takes_before_it_reads(unpark: Any) -> Any:
+    def mutated(self: Partition, lane: Any) -> None:
+        name = lane.backlog.name
+        segment = self.segments.next_parked(name, lane.group)
+        taken = [] if segment is None else self.segments.unpark_lane(segment, name, lane.group)
+        if segment is not None:
+            self._records(segment)
+        for offset in taken:
+            self.segments.park(offset)
+        unpark(self, lane)
+
+    return mutated
+
+
+def _goes_on_after_damage(records: Any) -> Any:
+    def mutated(self: Partition, segment: Any) -> Any:
+        try:
+            return records(self, segment)
+        finally:
+            self.damage = None
+
+    return mutated
+
+
 def _all_ids(unwritten: Any) -> Any:
     return lambda self, position: unwritten(self, 1 << 60)
+
+
+def _ids_of_messages_only(restore: Any) -> Any:
+    def mutated(self: Recent, *row: Any) -> None:
+        if self._most > ORIGIN_RULES.most:
+            restore(self, *row)
+
+    return mutated
+
+
+def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
+    def mutated(self: Partition, *args: Any) -> Any:
+        self.origins._end_silence(self.last_timestamp_ms + (1 << 40), self.position)
+        return checkpoint(self, *args)
+
+    return mutated
 
 
 def _without_doubles(restore_markers: Any) -> Any:
@@ -434,7 +475,13 @@ MUTATIONS = {
     "no clock in the manifest": Mutation("and the clock", _manifest_without(clock_ms=0)),
     "no purges in the manifest": Mutation("and the purges above its position", _manifest_without(purges={})),
     "no done in the manifest": Mutation("and what is done above its position", _manifest_without(done=[])),
-    "no copies in the manifest": Mutation("and the origins of copies", _manifest_without(copied={})),
+    "origins not read back": Mutation(
+        "the origins of copies survive", _replaced(Recent, "restore", _ids_of_messages_only)
+    ),
+    "origins forgotten by the clock": Mutation(
+        "which origins are remembered is a function of the queue log alone",
+        _replaced(Partition, "checkpoint", _forgets_origins_by_the_clock),
+    ),
     "a group with two receivers": Mutation(
         "nothing of a FIFO group is delivered while one of it is in flight",
         _replaced(Partition, "_in_order", _forgets_what_is_out),
@@ -448,6 +495,17 @@ MUTATIONS = {
     ),
     "FIFO taken for standard": Mutation("a FIFO queue keeps the order", _replaced(Partition, "take", _as_standard)),
     "groups don't take turns": Mutation("groups take turns", _replaced(Backlog, "queue_up", _newest_group_first)),
+    "parked flags taken before the row is read": Mutation(
+        "a row is read before its messages are taken off the parked ones",
+        _replaced(Partition, "_unpark", _takes_before_it_reads),
+    ),
+    "served on after damage": Mutation(
+        "an owner that can't read a row stops", _replaced(Partition, "_records", _goes_on_after_damage)
+    ),
+    "an expired message passed over": Mutation(
+        "a FIFO group waits for the end of a message that has expired, parked ones too",
+        _replaced(Partition, "_note_out", lambda method: lambda *args: None),
+    ),
     "ids not read back": Mutation(
         "the ids of messages survive", _replaced(Recent, "restore", lambda method: lambda *args: None)
     ),

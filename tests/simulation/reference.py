@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.rows import Record
@@ -29,7 +29,7 @@ class Message(NamedTuple):
     expires_ms: int  # 0: never
     poison: bool
     origin: int | None  # of which message of this partition it is the dead letter's copy
-    double: bool  # another copy of the same came before it, or another message with its id
+    double: bool  # another copy of the same came shortly before it, or another message with its id
     group: bytes  # b"": none
 
 
@@ -60,34 +60,68 @@ NOTHING_YET = Moment(0, -1, -1, "", -1, -1, -1, -1)
 
 
 class IdRules(NamedTuple):
-    """Milliseconds."""
+    """Milliseconds, and a number."""
 
     window: int
     back: int
-    keep: int
+    more: int
     step: int
+    most: int
 
 
 class Id(NamedTuple):
-    """An id of a message that was no duplicate."""
+    """An id that was accepted."""
 
-    queue: str
-    name: bytes
+    name: Any
     at_ms: int
     clock_ms: int
+
+
+class Ids:
+    """The ids that are remembered, in order."""
+
+    def __init__(self, rules: IdRules) -> None:
+        self.rules = rules
+        self.accepted: list[Id] = []
+        self.clock_ms = 0
+        self.stamps: list[int] = []  # the last two different ones, the last one first
+
+    def repeats(self, name: Any, timestamp_ms: int) -> bool:
+        """True if the id was accepted less than the window ago; else it is accepted, and the oldest are forgotten."""
+        rules = self.rules
+        for one in self.accepted:
+            if one.name == name and -rules.back <= timestamp_ms - one.at_ms < rules.window:
+                return True
+        if self.stamps:
+            self.clock_ms += max(0, min(rules.step, timestamp_ms - self.stamps[0]))
+        if timestamp_ms not in self.stamps[:1]:
+            self.stamps = [timestamp_ms, *self.stamps[:1]]
+        while self.accepted and (len(self.accepted) >= rules.most or self._is_over(self.accepted[0])):
+            del self.accepted[0]
+        self.accepted.append(Id(name, timestamp_ms, self.clock_ms))
+        return False
+
+    def _is_over(self, one: Id) -> bool:
+        rules, now_ms = self.rules, min(self.stamps)
+        if self.clock_ms - one.clock_ms < rules.window + rules.more:
+            return False
+        return one.at_ms <= now_ms - rules.window or one.at_ms > now_ms + rules.back
 
 
 class Reference:
     """The truth about one partition."""
 
     def __init__(
-        self, number: int, queue_id: str | None, id_rules: IdRules, on_done: Callable[[int, str, int], None]
+        self,
+        number: int,
+        queue_id: str | None,
+        id_rules: IdRules,
+        origin_rules: IdRules,
+        on_done: Callable[[int, str, int], None],
     ) -> None:
         self.number = number
-        self.id_rules = id_rules
-        self.ids: list[Id] = []
-        self.ids_clock_ms = 0
-        self.id_stamps: list[int] = []  # the last two different ones, the last one first
+        self.ids = Ids(id_rules)
+        self.origins = Ids(origin_rules)
         self.groups: dict[tuple[str, bytes], list[int]] = {}
         self.queue_id = queue_id
         self.on_done = on_done
@@ -97,7 +131,7 @@ class Reference:
         self.ended_at: dict[int, int] = {}
         self.history: dict[int, list[tuple[int, State | str]]] = {}
         self.started: dict[tuple[int, int, int], Started] = {}
-        self.first_copy: dict[int, int] = {}
+        self.copied: set[int] = set()  # messages with a copy in the log
         self.records: list[int] = []  # offsets in the markers log
         self.moments: list[Moment] = []
         self.now = NOTHING_YET
@@ -137,35 +171,15 @@ class Reference:
                     origin = int(offset)
         double = False
         if origin is not None and not poison:
-            double = self.first_copy.setdefault(origin, record.offset) != record.offset
+            self.copied.add(origin)
+            double = self.origins.repeats(origin, record.timestamp)
         if dedup is not None and not poison and queue is not None:
-            double |= self._repeats(queue, dedup, record.timestamp)
+            double |= self.ids.repeats((queue, dedup), record.timestamp)
         message = Message(record, None if poison else queue, due, expires, poison, origin, double, group)
         if not poison and not double and queue is not None:
             self.groups.setdefault((queue, group), []).append(record.offset)
         self.messages[record.offset] = message
         return message
-
-    def _repeats(self, queue: str, name: bytes, timestamp_ms: int) -> bool:
-        """True if the id was accepted less than the window ago; else it is accepted, and the oldest are forgotten."""
-        rules = self.id_rules
-        for one in self.ids:
-            if (one.queue, one.name) == (queue, name) and -rules.back <= timestamp_ms - one.at_ms < rules.window:
-                return True
-        if self.id_stamps:
-            self.ids_clock_ms += max(0, min(rules.step, timestamp_ms - self.id_stamps[0]))
-        if timestamp_ms not in self.id_stamps[:1]:
-            self.id_stamps = [timestamp_ms, *self.id_stamps[:1]]
-        by = min(self.id_stamps)
-        while self.ids:
-            oldest = self.ids[0]
-            if self.ids_clock_ms - oldest.clock_ms < rules.keep:
-                break
-            if by - rules.window < oldest.at_ms <= by + rules.back:
-                break
-            del self.ids[0]
-        self.ids.append(Id(queue, name, timestamp_ms, self.ids_clock_ms))
-        return False
 
     # ------------------------------------------------------------------ the markers log
 

@@ -25,11 +25,14 @@ from tests.simulation.worker import TABLES, Worker
 
 T = TypeVar("T")
 
-DRAIN_ROUNDS = 700
-"""Within so many rounds of good health everything has to be finished."""
+DRAIN_ROUNDS = 400
+"""Within so many rounds of good health some message has to be finished: delays, leases and clocks are shorter."""
 
-ID_RULES = IdRules(window=3_000, back=1_000, keep=4_000, step=2_000)
+ID_RULES = IdRules(window=3_000, back=1_000, more=1_000, step=2_000, most=1 << 60)
 """So long a message's id is remembered."""
+
+ORIGIN_RULES = ID_RULES._replace(window=30_000, most=12)
+"""So long the origin of a dead letter's copy is remembered, while no more copies than this came behind it."""
 
 SMALL: dict[Any, dict[str, int]] = {
     state: {"BLOCK_BITS": 3},
@@ -38,8 +41,10 @@ SMALL: dict[Any, dict[str, int]] = {
     dedup: {
         "WINDOW_MS": ID_RULES.window,
         "BACK_MS": ID_RULES.back,
-        "KEEP_MS": ID_RULES.keep,
+        "KEEP_MORE_MS": ID_RULES.more,
         "STEP_MS": ID_RULES.step,
+        "ORIGIN_WINDOW_MS": ORIGIN_RULES.window,
+        "ORIGINS_MAX": ORIGIN_RULES.most,
         "SLACK_MS": 60_000,
         "ROW_IDS": 3,
         "TRIM": 2,
@@ -80,6 +85,8 @@ class Odds(NamedTuple):
     acks: float
     serve: float
     shed: float
+    rot: float
+    expiry: float
     fetch: float
     send: float
     act: float
@@ -105,6 +112,8 @@ class Odds(NamedTuple):
             acks=r.choice((0.2, 0.5)),
             serve=r.choice((1.0, 2.0)),
             shed=r.choice((0.0, 0.5, 2.0)),
+            rot=r.choice((0.0, 0.0, 0.1, 0.5)),
+            expiry=r.choice((0.08, 0.08, 0.08, 0.4)),
             fetch=r.choice((0.5, 2.0, 6.0)),
             send=r.choice((0.5, 2.0)),
             act=r.choice((0.1, 0.5, 2.5)),
@@ -163,7 +172,7 @@ class Simulator:
         self.assigned = 0
         self.checks = Checks(self)
         self.receivers = Receivers(self)
-        self.reference = Reference(self.number, self.queue_id, ID_RULES, self.checks.done)
+        self.reference = Reference(self.number, self.queue_id, ID_RULES, ORIGIN_RULES, self.checks.done)
         self.workers = [worker_class(self, i) for i in range(r.choice((2, 3)))]
 
     # ------------------------------------------------------------------ small things
@@ -365,6 +374,8 @@ class Simulator:
                 add((3.0, self.fetch_queue, worker))
             if odds.shed:
                 add((odds.shed * 0.5, Worker.shed, worker))
+            if odds.rot:
+                add((odds.rot, Worker.rot, worker))
             if worker.serving:
                 add((3.0 * odds.serve, self.acquire, worker))
                 add((1.5, Worker.work, worker))
@@ -384,15 +395,15 @@ class Simulator:
         x = self.random.random()
         if x < 0.12:
             headers.append(("marq-delay-ms", b"%d" % self.pick((0, 100, 1_500))))
-        elif x < 0.2:
+        elif x < 0.12 + self.odds.expiry:
             headers.append(("marq-ttl-ms", b"%d" % self.pick((0, 300, 3_000))))
-        elif x < 0.24:
+        elif x < 0.16 + self.odds.expiry:
             headers += [("marq-ttl-ms", b"600"), ("marq-delay-ms", b"%d" % self.pick((100, 900)))]
-        elif x < 0.26:
+        elif x < 0.18 + self.odds.expiry:
             headers.append(("marq-delay-ms", b"soon"))
-        elif x < 0.28:
+        elif x < 0.2 + self.odds.expiry:
             key = self.pick((None, b"", b"\xff"))
-        elif x < 0.32:
+        elif x < 0.24 + self.odds.expiry:
             headers.append(("shop", b"1"))
         group = self.pick(self.groups)
         if group is not None:
@@ -485,7 +496,7 @@ class Simulator:
     def _drain(self) -> None:
         """All healthy, one worker serves, receivers acknowledge: whatever was accepted must be finished."""
         self.note("drain")
-        self.odds = self.odds._replace(dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
+        self.odds = self.odds._replace(rot=0, dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
         self.assigned = self.below(len(self.workers))
         for worker in self.workers:
             if not worker.alive:
@@ -494,12 +505,14 @@ class Simulator:
             worker.hears(self.assigned == worker.number)
             worker.seek()
         server = self.workers[self.assigned]
-        finished = 0
-        for _ in range(DRAIN_ROUNDS):
+        finished = done = idle = 0
+        while idle < DRAIN_ROUNDS:
             self.at_step += 1
             self.now_ms += 150
             self._round(server)
-            if len(self.reference.done) == len(self.reference.messages):
+            idle = 0 if len(self.reference.done) > done else idle + 1
+            done = len(self.reference.done)
+            if done == len(self.reference.messages):
                 finished += 1
                 if finished > 12:
                     break
@@ -530,14 +543,11 @@ class Simulator:
             server.fetch_queue(50)
         if server.stage == "owner":
             server.fetch_markers(50)
-        if server.serving:
-            assert server.owner is not None
-            server.work()
-            server.acquire()
-            server.tick()
-            server.step()
-            if server.owner is not None and server.owner.appends:
-                server.flush()
+        for act in (server.work, server.acquire, server.tick, server.step):
+            if server.serving:
+                act()
+        if server.serving and server.owner is not None and server.owner.appends:
+            server.flush()
 
 
 @contextmanager

@@ -283,7 +283,7 @@ def picture(partition: Partition) -> dict[str, Any]:
         "ttls": dict(sorted(p.ttls.items())),
         "poison": dict(sorted(p.poison.items())),
         "doubles": p.doubles,
-        "copied": {origin: first for origin, (first, _) in sorted(p.copied.items(), key=str)},
+        "origins": p.origins.entries(),
     }
 
 

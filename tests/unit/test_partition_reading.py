@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from marq.core import dedup, rows
 from marq.core.partition import Partition
 from marq.core.rows import Record
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX
@@ -327,26 +329,71 @@ def test_a_second_copy_is_known_after_a_restart() -> None:
     assert logs.state(second) == "double"
 
 
-def test_origins_are_forgotten_in_time_so_that_the_manifest_stays_small() -> None:
+def test_origins_are_forgotten_in_the_time_of_the_queue_log() -> None:
+    """Whatever time passed in the other log, and however often the log was read: two readers decide alike."""
     logs = served()
-    logs.send()
-    logs.ack(logs.start(copy_of(logs, 0)))
+    first = copy_of(logs, 0)
     logs.read()
-
-    logs.wait(610_000)
+    logs.wait(dedup.ORIGIN_WINDOW_MS - 1)
     logs.persist()
-
-    assert logs.partition.copied == {}
-
-
-def test_no_more_origins_are_remembered_than_fit_a_manifest() -> None:
-    logs = served()
-    for origin in range(21_000):
-        copy_of(logs, origin)
+    second = copy_of(logs, 0)
+    logs.now_ms += 1
+    third = copy_of(logs, 0)
     logs.read()
 
-    checkpoint = logs.persist()
+    assert logs.states([first, second, third]) == ["ready", "double", "ready"]
 
-    assert checkpoint is not None
-    assert min(logs.partition.copied) == 1_000
-    assert len(checkpoint.manifest) < 1 << 20
+
+def test_what_is_read_again_after_a_crash_meets_the_origins_of_before() -> None:
+    """The first copy is below the position that is read on from, and what made it forgotten is above."""
+    logs = served()
+    copy_of(logs, 0)
+    logs.read()
+    logs.persist()
+    second = copy_of(logs, 0)
+    logs.now_ms += dedup.ORIGIN_WINDOW_MS
+    copy_of(logs, 1)
+    logs.read()
+    assert logs.state(second) == "double"
+    logs.checkpoint()
+
+    logs.crash()
+
+    assert logs.state(second) == "double"
+
+
+def test_no_more_than_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedup, "ORIGINS_MAX", 100)
+    monkeypatch.setattr(dedup, "TRIM", 10)
+    logs = TwoLogs()
+    logs.own()
+    for origin in range(1_000):
+        copy_of(logs, origin)
+        logs.read()
+        logs.persist()
+
+    second, late = copy_of(logs, 900), copy_of(logs, 899)
+    logs.read()
+
+    assert logs.states([second, late]) == ["double", "ready"]
+    assert len(logs.partition.origins) == 100
+    assert len(logs.partition.origins._digests) < 200
+
+
+def test_origins_that_an_earlier_version_wrote_are_known() -> None:
+    logs = served()
+    first = copy_of(logs, 0)
+    logs.read()
+    logs.persist()
+    manifest = rows.decode_manifest(logs.manifest)
+    without = {key: value for key, value in manifest.rows.items() if rows.kind_of(key) != "origins"}
+    logs.manifest = rows.encode(msgspec.structs.replace(manifest, rows=without, copied={0: (first, 5)}))
+
+    logs.crash()
+    logs.persist()
+    logs.crash()
+    second = copy_of(logs, 0)
+    logs.read()
+
+    assert logs.state(second) == "double"
+    assert logs.partition.copy_of(0) == first
