@@ -387,6 +387,78 @@ def _without_doubles(restore_markers: Any) -> Any:
     return mutated
 
 
+# ---------------------------------------------------------------------- time
+
+
+def _one_tick_is_enough(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        tell_time(self, tick_ms - 1)
+        tell_time(self, tick_ms)
+
+    return mutated
+
+
+def _never_back(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        tell_time(self, max(tick_ms, self.broker_ms))
+
+    return mutated
+
+
+def _of_any_owner(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        if self.tick_ms < 0:
+            self.tick_ms = self.broker_ms
+        tell_time(self, tick_ms)
+
+    return mutated
+
+
+def _over_for_good(turn_back: Any) -> Any:
+    def mutated(self: Partition) -> None:
+        elapsed, self.elapsed = self.elapsed, {}
+        turn_back(self)
+        self.elapsed = elapsed
+
+    return mutated
+
+
+def _knows_time_at_once(owned: Any) -> Any:
+    def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
+        owned(self, own, offset, now_ms)
+        self.told = True
+
+    return mutated
+
+
+def _ends_by_its_own_clock(expired: Any) -> Any:
+    def mutated(self: Partition, offset: int, settings: Any) -> bool:
+        return self._past_ttl(offset, settings)
+
+    return mutated
+
+
+def _by_one_stamp(forget: Any) -> Any:
+    def mutated(self: Recent, offset: int) -> None:
+        live, end = self._live, self._base + len(self._times)
+        while live < end and self._times[live - self._base] <= self._last_ms - self._window_ms:
+            live += 1
+        self._forget_below(max(live, end + 1 - self._most), offset)
+
+    return mutated
+
+
+def _however_much_later(is_duplicate: Any) -> Any:
+    def mutated(self: Recent, digest: bytes, offset: int, timestamp_ms: int) -> bool:
+        found = self._by_digest.get(digest)
+        for number in () if found is None else (found,) if isinstance(found, int) else found:
+            if timestamp_ms - self._times[number - self._base] < self._window_ms:
+                return True
+        return bool(is_duplicate(self, digest, offset, timestamp_ms))
+
+    return mutated
+
+
 class EndsBeforeCopies(Worker):
     """Ends a dead letter before its copy is in the log."""
 
@@ -505,6 +577,33 @@ MUTATIONS = {
     "an expired message passed over": Mutation(
         "a FIFO group waits for the end of a message that has expired, parked ones too",
         _replaced(Partition, "_note_out", lambda method: lambda *args: None),
+    ),
+    "one tick is enough": Mutation(
+        "broker time is told by two ticks that agree", _replaced(Partition, "_tell_time", _one_tick_is_enough)
+    ),
+    "broker time never goes back": Mutation(
+        "it follows the broker back", _replaced(Partition, "_tell_time", _never_back)
+    ),
+    "a tick of another owner": Mutation(
+        "both ticks are behind the last own marker", _replaced(Partition, "_tell_time", _of_any_owner)
+    ),
+    "a delay is over for good": Mutation(
+        "a delay that was over by a wrong clock goes on", _replaced(Partition, "_turn_back", _over_for_good)
+    ),
+    "time known at once": Mutation(
+        "what may have expired waits for two ticks of the new owner", _replaced(Owner, "_owned", _knows_time_at_once)
+    ),
+    "expired by the owner's clock": Mutation(
+        "only the log ends a time to live", _replaced(Partition, "_expired", _ends_by_its_own_clock)
+    ),
+    "no broker time in the manifest": Mutation("the manifest has broker time", _manifest_without(broker_ms=-1)),
+    "no last tick in the manifest": Mutation("and the last tick", _manifest_without(tick_ms=-1)),
+    "ids forgotten by one stamp": Mutation(
+        "one wrong stamp makes no id forgotten", _replaced(Recent, "_forget", _by_one_stamp)
+    ),
+    "an id far ahead swallows later ones": Mutation(
+        "a duplicate is stamped no more than a little before the first",
+        _replaced(Recent, "is_duplicate", _however_much_later),
     ),
     "ids not read back": Mutation(
         "the ids of messages survive", _replaced(Recent, "restore", lambda method: lambda *args: None)

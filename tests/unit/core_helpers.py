@@ -380,9 +380,13 @@ class Worker:
         offsets = []
         for _ in range(count):
             offsets.append(len(self.queue_log))
-            self.queue_log.append(Record(offsets[-1], self.broker.now_ms, queue.encode(), value, headers))
+            self.queue_log.append(self.record(queue, value, headers))
         self.read_queue()
         return offsets
+
+    def record(self, queue: str = "q", value: bytes = b"x", headers: Any = ()) -> Record:
+        """The next message of the queue topic."""
+        return Record(len(self.queue_log), self.broker.now_ms, queue.encode(), value, headers)
 
     def read_queue(self) -> None:
         start = self.owner.partition.position
