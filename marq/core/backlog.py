@@ -124,10 +124,11 @@ class Lane:
             heapify(self.returned)
 
     def retain(self, messages: dict[int, Any]) -> None:
-        """Forget the entries that are not in ``messages``."""
+        """Forget the entries that are not in ``messages``, and second ones."""
         here = messages.__contains__
         self.set_fresh(list(filter(here, self.fresh)))
-        self.returned = sorted(filter(here, self.returned)) or _NONE
+        self.returned = sorted(set(filter(here, self.returned))) or _NONE
+        self.again = sorted(set(filter(here, self.again))) or _NONE
         self.out = list(filter(here, self.out)) or _NONE
 
 

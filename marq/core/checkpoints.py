@@ -217,15 +217,6 @@ class Checkpoints(Deliveries):
             blocks.setdefault(block_of(offset), []).append(offset)
         return lambda block: blocks.get(block, ())
 
-    def _sweep(self) -> None:
-        """Structures of a queue exist only while it has something in them."""
-        empty = [name for name, backlog in self.backlogs.items() if backlog.idle]
-        if empty:
-            for name in empty:
-                del self.backlogs[name]
-                self._again_turn.discard(name)
-            self._by_key = {key: b for key, b in self._by_key.items() if b.name in self.backlogs}
-
     def _done_above(self, waiting: list[int]) -> list[int]:
         """Done offsets in ``[persisted, position)``, then those that are done ahead of being read."""
         done = RangeSet()

@@ -18,6 +18,7 @@ The origins of copies (dead letters, moved messages) are such ids, too, with a w
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import deque
 from hashlib import blake2b
 from typing import NamedTuple
@@ -73,6 +74,7 @@ class Written(NamedTuple):
     checksum: int
     last: int
     end: int
+    count: int
 
 
 class Recent:
@@ -219,10 +221,13 @@ class Recent:
     def unwritten(self, position: int) -> list[tuple[list[bytes], list[int], list[int]]]:
         """Digests, offsets and timestamps of the records below ``position`` that are in no row, a row's worth each.
 
-        :meth:`written` has to follow for each of them.
+        The last rows are written again with them while they have no more ids: so there are few rows, and an id is
+        written a few times. :meth:`written` has to follow for each of what is returned.
         """
         found = []
-        start, offsets = self._unwritten - self._base, self._offsets
+        offsets = self._offsets
+        self._merge(bisect_left(offsets, position, self._unwritten - self._base) + self._base - self._unwritten)
+        start = self._unwritten - self._base
         while start < len(offsets) and offsets[start] < position:
             stop = start
             while stop < len(offsets) and offsets[stop] < position and stop - start < ROW_IDS:
@@ -231,11 +236,22 @@ class Recent:
             start = stop
         return found
 
+    def _merge(self, count: int) -> None:
+        """Take up rows again that have no more ids than the ``count`` behind them."""
+        written = self._rows
+        while count and written:
+            last = written[-1]
+            if last.count > count or last.count + count > ROW_IDS or last.end - last.count < self._base:
+                return
+            count += last.count
+            self._unwritten = last.end - last.count
+            del written[-1]
+
     def written(self, key: str, checksum: int, count: int) -> None:
         """The next ``count`` are in this row."""
         self._unwritten += count
         last = self._offsets[self._unwritten - 1 - self._base]
-        self._rows.append(Written(key, checksum, last, self._unwritten))
+        self._rows.append(Written(key, checksum, last, self._unwritten, count))
         self._trim()
 
     def rows(self, position: int) -> dict[str, int]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heapify, heappop
 
+from marq.core import state
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.ranges import count, flat, offsets_in, ranges_of
 from marq.core.reading import Reading
 from marq.core.segments import Segment
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, headers_size, size_of
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, block_of, headers_size, size_of
 
 CLOCK_STEP_MS = 5_000
 """The partition clock advances by at most this much per record: a broker clock that jumps expires nothing early."""
@@ -59,6 +60,10 @@ class Folding(Reading):
             idle = idle and kind is Tick
             effects.append(effect)
         self._ticks += idle
+        if self._listed > self._listed_max:
+            self._clean()
+        if len(self._dirty) > self._dirty_max:
+            self._clean_dirty()
         return effects
 
     def _tell_time(self, tick_ms: int) -> None:
@@ -99,6 +104,16 @@ class Folding(Reading):
                 if not backlog.fifo:  # else they keep their places
                     for lane in backlog.lanes():
                         lane.remove(again)
+
+    def _clean_dirty(self) -> None:
+        """Blocks that have nothing, and no row, need none; whoever writes no rows would gather them for ever."""
+        dirty = self._dirty & self._marker_rows.keys()
+        dirty |= self._dirty.intersection(map(block_of, self.holds))
+        dirty |= self._dirty.intersection(map(block_of, self.messages))
+        for segment in self.segments:
+            dirty |= self._dirty.intersection(range(block_of(segment.start), block_of(segment.stop - 1) + 1))
+        self._dirty = dirty
+        self._dirty_max = 2 * len(dirty) + state.CLEAN_SLACK
 
     def skip_markers(self, stop: int) -> None:
         """The markers topic holds nothing more below ``stop`` (control records, deleted records)."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
+from marq.core import state
 from marq.core.backlog import PRUNE_SLACK, Backlog, Lane
 from marq.core.segments import Segment
 from marq.core.state import Hold, State, block_of
@@ -35,6 +36,40 @@ class Lanes(State):
         backlog.again_turns = deque(ln for ln in backlog.again_turns if not ln.group or kept.get(ln.group) is ln)
         backlog.prune_at = 2 * len(kept) + PRUNE_SLACK
 
+    def _clean(self) -> None:
+        """Clear away what is known of finished messages. Entries are hints, which are else dropped when they are taken:
+        nobody may ever take from a queue. The cost is shared by what was listed since the last time.
+        """
+        messages = self.messages
+        self._listed, self._listed_max = 0, len(messages) + state.CLEAN_SLACK
+        for backlog in self.backlogs.values():
+            for lane in backlog.lanes():
+                lane.retain(messages)
+            if backlog.groups:
+                self._prune(backlog)
+        self._sweep()
+        self._suspects = [o for o in dict.fromkeys(self._suspects) if o in messages or o in self.ttls]
+        self._delayed = [entry for entry in self._delayed if entry[1] in self.delays]
+        heapify(self._delayed)
+        parked = self.segments.queues
+        self.woken = {q: None for q in self.woken if not q or q in self.backlogs or q in parked}
+        if len(self._mixed) + len(self._fifo) + len(self._apart or ()) > len(self.backlogs) + len(parked) + state.CLEAN_SLACK:
+            here = {self.queue_of(o) for o in self.holds.keys() | self.reserved if o in messages}
+            here |= self.backlogs.keys() | parked.keys()
+            self._mixed &= here
+            self._fifo &= here
+            if self._apart is not None:
+                self._apart = {q: offsets for q, offsets in self._apart.items() if q in here}
+
+    def _sweep(self) -> None:
+        """Structures of a queue exist only while it has something in them."""
+        empty = [name for name, backlog in self.backlogs.items() if backlog.idle]
+        if empty:
+            for name in empty:
+                del self.backlogs[name]
+                self._again_turn.discard(name)
+            self._by_key = {key: b for key, b in self._by_key.items() if b.name in self.backlogs}
+
     def _push(self, offset: int, receives: int) -> None:
         """``offset`` is ready again."""
         if offset in self.reserved:
@@ -42,6 +77,7 @@ class Lanes(State):
         queue = self.queue_of(offset)
         if queue is None:
             return
+        self._listed += 1
         backlog = self._backlog(queue)
         if backlog.fifo:
             self._push_in_order(backlog, offset)
@@ -204,11 +240,16 @@ class Lanes(State):
         heappush(self._timers, (hold.deadline_ms, next(self._serial), hold))
         self._timed += len(hold.offsets)
         if self._timed > 2 * len(self.holds) + TIMERS_SLACK:
-            # a long lease of what was acked at once must not be kept until it is over
-            lowest = min(self.holds)
-            self._timers = [t for t in self._timers if t[2].offsets[-1] >= lowest and self._holds_any(t[2])]
-            heapify(self._timers)
-            self._timed = sum(len(timer[2].offsets) for timer in self._timers)
+            self._clear_timers()
+
+    def _clear_timers(self) -> None:
+        """A long lease of what was acked at once must not be kept until it is over, nor the numbers of those acked."""
+        holds, lowest = self.holds, min(self.holds)
+        for _, _, hold in self._timers:
+            hold.offsets = [o for o in hold.offsets if holds.get(o) is hold] if hold.offsets[-1] >= lowest else ()
+        self._timers = [timer for timer in self._timers if timer[2].offsets]
+        heapify(self._timers)
+        self._timed = sum(len(timer[2].offsets) for timer in self._timers)
 
     def _holds_any(self, hold: Hold) -> bool:
         holds = self.holds

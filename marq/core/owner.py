@@ -37,6 +37,9 @@ DOUBT_MS = 120_000
 OUTAGE_MS = 5 * TICK_MAX_MS
 """Without a marker for longer than this, while a checkpoint waits for its ticks, Kafka or this process stood still."""
 
+FLOWS_SLACK = 1_000
+"""So many queues with limits are remembered though they have nothing in flight; then those are looked through."""
+
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
 
@@ -140,6 +143,11 @@ class Retire(NamedTuple):
 Step = WriteRows | WriteManifest | Retire
 
 
+def _is_owners(marker: End | Keepalive | Release) -> bool:
+    """True for an end that only the owner may decide upon."""
+    return isinstance(marker, End) and marker.outcome != "acked"
+
+
 class Owner:
     """One worker's hold on partition ``number``. ``nonce`` must be new for each attempt; times are monotonic ms."""
 
@@ -178,6 +186,7 @@ class Owner:
         self._fences = 0
         self._next_checkpoint_ms = 0
         self.flows: dict[str, Flow] = {}  # of queues with limits
+        self._flows_max = FLOWS_SLACK
         self._flow_of: dict[int, str] = {}  # offset in flight -> its queue, if that has limits
         self._orphans: list[str] = []
         self._old_manifests: list[str] = []
@@ -265,11 +274,7 @@ class Owner:
                 effects.clear()
             if phase is Phase.FAILED:
                 # what receivers say counts whoever appends it; and what was not handed out is given back
-                for marker in appends:
-                    if isinstance(marker, Keepalive | Release) or (
-                        isinstance(marker, End) and marker.outcome == "acked"
-                    ):
-                        self.appends.append(marker)
+                self.appends += [a for a in appends if isinstance(a, End | Keepalive | Release) and not _is_owners(a)]
                 for handout in handouts:
                     if handout.offsets:
                         self.release(handout.offsets, handout.receipt, counted=False)
@@ -544,6 +549,8 @@ class Owner:
         """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
         flow = self.flows.get(queue)
         if flow is None:
+            if len(self.flows) >= self._flows_max:
+                self._forget_flows(now_ms)
             flow = self.flows[queue] = self._flow(queue)
         if settings.breaker_failures:
             self._expire(queue, flow, settings, now_ms)
@@ -555,6 +562,15 @@ class Owner:
             self._expire(queue, flow, settings, now_ms)
             room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
         return room
+
+    def _forget_flows(self, now_ms: int) -> None:
+        """A queue that has nothing in flight is made known again when it is asked for, but for failures that matter."""
+        for queue, flow in list(self.flows.items()):
+            breaker = flow.breaker
+            failing = breaker.room(now_ms) == 0 or (breaker.failures and self.partition.has_ready(queue))
+            if not flow.offsets and not failing:
+                del self.flows[queue]
+        self._flows_max = 2 * len(self.flows) + FLOWS_SLACK
 
     def _flow(self, queue: str) -> Flow:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""

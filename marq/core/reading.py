@@ -90,6 +90,7 @@ class Reading(Lanes):
             for ids in (self.recent, self.origins):
                 ids.pass_time(records[-1].offset, self.queue_timestamp_ms)
         self.bytes += size
+        self._listed += stop - position
         self.position = stop
         if self.ahead:
             self.ahead.discard(0, stop)
@@ -98,6 +99,8 @@ class Reading(Lanes):
         if self._held_up and self._highest_hold < stop:
             self.woken.update(dict.fromkeys(self._held_up))
             self._held_up.clear()
+        if self._listed > self._listed_max:
+            self._clean()
         return True
 
     def _take_up(self, record: Any) -> None:

@@ -22,6 +22,9 @@ from marq.errors import RowError
 BLOCK_BITS = 10
 """Markers rows cover blocks of 1,024 offsets."""
 
+CLEAN_SLACK = 10_000
+"""Entries of finished messages are cleared away when so many, and as many as were kept the last time, may be there."""
+
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
 
@@ -139,6 +142,9 @@ class State:
         self._timed = 0  # offsets in the holds of ``_timers``
         self._delayed: list[tuple[int, int]] = []
         self._expiring: list[tuple[int, int]] = []
+        self._listed = 0  # entries made in lanes and timers since stale ones were last cleared away …
+        self._listed_max = CLEAN_SLACK  # … and how many may be until they are again
+        self._dirty_max = CLEAN_SLACK
         self._serial = itertools.count()
         self._highest_hold = -1
         self._again_turn: set[str] = set()

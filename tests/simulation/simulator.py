@@ -35,7 +35,7 @@ ORIGIN_RULES = ID_RULES._replace(window=30_000, most=12)
 """So long the origin of a dead letter's copy is remembered, while no more copies than this came behind it."""
 
 SMALL: dict[Any, dict[str, int]] = {
-    state: {"BLOCK_BITS": 3},
+    state: {"BLOCK_BITS": 3, "CLEAN_SLACK": 10},
     checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
     memory: {"SHED_AGAIN_MS": 20},
     dedup: {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from marq.core import lanes
 from marq.core import markers as m
 from marq.core.digest import digest_of, entries
 from marq.core.owner import DEAD_LEASE_MS, DEAD_RECEIVER, Limits, Owner, Phase
@@ -13,7 +14,7 @@ from marq.core.partition import MESSAGE_MAX_BYTES, Partition
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
 from marq.errors import RowError
-from tests.unit.core_helpers import Broker, TwoLogs, Worker
+from tests.unit.core_helpers import LEASE_MS, Broker, TwoLogs, Worker
 
 FIFO = QueueSettings(fifo=True)
 
@@ -339,3 +340,32 @@ def test_what_could_not_be_read_is_delivered_by_the_next_owner() -> None:
     after = Worker(worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log).serve()
 
     assert [h.offsets for h in after.receive(3)] == [[0, 1, 2]]
+
+
+# ---------------------------------------------------------------------- timers
+
+
+def test_messages_left_in_work_do_not_make_each_start_look_through_all_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each batch one message stays in work: what is looked through again must be those, not all that ever were."""
+    monkeypatch.setattr(lanes, "TIMERS_SLACK", 1_000)
+    looked_at = 0
+    clear = Partition._clear_timers
+
+    def counted(partition: Partition) -> None:
+        nonlocal looked_at
+        looked_at += partition._timed
+        clear(partition)
+
+    monkeypatch.setattr(Partition, "_clear_timers", counted)
+    logs = TwoLogs()
+    logs.own()
+    batches, size = 300, 50
+    for _ in range(batches):
+        offsets = logs.send_many(size)
+        logs.read()
+        logs.ack(logs.start(*offsets), *offsets[:-1])
+
+    assert looked_at < 4 * batches * size
+    assert logs.partition._timed <= 2 * (batches + size) + 1_000
+    logs.wait(LEASE_MS)
+    assert logs.take_all() == [size * i + size - 1 for i in range(batches)]

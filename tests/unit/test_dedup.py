@@ -207,7 +207,8 @@ def _named(logs: TwoLogs) -> list[str]:
 
 
 SMALL_MS = {
-    "WINDOW_MS": 1_000, "KEEP_MORE_MS": 200, "BACK_MS": 200, "STEP_MS": 400, "ROW_IDS": 2, "TRIM": 1, "SLACK_MS": 1 << 40
+    "WINDOW_MS": 1_000, "KEEP_MORE_MS": 200, "BACK_MS": 200, "STEP_MS": 400, "ROW_IDS": 2, "TRIM": 1,
+    "SLACK_MS": 1 << 40,
 }.items()  # fmt: skip
 
 events = st.lists(
@@ -253,6 +254,22 @@ def test_a_million_ids_are_forgotten_as_they_come() -> None:
             recent.rows(i)
     assert len(recent) == (WINDOW_MS + KEEP_MORE_MS) // 10
     assert len(recent._digests) < 2 * (WINDOW_MS + KEEP_MORE_MS) // 10 + 8_000
+
+
+def test_a_few_ids_a_checkpoint_make_few_rows_and_are_written_a_few_times() -> None:
+    recent, written = Recent(), 0
+    for i in range(5_000):
+        recent.is_duplicate(b"%016d" % i, i, i)
+        for digests, offsets, _ in recent.unwritten(i + 1):
+            recent.written(f"{i}", 0, len(digests))
+            written += len(offsets)
+        assert len(recent.rows(i + 1)) <= 14
+
+    assert written < 15 * 5_000
+    again = Recent()
+    for i in range(5_000):
+        again.is_duplicate(b"%016d" % i, i, i)
+    assert recent.entries() == again.entries()
 
 
 def test_an_id_is_not_forgotten_by_the_clock_of_the_markers_while_the_reader_is_behind() -> None:
