@@ -221,7 +221,7 @@ class Letters:
             (H_WHY, reason.encode()),
             (H_RECEIVES, str(partition.receives(offset) - uncounted).encode()),
             (H_FIRST, str(record.timestamp).encode()),
-            (H_LAST, str(partition.max_timestamp_ms).encode()),
+            (H_LAST, str(partition.last_timestamp_ms).encode()),
         ]
         if ownership.settings.queue_id is None:
             return self._to_queue(held, ownership.catalog.settings_of(queue).dead_letters_of(queue), headers)

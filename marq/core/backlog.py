@@ -10,9 +10,9 @@ What is known of a group is as small as can be: there may be a hundred thousand 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from hashlib import blake2b
-from heapq import heappop, heappush, merge
+from heapq import heapify, heappop, heappush, merge
 from typing import Any
 
 LIST_MAX = 64
@@ -114,6 +114,14 @@ class Lane:
         if self.returned and (not self.fresh or self.returned[0] <= self.fresh[0]):
             return heappop(self.returned)
         return self.next_fresh()
+
+    def remove(self, offsets: Container[int]) -> None:
+        """Forget these entries, of what was never delivered."""
+        if any(o in offsets for o in self.fresh):
+            self.set_fresh([o for o in self.fresh if o not in offsets])
+        if self.returned:
+            self.returned = [o for o in self.returned if o not in offsets] or _NONE
+            heapify(self.returned)
 
     def retain(self, messages: dict[int, Any]) -> None:
         """Forget the entries that are not in ``messages``, and second ones."""

@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 
 from marq.core import state
 from marq.core.backlog import PRUNE_SLACK, Backlog, Lane
+from marq.core.segments import Segment
 from marq.core.state import Hold, State, block_of
 
 TIMERS_SLACK = 100_000
@@ -92,33 +93,39 @@ class Lanes(State):
 
     def next_due_ms(self) -> int | None:
         """Milliseconds of log time until something becomes ready or expires by itself; None if nothing will."""
-        waits: list[int] = []
+        waits = [wait for wait in (self.next_lease_ms(), self.next_time_ms()) if wait is not None]
+        return min(waits) if waits else None
+
+    def next_lease_ms(self) -> int | None:
+        """Milliseconds of the partition clock until the next lease or wait is over; None if there is none."""
         # what is finished by now is nothing to wait for
         while self._timers and not self._holds_any(self._timers[0][2]):
             self._timed -= len(heappop(self._timers)[2].offsets)
+        return max(0, self._timers[0][0] - self.clock_ms) if self._timers else None
+
+    def next_time_ms(self) -> int | None:
+        """Milliseconds of broker time until the next delay or time to live is over; None if nothing waits for that."""
+        waits: list[int] = []
         while self._delayed and self._delayed[0][1] not in self.delays:
             heappop(self._delayed)
         while self._expiring and self._expiring[0][1] not in self.ttls:
             heappop(self._expiring)
-        if self._timers:
-            waits.append(self._timers[0][0] - self.clock_ms)
         if self._delayed:
-            waits.append(self._delayed[0][0] - self.max_timestamp_ms)
+            waits.append(self._delayed[0][0] - self.broker_ms)
         if self._expiring:
-            waits.append(self._expiring[0][0] - self.max_timestamp_ms)
+            waits.append(self._expiring[0][0] - self.broker_ms)
         return max(0, min(waits)) if waits else None
 
     def _fire_delays(self) -> None:
         delayed = self._delayed
-        while delayed and delayed[0][0] <= self.max_timestamp_ms:
-            _, offset = heappop(delayed)
+        while delayed and delayed[0][0] <= self.broker_ms:
+            due_ms, offset = heappop(delayed)
             if self.delays.pop(offset, None) is not None and offset in self.messages:
-                hold = self.holds.get(offset)
-                if hold is not None:
-                    if self.clock_ms >= hold.deadline_ms:
-                        self._push(offset, hold.receives)
-                elif self._fifo and (queue := self.queue_of(offset)) in self._fifo:
-                    self._moved((offset,))  # it is at its place already
+                self.elapsed[offset] = due_ms
+                if self._fifo and (queue := self.queue_of(offset)) in self._fifo:
+                    if type(self.messages[offset]) is Segment:
+                        self._note_out(str(queue), offset)  # it may have lost its place when it was parked
+                    self._moved((offset,))  # else it is at its place already
                     self.woken[str(queue)] = None
                     if offset in self.ttls:
                         self._suspects.append(offset)
@@ -259,6 +266,7 @@ class Lanes(State):
     def _forget(self, offset: int) -> None:
         """Nothing is special about ``offset`` any more."""
         self.delays.pop(offset, None)
+        self.elapsed.pop(offset, None)
         self.ttls.pop(offset, None)
         self.poison.pop(offset, None)
         self.doubles.discard(offset)

@@ -55,12 +55,7 @@ class Reading(Lanes):
             return False
         if stop <= position:
             return True
-        messages, top, size, expected = (
-            self.messages,
-            self.max_timestamp_ms,
-            0,
-            position,
-        )
+        messages, size, expected = self.messages, 0, position
         plain = not self.ahead and self._highest_hold < position and not self.purges
         last_key: Any = self  # equal to no key
         push = None
@@ -71,18 +66,16 @@ class Reading(Lanes):
             if offset != expected:
                 self._absent(expected, offset)
             expected = offset + 1
-            if record.timestamp > top:
-                top = record.timestamp
             value = record.value
             payload_bytes = len(value) if value is not None else 0
             if not plain or record.headers or payload_bytes > MESSAGE_MAX_BYTES:
-                self._take_up(record, top)
+                self._take_up(record)
                 continue
             if record.key != last_key:
                 last_key = record.key
                 backlog = self._backlog_of(record)
                 if backlog is None:
-                    self._take_up(record, top)
+                    self._take_up(record)
                     last_key = self
                     continue
                 push = backlog.fresh.append
@@ -94,6 +87,8 @@ class Reading(Lanes):
             self._absent(expected, stop)
         if records:
             self.queue_timestamp_ms = records[-1].timestamp
+            for ids in (self.recent, self.origins):
+                ids.pass_time(records[-1].offset, self.queue_timestamp_ms)
         self.bytes += size
         self._listed += stop - position
         self.position = stop
@@ -101,9 +96,6 @@ class Reading(Lanes):
             self.ahead.discard(0, stop)
         if self.purges:
             self.purges = {queue: before for queue, before in self.purges.items() if before > stop}
-        if top > self.max_timestamp_ms:
-            self.max_timestamp_ms = top
-            self._fire_delays()
         if self._held_up and self._highest_hold < stop:
             self.woken.update(dict.fromkeys(self._held_up))
             self._held_up.clear()
@@ -111,7 +103,7 @@ class Reading(Lanes):
             self._clean()
         return True
 
-    def _take_up(self, record: Any, now_ms: int) -> None:
+    def _take_up(self, record: Any) -> None:
         """One record with everything that may be special about it."""
         offset = record.offset
         facts = self._facts(record)
@@ -131,18 +123,15 @@ class Reading(Lanes):
         if type(facts) is not Facts or double:
             return
         backlog = self._backlog(facts.queue)
-        due = self.delays.get(offset, 0)
         hold = self.holds.get(offset)
-        if due > now_ms:
-            heappush(self._delayed, (due, offset))
-            if hold is not None or not (facts.group or backlog.fifo):
+        if hold is not None:
+            if self.clock_ms >= hold.deadline_ms:
+                self._push(offset, hold.receives)
+            return
+        if offset in self.delays:
+            if not (facts.group or backlog.fifo):
                 return
         else:
-            self.delays.pop(offset, None)
-            if hold is not None:
-                if self.clock_ms >= hold.deadline_ms:
-                    self._push(offset, hold.receives)
-                return
             self.woken[facts.queue] = None
         if not facts.group:
             backlog.fresh.append(offset)
@@ -187,11 +176,21 @@ class Reading(Lanes):
             return None, 0
         if offset in self.doubles:
             return facts.queue, facts.group  # it is only waited for that its owner ends it
-        if facts.delay_ms is not None:
-            self.delays[offset] = record.timestamp + facts.delay_ms
+        if facts.delay_ms and offset not in self.holds:
+            self._delay_until(offset, record.timestamp + facts.delay_ms)
         if facts.ttl_ms:
             self._expire_at(offset, record.timestamp + facts.ttl_ms)
         return facts.queue, facts.group
+
+    def _delay_until(self, offset: int, due_ms: int) -> None:
+        if due_ms <= self.broker_ms:
+            self.elapsed[offset] = due_ms
+            return
+        self.delays[offset] = due_ms
+        heappush(self._delayed, (due_ms, offset))
+        if len(self._delayed) > 2 * len(self.delays) + TIMERS_SLACK:
+            self._delayed = [(due, o) for o, due in self.delays.items()]
+            heapify(self._delayed)
 
     def _is_double(self, facts: Facts, record: Any) -> bool:
         """True if the same came before: a dead letter's copy, or the sending of a message. Once a record, in order."""

@@ -102,7 +102,9 @@ class State:
         self.persisted = 0  # unfinished messages below it have their payload in a segment
         self.clock_ms = 0
         self.last_timestamp_ms = -1  # of the last marker record
-        self.max_timestamp_ms = -1  # of any record of either log
+        self.broker_ms = -1  # broker time, as the last two ticks that agree tell it: delays and times to live
+        self.tick_ms = -1  # stamp of the last tick that tells it; -1: none since the last own marker
+        self.agreed = False  # that tick and the one before it agree; not kept
         self.queue_timestamp_ms = -1  # of the queue log's record that was read last; not kept
         self.own = -1  # offset of the last own marker
         self.delivery = 0  # highest delivery number seen in its epoch
@@ -112,13 +114,15 @@ class State:
         self.segments = Segments()
         self.purges: dict[str, int] = {}
         self.counters: Counter[str] = Counter()
-        self.delays: dict[int, int] = {}  # offset -> ready when max_timestamp_ms gets there
-        self.ttls: dict[int, int] = {}  # offset -> expires when max_timestamp_ms gets there
+        self.delays: dict[int, int] = {}  # offset -> ready when broker_ms gets there, or when it is started
+        self.elapsed: dict[int, int] = {}  # the same, got there: it waits again should broker_ms fall below
+        self.ttls: dict[int, int] = {}  # offset -> expires when broker_ms gets there
         self.poison: dict[int, str] = {}  # offset -> reason
         self.doubles: set[int] = set()  # second copies of one dead letter, and second sendings of one message
         self.recent = Recent()  # ids of messages
         self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
+        self.estimate_ms = -1  # broker time now, by the owner's own clock since it was told; -1: not known
         self.damage: RowError | None = None  # a row could not be read: what is in memory is no state to go on from
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
@@ -250,6 +254,11 @@ class State:
         """Counted deliveries of an unfinished message so far: the number that receivers are told."""
         hold = self.holds.get(offset)
         return hold.receives if hold is not None else 0
+
+    @property
+    def latest_ms(self) -> int:
+        """The newest of the stamps that were read last: good enough to say how old something is."""
+        return max(self.broker_ms, self.last_timestamp_ms, self.queue_timestamp_ms)
 
     def _backlog(self, queue: str) -> Backlog:
         backlog = self.backlogs.get(queue)

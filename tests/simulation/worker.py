@@ -381,7 +381,8 @@ class Worker:
     def tick(self) -> None:
         owner = self.owner
         assert owner is not None
-        owner.tick(self.sim.now_ms)
+        ttl_queues = [queue for queue in owner.partition.queues() if queue in self.sim.ttl_queues]
+        owner.tick(self.sim.now_ms, ttl_queues)
 
     def purge(self) -> None:
         owner = self.owner

@@ -45,7 +45,10 @@ def size(value: Any) -> int:
     if isinstance(value, Segment):
         return 1 + len(value.offsets)
     if isinstance(value, Segments):
-        return sum(map(size, value)) + sum(len(groups) for groups in value.queues.values()) + len(value._indexed)
+        known = len(value.pages) + len(value.changed) + len(value.dropped)
+        return (
+            known + sum(map(size, value)) + sum(len(groups) for groups in value.queues.values()) + len(value._indexed)
+        )
     if isinstance(value, dedup.Recent | owner_module.Flow | state.Hold | owner_module.Pending):
         return sum(size(getattr(value, name)) for name in value.__slots__)
     return 0
@@ -81,6 +84,7 @@ PARTITION = {
     "origins": PER_ID,
     "counters": CONSTANT,
     "delays": PER_MESSAGE,
+    "elapsed": PER_MESSAGE,
     "ttls": PER_MESSAGE,
     "poison": PER_MESSAGE,
     "doubles": PER_MESSAGE,
@@ -102,7 +106,8 @@ PARTITION = {
     "_loaded": lambda h: 3_000,  # one row
     "_dirty": PER_MESSAGE,
     "_marker_rows": ROWS,
-    "_named": ROWS,
+    "_id_rows": ROWS,
+    "_garbage": ROWS,
     "_written": CONSTANT,
     "_seen_at": CONSTANT,  # checkpoints within `hold_ms`
     "_shed_all": CONSTANT,
@@ -115,6 +120,7 @@ OWNER = {
     "poison": PER_MESSAGE,
     "_pending": lambda h: 2 * h.pending + SLACK,
     "_sent": CONSTANT,
+    "_tick_sent": CONSTANT,
     "_acked": CONSTANT,
     "flows": lambda h: 10 * len(h.owner._flow_of) + 3 * SLACK,
     "_flow_of": PER_MESSAGE,
