@@ -440,12 +440,14 @@ def _decoded(table: str, key: str, value: bytes) -> Any:
             {"offset": r.offset, "sent_ms": r.timestamp, "queue": _text(r.key), "size_bytes": len(r.value or b"")}
             for r in rows.decode_messages(value).records()
         ]
-    if table == "markers" and rows.kind_of(key) in ("dedup", "origins"):
+    if table == "progress":
+        return _plain(rows.decode_manifest(value))
+    kind = rows.kind_of(key)
+    if kind in ("dedup", "origins"):
         digests, offsets, timestamps_ms = rows.decode_dedup(value)
         ids = zip(digests, offsets, timestamps_ms, strict=True)
         return [{"id": digest.hex(), "offset": offset, "sent_ms": sent_ms} for digest, offset, sent_ms in ids]
-    row = rows.decode_markers(value) if table == "markers" else rows.decode_manifest(value)
-    return _plain(row)
+    return _plain(rows.decode_marker_row(kind, value))
 
 
 def _plain(value: Any) -> Any:
@@ -454,6 +456,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -81,13 +81,14 @@ class Memory(Folding):
         Those of other lanes in the same segment come along while there is room: else each of them would have the row
         read again, for one message where there are a thousand queues. Those that would have to wait stay.
         """
-        name = lane.backlog.name
-        segment = self.segments.next_parked(name, lane.group)
+        name, group = lane.backlog.name, lane.group
+        segment = self.segments.lowest_with(name, group)
         if segment is None:
             return
         self._reads += 1
-        records = self._records(segment)  # first: what can't be read stays parked, and so unfinished
-        self._read_back(lane, self.segments.unpark_lane(segment, name, lane.group), records)
+        # read first: a row that can't be read must leave them parked, or they would be taken for done
+        records = self._records(segment)
+        self._read_back(lane, self.segments.unpark_lane(segment, name, group), records)
         if not self._has_room():
             return
         for queue, group in segment.parked_lanes():

@@ -248,8 +248,11 @@ class Owner:
                         f"partition {self.number}: the {name} topic begins at {start}, beyond the position "
                         f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread"
                     )
-            self.partition = Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id)
-            self._orphans = [key for key in row_keys if key not in manifest.rows]
+            present = set(row_keys)
+            self.partition = Partition.restore(
+                self.number, manifest, load, queue_id=self.limits.queue_id, present=present
+            )
+            self._orphans = sorted(present.difference(self.partition.named_keys()))
             self._old_manifests = [newest, *decoded]
         self.phase = Phase.CATCHING_UP
 
@@ -766,9 +769,10 @@ class Owner:
         if not self.told:
             return True
         due_ms = self.partition.next_time_ms()
-        if due_ms is None and not has_ttl:
+        is_due = self.partition.undecided
+        if due_ms is None and not has_ttl and not is_due:
             return False
-        is_due = due_ms is not None and now_ms - self._told_ms >= due_ms
+        is_due = is_due or (due_ms is not None and now_ms - self._told_ms >= due_ms)
         if self._doubt_since_ms is None and (is_due or not self.partition.agreed):
             return True
         return now_ms - self._ticked_ms >= TICK_MAX_MS
@@ -789,9 +793,14 @@ class Owner:
             self._next_checkpoint_ms = now_ms + limits.checkpoint_ms
             window = 0 if self.under_pressure else limits.window_offsets
             self.under_pressure = False
-            self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+            try:
+                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+            except RowError:
+                return None  # of a segment that was to be merged; and serves no more
             if self._checkpoint is None:
                 return None
+            if self._checkpoint.partial:
+                self._next_checkpoint_ms = now_ms
             self._enter("rows" if self._checkpoint.rows else "manifest", now_ms)
             if self._checkpoint.rows:
                 return WriteRows(self._checkpoint.rows)

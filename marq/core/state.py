@@ -153,7 +153,9 @@ class State:
         self._dirty: set[int] = set()  # blocks whose markers row is out of date
         self._marker_rows: dict[int, tuple[str, int]] = {}  # block -> key, checksum
         self._ticks = 0  # records with nothing but time in them since the last checkpoint
-        self._named: frozenset[str] = frozenset()
+        self._id_rows: dict[str, int] = {}  # key -> checksum of the dedup rows that the last manifest names
+        self._garbage: list[str] = []  # keys of rows that the next manifest does not name
+        self._scanned = 0  # number of the segment up to which it was looked for what is worth merging
         self._written: tuple[int, ...] = ()
         self._next_row = 0
         self._seen_at: list[tuple[int, int]] = []  # (monotonic ms, position) of past checkpoints
@@ -176,13 +178,8 @@ class State:
     def _records(self, segment: Segment) -> dict[int, rows.Record]:
         if self._loaded[0] != segment.key:
             try:
-                value = self.load(segment.key)
-                if rows.checksum(value) != segment.checksum:
-                    raise RowError(f"row {segment.key} does not have the checksum that the manifest names")
-                self._loaded = (
-                    segment.key,
-                    {r.offset: r for r in rows.decode_messages(value).records()},
-                )
+                value = rows.loaded(self.load, segment.key, segment.checksum)
+                self._loaded = (segment.key, {r.offset: r for r in rows.decode_messages(value).records()})
             except RowError as exc:
                 self.damage = exc
                 raise
@@ -257,6 +254,11 @@ class State:
         """Counted deliveries of an unfinished message so far: the number that receivers are told."""
         hold = self.holds.get(offset)
         return hold.receives if hold is not None else 0
+
+    @property
+    def undecided(self) -> bool:
+        """True if something waits for the log to say whether its time to live is over."""
+        return bool(self._refused)
 
     @property
     def latest_ms(self) -> int:

@@ -20,6 +20,7 @@ from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
 from marq.core.partition import Hold, Partition
+from marq.core.segments import Segment, Segments
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
 from tests.simulation.worker import Worker
@@ -156,6 +157,43 @@ class ClaimsLate(Worker):
 # ---------------------------------------------------------------------- checkpoints
 
 
+def _page_unchanged(finish: Any) -> Any:
+    def mutated(self: Segments, offset: int) -> None:
+        before = set(self.changed)
+        finish(self, offset)
+        self.changed &= before
+
+    return mutated
+
+
+def _parks_all(replace: Any) -> Any:
+    def mutated(self: Segments, run: Any, merged: Segment) -> None:
+        with mock.patch.object(Segment, "loose", lambda segment: iter(())):
+            replace(self, run, merged)
+
+    return mutated
+
+
+def _all_messages(unfinished: Any) -> Any:
+    def mutated(self: Segment) -> Any:
+        return ((o, self.queue_of(o), self.group_of(o)) for o in self.offsets)
+
+    return mutated
+
+
+def _obsolete_at_once(checkpoint: Any) -> Any:
+    """As if the keys of this checkpoint had been obsolete at the one before: deleted while a manifest names them."""
+
+    def mutated(self: Partition, *args: Any) -> Any:
+        found = checkpoint(self, *args)
+        if found is not None:
+            gone = [(key, b"") for key in found.obsolete]
+            return found._replace(rows=[*found.rows, *gone])
+        return found
+
+    return mutated
+
+
 def _manifest_at_once(step: Any) -> Any:
     def mutated(self: Owner, now_ms: int) -> Any:
         found = step(self, now_ms)
@@ -177,7 +215,7 @@ def _manifest_of_later(step: Any) -> Any:
                 clock_ms=p.clock_ms,
                 last_timestamp_ms=p.last_timestamp_ms,
             )
-            return WriteManifest(found.key, rows.encode(late))
+            return WriteManifest(found.key, rows.encode_manifest(late))
         return found
 
     return mutated
@@ -380,9 +418,10 @@ def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
     return mutated
 
 
-def _without_doubles(restore_markers: Any) -> Any:
-    def mutated(self: Partition, key: str, checksum: int, row: Any, unfinished: Any) -> None:
-        restore_markers(self, key, checksum, msgspec.structs.replace(row, doubles=[]), unfinished)
+def _without_doubles(restore_page: Any) -> Any:
+    def mutated(self: Partition, page: Any, row: Any, delayed: Any) -> None:
+        row.doubles = []
+        restore_page(self, page, row, delayed)
 
     return mutated
 
@@ -612,6 +651,23 @@ MUTATIONS = {
         "only the ids below the position are written", _replaced(Recent, "unwritten", _all_ids)
     ),
     "duplicates not read back": Mutation(
-        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_markers", _without_doubles)
+        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_page", _without_doubles)
+    ),
+    "an end not written to its page": Mutation(
+        "the page of a segment is written anew when one of its messages is done",
+        _replaced(Segments, "finish", _page_unchanged),
+    ),
+    "a delivery not written to its page": Mutation(
+        "and when one is delivered", _replaced(Segments, "touch", lambda method: lambda *args: None)
+    ),
+    "merged while in work": Mutation(
+        "what has an entry in memory keeps it when its segment is merged", _replaced(Segments, "replace", _parks_all)
+    ),
+    "merged with what is done": Mutation(
+        "what is done stays so when its segment is merged", _replaced(Segment, "unfinished", _all_messages)
+    ),
+    "merged rows deleted at once": Mutation(
+        "a row goes after the manifest that does not name it any more",
+        _replaced(Partition, "checkpoint", _obsolete_at_once),
     ),
 }

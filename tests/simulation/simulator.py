@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
-from marq.core import checkpoints, dedup, markers, memory, owner, state
+from marq.core import checkpoints, dedup, markers, memory, owner, segments, state
 from marq.core.owner import Limits, Owner
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
@@ -36,7 +36,16 @@ ORIGIN_RULES = ID_RULES._replace(window=30_000, most=12)
 
 SMALL: dict[Any, dict[str, int]] = {
     state: {"BLOCK_BITS": 3, "CLEAN_SLACK": 10},
-    checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
+    checkpoints: {
+        "SEGMENT_MESSAGES": 4,
+        "TICKS_MAX": 15,
+        "PERSIST_BYTES": 500,
+        "PAGE_BYTES": 300,
+        "SCAN_SEGMENTS": 6,
+        "MERGE_SEGMENTS": 5,
+        "SPARSE_MIN_BYTES": 30,
+    },
+    segments: {"PAGE_SEGMENTS": 4},
     memory: {"SHED_AGAIN_MS": 20},
     dedup: {
         "WINDOW_MS": ID_RULES.window,

@@ -286,12 +286,11 @@ class Worker:
             owner.handouts.clear()
             for handout in handouts:
                 try:
-                    for offset in handout.offsets:
-                        owner.partition.record(offset)
+                    payloads = {offset: owner.partition.record(offset).value for offset in handout.offsets}
                 except RowError:
                     owner.release(handout.offsets, handout.receipt, counted=False)
                     continue
-                sim.checks.handout(self, handout)
+                sim.checks.handout(self, handout, payloads)
                 sim.receivers.take(handout)
         if owner.dead:
             dead = owner.dead[:]
@@ -414,6 +413,9 @@ class Worker:
             sim.note("w%d stops: %s", self.number, exc)
             sim.count("steps timed out")
             self.crash()
+            return
+        if owner.phase is Phase.FAILED:
+            self.collect()
             return
         if isinstance(step, WriteRows):
             sim.note("w%d writes rows %s", self.number, [key for key, _ in step.rows])

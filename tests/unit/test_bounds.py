@@ -80,6 +80,8 @@ PARTITION = {
     "counters": CONSTANT,
     "delays": PER_MESSAGE,
     "elapsed": PER_MESSAGE,
+    "_id_rows": PER_ID,
+    "_garbage": PER_MESSAGE,
     "ttls": PER_MESSAGE,
     "poison": PER_MESSAGE,
     "doubles": PER_MESSAGE,

@@ -63,7 +63,7 @@ class Walk:
 
     def restart(self, run_number: int) -> None:
         """All that there is goes into rows and comes back."""
-        checkpoint = self.partition.checkpoint(run_number, 0, 0, 0)
+        checkpoint = self.partition.checkpoint(run_number, 0, 0, 0, whole=True)
         assert checkpoint is not None
         self.stored.update(checkpoint.rows)
         self.partition = Partition.restore(

@@ -150,7 +150,7 @@ def test_rows_that_are_named_no_more_are_retired_and_the_rest_stays_readable() -
     other.wait(31_000)
 
     assert [h.offsets for h in other.receive()] == [[2]]
-    assert len([key for key in worker.table if "markers" in key]) == 1
+    assert len([key for key in worker.table if "pages" in key]) == 1
 
 
 def test_manifests_of_former_epochs_are_retired() -> None:

@@ -268,7 +268,7 @@ def test_a_named_row_that_is_missing_is_an_error() -> None:
     second = Worker(first.broker, name="w2", table=table)
     second.claim()
 
-    with pytest.raises(RowError, match="missing"):
+    with pytest.raises(RowError, match="not in the table"):
         second.restore()
 
 

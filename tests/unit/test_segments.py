@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.segments import INDEXED_MAX, Segment, Segments, keys_of
+from marq.core.segments import INDEXED_MAX, Segment, Segments
 
 
 def segment(*messages: tuple[int, str | None], key: str = "0/1/messages/1") -> Segment:
@@ -22,12 +22,12 @@ def two_segments() -> Segments:
 
 def unpark_next(segments: Segments, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
     """What a delivery does: the lowest segment, and what of the group is parked in it."""
-    first = segments.next_parked(queue, group)
+    first = segments.lowest_with(queue, group)
     return None if first is None else (first, segments.unpark_lane(first, queue, group))
 
 
 def test_segments_are_in_the_order_of_their_offsets() -> None:
-    assert list(keys_of(two_segments())) == ["first", "second"]
+    assert [s.key for s in two_segments()] == ["first", "second"]
 
 
 def test_an_offset_is_found_in_the_segment_that_covers_it() -> None:
