@@ -74,7 +74,7 @@ class Written(NamedTuple):
     checksum: int
     last: int
     end: int
-    count: int
+    ids: int
 
 
 class Recent:
@@ -241,10 +241,10 @@ class Recent:
         written = self._rows
         while count and written:
             last = written[-1]
-            if last.count > count or last.count + count > ROW_IDS or last.end - last.count < self._base:
+            if last.ids > count or last.ids + count > ROW_IDS or last.end - last.ids < self._base:
                 return
-            count += last.count
-            self._unwritten = last.end - last.count
+            count += last.ids
+            self._unwritten = last.end - last.ids
             del written[-1]
 
     def written(self, key: str, checksum: int, count: int) -> None:

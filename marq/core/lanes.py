@@ -53,10 +53,8 @@ class Lanes(State):
         heapify(self._delayed)
         parked = self.segments.queues
         self.woken = {q: None for q in self.woken if not q or q in self.backlogs or q in parked}
-        if (
-            len(self._mixed) + len(self._fifo) + len(self._apart or ())
-            > len(self.backlogs) + len(parked) + state.CLEAN_SLACK
-        ):
+        names = len(self._mixed) + len(self._fifo) + len(self._apart or ())
+        if names > len(self.backlogs) + len(parked) + state.CLEAN_SLACK:
             here = {self.queue_of(o) for o in self.holds.keys() | self.reserved if o in messages}
             here |= self.backlogs.keys() | parked.keys()
             self._mixed &= here

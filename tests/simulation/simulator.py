@@ -46,7 +46,7 @@ SMALL: dict[Any, dict[str, int]] = {
         "SPARSE_MIN_BYTES": 30,
     },
     segments: {"PAGE_SEGMENTS": 4},
-    memory: {"SHED_AGAIN_MS": 20},
+    memory: {"SHED_AGAIN_MS": 20, "WANTED_BYTES": 3_000, "WANTED_LEAST_BYTES": 1_500},
     dedup: {
         "WINDOW_MS": ID_RULES.window,
         "BACK_MS": ID_RULES.back,
