@@ -769,9 +769,10 @@ class Owner:
         if not self.told:
             return True
         due_ms = self.partition.next_time_ms()
-        if due_ms is None and not has_ttl:
+        is_due = self.partition.undecided
+        if due_ms is None and not has_ttl and not is_due:
             return False
-        is_due = due_ms is not None and now_ms - self._told_ms >= due_ms
+        is_due = is_due or (due_ms is not None and now_ms - self._told_ms >= due_ms)
         if self._doubt_since_ms is None and (is_due or not self.partition.agreed):
             return True
         return now_ms - self._ticked_ms >= TICK_MAX_MS

@@ -256,6 +256,11 @@ class State:
         return hold.receives if hold is not None else 0
 
     @property
+    def undecided(self) -> bool:
+        """True if something waits for the log to say whether its time to live is over."""
+        return bool(self._refused)
+
+    @property
     def latest_ms(self) -> int:
         """The newest of the stamps that were read last: good enough to say how old something is."""
         return max(self.broker_ms, self.last_timestamp_ms, self.queue_timestamp_ms)

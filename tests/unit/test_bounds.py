@@ -43,11 +43,13 @@ def size(value: Any) -> int:
             return own
         return own + len(value.groups) + sum(map(size, value.groups.values())) + len(value.turns) + len(value.looked_at)
     if isinstance(value, Segment):
-        return 1 + len(value.offsets)
+        return 1  # which many messages share; its offsets count where it is
     if isinstance(value, Segments):
-        known = len(value.pages) + len(value.changed) + len(value.dropped)
+        known = len(value.pages) + len(value.changed) + len(value.dropped) + len(value._indexed)
         return (
-            known + sum(map(size, value)) + sum(len(groups) for groups in value.queues.values()) + len(value._indexed)
+            known
+            + sum(1 + len(segment.offsets) for segment in value)
+            + sum(len(groups) for groups in value.queues.values())
         )
     if isinstance(value, dedup.Recent | owner_module.Flow | state.Hold | owner_module.Pending):
         return sum(size(getattr(value, name)) for name in value.__slots__)
@@ -85,6 +87,8 @@ PARTITION = {
     "counters": CONSTANT,
     "delays": PER_MESSAGE,
     "elapsed": PER_MESSAGE,
+    "_id_rows": PER_ID,
+    "_garbage": PER_MESSAGE,
     "ttls": PER_MESSAGE,
     "poison": PER_MESSAGE,
     "doubles": PER_MESSAGE,
@@ -156,6 +160,7 @@ def _small_slacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedup, "TRIM", SLACK)
     monkeypatch.setattr(dedup, "ROW_IDS", 50)
     monkeypatch.setattr(dedup, "WINDOW_MS", 5_000)
+    monkeypatch.setattr(dedup, "KEEP_MORE_MS", 1_000)
     monkeypatch.setattr(dedup, "ORIGINS_MAX", 30)
 
 

@@ -176,6 +176,18 @@ def test_what_has_expired_on_an_idle_partition_is_not_handed_out() -> None:
     assert outcomes(worker) == {"expired": 1}
 
 
+def test_the_last_message_of_a_queue_expires_though_the_queue_has_nothing_else() -> None:
+    settings = {"q": QueueSettings(ttl_ms=1_000)}
+    worker = served(settings=settings)
+    worker.send()
+    worker.clock_ms += HOUR_MS
+    worker.broker.now_ms += HOUR_MS
+
+    assert received(worker) == []
+    wait(worker, 300, tuple(queue for queue in worker.owner.partition.queues() if queue == "q"))
+    assert outcomes(worker) == {"expired": 1}
+
+
 # ---------------------------------------------------------------------- wrong clocks
 
 
