@@ -110,8 +110,6 @@ PARTITION = {
     "_loaded": lambda h: 3_000,  # one row
     "_dirty": PER_MESSAGE,
     "_marker_rows": ROWS,
-    "_id_rows": ROWS,
-    "_garbage": ROWS,
     "_written": CONSTANT,
     "_seen_at": CONSTANT,  # checkpoints within `hold_ms`
     "_shed_all": CONSTANT,
