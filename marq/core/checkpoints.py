@@ -9,7 +9,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple, Self
 
 from marq.core import rows, state
-from marq.core.dedup import Recent, origin_digest
+from marq.core.dedup import Recent
 from marq.core.deliveries import Deliveries
 from marq.core.ranges import RangeSet, offsets_in, ranges_of
 from marq.core.segments import Segment, keys_of
@@ -274,10 +274,6 @@ class Checkpoints(Deliveries):
                 self._restore_markers(key, checksum, rows.decode_markers(value), unfinished)
         for _, key, checksum, parts in sorted(ids):
             (self.recent if rows.kind_of(key) == "dedup" else self.origins).restore(key, checksum, *parts)
-        for origin, (copy, _) in sorted(manifest.copied.items(), key=lambda item: item[1]):
-            if copy < manifest.position:
-                name = origin if isinstance(origin, str) else f"{number}:{origin}"
-                self.origins.is_duplicate(origin_digest(name), copy, manifest.max_timestamp_ms)
         found = 0
         for key, checksum, records in sorted(segments, key=lambda s: s[2][0].offset):
             found += self._restore_segment(key, checksum, records, unfinished)

@@ -101,8 +101,6 @@ class Manifest(msgspec.Struct):
     delivery: int  # highest delivery number folded in that epoch
     purges: dict[str, int]  # queue -> before, where still above ``position``
     counters: dict[str, int]
-    # of version 0.1: offset, elsewhere "partition:offset" -> first copy's offset, clock_ms; rows of "origins" since
-    copied: dict[int | str, tuple[int, int]] = {}
 
 
 _encode = msgspec.msgpack.Encoder().encode
