@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from marq.core import owner as owner_module
 from marq.core import rows
@@ -230,8 +230,8 @@ class Checks:
             if other < offset:
                 self._bad("order", f"{offset} is handed out as {receipt} before {other} of its group: {state}")
 
-    def handout(self, worker: Worker, handout: Handout, payloads: dict[int, bytes | None]) -> None:
-        """G2, G3, G4: a delivery is on its way to a receiver."""
+    def handout(self, worker: Worker, handout: Handout, records: dict[int, Any]) -> None:
+        """G2, G3, G4: a delivery is on its way to a receiver, with these records."""
         sim, ref = self.sim, self.sim.reference
         owner = worker.owner
         assert owner is not None
@@ -264,7 +264,7 @@ class Checks:
             early = started.is_first and message.due_ms > max(0, started.highest_ms)
             if message.poison or message.double or early:
                 self._bad("G3 early", f"handed out: {message}")
-            if payloads[offset] != message.record.value:
+            if records[offset].value != message.record.value:
                 self._bad("G1 payload", f"offset {offset} has another payload")
             self.times_handed[offset] = self.times_handed.get(offset, 0) + 1
             sim.count("handed out again", self.times_handed[offset] > 1)

@@ -6,6 +6,7 @@ their receivers allow, and asks ``checks`` what to think of it. The same seed gi
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +25,12 @@ from tests.simulation.reference import IdRules, Reference
 from tests.simulation.worker import TABLES, Worker
 
 T = TypeVar("T")
+
+STEPS = 300
+"""Events of a run: most of what can go wrong does within so many."""
+
+LONG_STEPS = 6_000
+"""Events of a long run: what is remembered is forgotten meanwhile."""
 
 DRAIN_ROUNDS = 400
 """Within so many rounds of good health some message has to be finished: delays, leases and clocks are shorter."""
@@ -568,8 +575,19 @@ def small_limits() -> Iterator[None]:
         yield
 
 
-def run(seed: int, steps: int = 300, trace: list[str] | None = None, worker_class: type[Worker] = Worker) -> Simulator:
-    """One seed. Raises :exc:`Violation`."""
+def fresh_seed() -> int:
+    """The first of some thousand seeds that no run had before."""
+    return time.time_ns() // 1_000_000_000 * 10_000
+
+
+def run(
+    seed: int, steps: int = STEPS, trace: list[str] | None = None, worker_class: type[Worker] = Worker
+) -> Simulator:
+    """One seed. Raises :exc:`Violation`; whatever it raises says how to see it again."""
     simulator = Simulator(seed, trace, worker_class)
-    simulator.run(steps)
+    try:
+        simulator.run(steps)
+    except Exception as exc:
+        exc.add_note(f"replay: python -m tests.simulation --steps {steps} --replay {seed}")
+        raise
     return simulator

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from marq.core import dedup, rows
+from marq.core import dedup
 from marq.core.partition import Partition
 from marq.core.rows import Record
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX
@@ -380,20 +379,13 @@ def test_no_more_than_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyP
     assert len(logs.partition.origins._digests) < 200
 
 
-def test_origins_that_an_earlier_version_wrote_are_known() -> None:
+def test_where_the_copy_of_a_message_is_is_known_after_a_restart() -> None:
     logs = served()
     first = copy_of(logs, 0)
     logs.read()
     logs.persist()
-    manifest = rows.decode_manifest(logs.manifest)
-    without = {key: value for key, value in manifest.rows.items() if rows.kind_of(key) != "origins"}
-    logs.manifest = rows.encode(msgspec.structs.replace(manifest, rows=without, copied={0: (first, 5)}))
 
     logs.crash()
-    logs.persist()
-    logs.crash()
-    second = copy_of(logs, 0)
-    logs.read()
 
-    assert logs.state(second) == "double"
     assert logs.partition.copy_of(0) == first
+    assert logs.partition.copy_of(1) is None
