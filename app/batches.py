@@ -484,9 +484,7 @@ class _Client:
         return (number, error, end, *more, b"")
 
 
-def decode_with(
-    fetcher: Any, topics: Callable[[str], bool], on_fault: Callable[[TopicPartition, Fault], None]
-) -> None:
+def decode_with(fetcher: Any, topics: Callable[[str], bool], on_fault: Callable[[TopicPartition, Fault], None]) -> None:
     """Make a fetcher of aiokafka decode the records of some topics as this module does.
 
     aiokafka has no place for a decoder: it makes its own in the middle of `_proc_fetch_request`, in Cython. So the

@@ -13,8 +13,8 @@ from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of, 
 from marq.message import RESERVED
 
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
-"""Payload, key and headers of a message (`stored_size`). Kafka limits the compressed batch, so a larger one can get into
-the topic; its row would not fit the changelog."""
+"""Payload, key and headers of a message (`stored_size`). Kafka limits the compressed batch, so a larger one can get
+into the topic; its row would not fit the changelog."""
 
 COPY_ROOM_BYTES = 16 * 1024
 """So much more may a copy have (a dead letter, a moved message: it has an origin header), for what the copy adds."""
@@ -26,8 +26,8 @@ PLAIN_KEY_BYTES = 1024
 """… and so does a larger key."""
 
 BAD_NAME = "\ufffd"
-"""In the name of a header that is not UTF-8, readers put this character. Kafka's Java client can't tell such a name from
-one that was sent so, and all readers of the log have to decide alike."""
+"""In the name of a header that is not UTF-8, readers put this character. Kafka's Java client can't tell such a name
+from one that was sent so, and all readers of the log have to decide alike."""
 
 H_DELAY = "marq-delay-ms"
 

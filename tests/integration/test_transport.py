@@ -196,7 +196,9 @@ def test_every_codec_is_read_and_what_cant_be_decoded_costs_its_own_offsets(kafk
             for codec in CODECS:
                 records = [Raw(b"%s %d" % (codec.encode(), i), b"k", [(b"h", b"v")]) for i in range(3)]
                 bad = Raw(b"bad", b"k", [(b"\xff\xfe", b"v")])
-                assert await produce(kafka, lab.queue, 0, batch(records[0], bad, records[1], records[2], codec=codec)) == 0
+                assert (
+                    await produce(kafka, lab.queue, 0, batch(records[0], bad, records[1], records[2], codec=codec)) == 0
+                )
                 expected += [records[0].value, b"bad", records[1].value, records[2].value]
             await until(lambda: worker.position(lab.q()) == len(expected), "all records")
             worker.assert_contiguous(lab.q(), 0)

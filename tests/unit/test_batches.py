@@ -23,9 +23,7 @@ class Read:
 
     def __init__(self, data: bytes, position: int = 0, *, end: int = -1, patient: bool = False, aborted=()) -> None:
         self.faults: list[Fault] = []
-        fetched = FetchedRecords(
-            TP, data, aborted, position, end=end, patient=patient, on_fault=self.faults.append
-        )
+        fetched = FetchedRecords(TP, data, aborted, position, end=end, patient=patient, on_fault=self.faults.append)
         self.records = list(fetched)
         self.next = fetched.next_fetch_offset
 
@@ -215,14 +213,13 @@ def test_a_control_record_that_cant_be_read_hides_nothing_behind_it() -> None:
 @pytest.mark.parametrize("codec", [0, 1, 2, 3])
 @pytest.mark.parametrize("magic", [0, 1])
 def test_old_formats_are_read(codec: int, magic: int) -> None:
-    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=0 if magic == 0 and codec == 3 else codec, batch_size=9999)
+    codec = 0 if (magic, codec) == (0, 3) else codec
+    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=9999)
     for offset in range(3):
         builder.append(offset, MS, b"k", b"v%d" % offset)
     raw = bytes(builder.build())
-    if not codec or (magic == 0 and codec == 3):
-        first = raw
-    else:
-        first = struct.pack(">q", 2) + raw[8:]  # the broker gives a set of messages the offset of the last one
+    # the broker gives a set of messages the offset of the last one
+    first = struct.pack(">q", 2) + raw[8:] if codec else raw
     read = Read(first)
     assert [value for _, value in read.good] == [b"v0", b"v1", b"v2"]
     assert {r.timestamp for r in read.records} == {MS if magic else -1}
