@@ -2,8 +2,8 @@
 
     python -m tests.foreign_producers <client> < plan.json > results.json
 
-The plan is a `Plan` as JSON. The results are the offsets of what was confirmed, a list for each batch; None for a record
-that was refused.
+The plan is a `Plan` as JSON. The results are the offsets of what was confirmed, a list for each batch; None for a
+record that was refused.
 """
 
 from __future__ import annotations

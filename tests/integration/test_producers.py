@@ -1,4 +1,4 @@
-"""Every record that some Kafka client can write: delivered once, in order, with its headers, or poison. Nothing stops."""
+"""Every record that some Kafka client can write: delivered once, in order, whole, or poison. Nothing stops."""
 
 from __future__ import annotations
 
@@ -56,6 +56,8 @@ def shapes(name: str, key: str | None, *, large: bool) -> list[tuple[Record, boo
         (record(f"{name}/both empty", "", ""), topic_mode),
         (record(f"{name}/own key", "other-queue-that-nobody-reads" if topic_mode else key, "x"), True),
     ]
+    if name.startswith("aiokafka"):  # it takes no record without both
+        found = [(r, good) for r, good in found if r["key"] is not None or r["value"] is not None]
     if large:
         for what, more, good in (("largest", 0, True), ("too large", 1, False)):
             i = f"{name}/{what}"
@@ -228,9 +230,7 @@ def test_topic_mode_everything(kafka: str, tmp_path: Path, codec: str, timestamp
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("codec", ["uncompressed", "gzip", "snappy", "lz4", "zstd"])
-def test_the_topics_of_an_installation_may_be_compressed_by_the_broker(
-    kafka: str, tmp_path: Path, codec: str
-) -> None:
+def test_the_topics_of_an_installation_may_be_compressed_by_the_broker(kafka: str, tmp_path: Path, codec: str) -> None:
     """Queue, markers, changelogs and settings of queues: whatever reads them reads each codec."""
 
     with Cluster(kafka, tmp_path, partitions=2, checkpoint_ms=100, hold_ms=100) as cluster:
