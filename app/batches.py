@@ -29,7 +29,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.structs import ConsumerRecord
 
-from marq.core.reading import BAD_NAME, Unreadable
+from marq.core.reading import BAD_NAME, UNDECODABLE, Unreadable
 
 #: Bytes of the records of one batch. Kafka limits what they are compressed to, which may be a thousandth of that.
 BATCH_MAX_BYTES = 64 * 1024 * 1024
@@ -409,11 +409,11 @@ class FetchedRecords:
         if timestamp is not None:
             self._timestamp = timestamp
         value: bytes | None = raw
-        text = f"can't be decoded: {reason}"
+        text = f"{UNDECODABLE}: {reason}"
         for offset in range(start, stop):
             self.next_fetch_offset = offset + 1
             yield Unreadable(offset, self._timestamp, value, text)
-            value, text = None, f"can't be decoded, with offset {start}: {reason}"
+            value, text = None, f"{UNDECODABLE}, with offset {start}: {reason}"
 
 
 def _ends_aborted(batch: Any) -> bool:

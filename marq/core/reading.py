@@ -37,6 +37,9 @@ H_ORIGIN = "marq-origin"
 H_DEDUP = "marq-dedup"
 H_POISON = "marq-poison-reason"
 
+UNDECODABLE = "can't be decoded"
+"""Beginning of the reason of what could not be decoded: the jobs of the pipeline go by it."""
+
 
 class Unreadable(NamedTuple):
     """Stands for a record at an offset that could not be decoded. It is poison, and no marker.
