@@ -85,6 +85,11 @@ def _own(record: Any) -> list[tuple[str, bytes]]:
     ]
 
 
+def _reason(text: str) -> bytes:
+    """A reason as a copy tells it, whole characters only."""
+    return text.encode()[:REASON_MAX_BYTES].decode(errors="ignore").encode()
+
+
 def _hopeless(failed: dict[int, Exception]) -> list[int]:
     """Those that Kafka will never take, in this size."""
     return [o for o, exc in failed.items() if isinstance(exc, MessageSizeTooLargeError | RecordTooLargeError)]
@@ -274,7 +279,7 @@ class Letters:
     def _aside(self, reasons: dict[int, str]) -> Callable[[Any, int], Target]:
         def target(record: Any, offset: int) -> Target:
             headers = [header for header in record.headers if header[0] not in (H_POISON, H_CUT, H_ORIGIN)]
-            reason = (H_POISON, reasons[offset].encode()[:REASON_MAX_BYTES])
+            reason = (H_POISON, _reason(reasons[offset]))
             return self._ownership.topics.poison, 0, record.key, [*headers, reason]
 
         return target
@@ -312,7 +317,7 @@ class Letters:
         headers = [
             *_own(record),
             (H_FROM, queue.encode()),
-            (H_WHY, reason.encode()[:REASON_MAX_BYTES]),
+            (H_WHY, _reason(reason)),
             (H_RECEIVES, str(partition.receives(offset) - uncounted).encode()),
             (H_FIRST, str(record.timestamp).encode()),
             (H_LAST, str(partition.max_timestamp_ms).encode()),
