@@ -9,6 +9,8 @@ The way of a chunk, two threads and one hand-over:
     broker -> aiokafka's fetcher -> ChunkThread._pump -> ChunkConsumer.deliver -> queue of the agent -> agent
               (consumer thread)                          (main thread)
 
+The records in what the fetcher gets are decoded by `app.batches`, which has an answer to what can't be.
+
 Rules, and who keeps them:
 - Gate: after an assignment nothing is delivered from a partition until `start_from` was called in this generation and
   the rebalance has ended (Faust clears the agents' queues while it lasts).
