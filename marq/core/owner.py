@@ -23,6 +23,7 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
 from marq.core.ranges import offsets_in, ranges_of
+from marq.core.reading import Unreadable
 from marq.errors import InternalError, MarkerError, RowError
 
 TICK_MIN_MS = 100
@@ -310,15 +311,21 @@ class Owner:
             if record.offset < self.partition.markers_position:
                 continue
             known = self._acked.pop(record.offset, None)
+            timestamp_ms = record.timestamp
             if known is not None:
                 batch = known[1]
+            elif type(record) is Unreadable:
+                self.partition.counters["unreadable_markers"] += 1
+                batch = m.Batch(m.VERSION, [])
+                if timestamp_ms < 0:  # not known: no time has passed
+                    timestamp_ms = self.partition.last_timestamp_ms
             else:
                 try:
                     batch = m.decode(record.value)
                 except MarkerError:
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
-            self._fold(record.offset, record.timestamp, batch, now_ms)
+            self._fold(record.offset, timestamp_ms, batch, now_ms)
             if self.phase is Phase.LOST:
                 return True
         self.partition.skip_markers(stop)

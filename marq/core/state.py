@@ -28,6 +28,9 @@ CLEAN_SLACK = 10_000
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
 
+HEADER_OVERHEAD_BYTES = 11
+"""Counted per header beside its name and its value: what a row adds to them at most (Kafka's format adds less)."""
+
 H_GROUP = "marq-group"
 """Header by which the messages of a group are known; of several the last one counts."""
 
@@ -290,13 +293,27 @@ class State:
 
 
 def size_of(record: Any) -> int:
+    """Bytes that a record takes in memory, as they are counted: without its key, which messages of a queue share."""
     value = record.value
     size = MESSAGE_OVERHEAD_BYTES + (len(value) if value is not None else 0)
     return size + headers_size(record) if record.headers else size
 
 
 def headers_size(record: Any) -> int:
-    return sum(len(name) + (len(value) if value is not None else 0) for name, value in record.headers)
+    """Bytes that the headers of a record take in a row."""
+    size = HEADER_OVERHEAD_BYTES * len(record.headers)
+    for name, value in record.headers:
+        size += len(name) if name.isascii() else len(name.encode())
+        if value is not None:
+            size += len(value)
+    return size
+
+
+def stored_size(record: Any) -> int:
+    """Bytes that all of a record takes in a row: at least what it takes in Kafka, uncompressed."""
+    key = record.key
+    size = size_of(record) - MESSAGE_OVERHEAD_BYTES
+    return size if key is None else size + len(key)
 
 
 def block_of(offset: int) -> int:
