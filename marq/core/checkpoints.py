@@ -245,7 +245,7 @@ class Checkpoints(Deliveries):
         for run in runs:
             run = run[:left_segments]
             size = sum(segment.row_bytes for segment in run)
-            if size > left_bytes or (len(run) == 1 and not _is_sparse(run[0])):
+            if not run or size > left_bytes or (len(run) == 1 and not _is_sparse(run[0])):
                 continue
             left_segments -= len(run)
             left_bytes -= size

@@ -100,6 +100,7 @@ def test_plain_snappy_and_several_gzip_members_are_read() -> None:
         (batch(*THREE, count=-1), "number of its records is wrong"),
         (batch(*THREE, count=0, body=gzip.compress(b"x"), codec_number=1), "number of its records is wrong"),
     ],
+    ids=map(str, range(17)),
 )
 def test_a_batch_that_cant_be_decoded_is_poison_at_its_offsets_and_no_others(raw: bytes, why: str) -> None:
     data = offsets_from((batch(*THREE), 3), (raw, 3), (batch(*THREE), 3), base=100)
@@ -274,6 +275,7 @@ def test_the_last_batch_counts_for_one_offset_if_its_fields_dont_agree() -> None
         struct.pack(">qiib", 0, 5, 0, 2),
         struct.pack(">qiib", 0, 5, 0, 1),
     ],
+    ids=map(str, range(11)),
 )
 def test_what_has_no_usable_header_moves_reading_on_by_one_offset(data: bytes) -> None:
     read = Read(data, 5, end=50)
