@@ -59,6 +59,8 @@ class Folding(Reading):
             idle = idle and kind is Tick
             effects.append(effect)
         self._ticks += idle
+        if self._held_up and not self._is_one_ahead():
+            self._deliver_again()
         return effects
 
     def skip_markers(self, stop: int) -> None:

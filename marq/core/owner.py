@@ -1,6 +1,8 @@
 """The protocol by which one worker owns a partition: claim, recover, serve, checkpoint, lose.
 
     CLAIMING ──restore──► CATCHING_UP ──own marker folded──► SERVING ──foreign own folded──► LOST
+                                                             SERVING ──leave()──► LEFT
+                    (any) ──marker of a later protocol version──► STOPPED
 
 The owner hands out only what its *folded* start took effect on. An append of its own whose offset and timestamp came
 back is folded at once when it is the next record; otherwise when it is read. Nothing here does I/O: the caller appends
@@ -20,7 +22,7 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
 from marq.core.ranges import offsets_in, ranges_of
-from marq.errors import InternalError, MarkerError, RowError
+from marq.errors import InternalError, MarkerError, NewerVersionError, RowError
 
 TICK_MIN_MS = 100
 """The timer appends at most one tick per this time and partition …"""
@@ -44,6 +46,8 @@ class Phase(Enum):
     CATCHING_UP = "catching up"  # state restored, reading up to the own marker
     SERVING = "serving"
     LOST = "lost"  # another worker's own marker was folded: no effect may follow
+    LEFT = "left"  # the partition was given away: nor here
+    STOPPED = "stopped"  # a marker of a later protocol version was read: ``reason`` says which
 
 
 class Limits(NamedTuple):
@@ -152,6 +156,7 @@ class Owner:
         self.limits = limits
         self.settings_of = settings_of
         self.phase = Phase.CLAIMING
+        self.reason = ""  # why it is ``STOPPED``
         self.epoch = -1
         self.appends: list[Marker] = []
         self.handouts: list[Handout] = []
@@ -248,7 +253,11 @@ class Owner:
         return self.partition.ingest(start, stop, records)
 
     def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
-        """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position."""
+        """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position.
+
+        Ends up ``STOPPED`` in front of a record of a later protocol version: whose the partition is, and what may be
+        deleted of the logs, is unknown from there on.
+        """
         if self.phase is Phase.CLAIMING or start > self.partition.markers_position:
             return False
         for record in records:
@@ -260,6 +269,10 @@ class Owner:
             else:
                 try:
                     batch = m.decode(record.value)
+                except NewerVersionError as exc:
+                    self._end(Phase.STOPPED)
+                    self.reason = f"partition {self.number}, markers offset {record.offset}: {exc}"
+                    return True
                 except MarkerError:
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
@@ -353,11 +366,42 @@ class Owner:
             self.epoch = offset
             self._next_checkpoint_ms = now_ms + self.limits.checkpoint_ms
         elif self.phase is Phase.SERVING:
-            self.phase = Phase.LOST
-            self.appends.clear()
-            self.handouts.clear()
-            self.dead.clear()
-            self.poison.clear()
+            self._end(Phase.LOST)
+
+    def _end(self, phase: Phase) -> None:
+        """No effect may follow."""
+        self.phase = phase
+        self.appends.clear()
+        self.handouts.clear()
+        self.dead.clear()
+        self.poison.clear()
+
+    def leave(self) -> list[Marker]:
+        """Stop serving, because another worker gets the partition. Returns what to append behind all that was sent.
+
+        Each start that was sent but whose messages were not handed out is followed by an uncounted release. It is
+        ignored where the start took no effect. Of what was not sent, only markers of receivers remain: drop all others
+        (:func:`~marq.core.markers.is_owners`).
+        """
+        if self.phase is not Phase.SERVING:
+            self._end(Phase.LEFT)
+            return []
+        last = [marker for marker in self.appends if not m.is_owners(marker)]
+        sent = {marker.delivery for markers in self._sent.values() for marker in markers if isinstance(marker, Start)}
+        unanswered = [
+            (pending.delivery, pending.offsets)
+            for pending in self._pending.values()
+            if pending.delivery in sent or pending.effect
+        ]
+        unanswered += [(handout.receipt[1], handout.offsets) for handout in self.handouts if handout.offsets]
+        dead: dict[int, list[int]] = {}
+        for offset in self.dead:
+            if (hold := self.partition.holds.get(offset)) is not None and hold.epoch == self.epoch:
+                dead.setdefault(hold.delivery, []).append(offset)
+        for delivery, offsets in (*unanswered, *dead.items()):
+            last += m.split(Release(self.epoch, delivery, ranges_of(sorted(offsets)), 0, counted=False))
+        self._end(Phase.LEFT)
+        return last
 
     def _settle(self, seq: int) -> None:
         """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""

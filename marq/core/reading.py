@@ -103,9 +103,8 @@ class Reading(Lanes):
         if top > self.max_timestamp_ms:
             self.max_timestamp_ms = top
             self._fire_delays()
-        if self._held_up and self._highest_hold < stop:
-            self.woken.update(dict.fromkeys(self._held_up))
-            self._held_up.clear()
+        if self._held_up and not self._is_one_ahead():
+            self._deliver_again()
         return True
 
     def _take_up(self, record: Any, now_ms: int) -> None:

@@ -135,7 +135,8 @@ class State:
         self._delayed: list[tuple[int, int]] = []
         self._expiring: list[tuple[int, int]] = []
         self._serial = itertools.count()
-        self._highest_hold = -1
+        self._highest_hold = -1  # no hold is above it
+        self._one_ahead = -1  # of what is in flight and was not read yet, when it was last looked for
         self._again_turn: set[str] = set()
         self._shed_all: object = None  # what there was when nothing more could be shed
         self._loaded: tuple[str, dict[int, rows.Record]] = ("", {})
@@ -206,6 +207,8 @@ class State:
 
     def has_ready(self, queue: str) -> bool:
         """True if ``queue`` may have something to deliver (its entries may turn out to be stale)."""
+        if queue in self._held_up:
+            return False
         backlog = self.backlogs.get(queue)
         if backlog:
             return True
@@ -214,6 +217,11 @@ class State:
         if backlog is None:
             return True
         return self.segments.has_parked(queue) and not (backlog.fifo and backlog.blocker >= 0)
+
+    @property
+    def held_up(self) -> bool:
+        """True if FIFO queues deliver nothing until more of the queue log was read, whatever is in memory."""
+        return bool(self._held_up)
 
     def ready(self, offset: int) -> bool:
         """True if ``offset`` may be delivered now."""

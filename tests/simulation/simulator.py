@@ -254,6 +254,8 @@ class Simulator:
             self.checks.tables()
             if table == "progress" and sent.value is not None:
                 self.checks.recovery()
+        if topic == "markers" and not lane.sent:
+            self.checks.landed(lane)
         confirmed = sent.confirmed
         if not lane.alive or confirmed is None:
             return
@@ -336,6 +338,8 @@ class Simulator:
         if worker.assigned != (self.assigned == worker.number):
             add((odds.notice, self.notice, worker))
         if not worker.assigned:
+            if worker.serving:
+                self._serving_events(worker, events)  # the group rejoins: it goes on from memory, and reads nothing
             return
         stage = worker.stage
         if stage == "idle":
@@ -352,15 +356,21 @@ class Simulator:
             if odds.shed:
                 add((odds.shed * 0.5, Worker.shed, worker))
             if worker.serving:
-                add((3.0 * odds.serve, self.acquire, worker))
-                add((1.5, Worker.work, worker))
-                add((1.0, Worker.tick, worker))
                 add((2.5, type(worker).step, worker))
-                add((0.08, self.purge, worker))
-                if core.appends:
-                    add((8.0, type(worker).flush, worker))
-                if worker.pendings:
-                    add((odds.gone, Worker.receiver_goes, worker))
+                self._serving_events(worker, events)
+
+    def _serving_events(self, worker: Worker, events: list[tuple[float, Callable[..., None], Any]]) -> None:
+        add = events.append
+        odds, core = self.odds, worker.owner
+        assert core is not None
+        add((3.0 * odds.serve, self.acquire, worker))
+        add((1.5, Worker.work, worker))
+        add((1.0, Worker.tick, worker))
+        add((0.08, self.purge, worker))
+        if core.appends:
+            add((8.0, type(worker).flush, worker))
+        if worker.pendings:
+            add((odds.gone, Worker.receiver_goes, worker))
 
     def send(self) -> None:
         """Somebody sends a message; the send is confirmed."""
