@@ -1,4 +1,4 @@
-"""A partition goes to another worker while starts are on their way; and markers that this worker does not understand."""
+"""A partition goes to another worker while starts are on their way; and markers of a later version of the protocol."""
 
 from __future__ import annotations
 
