@@ -120,6 +120,7 @@ class Witness:
         if not self.early and not self.purges:
             self.open.update(zip([e.offset for e in envelopes], names, strict=True))
             return
+        ended: list[int] = []
         for envelope, queue in zip(envelopes, names, strict=True):
             offset = envelope.offset
             outcome = self.early.pop(offset, None)
@@ -130,6 +131,9 @@ class Witness:
                 self.open[offset] = queue
             else:
                 self.done[queue, outcome] += 1
+                ended.append(offset)
+        if ended:
+            self._note_ends(ended)  # its owner may have started it before it knew
 
     def gone(self, start: int, stop: int) -> None:
         """The queue topic does not hold ``[start, stop)``."""

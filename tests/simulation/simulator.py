@@ -338,8 +338,9 @@ class Simulator:
         if worker.assigned != (self.assigned == worker.number):
             add((odds.notice, self.notice, worker))
         if not worker.assigned:
-            if worker.serving:
-                self._serving_events(worker, events)  # the group rejoins: it goes on from memory, and reads nothing
+            if worker.serving:  # the group rejoins: it goes on, and writes no rows
+                self._reading_events(worker, events)
+                self._serving_events(worker, events)
             return
         stage = worker.stage
         if stage == "idle":
@@ -347,17 +348,20 @@ class Simulator:
         elif stage == "reading":
             add((6.0, type(worker).read_table, worker))
         elif stage == "owner":
-            core = worker.owner
-            assert core is not None
-            if worker.markers_next != self.markers.end or worker.markers_next != core.partition.markers_position:
-                add((odds.fetch if worker.serving else 6.0, self.fetch_markers, worker))
-            if worker.queue_next != self.queue.end or worker.queue_next != core.partition.position:
-                add((3.0, self.fetch_queue, worker))
+            self._reading_events(worker, events)
             if odds.shed:
                 add((odds.shed * 0.5, Worker.shed, worker))
             if worker.serving:
                 add((2.5, type(worker).step, worker))
                 self._serving_events(worker, events)
+
+    def _reading_events(self, worker: Worker, events: list[tuple[float, Callable[..., None], Any]]) -> None:
+        core = worker.owner
+        assert core is not None
+        if worker.markers_next != self.markers.end or worker.markers_next != core.partition.markers_position:
+            events.append((self.odds.fetch if worker.serving else 6.0, self.fetch_markers, worker))
+        if worker.queue_next != self.queue.end or worker.queue_next != core.partition.position:
+            events.append((3.0, self.fetch_queue, worker))
 
     def _serving_events(self, worker: Worker, events: list[tuple[float, Callable[..., None], Any]]) -> None:
         add = events.append
