@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -102,8 +103,13 @@ class SegmentStore(rocksdb.Store):
     def close(self, partition: int) -> None:
         self._incarnations.pop(partition, None)
         db = self._dbs.pop(partition, None)
-        if db is not None:
-            db.close()
+        while db is not None:
+            try:
+                db.close()
+            except RuntimeError:  # a thread that restores the partition reads in it: milliseconds
+                time.sleep(0.001)
+            else:
+                return
 
     async def stop(self) -> None:
         for partition in list(self._dbs):

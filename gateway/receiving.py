@@ -21,7 +21,7 @@ from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment
 from marq.core.state import H_GROUP
-from marq.errors import MarqError, UnavailableError
+from marq.errors import MarqError, RowError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
 
 if TYPE_CHECKING:
@@ -305,9 +305,13 @@ class Receiving:
         owner = held.owner
         if not owner.partition.has_ready(waiter.queue):
             return 0
-        pending = owner.acquire(
-            (waiter.queue,), limit, Ask(self, waiter), now_ms(), lease_ms=waiter.lease_ms, name=waiter.name
-        )
+        try:
+            pending = owner.acquire(
+                (waiter.queue,), limit, Ask(self, waiter), now_ms(), lease_ms=waiter.lease_ms, name=waiter.name
+            )
+        except RowError as exc:  # what is on disk can't be read back
+            self.ownership.recover_again(held, str(exc), wipe=True)
+            return 0
         if pending is None:
             return 0
         waiter.pending.append((held, pending))

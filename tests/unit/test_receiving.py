@@ -13,6 +13,7 @@ from gateway import receiving as module
 from gateway.receipts import Receipts
 from gateway.receiving import Receiving
 from marq.core.markers import Release
+from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
 
 
@@ -128,5 +129,22 @@ def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         assert await desk.receive() == []
         assert await desk.receiving.receive_here("q", 10, LEASE_MS, "r", lambda: False, False) == []
         assert not any(p.owner.appends for p in desk.partitions)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_row_that_can_not_be_read_back_concerns_its_partition_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        def damaged(*args: Any, **options: Any) -> None:
+            raise RowError("checksum")
+
+        let_go: list[Any] = []
+        desk.receiving.ownership.recover_again = lambda held, reason, wipe: let_go.append((held.number, reason, wipe))  # type: ignore[method-assign]
+        monkeypatch.setattr(desk.partitions[0].owner, "acquire", damaged)
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(1)
+        assert [one.partition for one in await asked] == [1]
+        assert let_go == [(0, "checksum", True)]
 
     run(scenario, monkeypatch)
