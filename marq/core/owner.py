@@ -19,7 +19,7 @@ from marq.core.flow import Flow, is_limited
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
-from marq.core.ranges import offsets_in, ranges_of
+from marq.core.ranges import count, offsets_in, ranges_of
 from marq.errors import InternalError, MarkerError, RowError
 
 TICK_MIN_MS = 100
@@ -33,6 +33,9 @@ OUTAGE_MS = 5 * TICK_MAX_MS
 
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
+
+IGNORED_MAX = 100_000
+"""Extensions and releases without effect that are remembered, message by message, for those who ask."""
 
 DEAD_RECEIVER = "dlq"
 
@@ -170,6 +173,9 @@ class Owner:
         self._fence = ""
         self._fences = 0
         self._next_checkpoint_ms = 0
+        # (epoch, delivery, offset) of extensions and releases without effect -> the first record that had one
+        self._ignored: dict[tuple[int, int, int], int] = {}
+        self._ignored_from = 0  # of records below it nothing is known
         self.flows: dict[str, Flow] = {}  # of queues with limits
         self._flow_of: dict[int, str] = {}  # offset in flight -> its queue, if that has limits
         self._orphans: list[str] = []
@@ -229,6 +235,7 @@ class Owner:
             self.partition = Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id)
             self._orphans = [key for key in row_keys if key not in manifest.rows]
             self._old_manifests = [newest, *decoded]
+        self._ignored_from = self.partition.markers_position
         self.phase = Phase.CATCHING_UP
 
     def _new_partition(self, load: Callable[[str], bytes] | None) -> Partition:
@@ -334,10 +341,33 @@ class Owner:
                 self._step = "retire"
             elif kind is Purge and self.handouts:
                 self._withdraw(effect)
+            elif (kind is Keepalive or kind is Release) and len(effect) < count(marker.offsets):  # type: ignore[union-attr]
+                self._note_ignored(offset, marker, effect)  # type: ignore[arg-type]
             if self._flow_of and (kind is End or kind is Release or kind is Purge):
                 self._landed(marker, effect, now_ms)
         if batch.by == self.nonce and self._sent:
             self._settle(batch.seq)
+
+    def _note_ignored(self, record: int, marker: Keepalive | Release, effect: list[int]) -> None:
+        took, ignored = set(effect), self._ignored
+        for offset in offsets_in(marker.offsets):
+            if offset not in took:
+                ignored.setdefault((marker.epoch, marker.delivery, offset), record)
+        while len(ignored) > IGNORED_MAX:
+            oldest = next(iter(ignored))
+            self._ignored_from = max(self._ignored_from, ignored.pop(oldest) + 1)
+
+    def took_effect(self, record: int, epoch: int, delivery: int, offset: int) -> bool:
+        """Whether the extension or release of a delivery in the markers record ``record``, which is folded, had effect.
+
+        A delivery that is over never comes back: what one record could not extend or release, no later one can.
+        """
+        assert record < self.partition.markers_position  # -1: somewhere below it
+        ignored = self._ignored.get((epoch, delivery, offset))
+        if ignored is not None:
+            return 0 <= record < ignored
+        # of a record that was folded before the state was restored, what is there now is all that is known
+        return record >= self._ignored_from or self.partition.is_current(offset, epoch, delivery)
 
     def _withdraw(self, ended: list[int]) -> None:
         """Offsets that ended later in the same chunk as their start are not handed out any more."""

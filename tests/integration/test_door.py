@@ -112,6 +112,20 @@ def test_a_message_that_is_not_acknowledged_comes_again(clients: list[Client], q
     clients[0].ack(second)
 
 
+def test_an_extension_or_release_of_an_older_delivery_is_lease_over_at_any_worker(
+    clients: list[Client], queue: str
+) -> None:
+    clients[1].send(queue, b"x")
+    (first,) = clients[2].receive(queue, 1, 3000, visibility_timeout_ms=1000)
+    (second,) = clients[0].receive(queue, 1, 5000)
+
+    for client in clients:
+        for (result,) in (client.extend(first), client.release(first)):
+            assert result["error"]["type"].endswith("lease-over")
+        assert client.extend(second) == [{"ok": True}]
+    assert clients[2].release(second, delay_ms=60_000) == [{"ok": True}]
+
+
 def test_a_client_that_goes_away_while_it_waits_costs_no_attempt(clients: list[Client], queue: str) -> None:
     host, port = clients[0].url.removeprefix("http://").split(":")
     body = b'{"wait_ms": 20000}'
