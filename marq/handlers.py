@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from marq.core.policies import DEAD_SUFFIX, HANDLER_MAX_RECEIVES
+from marq.core.policies import DEAD_SUFFIX, HANDLER_MAX_RECEIVES, check_delay
 from marq.errors import HandlerError
 
 BATCH_MAX = 10_000
@@ -33,9 +33,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Retry(Exception):
-    """Raised by a handler: give the message back for ``delay_ms`` (None: the usual back-off)."""
+    """Raised by a handler: give the message back for ``delay_ms``, up to a year (None: the usual back-off)."""
 
     def __init__(self, delay_ms: int | None = None) -> None:
+        if delay_ms is not None:
+            check_delay(delay_ms)
         super().__init__(delay_ms)
         self.delay_ms = delay_ms
 

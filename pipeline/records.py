@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 
 from marq.core.markers import decode
 from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES, QUEUE_NAME_MAX
+from marq.core.reading import SPAN_MAX_MS
 from marq.errors import MarkerError
 from marq.message import HEADER_KEY
 
@@ -156,13 +157,16 @@ def _reason(queue_id: str | None) -> Column:
     malformed = F.when(
         F.size("headers") > 0,
         F.get(
-            F.filter("headers", lambda header: header["key"].isin(H_DELAY, H_TTL) & ~_is_number(header["value"])),
+            F.filter("headers", lambda header: header["key"].isin(H_DELAY, H_TTL) & ~_is_span(header["value"])),
             F.lit(0),
-        )["key"],
+        ),
+    )
+    wrong = F.when(_is_number(malformed["value"]), F.lit(f" is more than {SPAN_MAX_MS} milliseconds")).otherwise(
+        F.lit(" is not a number of milliseconds")
     )
     found = (
         F.when(size > MESSAGE_MAX_BYTES, F.lit(f"larger than {MESSAGE_MAX_BYTES} bytes"))
-        .when(malformed.isNotNull(), F.concat(F.lit("header "), malformed, F.lit(" is not a number of milliseconds")))
+        .when(malformed.isNotNull(), F.concat(F.lit("header "), malformed["key"], wrong))
         .otherwise(F.lit(None).cast("string"))
     )
     if queue_id is not None:
@@ -211,6 +215,10 @@ def last_header(name: str) -> Column:
 def _is_number(value: Column) -> Column:
     """As the core reads numbers: 1 to 15 decimal digits, nothing else."""
     return F.coalesce(F.decode(value, "ISO-8859-1").rlike(r"\A[0-9]{1,15}\z"), F.lit(False))
+
+
+def _is_span(value: Column) -> Column:
+    return F.coalesce(_number(value) <= SPAN_MAX_MS, F.lit(False))
 
 
 def _number(value: Column) -> Column:
