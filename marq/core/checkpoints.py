@@ -85,6 +85,7 @@ class Checkpoints(Deliveries):
             purges=dict(self.purges),
             copied=dict(self.copied),
             counters=dict(self.counters),
+            lost=list(self.lost),
         )
         return Checkpoint(
             new_rows,
@@ -278,6 +279,7 @@ class Checkpoints(Deliveries):
         self.purges = dict(manifest.purges)
         self.copied = dict(manifest.copied)
         self.counters = Counter(manifest.counters)
+        self.lost = list(manifest.lost)
         self._named = frozenset(manifest.rows)
         unfinished = RangeSet()
         segments: list[tuple[str, int, list[rows.Record]]] = []

@@ -20,7 +20,7 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
-from marq.errors import InternalError, MarkerError, RowError
+from marq.errors import DeletedError, InternalError, MarkerError
 
 TICK_MIN_MS = 100
 """The timer appends at most one tick per this time and partition …"""
@@ -196,26 +196,33 @@ class Owner:
         load: Callable[[str], bytes],
         log_start: tuple[int, int],
         own_offset: int = -1,
+        *,
+        accept_loss: bool = False,
     ) -> None:
         """Take the state from the tables, read after the own marker was acknowledged.
 
         ``manifests``: all of this partition; ``row_keys``: all its rows; ``log_start``: first offsets still in the
         queue and markers topics; ``own_offset``: where the own marker is. Ends up ``LOST``, with nothing taken, if the
         newest manifest is of a later epoch: claim again. Raises :exc:`RowError` if a named row is missing or damaged,
-        or a log begins beyond the manifest's position (which means that another owner has gone on: recover again).
+        and :exc:`DeletedError` if a log begins beyond the manifest's position: another owner has gone on (recover
+        again), or somebody has deleted records that no owner had read. ``accept_loss``: go on without those; once the
+        own marker is folded, :meth:`give_up` says what is gone.
         """
         assert self.phase is Phase.CLAIMING
         decoded = {key: rows.decode_manifest(value) for key, value in manifests.items()}
         newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
         self._load = load
         if newest is None:
-            if log_start[1] or (log_start[0] and self.limits.queue_id is None):
-                raise RowError(
+            if (log_start[1] or (log_start[0] and self.limits.queue_id is None)) and not accept_loss:
+                raise DeletedError(
                     f"partition {self.number}: the logs begin at {log_start}, but there is no manifest: records were "
-                    "deleted, so another owner has written one meanwhile"
+                    "deleted, so another owner has written one meanwhile, or they were deleted unread"
                 )
             self.partition = self._new_partition(load)
-            self.partition.start_at(*log_start)
+            if accept_loss:
+                self._skip_deleted_markers(log_start[1])
+            else:
+                self.partition.start_at(*log_start)
             self._orphans = list(row_keys)
         else:
             manifest = decoded.pop(newest)
@@ -227,16 +234,40 @@ class Owner:
                 ("queue", manifest.position, log_start[0]),
                 ("markers", manifest.markers_position, log_start[1]),
             ):
-                if start > position:
-                    raise RowError(
+                if start > position and not accept_loss:
+                    raise DeletedError(
                         f"partition {self.number}: the {name} topic begins at {start}, beyond the position "
                         f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread"
                     )
             self.partition = Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id)
+            if accept_loss:
+                self._skip_deleted_markers(log_start[1])
             self._orphans = [key for key in row_keys if key not in manifest.rows]
             self._old_manifests = [newest, *decoded]
         self._ignored_from = self.partition.markers_position
         self.phase = Phase.CATCHING_UP
+
+    def _skip_deleted_markers(self, start: int) -> None:
+        """Progress that was recorded up to ``start`` is gone: what it finished comes again."""
+        partition, position = self.partition, self.partition.markers_position
+        if start > position:
+            unsure = len(partition.messages) + partition.segments.parked_total()
+            partition.lost.append(rows.Loss("markers", position, start, unsure, partition.last_timestamp_ms))
+            partition.skip_markers(start)
+
+    def give_up(self, queue_start: int) -> list[rows.Loss]:
+        """Go on where the queue topic begins now, though that is beyond what was read; all that was ever given up.
+
+        Every marker up to the own one is folded: what they say is done counts as that.
+        """
+        assert self.phase is Phase.SERVING
+        partition, position = self.partition, self.partition.position
+        if queue_start > position:
+            unfinished = queue_start - position - count(partition.ahead.within(position, queue_start))
+            partition.lost.append(rows.Loss("queue", position, queue_start, unfinished, partition.last_timestamp_ms))
+            partition.counters["deleted_unread"] += unfinished
+            partition.ingest(position, queue_start, [])
+        return list(partition.lost)
 
     def _new_partition(self, load: Callable[[str], bytes] | None) -> Partition:
         if load is None:

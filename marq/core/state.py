@@ -110,6 +110,7 @@ class State:
         self.purges: dict[str, int] = {}
         self.copied: dict[int | str, tuple[int, int]] = {}
         self.counters: Counter[str] = Counter()
+        self.lost: list[rows.Loss] = []  # what was deleted unread and given up, in order
         self.delays: dict[int, int] = {}  # offset -> ready when max_timestamp_ms gets there
         self.ttls: dict[int, int] = {}  # offset -> expires when max_timestamp_ms gets there
         self.poison: dict[int, str] = {}  # offset -> reason
