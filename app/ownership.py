@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError
 from faust.types import TP
 from mode import Service
 
+from app.broker_time import BrokerTime
 from app.letters import Letters
 from app.outbox import NOBODY, Outbox, Writer
 from app.producer import ProducerFull
@@ -157,6 +158,7 @@ class Ownership(Service):
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[Any]] = set()
+        self.broker_time = BrokerTime(lambda: now_ms())
         self.letters = Letters(self, now_ms)
         self.tails = Tails(app, settings)
 
@@ -178,7 +180,7 @@ class Ownership(Service):
         """Where markers for `partition` go, owned by us or not."""
         outbox = self._outboxes.get(partition)
         if outbox is None:
-            outbox = Outbox(lambda: self.app.producer, self.topics.markers, partition)
+            outbox = Outbox(lambda: self.app.producer, self.topics.markers, partition, self.broker_time.stamped)
             self._outboxes[partition] = outbox
         return outbox
 

@@ -100,6 +100,7 @@ class Collector:
     def __init__(self, app: WorkerApp) -> None:
         self.app = app
         self.counts: dict[str, dict[str, int]] = {}
+        self.ages: dict[str, int] = {}  # of the oldest message of each queue, milliseconds
 
     def collect(self) -> Iterator[Metric]:
         app = self.app
@@ -140,6 +141,7 @@ class Collector:
             "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.pending_bytes
         )
         yield self._queues()
+        yield self._ages()
 
     def _handlers(self) -> Iterator[Metric]:
         labels = ["handler", "queues"]
@@ -176,6 +178,20 @@ class Collector:
             family.add_metric(["", state], count)
         return family
 
+    def _ages(self) -> Metric:
+        family = GaugeMetricFamily(
+            "marq_queue_oldest_seconds",
+            f"Age of the oldest unfinished message in this worker's partitions; of queues beyond the {QUEUES_MAX} with "
+            "the oldest, the greatest.",
+            labels=["queue"],
+        )
+        oldest = heapq.nlargest(QUEUES_MAX + 1, (q for q in self.ages if q), key=self.ages.__getitem__)
+        for queue in oldest[:QUEUES_MAX]:
+            family.add_metric([queue], self.ages[queue] / 1000)
+        for queue in oldest[QUEUES_MAX:]:
+            family.add_metric([""], self.ages[queue] / 1000)
+        return family
+
 
 def measured(meters: Meters) -> Any:
     """Middleware that takes the time of each request."""
@@ -205,6 +221,7 @@ def define(app: WorkerApp) -> None:
 
     async def metrics(request: web.Request) -> web.Response:
         collector.counts = await app.views.counts_here()
+        collector.ages = await app.views.ages_here()
         text = generate_latest(app.meters.registry)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
