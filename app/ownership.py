@@ -20,6 +20,7 @@ from aiokafka.errors import KafkaError, KafkaTimeoutError
 from faust.types import TP
 from mode import Service
 
+from app.breakers import Breakers
 from app.broker_time import BrokerTime
 from app.letters import Letters
 from app.outbox import NOBODY, Outbox, Writer
@@ -159,6 +160,7 @@ class Ownership(Service):
         self._recoveries: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self.broker_time = BrokerTime(lambda: now_ms())
+        self.breakers = Breakers(catalog.settings_of, lambda: now_ms())
         self.letters = Letters(self, now_ms)
         self.tails = Tails(app, settings)
 
@@ -509,6 +511,7 @@ class Ownership(Service):
                     partitions=self.topics.partitions,
                 ),
                 settings_of=self.catalog.settings_of,
+                breaker_of=self.breakers.of,
             )
             outbox = self.outbox(number)
             outbox.writer = self._writer(number, owner)

@@ -142,11 +142,17 @@ class Collector:
         )
         yield self._queues()
         yield self._ages()
+        yield self._breakers()
 
     def _handlers(self) -> Iterator[Metric]:
         labels = ["handler", "queues"]
         took = HistogramMetricFamily("marq_handler_call_seconds", "Time that a call of a handler took.", labels=labels)
         failures = CounterMetricFamily("marq_handler_failures", "Calls that raised an error.", labels=labels)
+        broken = GaugeMetricFamily(
+            "marq_handler_breaker_open",
+            "1 if the circuit breaker of the handler is open here.",
+            labels=labels,
+        )
         bounds = [*(str(float(bound)) for bound in DURATIONS_S), "+Inf"]
         same: dict[tuple[str, str], list[Runner]] = {}  # functions that were made in a loop have one name
         for runner in self.app.handlers.runners:
@@ -156,7 +162,9 @@ class Collector:
             buckets = zip(bounds, itertools.accumulate(durations), strict=True)
             took.add_metric(names, list(buckets), sum(runner.seconds for runner in runners))
             failures.add_metric(names, sum(runner.failures for runner in runners))
+            broken.add_metric(names, int(any(runner.breaker.state != "closed" for runner in runners)))
         yield took
+        yield broken
         yield failures
 
     def _queues(self) -> Metric:
@@ -190,6 +198,18 @@ class Collector:
             family.add_metric([queue], self.ages[queue] / 1000)
         for queue in oldest[QUEUES_MAX:]:
             family.add_metric([""], self.ages[queue] / 1000)
+        return family
+
+    def _breakers(self) -> Metric:
+        family = GaugeMetricFamily(
+            "marq_queue_breaker_open",
+            f"1 if the circuit breaker of the queue is open or tries one message; at most {QUEUES_MAX} queues, open "
+            "ones first.",
+            labels=["queue"],
+        )
+        states = self.app.ownership.breakers.states()
+        for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q]["state"] == "closed"):
+            family.add_metric([queue], int(states[queue]["state"] != "closed"))
         return family
 
 

@@ -78,7 +78,17 @@ class Views:
         self._census = Census(-1e9, {}, {})
         self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest when last looked at
         self._counting: asyncio.Lock = asyncio.Lock()
-        for name in ("worker", "partitions", "counts", "digest", "messages", "message", "rows", "oldest"):
+        for name in (
+            "worker",
+            "partitions",
+            "counts",
+            "digest",
+            "messages",
+            "message",
+            "rows",
+            "oldest",
+            "breaker_states",
+        ):
             app.peers.register(name, getattr(self, f"{name}_here"))
 
     # ------------------------------------------------------------------ here
@@ -279,6 +289,20 @@ class Views:
         ages = await self.ages_here()
         return {queue: ages[queue] for queue in queues if queue in ages}
 
+    async def breaker_states_here(self, _: Any = None) -> Any:
+        """Circuit breakers by queue."""
+        return self.app.ownership.breakers.states()
+
+    async def _breakers(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        """The breakers of those queues that have one; where workers differ for a moment, the one that is not closed."""
+        settings_of = self.app.catalog.settings_of
+        new = {"state": "closed", "failures": 0, "pause_ms": 0}
+        found: dict[str, dict[str, Any]] = {name: new for name in names if settings_of(name).breaker_failures}
+        for one in (await self._everywhere("breaker_states"))[0] if found else ():
+            for name in found.keys() & one.keys():
+                found[name] = max(found[name], one[name], key=lambda b: (b["state"] != "closed", b["failures"]))
+        return found
+
     async def rows_here(self, argument: Any) -> Any:
         held = self._held(argument["partition"])
         table = self.app.ownership.tables.get(argument["table"])
@@ -341,13 +365,15 @@ class Views:
         for one in (await self._everywhere("oldest", [name for name in names if name in counts]))[0]:
             for queue, age in one.items():
                 ages[queue] = max(ages.get(queue, 0), age)
+        breakers = await self._breakers(names)
         none = dict.fromkeys(STATES, 0)
         stats: list[dict[str, Any]] = []
         for name in names:
             mine = counts.get(name, none)
             letters = counts.get(self.app.catalog.settings_of(name).dead_letters_of(name), none)
             dead = mine.get("dead", sum(letters.values()))
-            stats.append({"queue": name} | mine | {"dead": dead, "oldest_ms": ages.get(name)})
+            more = {"dead": dead, "oldest_ms": ages.get(name), "breaker": breakers.get(name)}
+            stats.append({"queue": name} | mine | more)
         return stats, missing
 
     async def queues(self, request: web.Request) -> web.Response:

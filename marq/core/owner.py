@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from marq.core import markers as m
 from marq.core import rows
-from marq.core.flow import Flow, is_limited
+from marq.core.flow import Breaker, Flow, is_limited
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
@@ -148,6 +148,7 @@ class Owner:
         limits: Limits = DEFAULT_LIMITS,
         settings_of: SettingsOf = lambda queue: QueueSettings(),
         load: Callable[[str], bytes] | None = None,
+        breaker_of: Callable[[str], Breaker] = lambda queue: Breaker(),
     ) -> None:
         self.number = number
         self.worker = worker
@@ -163,6 +164,7 @@ class Owner:
         self.partition = self._new_partition(load)
         self.under_pressure = False  # memory is short: the next checkpoint writes all payloads, and comes at once
         self._load = load
+        self._breaker_of = breaker_of
         self._delivery = 0
         self._pending: dict[int, Pending] = {}
         self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
@@ -477,7 +479,7 @@ class Owner:
             elif settings.fifo and shared_fate and more:
                 limit = 0
             if limited and more:
-                self.flows[queue].add(more, name)
+                self.flows[queue].add(more, name, now_ms, 2 * lease_ms + settings.breaker_pause_ms)
                 self._flow_of.update(dict.fromkeys(more, queue))
             taken += more
             if len(taken) >= limit:
@@ -525,6 +527,7 @@ class Owner:
             room = flow.breaker.room(now_ms)
             if room is not None:
                 wanted = min(wanted, room)
+                flow.refused |= not room
         room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
         if room < wanted:
             self._expire(queue, flow, settings, now_ms)
@@ -533,7 +536,7 @@ class Owner:
 
     def _flow(self, queue: str) -> Flow:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""
-        flow, partition = Flow(), self.partition
+        flow, partition = Flow(self._breaker_of(queue)), self.partition
         for offset, hold in partition.holds.items():
             if partition.leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
                 flow.offsets[offset] = hold.receiver
@@ -546,10 +549,12 @@ class Owner:
         partition = self.partition
         for offset in flow.expired(lambda o: o in partition.reserved or partition.leased(o)):
             self._flow_of.pop(offset, None)
+            probe = flow.is_probe(offset)
             if offset in partition.messages and partition.receives(offset):
-                flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms)
+                opened = flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms, probe)
+                flow.refused |= opened
             else:
-                flow.breaker.spared()
+                flow.breaker.spared(probe)
 
     def _landed(self, marker: Marker | None, effect: list[int], now_ms: int) -> None:
         """Messages of queues with limits were acknowledged, given back or ended; None: not even started."""
@@ -559,26 +564,27 @@ class Owner:
             if flow is None or queue is None:
                 continue
             flow.remove(offset)
-            settings = self.settings_of(queue)
+            settings, probe = self.settings_of(queue), flow.is_probe(offset)
             if isinstance(marker, Release):
                 if marker.counted:
-                    flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms)
+                    opened = flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms, probe)
+                    flow.refused |= opened
                 else:
-                    flow.breaker.spared()
+                    flow.breaker.spared(probe)
             elif isinstance(marker, End) and marker.outcome == "acked":
-                flow.breaker.succeeded()
+                flow.breaker.succeeded(probe)
             else:
-                flow.breaker.spared()
+                flow.breaker.spared(probe)
             if self.partition.has_ready(queue):
                 self.partition.woken[queue] = None
             if not flow.offsets and not is_limited(settings):
                 del self.flows[queue]
 
     def _wake_probes(self, now_ms: int) -> None:
-        """Tell receivers when the pause of a breaker is over."""
+        """Tell receivers that a breaker refused when its pause is over, or it was closed, here or elsewhere."""
         for queue, flow in self.flows.items():
-            if not flow.woken and flow.breaker.open_until_ms is not None and flow.breaker.room(now_ms):
-                flow.woken = True
+            if flow.refused and flow.breaker.room(now_ms) != 0:
+                flow.refused = False
                 if self.partition.has_ready(queue):
                     self.partition.woken[queue] = None
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.breakers import Breakers
 from app.broker_time import PLAUSIBLE_MS, BrokerTime
 from gateway import state
 from gateway.metrics import QUEUES_MAX, Collector
@@ -36,12 +37,17 @@ class Desk:
         self.broker_time.stamped(self.worker.broker.now_ms)
         held = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
         self.operations: dict[str, Any] = {}
+        self.settings = QueueSettings()
+        self.breakers = Breakers(lambda queue: self.settings, lambda: self.clock.now_ms)
         self.views = Views(
             SimpleNamespace(  # type: ignore[arg-type]
                 ownership=SimpleNamespace(
-                    held={0: held}, broker_time=self.broker_time, topics=SimpleNamespace(queue="t")
+                    held={0: held},
+                    broker_time=self.broker_time,
+                    topics=SimpleNamespace(queue="t"),
+                    breakers=self.breakers,
                 ),
-                catalog=SimpleNamespace(settings_of=lambda queue: QueueSettings()),
+                catalog=SimpleNamespace(settings_of=lambda queue: self.settings),
                 peers=SimpleNamespace(register=self.operations.__setitem__, everywhere=self.everywhere),
             )
         )
@@ -112,6 +118,7 @@ def test_dead_letters_of_topic_mode_are_those_that_became_some() -> None:
             "in_flight": 1,
             "dead": 2,
             "oldest_ms": 0,
+            "breaker": None,
         }
 
     async def main() -> None:
@@ -121,6 +128,26 @@ def test_dead_letters_of_topic_mode_are_those_that_became_some() -> None:
         await scenario(desk)
 
     asyncio.run(main())
+
+
+def test_the_breaker_of_a_queue_is_told_and_is_a_metric(app: Any, collector: Collector) -> None:
+    settings = QueueSettings(breaker_failures=2, breaker_pause_ms=9_000)
+
+    async def scenario(desk: Desk) -> None:
+        desk.settings = settings
+        assert (await desk.stats("q"))["breaker"] == {"state": "closed", "failures": 0, "pause_ms": 0}
+        breaker = desk.breakers.of("q")
+        for _ in range(2):
+            breaker.failed(2, 9_000, desk.clock.now_ms)
+        desk.clock.now_ms += 1_000
+        assert (await desk.stats("q"))["breaker"] == {"state": "open", "failures": 2, "pause_ms": 8_000}
+
+    run(scenario)
+    breakers = app.ownership.breakers = Breakers(lambda queue: settings, lambda: 0)
+    fine, broken = breakers.of("fine"), breakers.of("broken")
+    assert not fine.failed(2, 9_000, 0) and broken.failed(1, 9_000, 0)
+    found = {labels: value for (name, labels), value in samples(app.meters.registry).items() if "queue_break" in name}
+    assert found == {("fine",): 0, ("broken",): 1}
 
 
 # ---------------------------------------------------------------------- metric
