@@ -151,6 +151,7 @@ class Ownership(Service):
         self.tables = tables
         self.catalog = catalog
         self.held: dict[int, Held] = {}
+        self.unserved: dict[int, str] = {}
         self.receivers: list[Receiver] = []
         self.worker_name = ""
         self._shed_at_ms = 0

@@ -98,6 +98,7 @@ class Door(Service):
         self._random = random.Random()
         self.meters: Meters | None = None
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
+        self.received: Callable[[str], None] = lambda queue: None  # told of each receive
 
     @property
     def receipts(self) -> Receipts:
@@ -254,6 +255,7 @@ class Door(Service):
             UnavailableError: too many wait already.
             RequestError: there is no such queue.
         """
+        self.received(queue)
         return await self.receiving.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
     # ------------------------------------------------------------------ acknowledge and the like

@@ -126,6 +126,12 @@ class Collector:
                 if number is not None:
                     family.add_metric([str(one.number)], number)
             yield family
+        unserved = GaugeMetricFamily(
+            "marq_partition_unserved", "1: assigned to this worker, which can't serve it.", labels=["partition"]
+        )
+        for number in sorted(app.ownership.unserved.keys() - app.ownership.held.keys()):
+            unserved.add_metric([str(number)], 1)
+        yield unserved
         counted = CounterMetricFamily(
             "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
         )
@@ -143,6 +149,7 @@ class Collector:
         yield self._queues()
         yield self._ages()
         yield self._breakers()
+        yield self._without_receiver()
 
     def _handlers(self) -> Iterator[Metric]:
         labels = ["handler", "queues"]
@@ -210,6 +217,21 @@ class Collector:
         states = self.app.ownership.breakers.states()
         for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q]["state"] == "closed"):
             family.add_metric([queue], int(states[queue]["state"] != "closed"))
+        return family
+
+    def _without_receiver(self) -> Metric:
+        family = GaugeMetricFamily(
+            "marq_queue_without_receiver",
+            "Ready messages of queues that nobody in any worker receives from, of this worker's partitions; queues "
+            f"beyond the {QUEUES_MAX} largest are summed up.",
+            labels=["queue"],
+        )
+        without = self.app.receivers.without
+        largest = heapq.nlargest(len(without), without, key=without.__getitem__)
+        for queue in largest[:QUEUES_MAX]:
+            family.add_metric([queue], without[queue])
+        if len(largest) > QUEUES_MAX:
+            family.add_metric([""], sum(without[queue] for queue in largest[QUEUES_MAX:]))
         return family
 
 

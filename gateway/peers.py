@@ -168,7 +168,7 @@ class Peers(Service):
         if operation is None:
             raise web.HTTPNotFound
         argument = _decode(body)
-        if request.match_info["name"] == "receive":
+        if request.match_info["name"] in ("receive", "take"):
             # the asking worker may go away as any client may
             argument = (argument, request)
         answer = await operation(argument)

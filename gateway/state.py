@@ -88,6 +88,7 @@ class Views:
             "rows",
             "oldest",
             "breaker_states",
+            "unserved",
         ):
             app.peers.register(name, getattr(self, f"{name}_here"))
 
@@ -121,8 +122,20 @@ class Views:
         return {
             "worker": self.app.ownership.worker_name,
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "partitions": [self._describe(held) for _, held in sorted(self.app.ownership.held.items())],
+            "partitions": [self._describe(held) for _, held in sorted(self.app.ownership.held.items())]
+            + [
+                {"partition": n, "owner": self.app.ownership.worker_name, "phase": "unserved", "reason": reason}
+                for n, reason in sorted(self._unserved().items())
+            ],
         }
+
+    def _unserved(self) -> dict[int, str]:
+        """Partitions that were assigned to this worker and that it can't serve, with the reason."""
+        ownership = self.app.ownership
+        return {n: reason for n, reason in ownership.unserved.items() if n not in ownership.held}
+
+    async def unserved_here(self, _: Any = None) -> Any:
+        return self._unserved()
 
     def _describe(self, held: Held) -> dict[str, Any]:
         partition, now = held.owner.partition, time.monotonic()
@@ -365,14 +378,19 @@ class Views:
         for one in (await self._everywhere("oldest", [name for name in names if name in counts]))[0]:
             for queue, age in one.items():
                 ages[queue] = max(ages.get(queue, 0), age)
-        breakers = await self._breakers(names)
+        breakers, received = await self._breakers(names), await self.app.receivers.of(names)
         none = dict.fromkeys(STATES, 0)
         stats: list[dict[str, Any]] = []
         for name in names:
             mine = counts.get(name, none)
             letters = counts.get(self.app.catalog.settings_of(name).dead_letters_of(name), none)
             dead = mine.get("dead", sum(letters.values()))
-            more = {"dead": dead, "oldest_ms": ages.get(name), "breaker": breakers.get(name)}
+            more = {
+                "dead": dead,
+                "oldest_ms": ages.get(name),
+                "breaker": breakers.get(name),
+                "has_receiver": received[name],
+            }
             stats.append({"queue": name} | mine | more)
         return stats, missing
 
@@ -385,14 +403,20 @@ class Views:
         ]
         stats, missing = await self._stats(names[: page.limit])
         more = names[page.limit - 1] if len(names) > page.limit else ""
-        return answer(request, {"queues": stats, "after": more, "missing": missing})
+        unserved = await self._unserved_everywhere()
+        return answer(request, {"queues": stats, "after": more, "missing": missing, "unserved": unserved})
+
+    async def _unserved_everywhere(self) -> dict[str, str]:
+        """Partitions of the cluster that nobody serves, with the reason: their messages are in no count."""
+        found, _ = await self._everywhere("unserved")
+        return {str(number): reason for one in found for number, reason in sorted(one.items())}
 
     async def queue(self, request: web.Request) -> web.Response:
         query_of(request, Nothing)
         name = request.match_info["queue"]
         self.app.catalog.require(name)
         stats, missing = await self._stats([name])
-        return answer(request, stats[0] | {"missing": missing})
+        return answer(request, stats[0] | {"missing": missing, "unserved": await self._unserved_everywhere()})
 
     async def messages(self, request: web.Request) -> web.Response:
         page, name = query_of(request, MessagesPage), request.match_info["queue"]

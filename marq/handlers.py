@@ -18,7 +18,7 @@ acknowledges by ``message.ack()``, and what it leaves is delivered again when th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
@@ -81,8 +81,13 @@ class Handler:
 
         A pattern reaches dead letters only if it ends in ``.dead`` itself: else ``*`` would get what it failed on.
         """
-        dead = queue.endswith(DEAD_SUFFIX)
-        return any(fnmatchcase(queue, p) and (not dead or p.endswith(DEAD_SUFFIX)) for p in self.queues)
+        return does_match(self.queues, queue)
+
+
+def does_match(patterns: Iterable[str], queue: str) -> bool:
+    """True if messages of ``queue`` go to a handler of these names and patterns; see :meth:`Handler.matches`."""
+    dead = queue.endswith(DEAD_SUFFIX)
+    return any(fnmatchcase(queue, p) and (not dead or p.endswith(DEAD_SUFFIX)) for p in patterns)
 
 
 _registered: list[Handler] = []

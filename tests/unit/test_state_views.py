@@ -46,14 +46,20 @@ class Desk:
                     broker_time=self.broker_time,
                     topics=SimpleNamespace(queue="t"),
                     breakers=self.breakers,
+                    worker_name="w1",
+                    unserved={},
                 ),
                 catalog=SimpleNamespace(settings_of=lambda queue: self.settings),
                 peers=SimpleNamespace(register=self.operations.__setitem__, everywhere=self.everywhere),
+                receivers=SimpleNamespace(of=self.received),
             )
         )
 
     async def everywhere(self, name: str, argument: Any) -> dict[str, Any]:
         return {"here": await self.operations[name](argument)}
+
+    async def received(self, queues: list[str]) -> dict[str, bool]:
+        return dict.fromkeys(queues, False)
 
     async def stats(self, queue: str) -> dict[str, Any]:
         (found,), _ = await self.views._stats([queue])
@@ -119,6 +125,7 @@ def test_dead_letters_of_topic_mode_are_those_that_became_some() -> None:
             "dead": 2,
             "oldest_ms": 0,
             "breaker": None,
+            "has_receiver": False,
         }
 
     async def main() -> None:
@@ -148,6 +155,20 @@ def test_the_breaker_of_a_queue_is_told_and_is_a_metric(app: Any, collector: Col
     assert not fine.failed(2, 9_000, 0) and broken.failed(1, 9_000, 0)
     found = {labels: value for (name, labels), value in samples(app.meters.registry).items() if "queue_break" in name}
     assert found == {("fine",): 0, ("broken",): 1}
+
+
+def test_a_partition_that_can_not_be_served_is_named_with_its_reason() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.views.app.ownership.unserved = {3: "records were deleted unread", 0: "it is served by now"}
+        assert (await desk.views.unserved_here()) == {3: "records were deleted unread"}
+        assert (await desk.views._unserved_everywhere()) == {"3": "records were deleted unread"}
+
+    run(scenario)
+
+
+def test_a_partition_that_can_not_be_served_is_a_metric(app: Any, collector: Collector) -> None:
+    app.ownership.unserved = {3: "records were deleted unread"}
+    assert samples(app.meters.registry)["marq_partition_unserved", ("3",)] == 1
 
 
 # ---------------------------------------------------------------------- metric
