@@ -218,10 +218,13 @@ class Owner:
             if (log_start[1] or (log_start[0] and self.limits.queue_id is None)) and not accept_loss:
                 raise DeletedError(
                     f"partition {self.number}: the logs begin at {log_start}, but there is no manifest: records were "
-                    "deleted, so another owner has written one meanwhile, or they were deleted unread"
+                    "deleted, so another owner has written one meanwhile, or they were deleted unread; "
+                    f"`python -m app repair --partition {self.number}` names them"
                 )
             self.partition = self._new_partition(load)
             if accept_loss:
+                # a topic of the user's may begin anywhere
+                self.partition.start_at(0 if self.limits.queue_id is None else log_start[0], 0)
                 self._skip_deleted_markers(log_start[1])
             else:
                 self.partition.start_at(*log_start)
@@ -239,7 +242,8 @@ class Owner:
                 if start > position and not accept_loss:
                     raise DeletedError(
                         f"partition {self.number}: the {name} topic begins at {start}, beyond the position "
-                        f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread"
+                        f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread; "
+                        f"`python -m app repair --partition {self.number}` names them"
                     )
             self.partition = Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id)
             if accept_loss:
