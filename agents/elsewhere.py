@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from app.ownership import Held, now_ms
+from app.ownership import Held
+from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
 from marq.core.ranges import ranges_of

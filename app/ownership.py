@@ -26,6 +26,7 @@ from app.letters import Letters
 from app.outbox import NOBODY, Outbox, Writer
 from app.producer import ProducerFull
 from app.tails import Tails
+from marq.clock import now_ms
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Limits, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
@@ -78,11 +79,6 @@ class Receiver(Protocol):
 
     def forget(self, held: Held) -> None:
         """The partition is no longer ours: what was asked for there never comes."""
-
-
-def now_ms() -> int:
-    """The worker's monotonic clock, in milliseconds."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class Held:
@@ -190,13 +186,16 @@ class Ownership(Service):
     def drain(self, held: Held) -> None:
         """Carry out what the owner has to say, after each call of it."""
         owner = held.owner
-        if owner.phase is Phase.LOST:
+        if owner.phase in (Phase.LOST, Phase.FAILED):
             self._lost(held)
             return
         while owner.handouts:
             handouts, owner.handouts = owner.handouts, []
             for handout in handouts:
-                handout.receiver.handed(held, handout)
+                try:
+                    handout.receiver.handed(held, handout)
+                except RowError:  # the owner has failed by it: what was not handed out counts for nobody
+                    owner.release(handout.offsets, handout.receipt, counted=False)
         if owner.dead:
             offsets, owner.dead = owner.dead, []
             self.spawn(self.letters.bury(held, offsets))
@@ -258,9 +257,12 @@ class Ownership(Service):
         now = now_ms()
         for held in list(self.held.values()):
             if not held.serving:
+                if held.owner.phase is Phase.FAILED:
+                    self.drain(held)
                 continue
-            held.owner.tick(now)
-            held.owner.work(now, self._with_ttl(held))
+            with_ttl = self._with_ttl(held)
+            held.owner.tick(now, with_ttl)
+            held.owner.work(now, with_ttl)
             self.drain(held)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
@@ -422,11 +424,19 @@ class Ownership(Service):
         self._take_over(generation, sorted(self._assigned))
 
     def _lost(self, held: Held) -> None:
-        """Another worker's own marker was folded. While the partition is assigned to us, we take it back."""
+        """A foreign own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
         if self.held.get(held.number) is not held:
             return
-        self.log.warning("Partition %s was taken over by another worker", held.number)
+        failed = held.owner.phase is Phase.FAILED
+        if failed:
+            reason = held.owner.reason
+            self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)
+            held.outbox.put(held.owner.appends)  # what receivers said
+        else:
+            self.log.warning("Partition %s was taken over by another worker", held.number)
         self._leave(held)
+        for table in self.tables.values() if failed else ():
+            table.wipe(held.number)
         self._take_over(held.generation, [held.number], TAKE_BACK_S)
 
     def _take_over(self, generation: int, numbers: list[int], delay_s: float = 0) -> None:

@@ -25,7 +25,7 @@ from faust.assignor.client_assignment import ClientMetadata
 
 from app.connection import end_client, kafka_client_args
 from app.settings import Settings
-from app.topics import MAX_CHANGELOG_BYTES, Topics, ensure_topics
+from app.topics import MAX_RECORD_BYTES, Topics, ensure_topics
 from marq.core import markers as m
 from marq.core.owner import Limits, Owner, Phase, WriteManifest, WriteRows
 from marq.core.rows import Loss, Manifest, decode_manifest, table_of
@@ -153,7 +153,7 @@ class _Logs:
     async def opened(cls, settings: Settings, topics: Topics, number: int) -> AsyncIterator[_Logs]:
         args = kafka_client_args(settings)
         consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="none", **args)
-        producer = AIOKafkaProducer(acks="all", enable_idempotence=True, max_request_size=MAX_CHANGELOG_BYTES, **args)
+        producer = AIOKafkaProducer(acks="all", enable_idempotence=True, max_request_size=MAX_RECORD_BYTES, **args)
         try:
             await consumer.start()
             await producer.start()

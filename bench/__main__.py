@@ -6,6 +6,7 @@ import click
 
 from bench import cycle as cycle_bench
 from bench import door as door_bench
+from bench import growth as growth_bench
 from bench import hol as hol_bench
 from bench import pipeline as pipeline_bench
 from bench import sqs as sqs_bench
@@ -123,6 +124,16 @@ def archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -> No
 def audit(messages: int, size: int, queues: int, drop: float, conf: tuple[str, ...]) -> None:
     """The pipeline's audit of a worker that processed so many messages: time and memory."""
     pipeline_bench.run_audit(messages=messages, size=size, queues=queues, drop=drop, conf=conf)
+
+
+@bench.command()
+@click.option("--messages", default=10_000_000, show_default=True, help="Parked in one partition.")
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--queues", default=1, show_default=True)
+@click.option("--checkpoints", default=200, show_default=True, help="Of the steady phase.")
+def growth(messages: int, size: int, queues: int, checkpoints: int) -> None:
+    """Millions of parked messages in the core: memory, restore, what is written. Needs no Kafka."""
+    growth_bench.run(messages=messages, size=size, queues=queues, checkpoints=checkpoints)
 
 
 if __name__ == "__main__":

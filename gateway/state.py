@@ -232,7 +232,7 @@ class Views:
             "queue_position": partition.position,
             "markers_position": partition.markers_position,
             "clock_ms": partition.clock_ms,
-            "max_timestamp_ms": partition.max_timestamp_ms,
+            "broker_ms": partition.broker_ms,
             "counters": dict(partition.counters),
         }
         found = await asyncio.to_thread(digest_of, list(entries(partition)))
@@ -523,12 +523,14 @@ def _decoded(table: str, key: str, value: bytes) -> Any:
             {"offset": r.offset, "sent_ms": r.timestamp, "queue": _text(r.key), "size_bytes": len(r.value or b"")}
             for r in rows.decode_messages(value).records()
         ]
-    if table == "markers" and rows.kind_of(key) == "dedup":
+    if table == "progress":
+        return _plain(rows.decode_manifest(value))
+    kind = rows.kind_of(key)
+    if kind in ("dedup", "origins"):
         digests, offsets, timestamps_ms = rows.decode_dedup(value)
         ids = zip(digests, offsets, timestamps_ms, strict=True)
         return [{"id": digest.hex(), "offset": offset, "sent_ms": sent_ms} for digest, offset, sent_ms in ids]
-    row = rows.decode_markers(value) if table == "markers" else rows.decode_manifest(value)
-    return _plain(row)
+    return _plain(rows.decode_marker_row(kind, value))
 
 
 def _plain(value: Any) -> Any:
@@ -537,6 +539,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 

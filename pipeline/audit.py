@@ -17,7 +17,7 @@ import msgspec
 
 from marq.errors import PipelineError
 from pipeline.auditor import FOUND, SUMMARY, Auditor, Plan, Summary
-from pipeline.changelogs import Snapshot, named_rows, snapshot
+from pipeline.changelogs import Snapshot, snapshot, table_rows
 from pipeline.options import Job, job_options, key_in
 from pipeline.states import states_of
 from pipeline.walk import walk
@@ -180,7 +180,7 @@ def audit(
                 raise
             continue
         plans = {n: _plan(n, job, logs, tables, states.get(n), accept_loss) for n in logs.bounds}
-        rows = named_rows(spark, job.kafka, tables) if tables is not None else None
+        rows = table_rows(spark, job.kafka, tables) if tables is not None else None
         summaries, found = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
         missing = any(fault.kind == "tables" and fault.offset < 0 for fault in found)
         if not (missing and tables is not None and _outdated(tables, snapshot(job.kafka))):

@@ -16,7 +16,7 @@ from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
 from marq.errors import RowError
 from pipeline import walk
-from pipeline.fingerprints import fingerprints, stripped_manifest
+from pipeline.fingerprints import fingerprints, without_payloads
 from pipeline.witness import Fault, Witness
 
 if TYPE_CHECKING:
@@ -149,12 +149,14 @@ class Auditor(walk.Walker):
                 )
                 return
         try:
-            less = stripped_manifest(manifest, self._rows)
-            self.recovered = Partition.restore(self.number, less, self._rows.__getitem__, queue_id=told.queue_id)
+            less = without_payloads(self.number, manifest, self._rows)
+            self.recovered = Partition.restore(
+                self.number, less.manifest, less.rows.__getitem__, queue_id=told.queue_id
+            )
         except RowError as error:
             self._wrong("tables", str(error))
             return
-        prints = fingerprints(value for key, value in self._rows.items() if rows.kind_of(key) == "messages")
+        prints = fingerprints(value for key, value in less.rows.items() if rows.kind_of(key) == "messages")
         self._stored = {entry.offset: prints.get(entry.offset) for entry in entries(self.recovered)}
         self._recovered_count = len(self._stored)
 

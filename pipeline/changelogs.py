@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from marq.core import rows
 from marq.errors import BrokerError, RowError
-from pipeline.fingerprints import DAMAGED, strip_batches
+from pipeline.fingerprints import strip_batches
 from pipeline.kafka import Kafka
 
 if TYPE_CHECKING:
@@ -152,29 +152,19 @@ class _Manifests:
 # ------------------------------------------------------------------ rows
 
 
-def named_rows(spark: SparkSession, kafka: Kafka, tables: Snapshot) -> DataFrame:
-    """Every record of the rows that manifests name, as (partition, key, value, offset).
+def table_rows(spark: SparkSession, kafka: Kafka, tables: Snapshot) -> DataFrame:
+    """Every record of the row tables of partitions that have a manifest, as (partition, key, value, offset).
 
-    A value is without its payloads (see `fingerprints.stripped`); null: the row was deleted; `DAMAGED`: it has another
-    checksum.
+    A value is without its payloads (see `fingerprints.stripped`); null: the row was deleted.
     """
     from pyspark.sql import functions as F
 
-    named = [
-        (number, key.encode(), checksum)
-        for number, newest in tables.newest.items()
-        for key, checksum in newest.manifest.rows.items()
-    ]
-    if not named:
+    if not tables.newest:
         return spark.createDataFrame([], _ROWS)
     begin = {topic: {n: start for n, (start, _) in found.items()} for topic, found in tables.bounds.items()}
     end = {topic: {n: stop for n, (_, stop) in found.items()} for topic, found in tables.bounds.items()}
-    records = kafka.records(spark, begin, end)
-    wanted = spark.createDataFrame(named, "partition int, key binary, checksum long")
-    found = records.select("partition", "key", "value", "offset").join(F.broadcast(wanted), ["partition", "key"])
-    good = F.col("value").isNull() | (F.crc32("value") == F.col("checksum"))
-    checked = found.withColumn("value", F.when(good, F.col("value")).otherwise(F.lit(DAMAGED)))
-    return checked.select("partition", "key", "value", "offset").mapInArrow(strip_batches, _ROWS)
+    records = kafka.records(spark, begin, end).where(F.col("partition").isin(list(tables.newest)))
+    return records.select("partition", "key", "value", "offset").mapInArrow(strip_batches, _ROWS)
 
 
 _ROWS = "partition int, key binary, value binary, offset long"

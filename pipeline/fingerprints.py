@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+import msgspec
+
 from marq.core import rows
-from marq.core.partition import MESSAGE_MAX_BYTES
+from marq.core.partition import H_ORIGIN
+from marq.core.reading import BAD_NAME, is_too_large
+from marq.core.state import stored_size
 from marq.errors import RowError
 from marq.message import RESERVED
 from pipeline.walk import TOO_LARGE
@@ -16,8 +20,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
-#: Value of a row that does not have the checksum that its manifest names.
+#: In place of a messages row that can't be read.
 DAMAGED = b""
+#: A messages row without payloads begins with the checksum of the row that it was, of so many bytes.
+CHECKSUM_BYTES = 4
 
 
 def fingerprint(
@@ -71,35 +77,60 @@ def strip_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def stripped(key: str, value: bytes) -> bytes:
-    """A row with fingerprints in place of payloads; `DAMAGED` if it can't be read."""
+    """A row as it is; one of payloads: its checksum and a row with fingerprints, or `DAMAGED` if it can't be read."""
     try:
         if rows.kind_of(key) != "messages":
             return value
         records = rows.decode_messages(value).records()
     except RowError:
         return DAMAGED
-    return rows.messages_row([_without_payload(record) for record in records])
+    less = rows.messages_row([_without_payload(record) for record in records])
+    return rows.checksum(value).to_bytes(CHECKSUM_BYTES, "big") + less
 
 
 def _without_payload(record: rows.Record) -> rows.Record:
-    size = len(record.value or b"") + sum(len(name) + len(value or b"") for name, value in record.headers)
+    copied = any(name == H_ORIGIN for name, _ in record.headers)
     number = fingerprint(record.timestamp, record.key, record.headers, record.value)
-    special = [header for header in record.headers if header[0].startswith(RESERVED)]
-    return record._replace(value=TOO_LARGE if size > MESSAGE_MAX_BYTES else number.to_bytes(4, "big"), headers=special)
+    special = [header for header in record.headers if header[0].startswith(RESERVED) or BAD_NAME in header[0]]
+    value = TOO_LARGE if is_too_large(stored_size(record), copied) else number.to_bytes(4, "big")
+    return record._replace(value=value, headers=special)
 
 
-def stripped_manifest(manifest: rows.Manifest, less: Mapping[str, bytes]) -> rows.Manifest:
-    """A manifest that names stripped rows by their own checksums. Raises `RowError` for a row that is not good."""
-    checksums: dict[str, int] = {}
-    for key in manifest.rows:
+class Tables(NamedTuple):
+    """A manifest and the rows that count, where those of payloads are without them, and named by their checksums."""
+
+    manifest: rows.Manifest
+    rows: dict[str, bytes]
+
+
+def without_payloads(number: int, manifest: rows.Manifest, less: Mapping[str, bytes]) -> Tables:
+    """What a recovery would take of rows that were `stripped`. Raises `RowError` for a row that is not good."""
+    kept: dict[str, bytes] = {}
+
+    def named(key: str, checksum: int) -> int:
         value = less.get(key)
         if value is None:
             raise RowError(f"row {key} is named by the manifest of epoch {manifest.epoch}, but it is not in the table")
-        if value == DAMAGED:
+        good = checksum == rows.checksum(value)
+        if rows.kind_of(key) == "messages":
+            good = value != DAMAGED and checksum == int.from_bytes(value[:CHECKSUM_BYTES], "big")
+            value = value[CHECKSUM_BYTES:]
+        if not good:
             raise RowError(f"row {key} does not have the checksum that the manifest of epoch {manifest.epoch} names")
-        checksums[key] = rows.checksum(value)
-    changed = {name: getattr(manifest, name) for name in manifest.__struct_fields__} | {"rows": checksums}
-    return rows.Manifest(**changed)
+        kept[key] = value
+        return rows.checksum(value)
+
+    checksums: dict[str, int] = {}
+    for key, checksum in manifest.rows.items():
+        checksums[key] = named(key, checksum)
+        if rows.kind_of(key) == "pages":
+            page = rows.decode_page(kept[key])
+            for s in page.segments:
+                s.checksum = named(rows.row_key(number, s.epoch, "messages", s.number), s.checksum)
+                named(rows.row_key(number, s.epoch, "index", s.number), s.index_checksum)
+            kept[key] = rows.encode(page)
+            checksums[key] = rows.checksum(kept[key])
+    return Tables(msgspec.structs.replace(manifest, rows=checksums), kept)
 
 
 def fingerprints(less: Iterable[bytes]) -> dict[int, int | None]:

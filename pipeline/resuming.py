@@ -85,12 +85,12 @@ class ResumingWalker(Walker):
 
     def state(self, epoch: int) -> Iterator[tuple[str, bytes]]:
         """The rows of walker and core. ``epoch`` only has to differ from those of earlier rows."""
-        checkpoint = self.partition.checkpoint(epoch, 0, 0, 0)
+        checkpoint = self.partition.checkpoint(epoch, 0, 0, 0, whole=True)
         assert checkpoint is not None  # the first one after a restore or a beginning
         self._rows.update(checkpoint.rows)
         yield "walker", msgspec.msgpack.encode(self.kept())
         yield "manifest", checkpoint.manifest
-        for key in rows.decode_manifest(checkpoint.manifest).rows:
+        for key in self.partition.named_keys():
             yield key, self._rows[key]
 
 

@@ -1,37 +1,46 @@
-"""The state as rows and a manifest, and back."""
+"""The state as rows and a manifest, and back.
+
+Below its position everything unfinished is in a segment, whose page has its state; from there on the queue log is read
+again, and markers rows have the deliveries. What is written grows with what changed, and what there is with what is
+unfinished, however long that has been going on: segments that are small, or of which little is left, are merged.
+"""
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable
-from heapq import heappop, heappush
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from heapq import heappop
 from typing import Any, NamedTuple, Self
 
 from marq.core import rows, state
+from marq.core.dedup import Recent, origin_digest
 from marq.core.deliveries import Deliveries
 from marq.core.ranges import RangeSet, offsets_in, ranges_of
-from marq.core.segments import Segment, keys_of
+from marq.core.segments import FULL, Page, Segment, mergeable
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, block_of, size_of
 from marq.errors import RowError
 
+#: A messages row holds at most so many messages …
 SEGMENT_MESSAGES = 1_000
-
+#: … of so many bytes; a larger message is a row of its own.
 SEGMENT_BYTES = 256 * 1024
-"""A messages row holds at most this much; a larger message is a row of its own."""
-
+#: Bytes of a message in a messages row beside key, value and headers.
 ROW_OVERHEAD_BYTES = 40
-"""Bytes of a message in a messages row beside key, value and headers."""
-
+#: Payload that one checkpoint writes at most (but always one message); the next one goes on.
+PERSIST_BYTES = 4 * 1024 * 1024
+#: A page whose row is larger is split.
+PAGE_BYTES = 256 * 1024
+#: Segments that one checkpoint looks at, at either of two places, for what is worth merging …
+SCAN_SEGMENTS = 64
+#: … and what it reads and writes at most to merge them.
+MERGE_SEGMENTS = 64
+MERGE_BYTES = 2 * 1024 * 1024
+#: A segment of more than so many bytes is written anew when three quarters of its messages are done.
+SPARSE_MIN_BYTES = 16 * 1024
+#: So many ticks alone are worth a new manifest: they would all be read again after a crash.
 TICKS_MAX = 600
-"""So many ticks alone are worth a new manifest: they would all be read again after a crash."""
-
-COPIES_MAX = 20_000
-"""So many origins of dead letters are remembered at most: the manifest has to fit a record."""
-
-COPY_MEMORY_MS = 600_000
-"""How long the origin of a dead letter's copy is remembered, on the partition clock, to recognise a second copy."""
 
 Row = tuple[str, bytes]
 
@@ -44,34 +53,42 @@ class Checkpoint(NamedTuple):
     obsolete: list[str]
     position: int
     markers_position: int
+    partial: bool = False  # there was more to write than one checkpoint may: make the next one at once
 
 
 class Checkpoints(Deliveries):
     """Writes the state down, and takes it up again."""
 
-    def checkpoint(self, epoch: int, now_ms: int, window_offsets: int, hold_ms: int) -> Checkpoint | None:
+    def checkpoint(
+        self, epoch: int, now_ms: int, window_offsets: int, hold_ms: int, *, whole: bool = False
+    ) -> Checkpoint | None:
         """The state as rows to write and a manifest, captured in this instant; None if nothing changed.
 
         ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read ``hold_ms`` ago,
         are written with their payload, so that the position, and what is read again after a crash, stay bounded.
+        At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state at what was read.
         """
-        self._forget_copies()
         new_rows: list[Row] = []
-        waiting = self._persist(epoch, self._new_position(now_ms, window_offsets, hold_ms), new_rows)
-        self._write_markers(epoch, new_rows)
+        old_segments = len(self.segments)
+        position = self._new_position(now_ms, window_offsets, hold_ms)
+        if whole:
+            position = self.position
+        waiting, partial = self._persist(epoch, position, new_rows, whole)
+        self._write_tail(epoch, new_rows)
         self._write_ids(epoch, new_rows)
+        if new_rows or self.changed():
+            self._merge(epoch, old_segments, new_rows)
+        self._write_pages(epoch, new_rows)
         self._sweep()
-        named = keys_of(self.segments)
-        named.update(self.recent.rows(self.persisted, self.queue_timestamp_ms))
-        named.update(self._marker_rows.values())
-        if not new_rows and self._named == named.keys() and not self.changed():
+        ids = self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
+        named = self._named(ids)
+        if not new_rows and not self._garbage and not self.changed():
             return None
         self._ticks = 0
         self._written = self._extent()
-        obsolete = sorted(self._named - named.keys())
-        self._named = frozenset(named)
+        obsolete, self._garbage = sorted(self._garbage), []
         manifest = rows.Manifest(
-            v=rows.VERSION,
+            v=rows.MANIFEST_VERSION,
             epoch=epoch,
             rows=named,
             position=self.persisted,
@@ -79,28 +96,34 @@ class Checkpoints(Deliveries):
             done=self._done_above(waiting),
             clock_ms=self.clock_ms,
             last_timestamp_ms=self.last_timestamp_ms,
-            max_timestamp_ms=self.max_timestamp_ms,
             own=self.own,
             delivery=self.delivery,
             purges=dict(self.purges),
-            copied=dict(self.copied),
             counters=dict(self.counters),
             lost=list(self.lost),
+            broker_ms=self.broker_ms,
+            tick_ms=self.tick_ms,
         )
-        return Checkpoint(
-            new_rows,
-            rows.encode(manifest),
-            obsolete,
-            self.persisted,
-            self.markers_position,
-        )
+        encoded = rows.encode_manifest(manifest)
+        return Checkpoint(new_rows, encoded, obsolete, self.persisted, self.markers_position, partial)
 
-    def _forget_copies(self) -> None:
-        copied = self.copied
-        for origin in [o for o, (_, at) in copied.items() if at + COPY_MEMORY_MS < self.clock_ms]:
-            del copied[origin]
-        for origin in list(itertools.islice(copied, max(0, len(copied) - COPIES_MAX))):
-            del copied[origin]
+    def _named(self, ids: dict[str, int]) -> dict[str, int]:
+        """The rows that the manifest names."""
+        self._garbage += [key for key in self._id_rows if key not in ids]
+        self._id_rows = ids
+        self._garbage += self.segments.dropped
+        self.segments.dropped.clear()
+        named = {page.key: page.checksum for page in self.segments.pages if page.key is not None}
+        named.update(ids)
+        named.update(self._marker_rows.values())
+        return named
+
+    def named_keys(self) -> Iterator[str]:
+        """Keys of all rows that count since the last checkpoint, or restore."""
+        yield from self.segments.named()
+        yield from self._id_rows
+        for key, _ in self._marker_rows.values():
+            yield key
 
     def forget_hints(self) -> None:
         """For a fold that delivers nothing: let go of what only deliveries need, which would grow with the log."""
@@ -109,8 +132,8 @@ class Checkpoints(Deliveries):
         self._again_turn.clear()
         self.woken.clear()
         self._suspects.clear()
-        self._forget_copies()
         self.recent.forget_unwritten()
+        self.origins.forget_unwritten()
 
     def changed(self) -> bool:
         """True if a checkpoint would have something to write."""
@@ -130,113 +153,209 @@ class Checkpoints(Deliveries):
             held = seen[0][1]
         return max(self.persisted, held, self.position - window_offsets)
 
-    def _persist(self, epoch: int, position: int, new_rows: list[Row]) -> list[int]:
-        """Write the payloads of what is unfinished below ``position``; the unfinished offsets above, ascending."""
+    def _persist(self, epoch: int, position: int, new_rows: list[Row], whole: bool) -> tuple[list[int], bool]:
+        """Write the payloads of what is unfinished below ``position``, or the first of it.
+
+        Returns the unfinished offsets above, ascending, and if there is more to write.
+        """
         old = self.persisted
         above = sorted([o for o in self.messages if o >= old])
-        lagging = above[: bisect_left(above, position)]
-        waiting = above[len(lagging) :]
-        # everything below the first message that may still be read again is done or in a segment
-        self.persisted = max(position, waiting[0] if waiting else self.position)
+        # a poison record is waited for until its copy is made: its row could be too large for the changelog
+        if self.poison and not whole:
+            position = min([position, *(o for o in self.poison if o >= old)])
+        count = bisect_left(above, position)
         batch: list[Any] = []
-        size = 0
-        self._dirty.update({block_of(offset) for offset in lagging})
-        for offset in lagging:
-            record = self.messages[offset]
+        size = total = 0
+        partial = False
+        for i in range(count):
+            record = self.messages[above[i]]
             in_row = size_of(record) - MESSAGE_OVERHEAD_BYTES + len(record.key or b"") + ROW_OVERHEAD_BYTES
             if batch and (len(batch) >= SEGMENT_MESSAGES or size + in_row > SEGMENT_BYTES):
                 self._add_segment(epoch, batch, new_rows)
                 batch, size = [], 0
+                if total + in_row > PERSIST_BYTES and not whole:
+                    count, partial, position = i, True, above[i]
+                    break
             batch.append(record)
             size += in_row
+            total += in_row
         if batch:
             self._add_segment(epoch, batch, new_rows)
-        return waiting
+        self._dirty.update({block_of(offset) for offset in above[:count]})
+        waiting = above[count:]
+        # everything below the first message that may still be read again is done or in a segment
+        self.persisted = max(position, waiting[0] if waiting else self.position)
+        return waiting, partial
 
     def _add_segment(self, epoch: int, batch: list[Any], new_rows: list[Row]) -> None:
-        key, value = self._row_key(epoch, "messages"), rows.messages_row(batch)
-        self.segments.add(
-            Segment(
-                key,
-                rows.checksum(value),
-                batch[0].offset,
-                batch[-1].offset + 1,
-                [(o, self.queue_of(o), self.group_of(o)) for o in (record.offset for record in batch)],
-            )
+        messages = [(o, self.queue_of(o), self.group_of(o)) for o in (record.offset for record in batch)]
+        self.segments.add(self._new_segment(epoch, batch, messages, new_rows))
+
+    def _new_segment(
+        self, epoch: int, records: Sequence[Any], messages: Sequence[tuple[int, str | None, int]], new_rows: list[Row]
+    ) -> Segment:
+        """Write the two rows of a segment; ``messages``: offset, queue and group of each."""
+        key, value = self._row_key(epoch, "messages"), rows.messages_row(records)
+        segment = Segment(
+            key, rows.checksum(value), messages[0][0], messages[-1][0] + 1, messages, row_bytes=len(value)
         )
         new_rows.append((key, value))
+        self._write_index(segment, new_rows)
+        return segment
+
+    def _write_index(self, segment: Segment, new_rows: list[Row]) -> None:
+        offsets = segment.offsets
+        row = rows.IndexRow(
+            rows.VERSION,
+            segment.row_bytes,
+            offsets[0],
+            len(offsets),
+            [] if isinstance(offsets, range) else [b - a for a, b in itertools.pairwise(offsets)],
+            segment.lanes,
+            list(segment.lane_numbers) if len(segment.lanes) > 1 else [],
+            _of_places(offsets, self.delays, self.elapsed),
+            _of_places(offsets, self.ttls),
+        )
+        value = rows.encode(row)
+        segment.index_checksum = rows.checksum(value)
+        new_rows.append((segment.index_key, value))
+
+    # ------------------------------------------------------------------ merging
+
+    def _merge(self, epoch: int, count: int, new_rows: list[Row]) -> None:
+        """Merge some of the first ``count`` segments, where small ones are side by side or little is left of one.
+
+        The newest are looked at each time, all others in turn: work is bounded whatever there is.
+        """
+        places = [max(0, count - SCAN_SEGMENTS)]
+        if count > SCAN_SEGMENTS:
+            self._scanned = self._scanned % (count - SCAN_SEGMENTS)
+            places.insert(0, self._scanned)
+            self._scanned += SCAN_SEGMENTS // 2  # the next one begins in the middle of this one's runs
+        left_segments, left_bytes = MERGE_SEGMENTS, MERGE_BYTES
+        runs: list[list[Segment]] = []
+        stop = 0
+        for place in places:
+            found = self.segments[max(place, stop) : min(place + SCAN_SEGMENTS, count)]
+            stop = place + SCAN_SEGMENTS
+            inside: set[int] = set()
+            for i, j in mergeable([_weight(segment) for segment in found]):
+                inside.update(range(i, j))
+                runs.append(found[i:j])
+            runs += [[s] for i, s in enumerate(found) if i not in inside and _is_sparse(s)]
+        for run in runs:
+            run = run[:left_segments]
+            size = sum(segment.row_bytes for segment in run)
+            if not run or size > left_bytes or (len(run) == 1 and not _is_sparse(run[0])):
+                continue
+            left_segments -= len(run)
+            left_bytes -= size
+            self._merge_run(epoch, run, new_rows)
+
+    def _merge_run(self, epoch: int, run: list[Segment], new_rows: list[Row]) -> None:
+        records: list[Any] = []
+        messages: list[tuple[int, str | None, int]] = []
+        for segment in run:
+            stored: dict[int, rows.Record] = {}
+            for message in segment.unfinished():
+                record = self.messages.get(message[0])
+                if record is None or type(record) is Segment:
+                    stored = stored or self._records(segment)
+                    record = stored[message[0]]
+                records.append(record)
+                messages.append(message)
+        merged = self._new_segment(epoch, records, messages, new_rows)
+        for segment in run:
+            for offset in segment.loose():
+                if type(self.messages[offset]) is Segment:
+                    self.messages[offset] = merged
+        self.segments.replace(run, merged)
 
     def _row_key(self, epoch: int, kind: rows.Kind) -> str:
         self._next_row += 1
         return rows.row_key(self.number, epoch, kind, self._next_row)
 
-    def _write_markers(self, epoch: int, new_rows: list[Row]) -> None:
-        holds, messages = self.holds, self.messages
+    def _write_tail(self, epoch: int, new_rows: list[Row]) -> None:
+        """The markers rows of changed blocks above the position; those of segments have their pages written."""
+        holds, persisted = self.holds, self.persisted
         dirty, self._dirty = self._dirty, set()
+        if self.segments:
+            for block in dirty:
+                if block << state.BLOCK_BITS < persisted:
+                    self.segments.touch(block << state.BLOCK_BITS, min((block + 1) << state.BLOCK_BITS, persisted))
+        dirty.update(block for block in self._marker_rows if (block + 1) << state.BLOCK_BITS <= persisted)
         offsets_of = self._offsets_by_block(dirty)
         for block in sorted(dirty):
-            start, stop = block << state.BLOCK_BITS, (block + 1) << state.BLOCK_BITS
             groups: dict[Hold, list[int]] = {}
-            unfinished: list[int] = []
             for offset in offsets_of(block):
                 hold = holds.get(offset)
                 if hold is not None:
                     groups.setdefault(hold, []).append(offset)
-                if offset in messages and offset < self.persisted:
-                    unfinished.append(offset)
-            if start < self.persisted and self.segments:
-                parked = self.segments.parked_in(start, min(stop, self.persisted))
-                if parked:
-                    unfinished = sorted(unfinished + parked)
-            if not groups and not unfinished:
-                self._marker_rows.pop(block, None)
+            old = self._marker_rows.pop(block, None)
+            if old is not None:
+                self._garbage.append(old[0])
+            if groups:
+                row = rows.MarkersRow(rows.VERSION, block, [], _hold_rows(groups))
+                key, value = self._row_key(epoch, "markers"), rows.encode(row)
+                self._marker_rows[block] = (key, rows.checksum(value))
+                new_rows.append((key, value))
+
+    def _write_pages(self, epoch: int, new_rows: list[Row]) -> None:
+        changed = self.segments.tidy()
+        doubles = sorted(o for o in self.doubles if o < self.persisted) if changed else []
+        while changed:
+            page = changed.pop()
+            for segment in page.segments:
+                if segment.index_checksum < 0:
+                    self._write_index(segment, new_rows)
+            value = rows.encode(self._page_row(page, doubles))
+            if len(value) > PAGE_BYTES and len(page.segments) > 1:
+                changed += self.segments.split(page)
                 continue
-            hold_rows = [
-                rows.HoldRow(
-                    h.epoch,
-                    h.delivery,
-                    h.receives,
-                    h.deadline_ms,
-                    h.leased,
-                    h.receiver,
-                    ranges_of(offsets),
-                )
-                for h, offsets in groups.items()
-            ]
-            doubles = ranges_of(o for o in unfinished if o in self.doubles) if self.doubles else []
-            row = rows.MarkersRow(rows.VERSION, block, ranges_of(unfinished), hold_rows, doubles)
-            key, value = self._row_key(epoch, "markers"), rows.encode(row)
-            self._marker_rows[block] = (key, rows.checksum(value))
-            new_rows.append((key, value))
+            if page.key is not None:
+                self._garbage.append(page.key)
+            page.key, page.checksum = self._row_key(epoch, "pages"), rows.checksum(value)
+            new_rows.append((page.key, value))
+
+    def _page_row(self, page: Page, doubles: list[int]) -> rows.PageRow:
+        segments = page.segments
+        groups: dict[Hold, list[int]] = {}
+        for segment in segments:
+            if segment.has_loose():
+                for offset in segment.loose():
+                    hold = self.holds.get(offset)
+                    if hold is not None:
+                        groups.setdefault(hold, []).append(offset)
+        own_doubles = doubles[bisect_left(doubles, segments[0].start) : bisect_left(doubles, segments[-1].stop)]
+        return rows.PageRow(
+            rows.VERSION,
+            [
+                rows.SegmentState(*rows.epoch_and_number_of(s.key), s.checksum, s.index_checksum, s.done_bits())
+                for s in segments
+            ],
+            _hold_rows(groups),
+            ranges_of(own_doubles),
+        )
 
     def _write_ids(self, epoch: int, new_rows: list[Row]) -> None:
         """The ids of what was read below the position: from there on they are read again."""
-        for digests, offsets, timestamps_ms in self.recent.unwritten(self.persisted):
-            row = rows.DedupRow(rows.VERSION, b"".join(digests), offsets, timestamps_ms)
-            key, value = self._row_key(epoch, "dedup"), rows.encode(row)
-            self.recent.written(key, rows.checksum(value), len(digests))
-            new_rows.append((key, value))
+        kinds: tuple[tuple[rows.Kind, Recent], ...] = (("dedup", self.recent), ("origins", self.origins))
+        for kind, ids in kinds:
+            for digests, offsets, timestamps_ms in ids.unwritten(self.persisted):
+                row = rows.DedupRow(rows.VERSION, b"".join(digests), offsets, timestamps_ms)
+                key, value = self._row_key(epoch, kind), rows.encode(row)
+                ids.written(key, rows.checksum(value), len(digests))
+                new_rows.append((key, value))
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
-        """Which offsets of a dirty block to look at: all of them, or, if that is more work, those there are."""
-        holds, messages = self.holds, self.messages
-        if len(dirty) << state.BLOCK_BITS < 4 * (len(holds) + len(messages)) or len(dirty) < 8:
-            lowest = min(messages, default=self.position)
-            lowest = min(lowest, min(holds, default=lowest))
-            return lambda block: range(max(block << state.BLOCK_BITS, lowest), (block + 1) << state.BLOCK_BITS)
+        """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""
+        holds, persisted = self.holds, self.persisted
+        if len(dirty) << state.BLOCK_BITS < 4 * len(holds) or len(dirty) < 8:
+            return lambda block: range(max(block << state.BLOCK_BITS, persisted), (block + 1) << state.BLOCK_BITS)
         blocks: dict[int, list[int]] = {}
-        for offset in sorted(holds.keys() | messages.keys()):
+        for offset in sorted([o for o in holds if o >= persisted]):
             blocks.setdefault(block_of(offset), []).append(offset)
         return lambda block: blocks.get(block, ())
-
-    def _sweep(self) -> None:
-        """Structures of a queue exist only while it has something in them."""
-        empty = [name for name, backlog in self.backlogs.items() if backlog.idle]
-        if empty:
-            for name in empty:
-                del self.backlogs[name]
-                self._again_turn.discard(name)
-            self._by_key = {key: b for key, b in self._by_key.items() if b.name in self.backlogs}
 
     def _done_above(self, waiting: list[int]) -> list[int]:
         """Done offsets in ``[persisted, position)``, then those that are done ahead of being read."""
@@ -262,91 +381,211 @@ class Checkpoints(Deliveries):
         load: Callable[[str], bytes],
         *,
         queue_id: str | None = None,
+        present: Collection[str] | None = None,
     ) -> Self:
         """The inverse of :meth:`checkpoint`: the state at the manifest's positions.
 
-        ``load`` reads a row by its key. Raises :exc:`RowError` if a row that the manifest names is missing or damaged.
+        Args:
+            load: reads a row by its key. Payloads are not read before they are wanted.
+            present: keys of the messages rows that there are; None: it is not known.
+
+        Raises:
+            RowError: a row that the manifest names is missing or damaged.
         """
+        steps = cls.restoring(number, manifest, load, queue_id=queue_id, present=present)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as stop:
+                restored: Self = stop.value
+                return restored
+
+    @classmethod
+    def restoring(
+        cls,
+        number: int,
+        manifest: rows.Manifest,
+        load: Callable[[str], bytes],
+        *,
+        queue_id: str | None = None,
+        present: Collection[str] | None = None,
+    ) -> Generator[None, None, Self]:
+        """:meth:`restore` in slices of some milliseconds; the generator returns the partition."""
         self = cls(number, queue_id=queue_id, load=load)
         self.position = self.persisted = manifest.position
         self.markers_position = manifest.markers_position
         self.ahead = RangeSet(manifest.done)
         self.clock_ms = manifest.clock_ms
         self.last_timestamp_ms = manifest.last_timestamp_ms
-        self.max_timestamp_ms = manifest.max_timestamp_ms
+        self.broker_ms = manifest.broker_ms
+        self.tick_ms = manifest.tick_ms
         self.own = manifest.own
         self.delivery = manifest.delivery
         self.purges = dict(manifest.purges)
-        self.copied = dict(manifest.copied)
         self.counters = Counter(manifest.counters)
         self.lost = list(manifest.lost)
-        self._named = frozenset(manifest.rows)
-        unfinished = RangeSet()
-        segments: list[tuple[str, int, list[rows.Record]]] = []
+        pages: list[tuple[int, Page, tuple[rows.PageRow, list[rows.IndexRow]]]] = []
         ids: list[tuple[int, str, int, Any]] = []
+        unpaged: list[tuple[str, int]] = []
+        unfinished = RangeSet()
         for key, checksum in manifest.rows.items():
-            value = load(key)
-            if rows.checksum(value) != checksum:
-                raise RowError(f"row {key} does not have the checksum that the manifest names")
             kind = rows.kind_of(key)
             if kind == "messages":
-                segments.append((key, checksum, rows.decode_messages(value).records()))
-            elif kind == "dedup":
+                unpaged.append((key, checksum))
+                continue
+            value = rows.loaded(load, key, checksum)
+            if kind == "pages":
+                page, row = Page(key, checksum), rows.decode_page(value)
+                indexes = [self._index_of(s, present) for s in row.segments]
+                page.segments = [
+                    self._restored_segment(s, index) for s, index in zip(row.segments, indexes, strict=True)
+                ]
+                pages.append((page.segments[0].start, page, (row, indexes)))
+            elif kind in ("dedup", "origins"):
                 parts = rows.decode_dedup(value)
                 ids.append((parts[1][0], key, checksum, parts))
+                self._id_rows[key] = checksum
             else:
                 self._restore_markers(key, checksum, rows.decode_markers(value), unfinished)
+            yield
         for _, key, checksum, parts in sorted(ids):
-            self.recent.restore(key, checksum, *parts)
-        found = 0
-        for key, checksum, records in sorted(segments, key=lambda s: s[2][0].offset):
-            found += self._restore_segment(key, checksum, records, unfinished)
-        if found != len(unfinished):
-            raise RowError(
-                f"partition {number}: the manifest of epoch {manifest.epoch} names {len(unfinished)} unfinished "
-                f"messages, its rows hold {found}"
-            )
+            (self.recent if rows.kind_of(key) == "dedup" else self.origins).restore(key, checksum, *parts)
+            yield
+        for origin, (copy, _) in sorted(manifest.copied.items(), key=lambda item: item[1]):
+            if copy < manifest.position:
+                name = origin if isinstance(origin, str) else f"{number}:{origin}"
+                self.origins.is_duplicate(origin_digest(name), copy, manifest.last_timestamp_ms)
+        for _, page, (row, indexes) in sorted(pages, key=lambda p: p[0]):
+            self._restore_page(page, row, indexes)
+            yield
+        if unpaged or unfinished:
+            yield from self._restore_unpaged(unpaged, unfinished)
         while self._timers and self._timers[0][0] <= self.clock_ms:
             hold = heappop(self._timers)[2]
             self._timed -= len(hold.offsets)
             self._come_back(hold)
         return self
 
-    def _restore_markers(self, key: str, checksum: int, row: rows.MarkersRow, unfinished: RangeSet) -> None:
-        self._marker_rows[row.block] = (key, checksum)
-        for start, stop in zip(*[iter(row.unfinished)] * 2, strict=True):
-            unfinished.add(start, stop)
+    def _index_of(self, s: rows.SegmentState, present: Collection[str] | None) -> rows.IndexRow:
+        key = rows.row_key(self.number, s.epoch, "messages", s.number)
+        if present is not None and key not in present:
+            raise RowError(f"row {key} is named by a page, but it is not in the table")
+        return rows.decode_index(rows.loaded(self.load, rows.index_key_of(key), s.index_checksum))
+
+    def _restored_segment(self, s: rows.SegmentState, index: rows.IndexRow) -> Segment:
+        key = rows.row_key(self.number, s.epoch, "messages", s.number)
+        segment = Segment.of_index(key, s.checksum, index.offsets(), index.lanes, index.of, index.row_bytes)
+        segment.index_checksum = s.index_checksum
+        segment.set_done(s.done)
+        return segment
+
+    def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> None:
+        self._restore_holds(row.holds)
         self.doubles.update(offsets_in(row.doubles))
-        for h in row.holds:
+        self.segments.add_page(page)
+        special = set(offsets_in(row.doubles))
+        for hold in row.holds:
+            special.update(offsets_in(hold.offsets))
+        for segment, index in zip(page.segments, indexes, strict=True):
+            offsets, is_open = segment.offsets, segment.is_open
+            for place, due_ms in zip(index.delays[::2], index.delays[1::2], strict=True):
+                if is_open(place) and offsets[place] not in self.holds:
+                    self._delay_until(offsets[place], due_ms)
+                    special.add(offsets[place])
+            for place, expires_ms in zip(index.ttls[::2], index.ttls[1::2], strict=True):
+                if is_open(place):
+                    self._expire_at(offsets[place], expires_ms)
+        spared = sorted(special)
+        for segment in page.segments:
+            self._park_restored(segment, spared[bisect_left(spared, segment.start) : bisect_left(spared, segment.stop)])
+
+    def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
+        """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
+        holds, delays, doubles = self.holds, self.delays, self.doubles
+        waiting = [o for o in special if o in holds or o in delays or o in doubles]
+        for queue, group in self.segments.park_open(segment, waiting):
+            backlog = self._backlog(queue)
+            self.woken[queue] = None
+            if group:
+                backlog.queue_up(self._lane(backlog, group))
+        for offset in segment.loose():
+            self.messages[offset] = segment
+            queue_id, group = segment.queue_of(offset), segment.group_of(offset)
+            if queue_id is None:
+                if offset not in self.poison:  # version 0.1 wrote it, too
+                    self.poison[offset] = str(self._facts(self.record(offset)))
+            elif group and offset in delays and offset not in doubles:
+                self._lane(self._backlog(queue_id), group).add(offset)
+
+    def _restore_holds(self, holds: Iterable[rows.HoldRow]) -> None:
+        for h in holds:
             offsets = list(offsets_in(h.offsets))
             hold = Hold(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, offsets)
             self.holds.update(dict.fromkeys(offsets, hold))
             self._highest_hold = max(self._highest_hold, offsets[-1])
             self._set_timer(hold)
 
-    def _restore_segment(self, key: str, checksum: int, records: list[rows.Record], unfinished: RangeSet) -> int:
-        held = [r for r in records if r.offset in unfinished]
-        if not held:
-            # unnamed by the next manifest
-            return 0
-        described = [(record.offset, *self._describe(record, self._facts(record))) for record in held]
-        segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described)
-        self.segments.add(segment)
-        for offset, queue, group in described:
-            if queue is not None and offset not in self.doubles:
-                backlog = self._backlog(queue)
-                due = self.delays.get(offset, 0)
-                if due > self.max_timestamp_ms:
-                    heappush(self._delayed, (due, offset))
-                    if group and offset not in self.holds:
-                        self._lane(backlog, group).add(offset)
-                else:
-                    self.delays.pop(offset, None)
-                    if offset not in self.holds:
-                        self.segments.park(offset)
-                        self.woken[queue] = None
-                        if group:
-                            backlog.queue_up(self._lane(backlog, group))
-                        continue
-            self.messages[offset] = segment
-        return len(held)
+    def _restore_markers(self, key: str, checksum: int, row: rows.MarkersRow, unfinished: RangeSet) -> None:
+        self._marker_rows[row.block] = (key, checksum)
+        for start, stop in zip(*[iter(row.unfinished)] * 2, strict=True):
+            unfinished.add(start, stop)
+        self.doubles.update(offsets_in(row.doubles))
+        self._restore_holds(row.holds)
+
+    # ------------------------------------------------------------------ manifests of version 1
+
+    def _restore_unpaged(self, unpaged: list[tuple[str, int]], unfinished: RangeSet) -> Iterator[None]:
+        """Segments of a manifest without pages: what is unfinished is told by the markers rows of all blocks."""
+        segments: list[tuple[str, int, bytes]] = []
+        for key, checksum in unpaged:
+            segments.append((key, checksum, rows.loaded(self.load, key, checksum)))
+            yield
+        found = 0
+        decoded = ((key, checksum, len(v), rows.decode_messages(v).records()) for key, checksum, v in segments)
+        for key, checksum, size, records in sorted(decoded, key=lambda s: s[3][0].offset):
+            held = [r for r in records if r.offset in unfinished]
+            if not held:
+                self._garbage.append(key)
+                continue
+            described = [(record.offset, *self._describe(record, self._facts(record))) for record in held]
+            segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described, size)
+            self.segments.add(segment)
+            special = [o for o, *_ in described if o in self.holds or o in self.delays or o in self.doubles]
+            self._park_restored(segment, special)
+            found += len(held)
+            yield
+        if found != len(unfinished):
+            raise RowError(
+                f"partition {self.number}: the markers rows name {len(unfinished)} unfinished messages, the messages "
+                f"rows hold {found}"
+            )
+        self._dirty.update(self._marker_rows)
+
+
+def _weight(segment: Segment) -> int:
+    """How full a segment is, by what is left in it."""
+    by_count = segment.remaining * FULL // SEGMENT_MESSAGES
+    return max(1, by_count, segment.live_bytes * FULL // SEGMENT_BYTES)
+
+
+def _is_sparse(segment: Segment) -> bool:
+    return 4 * segment.remaining <= len(segment.offsets) and segment.row_bytes > SPARSE_MIN_BYTES
+
+
+def _of_places(offsets: Sequence[int], *times_ms: dict[int, int]) -> list[int]:
+    """For those of a segment's messages that have such a time: their number in it, and the time, in turn."""
+    found: list[int] = []
+    if any(times_ms):
+        for place, offset in enumerate(offsets):
+            for known in times_ms:
+                time_ms = known.get(offset)
+                if time_ms is not None:
+                    found += (place, time_ms)
+    return found
+
+
+def _hold_rows(groups: dict[Hold, list[int]]) -> list[rows.HoldRow]:
+    return [
+        rows.HoldRow(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, ranges_of(offsets))
+        for h, offsets in groups.items()
+    ]

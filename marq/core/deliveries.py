@@ -46,14 +46,24 @@ class Deliveries(Order):
                 return []
             backlog = self._backlog(queue)
         suspicious = (batch or limit) if shared_fate else 0
-        if settings.fifo:
-            taken = self._take_in_order(backlog, limit, settings, suspicious, batch)
-            taken.sort()
-            return taken
-        if self._fifo or self._apart is not None:
-            self._in_any_order(backlog)
-        taken = []
-        cap = limit
+        taken: list[int] = []
+        try:
+            if settings.fifo:
+                self._take_in_order(backlog, taken, limit, settings, suspicious, batch)
+            else:
+                if self._fifo or self._apart is not None:
+                    self._in_any_order(backlog)
+                self._take(backlog, taken, limit, settings, suspicious)
+        except Exception:  # a row can't be read: all is as if nothing had been asked for
+            self.put_back(taken)
+            raise
+        self.reserved.update(taken)
+        taken.sort()
+        return taken
+
+    def _take(self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int) -> None:
+        """:meth:`take` of a queue without order."""
+        cap, queue = limit, backlog.name
         if backlog.groups:
             self._join(backlog)
         if backlog.again or backlog.again_turns:
@@ -66,9 +76,6 @@ class Deliveries(Order):
             self._first(backlog, taken, cap, settings)
         if (backlog.again or backlog.again_turns) and len(taken) < cap:
             cap = self._again(backlog, taken, cap, cap, settings, suspicious)
-        self.reserved.update(taken)
-        taken.sort()
-        return taken
 
     def _again(
         self, backlog: Backlog, taken: list[int], quota: int, cap: int, settings: QueueSettings, batch: int
@@ -80,7 +87,11 @@ class Deliveries(Order):
         while turns and len(taken) < min(quota, cap):
             lane = turns.popleft()
             before = len(taken)
-            cap = self._take_again(lane, taken, min(quota, before + 1 if turns else cap), cap, settings, batch)
+            try:
+                cap = self._take_again(lane, taken, min(quota, before + 1 if turns else cap), cap, settings, batch)
+            except Exception:
+                turns.appendleft(lane)
+                raise
             lane.queued_again = bool(lane.again)
             if lane.again:
                 turns.append(lane)
@@ -97,7 +108,11 @@ class Deliveries(Order):
         while turns and len(taken) < cap:
             lane = turns.popleft()
             lane.queued = False
-            more = self._take_first(lane, taken, len(taken) + 1 if turns else cap, settings)
+            try:
+                more = self._take_first(lane, taken, len(taken) + 1 if turns else cap, settings)
+            except Exception:
+                backlog.queue_up(lane)
+                raise
             if not more:
                 lane.queued = True
                 turns.appendleft(lane)
@@ -173,17 +188,14 @@ class Deliveries(Order):
                 continue
             if first < 0:
                 return True
-            offset = lane.pop_first()
-            if not self.ready(offset):
-                continue
-            hold = holds.get(offset)
-            if hold is not None and hold.receives:
-                continue
-            if self._past_ttl(offset, settings):
-                self._refuse(offset)
-                continue
-            reserved.add(offset)
-            taken.append(offset)
+            hold = holds.get(first)
+            if not self.ready(first) or (hold is not None and hold.receives):
+                lane.pop_first()
+            elif self._past_ttl(first, settings):
+                self._refuse(lane.pop_first())
+            else:
+                reserved.add(first)
+                taken.append(lane.pop_first())
         return True
 
     def reserve(self, queue: str, offsets: Iterable[int]) -> list[int]:
@@ -213,20 +225,44 @@ class Deliveries(Order):
         """End reservations of offsets on which a marker took effect."""
         self.reserved.difference_update(offsets)
 
-    def due(self, settings_of: SettingsOf, ttl_queues: Iterable[str] = ()) -> Due:
-        """What is past its maximum receive count or TTL, is a dead letter's double, or poison; reserved until done."""
+    def due(self, settings_of: SettingsOf, ttl_queues: Iterable[str] = (), expire: bool = True) -> Due:
+        """What is past its maximum receive count or TTL, is a dead letter's double, or poison; reserved until done.
+
+        Without ``expire`` nothing expires yet: it is not known how late it is.
+        """
         dead: list[int] = []
         expired: list[int] = []
         refused, self._refused = self._refused, []
+        if refused and self.estimate_ms > self.broker_ms:
+            refused, self._refused = self._decided(refused, settings_of)
         self.put_back(refused)
         suspects, self._suspects = self._suspects + refused, []
-        expiring, top = self._expiring, self.max_timestamp_ms
-        while expiring and expiring[0][0] <= top:
-            suspects.append(heappop(expiring)[1])
-        for queue in ttl_queues:
-            suspects += self._stale_heads(queue, settings_of(queue))
+        heads: list[int] = []
+        try:
+            if expire:
+                while self._expiring and self._expiring[0][0] <= self.broker_ms:
+                    suspects.append(heappop(self._expiring)[1])
+                for queue in ttl_queues:
+                    self._stale_heads(queue, settings_of(queue), heads)
+            self._end_suspects(suspects + heads, settings_of, expire, dead, expired)
+        except Exception:  # a row can't be read: all is as if nobody had looked
+            self.put_back([*dead, *expired, *heads])
+            self._suspects += suspects
+            raise
+        purged = [o for o in self.doubles if o not in self.reserved]
+        poison = [(o, why) for o, why in self.poison.items() if o not in self.reserved and o in self.messages]
+        self.reserved.update(purged)
+        self.reserved.update(o for o, _ in poison)
+        return Due(dead, expired, purged, poison)
+
+    def _end_suspects(
+        self, suspects: Iterable[int], settings_of: SettingsOf, expire: bool, dead: list[int], expired: list[int]
+    ) -> None:
+        """Reserve those that are past their TTL or maximum."""
+        now_ms = self.broker_ms
         for offset in suspects:
-            if offset not in self.messages and self.ttls.get(offset, top + 1) <= top:
+            placeless = offset not in self.messages and self.ttls.get(offset, now_ms + 1) <= now_ms
+            if placeless:
                 self._unfinished(offset)  # parked: only what is to be ended may lose its place
             if not self.ready(offset):
                 continue
@@ -234,27 +270,43 @@ class Deliveries(Order):
             if queue_of is None:
                 continue
             settings = settings_of(queue_of)
-            if self._past_ttl(offset, settings):
+            if self._expired(offset, settings):
+                if not expire:
+                    self._suspects.append(offset)
+                    continue
                 expired.append(offset)
             elif settings.max_receives and self.receives(offset) >= settings.max_receives:
                 dead.append(offset)
             else:
                 continue
             self.reserved.add(offset)
-        purged = [o for o in self.doubles if o not in self.reserved]
-        poison = [(o, why) for o, why in self.poison.items() if o not in self.reserved and o in self.messages]
-        self.reserved.update(purged)
-        self.reserved.update(o for o, _ in poison)
-        return Due(dead, expired, purged, poison)
+            if placeless:
+                self._note_out(queue_of, offset)
 
-    def _stale_heads(self, queue: str, settings: QueueSettings) -> list[int]:
+    def _expired(self, offset: int, settings: QueueSettings) -> bool:
+        """True if the log says that the time to live of ``offset`` is over: an estimate is no reason to end it."""
+        expires_ms = self._expires_ms(offset, settings)
+        return expires_ms is not None and expires_ms <= self.broker_ms
+
+    def _decided(self, refused: list[int], settings_of: SettingsOf) -> tuple[list[int], list[int]]:
+        """What was refused, without and with that of which the log has yet to say whether it is past its TTL."""
+        decided, open_ones = [], []
+        for offset in refused:
+            queue = self.queue_of(offset) if offset in self.messages else None
+            settings = settings_of(queue) if queue is not None else None
+            if settings is None or self._expired(offset, settings) or not self._past_ttl(offset, settings):
+                decided.append(offset)
+            else:
+                open_ones.append(offset)
+        return decided, open_ones
+
+    def _stale_heads(self, queue: str, settings: QueueSettings, found: list[int]) -> None:
         """Never delivered messages of ``queue`` whose TTL, by the queue's setting, is over."""
         backlog = self.backlogs.get(queue)
-        found: list[int] = []
         if backlog is None and queue in self.segments.queues:
             backlog = self._backlog(queue)
         if backlog is None or not settings.ttl_ms:
-            return found
+            return
         self._reads = 0
         self._stale_head(backlog, settings, found)
         if backlog.groups:
@@ -265,7 +317,6 @@ class Deliveries(Order):
                 if group in backlog.groups:
                     self._stale_head(backlog.groups[group], settings, found)
             del backlog.looked_at[-LANES_AT_ONCE:]
-        return found
 
     def _stale_head(self, lane: Lane, settings: QueueSettings, found: list[int]) -> None:
         queue, fifo = lane.backlog.name, lane.backlog.fifo
@@ -284,13 +335,14 @@ class Deliveries(Order):
             if fifo:
                 for offset in lane.fresh:  # they keep their places until they are done
                     if offset in self.messages:
-                        if not self.ready(offset) or not self._past_ttl(offset, settings):
+                        if not self.ready(offset) or not self._expired(offset, settings):
                             break
                         found.append(offset)
                 return
             if not self.ready(first) or self.receives(first):
                 lane.pop_first()
-            elif self._past_ttl(first, settings):
+            elif self._expired(first, settings):
+                self._mixed.add(queue)  # it is at no place any more, should the order be kept later
                 found.append(lane.pop_first())
             else:
                 return

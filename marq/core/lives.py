@@ -16,7 +16,7 @@ import msgspec
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.partition import H_DELAY, H_TTL, Partition
 from marq.core.policies import QUEUE_NAME_MAX
-from marq.core.reading import SPAN_MAX_MS, milliseconds
+from marq.core.reading import BAD_NAME, SPAN_MAX_MS, milliseconds
 from marq.errors import RowError
 
 VERSION = 1
@@ -196,7 +196,7 @@ class Lives:
         for at, (marker, effect) in enumerate(zip(markers, effects, strict=True), place):
             if type(marker) is Own:
                 self._own(offset, marker)
-            elif type(marker) is Purge:
+            elif type(marker) is Purge and marker.epoch == max(self.owners, default=marker.epoch):
                 self.purges.setdefault(marker.queue, []).append(Ahead(marker.before, at, at_ms))
             if effect:
                 if type(marker) is Start:
@@ -434,6 +434,8 @@ class Lives:
 
 def _is_malformed(envelope: Envelope) -> bool:
     for name, value in envelope.headers:
+        if BAD_NAME in name:
+            return True
         if name in (H_DELAY, H_TTL):
             amount = milliseconds(value)
             if amount is None or amount > SPAN_MAX_MS:

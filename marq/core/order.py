@@ -17,17 +17,16 @@ class Order(Memory):
     """Takes messages in the order of their groups."""
 
     def _take_in_order(
-        self, backlog: Backlog, limit: int, settings: QueueSettings, suspicious: int, batch: int
-    ) -> list[int]:
+        self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int, batch: int
+    ) -> None:
         """Up to ``limit`` messages, group by group. Those of one group never are in two calls of ``batch`` each."""
         if self._highest_hold >= self.position:
             self._held_up.add(backlog.name)  # a message that was not read yet may be in flight
-            return []
+            return
         if not backlog.fifo:
             self._keep_order(backlog)
         if suspicious:
             limit = min(limit, suspicious)
-        taken: list[int] = []
         cap, turns = limit, backlog.turns
         if backlog.blocker < 0 and (backlog.fresh or backlog.out or self.segments.has_parked(backlog.name)):
             backlog.queue_up(backlog)
@@ -38,23 +37,25 @@ class Order(Memory):
                 if lane.blocker < 0 and lane.group:
                     backlog.groups.pop(lane.group, None)
                 continue
-            got, cap = self._take_lane(lane, len(taken), cap, settings, suspicious, 1 if batch == 1 else cap)
-            taken += got
+            try:
+                cap = self._take_lane(lane, taken, cap, settings, suspicious, 1 if batch == 1 else cap)
+            except Exception:
+                backlog.queue_up(lane)
+                raise
             if lane.blocker < 0:
                 # what comes next has to be read back, or shares a batch with fewer: it is the first of the next one
                 lane.queued = True
                 turns.appendleft(lane)
                 break
-        return taken
 
     def _take_lane(
-        self, lane: Lane, before: int, cap: int, settings: QueueSettings, suspicious: int, most: int
-    ) -> tuple[list[int], int]:
-        """Reserve the first messages of a group, of which ``_in_order`` has said that they may be; they and the cap."""
-        got: list[int] = []
+        self, lane: Lane, taken: list[int], cap: int, settings: QueueSettings, suspicious: int, most: int
+    ) -> int:
+        """Reserve the first messages of a group, of which ``_in_order`` has said that they may be; the new cap."""
+        before, got = len(taken), 0
         maximum = settings.max_receives
-        while before + len(got) < cap and len(got) < most:
-            offset, is_out = self._next_in_order(lane, len(got), before)
+        while before + got < cap and got < most:
+            offset, is_out = self._next_in_order(lane, got, before)
             if offset < 0:
                 break
             if not self.ready(offset):
@@ -72,18 +73,19 @@ class Order(Memory):
                 break
             if suspicious and batch_cap(receives + 1, 2, maximum) < 2:
                 own_cap = batch_cap(receives + 1, suspicious, maximum)
-                if before + len(got) + 1 > own_cap:
+                if before + got + 1 > own_cap:
                     break
                 cap = min(cap, own_cap)
                 self.isolated = True
             if not is_out:
                 lane.out = lane.out or []
-                lane.out.insert(len(got), lane.next_fresh())
+                lane.out.insert(got, lane.next_fresh())
             self.reserved.add(offset)
-            got.append(offset)
+            taken.append(offset)
+            got += 1
         if got:
-            self._block(lane, got[-1])
-        return got, cap
+            self._block(lane, taken[-1])
+        return cap
 
     def _next_in_order(self, lane: Lane, taken: int, before: int) -> tuple[int, bool]:
         """The lowest message of ``lane`` behind the ``taken`` first ones of ``out``, and if it is one of those.
@@ -114,12 +116,15 @@ class Order(Memory):
         self._refused.append(offset)
 
     def _past_ttl(self, offset: int, settings: QueueSettings) -> bool:
-        expires = self.ttls.get(offset)
-        if expires is not None:
-            return expires <= self.max_timestamp_ms
-        if settings.ttl_ms:
-            return bool(self.record(offset).timestamp + settings.ttl_ms <= self.max_timestamp_ms)
-        return False
+        """True if ``offset`` must not be delivered any more."""
+        expires_ms = self._expires_ms(offset, settings)
+        return expires_ms is not None and expires_ms <= max(self.broker_ms, self.estimate_ms)
+
+    def _expires_ms(self, offset: int, settings: QueueSettings) -> int | None:
+        expires_ms = self.ttls.get(offset)
+        if expires_ms is None and settings.ttl_ms:
+            expires_ms = int(self.record(offset).timestamp) + settings.ttl_ms
+        return expires_ms
 
     # ------------------------------------------------------------------ a queue becomes one whose order is kept, or not
 

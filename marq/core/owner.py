@@ -1,6 +1,8 @@
 """The protocol by which one worker owns a partition: claim, recover, serve, checkpoint, lose.
 
     CLAIMING ──restore──► CATCHING_UP ──own marker folded──► SERVING ──foreign own folded──► LOST
+                                                                │
+                                                                └──a row can't be read──► FAILED
 
 The owner hands out only what its *folded* start took effect on. An append of its own whose offset and timestamp came
 back is folded at once when it is the next record; otherwise when it is read. Nothing here does I/O: the caller appends
@@ -16,11 +18,13 @@ from typing import Any, NamedTuple
 from marq.core import markers as m
 from marq.core import rows
 from marq.core.flow import Breaker, Flow, is_limited
+from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
-from marq.errors import DeletedError, InternalError, MarkerError
+from marq.core.reading import Unreadable
+from marq.errors import DeletedError, InternalError, MarkerError, RowError
 
 TICK_MIN_MS = 100
 """The timer appends at most one tick per this time and partition …"""
@@ -28,8 +32,14 @@ TICK_MIN_MS = 100
 TICK_MAX_MS = 1_000
 """… and at least one while anything is pending there."""
 
+DOUBT_MS = 120_000
+"""For so long the stamps of ticks have to be at odds with the owner's own clock before they are believed."""
+
 OUTAGE_MS = 5 * TICK_MAX_MS
 """Without a marker for longer than this, while a checkpoint waits for its ticks, Kafka or this process stood still."""
+
+FLOWS_SLACK = 1_000
+"""So many queues with limits are remembered though they have nothing in flight; then those are looked through."""
 
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
@@ -47,6 +57,7 @@ class Phase(Enum):
     CATCHING_UP = "catching up"  # state restored, reading up to the own marker
     SERVING = "serving"
     LOST = "lost"  # another worker's own marker was folded: no effect may follow
+    FAILED = "failed"  # a row can't be read: no effect may follow; another claim recovers from the changelog
 
 
 class Limits(NamedTuple):
@@ -136,6 +147,11 @@ class Retire(NamedTuple):
 Step = WriteRows | WriteManifest | Retire
 
 
+def _is_owners(marker: End | Keepalive | Release) -> bool:
+    """True for an end that only the owner may decide upon."""
+    return isinstance(marker, End) and marker.outcome != "acked"
+
+
 class Owner:
     """One worker's hold on partition ``number``. ``nonce`` must be new for each attempt; times are monotonic ms."""
 
@@ -155,7 +171,7 @@ class Owner:
         self.nonce = nonce
         self.limits = limits
         self.settings_of = settings_of
-        self.phase = Phase.CLAIMING
+        self._phase = Phase.CLAIMING
         self.epoch = -1
         self.appends: list[Marker] = []
         self.handouts: list[Handout] = []
@@ -179,11 +195,18 @@ class Owner:
         self._ignored: dict[tuple[int, int, int], int] = {}
         self._ignored_from = 0  # of records below it nothing is known
         self.flows: dict[str, Flow] = {}  # of queues with limits
+        self._flows_max = FLOWS_SLACK
         self._flow_of: dict[int, str] = {}  # offset in flight -> its queue, if that has limits
         self._orphans: list[str] = []
         self._old_manifests: list[str] = []
         self._folded_ms = 0
         self._ticked_ms = 0
+        self._tick_out = False  # the last tick has not been folded yet
+        self._tick_sent: dict[int, int] = {}  # own record with a tick, not folded yet -> our clock, when sent or before
+        self.told = False  # this owner's own ticks have told broker time
+        self._told_ms = 0  # our clock when the last one was sent that did
+        self._ahead_ms = 0  # of our clock, broker time, as it is believed
+        self._doubt_since_ms: int | None = None  # our clock when the stamps of ticks began to be at odds with it
 
     # ------------------------------------------------------------------ claim and recover
 
@@ -245,10 +268,13 @@ class Owner:
                         f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread; "
                         f"`python -m app repair --partition {self.number}` names them"
                     )
-            self.partition = Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id)
+            present = set(row_keys)
+            self.partition = Partition.restore(
+                self.number, manifest, load, queue_id=self.limits.queue_id, present=present
+            )
             if accept_loss:
                 self._skip_deleted_markers(log_start[1])
-            self._orphans = [key for key in row_keys if key not in manifest.rows]
+            self._orphans = sorted(present.difference(self.partition.named_keys()))
             self._old_manifests = [newest, *decoded]
         self._ignored_from = self.partition.markers_position
         self.phase = Phase.CATCHING_UP
@@ -281,33 +307,69 @@ class Owner:
         return Partition(self.number, queue_id=self.limits.queue_id, load=load)
 
     @property
+    def phase(self) -> Phase:
+        """Where in its life the owner is. Whoever met the unreadable row, it is ``FAILED`` from then on."""
+        if self.partition.damage is not None and self._phase in (Phase.CATCHING_UP, Phase.SERVING):
+            self.phase = Phase.FAILED
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: Phase) -> None:
+        self._phase = phase
+        if phase is Phase.LOST or phase is Phase.FAILED:
+            appends, handouts = self.appends[:], self.handouts[:]
+            for effects in (self.appends, self.handouts, self.dead, self.poison):
+                effects.clear()
+            if phase is Phase.FAILED:
+                # what receivers say counts whoever appends it; and what was not handed out is given back
+                self.appends += [a for a in appends if isinstance(a, End | Keepalive | Release) and not _is_owners(a)]
+                for handout in handouts:
+                    if handout.offsets:
+                        self.release(handout.offsets, handout.receipt, counted=False)
+
+    @property
+    def reason(self) -> str:
+        """Why the owner is ``FAILED``; else empty."""
+        return "" if self.partition.damage is None else str(self.partition.damage)
+
+    @property
     def serving(self) -> bool:
-        """True between the folding of the own marker and that of a foreign one."""
+        """True from the folding of the own marker until that of a foreign one, or until a row can't be read."""
         return self.phase is Phase.SERVING
 
     # ------------------------------------------------------------------ the two logs
 
     def ingest(self, start: int, stop: int, records: Sequence[Any]) -> bool:
         """A chunk of the queue topic; False: seek back to ``partition.position``."""
+        if self.phase is Phase.FAILED:
+            return True
         return self.partition.ingest(start, stop, records)
 
     def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
         """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position."""
+        if self.phase is Phase.FAILED:
+            return True
         if self.phase is Phase.CLAIMING or start > self.partition.markers_position:
             return False
         for record in records:
             if record.offset < self.partition.markers_position:
                 continue
             known = self._acked.pop(record.offset, None)
+            timestamp_ms = record.timestamp
             if known is not None:
                 batch = known[1]
+            elif type(record) is Unreadable:
+                self.partition.counters["unreadable_markers"] += 1
+                batch = m.Batch(m.VERSION, [])
+                if timestamp_ms < 0:  # not known: no time has passed
+                    timestamp_ms = self.partition.last_timestamp_ms
             else:
                 try:
                     batch = m.decode(record.value)
                 except MarkerError:
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
-            self._fold(record.offset, record.timestamp, batch, now_ms)
+            self._fold(record.offset, timestamp_ms, batch, now_ms)
             if self.phase is Phase.LOST:
                 return True
         self.partition.skip_markers(stop)
@@ -317,6 +379,8 @@ class Owner:
     def sent(self, seq: int, markers: Sequence[Marker]) -> None:
         """An own record is on its way. ``seq`` grows; the log keeps the order of one writer's records."""
         self._sent[seq] = markers
+        if self._tick_out and any(type(marker) is Tick for marker in markers):
+            self._tick_sent[seq] = self._ticked_ms
 
     def acknowledged(
         self,
@@ -382,8 +446,38 @@ class Owner:
                 self._note_ignored(offset, marker, effect)  # type: ignore[arg-type]
             if self._flow_of and (kind is End or kind is Release or kind is Purge):
                 self._landed(marker, effect, now_ms)
-        if batch.by == self.nonce and self._sent:
-            self._settle(batch.seq)
+        if batch.by == self.nonce:
+            sent_ms = self._tick_sent.get(batch.seq)
+            if sent_ms is not None and self.phase is Phase.SERVING:
+                self._ticked(timestamp_ms, sent_ms, now_ms)
+            if self._sent:
+                self._settle(batch.seq)
+
+    def _ticked(self, timestamp_ms: int, sent_ms: int, now_ms: int) -> None:
+        """A tick that was sent at ``sent_ms`` of our clock, or later, is in the log.
+
+        What it says of broker time is in the fold. Here it is held against our own clock: a broker whose clock jumps
+        is believed when it has done so for a while, or by the next owner.
+        """
+        self._tick_out = False
+        partition, ahead_ms = self.partition, timestamp_ms - sent_ms
+        if self.told and abs(ahead_ms - self._ahead_ms) > CLOCK_STEP_MS:
+            if self._doubt_since_ms is None:
+                self._doubt_since_ms = now_ms
+            if now_ms - self._doubt_since_ms < DOUBT_MS:
+                return
+        self._doubt_since_ms = None
+        self._ahead_ms = ahead_ms
+        if partition.agreed and partition.tick_ms == timestamp_ms:
+            self._told_ms = sent_ms
+            if not self.told:
+                self.told = True
+                partition.woken.update(dict.fromkeys(list(partition.queues())))
+
+    def _estimate(self, now_ms: int) -> None:
+        """Tell the partition how late it is by our own clock: it delivers nothing that has expired by that."""
+        partition = self.partition
+        partition.estimate_ms = partition.broker_ms + now_ms - self._told_ms if self.told else -1
 
     def _note_ignored(self, record: int, marker: Keepalive | Release, effect: list[int]) -> None:
         took, ignored = set(effect), self._ignored
@@ -421,15 +515,12 @@ class Owner:
             self._next_checkpoint_ms = now_ms + self.limits.checkpoint_ms
         elif self.phase is Phase.SERVING:
             self.phase = Phase.LOST
-            self.appends.clear()
-            self.handouts.clear()
-            self.dead.clear()
-            self.poison.clear()
 
     def _settle(self, seq: int) -> None:
         """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""
         for number in [n for n in self._sent if n <= seq]:
             markers = self._sent.pop(number)
+            self._tick_sent.pop(number, None)
             if number == seq:
                 continue
             for marker in markers:
@@ -464,8 +555,11 @@ class Owner:
         if self.phase is not Phase.SERVING:
             return None
         taken: list[int] = []
+        self._estimate(now_ms)
         for queue in queues:
             settings, room = self.settings_of(queue), limit - len(taken)
+            if not self.told and (settings.ttl_ms or self.partition.ttls):
+                continue  # what expired while nobody served must not be delivered
             if settings.fifo and shared_fate and taken:
                 continue  # cut into calls by offset, its messages could be in two
             limited = settings.max_in_flight or settings.max_in_flight_per_receiver or settings.breaker_failures
@@ -473,7 +567,11 @@ class Owner:
                 room = self._room(queue, settings, name, room, now_ms)
                 if not room:
                     continue
-            more = self.partition.take(queue, room, settings, shared_fate, batch)
+            try:
+                more = self.partition.take(queue, room, settings, shared_fate, batch)
+            except RowError:
+                self.partition.put_back(taken)
+                return None  # and serves no more
             if self.partition.isolated:
                 # a suspicious message shares its delivery with none of another queue
                 if taken:
@@ -512,7 +610,10 @@ class Owner:
             return None
         partition = self.partition
         if offsets is None:
-            taken = partition.take(queue, limit, self.settings_of(queue))
+            try:
+                taken = partition.take(queue, limit, self.settings_of(queue))
+            except RowError:
+                return None
         else:
             taken = partition.reserve(queue, offsets)
         if not taken:
@@ -525,6 +626,8 @@ class Owner:
         """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
         flow = self.flows.get(queue)
         if flow is None:
+            if len(self.flows) >= self._flows_max:
+                self._forget_flows(now_ms)
             flow = self.flows[queue] = self._flow(queue)
         if settings.breaker_failures:
             self._expire(queue, flow, settings, now_ms)
@@ -537,6 +640,16 @@ class Owner:
             self._expire(queue, flow, settings, now_ms)
             room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
         return room
+
+    def _forget_flows(self, now_ms: int) -> None:
+        """A queue that has nothing in flight is made known again when it is asked for, but for failures that matter."""
+        for queue, flow in list(self.flows.items()):
+            breaker = flow.breaker
+            failing = breaker.room(now_ms) == 0 or (breaker.failures and self.partition.has_ready(queue))
+            failing = failing or flow.refused
+            if not flow.offsets and not failing:
+                del self.flows[queue]
+        self._flows_max = 2 * len(self.flows) + FLOWS_SLACK
 
     def _flow(self, queue: str) -> Flow:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""
@@ -694,7 +807,11 @@ class Owner:
             return None
         if self.flows:
             self._wake_probes(now_ms)
-        due = self.partition.due(self.settings_of, ttl_queues)
+        self._estimate(now_ms)
+        try:
+            due = self.partition.due(self.settings_of, ttl_queues, self.told)
+        except RowError:
+            return None
         self.ended_as("expired", due.expired)
         self.ended_as("purged", due.purged)
         self.poison += due.poison
@@ -702,22 +819,42 @@ class Owner:
             self._start(sorted(due.dead), DEAD_RECEIVER, DEAD_LEASE_MS, now_ms, DEAD_RECEIVER)
         return due
 
-    def tick(self, now_ms: int) -> bool:
-        """Append a tick if log time has to be known; True if one was appended. Call often: it limits itself."""
-        if self.phase is not Phase.SERVING or now_ms - self._ticked_ms < TICK_MIN_MS:
+    def tick(self, now_ms: int, ttl_queues: Iterable[str] = ()) -> bool:
+        """Append a tick if log time has to be known; True if one was appended. Call often: it limits itself.
+
+        ``ttl_queues``: those with a time to live of their own that have something here.
+        """
+        since_tick = now_ms - self._ticked_ms
+        if self.phase is not Phase.SERVING or since_tick < (TICK_MAX_MS if self._tick_out else TICK_MIN_MS):
             return False
         since_fold = now_ms - self._folded_ms
-        due_ms = self.partition.next_due_ms()
-        if due_ms is not None and since_fold >= due_ms:
+        due_ms = self.partition.next_lease_ms()
+        if self._wants_time(now_ms, bool(list(ttl_queues))) or (due_ms is not None and since_fold >= due_ms):
             wanted = True
         elif since_fold < TICK_MAX_MS and self._step not in ("manifest", "retire"):
             wanted = self._step == "idle" and now_ms >= self._next_checkpoint_ms and self.partition.changed()
         else:
             wanted = due_ms is not None or self._step != "idle" or bool(self._sent) or self.partition.changed()
         if wanted:
+            # two that are sent at once would prove each other right
+            sure = self._doubt_since_ms is None and (not self._tick_out or since_tick > CLOCK_STEP_MS)
             self._ticked_ms = now_ms
-            self.appends.append(Tick())
+            self._tick_out = True
+            self.appends.append(Tick(sure=sure))
         return wanted
+
+    def _wants_time(self, now_ms: int, has_ttl: bool) -> bool:
+        """True if a tick has to tell broker time: other markers move the leases' clock, but say nothing about that."""
+        if not self.told:
+            return True
+        due_ms = self.partition.next_time_ms()
+        is_due = self.partition.undecided
+        if due_ms is None and not has_ttl and not is_due:
+            return False
+        is_due = is_due or (due_ms is not None and now_ms - self._told_ms >= due_ms)
+        if self._doubt_since_ms is None and (is_due or not self.partition.agreed):
+            return True
+        return now_ms - self._ticked_ms >= TICK_MAX_MS
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -735,9 +872,14 @@ class Owner:
             self._next_checkpoint_ms = now_ms + limits.checkpoint_ms
             window = 0 if self.under_pressure else limits.window_offsets
             self.under_pressure = False
-            self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+            try:
+                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+            except RowError:
+                return None  # of a segment that was to be merged; and serves no more
             if self._checkpoint is None:
                 return None
+            if self._checkpoint.partial:
+                self._next_checkpoint_ms = now_ms
             self._enter("rows" if self._checkpoint.rows else "manifest", now_ms)
             if self._checkpoint.rows:
                 return WriteRows(self._checkpoint.rows)

@@ -1,13 +1,21 @@
 """Rows and manifests: what a partition's state is written as, and how it is read back.
 
 Rows are immutable: each has a key of its own, ``<partition>/<epoch>/<kind>/<id>``, and is named with its checksum by
-the manifest ``<partition>/<epoch>``. Values are msgpack with a version first; no Faust is needed to read them.
+the manifest ``<partition>/<epoch>``, or by a row that the manifest names:
+
+    manifest ─► pages ────► index, messages    segments of messages with their payload, below the position
+            ├─► markers                        deliveries of messages above the position, in blocks of offsets
+            └─► dedup                          ids of messages
+
+Values are msgpack with a version first; no Faust is needed to read them.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -15,11 +23,17 @@ import msgspec
 from marq.core.ranges import Ranges
 from marq.errors import RowError
 
+#: Of rows.
 VERSION = 1
+#: Of manifests. In version 1 there were no pages: the manifest named every row, and markers rows what was unfinished.
+MANIFEST_VERSION = 2
 
-Kind = Literal["messages", "markers", "dedup"]
+Kind = Literal["messages", "index", "pages", "markers", "dedup", "origins"]
 
-KINDS: tuple[Kind, ...] = ("messages", "markers", "dedup")
+KINDS: tuple[Kind, ...] = ("messages", "index", "pages", "markers", "dedup", "origins")
+
+#: A manifest has its ranges of done offsets packed when there are more numbers than this.
+PACKED_MIN = 64
 
 Table = Literal["messages", "markers"]
 
@@ -50,11 +64,10 @@ class HoldRow(msgspec.Struct, array_like=True):
 
 
 class MarkersRow(msgspec.Struct, array_like=True):
-    """In-progress state of one block of offsets.
+    """In-progress state of one block of offsets at or above the manifest's queue position.
 
-    ``unfinished``: the offsets below the manifest's queue position that are not done (their payload is in a messages
-    row); ``holds``: the deliveries of offsets in the block, below and above it; ``doubles``: those of the unfinished
-    that are duplicates, and were not ended yet.
+    ``holds``: the deliveries of offsets in the block. ``unfinished`` and ``doubles``: as in version 1 of the manifest,
+    which had no pages, for the offsets below its position; empty since.
     """
 
     v: int
@@ -64,8 +77,56 @@ class MarkersRow(msgspec.Struct, array_like=True):
     doubles: Ranges = []
 
 
+class SegmentState(msgspec.Struct, array_like=True):
+    """A segment in a page: its messages row is ``<partition>/<epoch>/messages/<number>``, its index row likewise.
+
+    ``done``: which of its messages are done, a bit each, the first one lowest; empty: none is.
+    """
+
+    epoch: int
+    number: int
+    checksum: int
+    index_checksum: int
+    done: bytes
+
+
+class PageRow(msgspec.Struct, array_like=True):
+    """State of some adjacent segments: what is done, the deliveries, and which of the messages are duplicates."""
+
+    v: int
+    segments: list[SegmentState]
+    holds: list[HoldRow]
+    doubles: Ranges
+
+
+class IndexRow(msgspec.Struct, array_like=True):
+    """All about the messages of a segment but their payloads; never changed, as the messages row.
+
+    ``gaps``: distances between the offsets, empty if each is 1; ``lanes``: queues (None: poison) and groups in it,
+    ``of``: for each message its lane, empty if there is one lane; ``delays`` and ``ttls``: number of the message in the
+    segment, and when its delay or its time to live ends, in turn.
+    """
+
+    v: int
+    row_bytes: int
+    first: int
+    count: int
+    gaps: list[int]
+    lanes: list[tuple[str | None, int]]
+    of: list[int]
+    delays: list[int]
+    ttls: list[int]
+
+    def offsets(self) -> Sequence[int]:
+        """The offsets of the messages, ascending."""
+        if not self.gaps:
+            return range(self.first, self.first + self.count)
+        return array("q", itertools.accumulate(self.gaps, initial=self.first))
+
+
 class DedupRow(msgspec.Struct, array_like=True):
-    """Ids of messages that were accepted, in the order of their offsets; the digests one behind the other."""
+    """Ids of messages that were accepted (or origins of copies, in rows of that kind), in the order of their offsets;
+    the digests one behind the other."""
 
     v: int
     digests: bytes
@@ -95,28 +156,33 @@ class Loss(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Manifest(msgspec.Struct):
-    """All that recovery needs beside the rows it names. Offsets; milliseconds."""
+    """All that recovery needs beside the rows that it names, or that these name. Offsets; milliseconds."""
 
     v: int
     epoch: int  # of the owner that wrote it
-    rows: dict[str, int]  # key -> checksum
+    rows: dict[str, int]  # key -> checksum of pages, markers and dedup rows
     position: int  # of the queue topic: below it, what no row names is done
     markers_position: int
     done: Ranges  # at or above ``position``
     clock_ms: int
     last_timestamp_ms: int
-    max_timestamp_ms: int
     own: int  # last folded own marker
     delivery: int  # highest delivery number folded in that epoch
     purges: dict[str, int]  # queue -> before, where still above ``position``
-    copied: dict[int | str, tuple[int, int]]  # offset, elsewhere "partition:offset" -> first copy's offset, clock_ms
     counters: dict[str, int]
+    packed_done: bytes = b""  # ``done`` when it is long: zlib of msgpack of the distances between its numbers
+    broker_ms: int = -1  # broker time, as ticks have told it
+    tick_ms: int = -1  # stamp of the last of these ticks
+    # of version 0.1: offset, elsewhere "partition:offset" -> first copy's offset, clock_ms; rows of "origins" since
+    copied: dict[int | str, tuple[int, int]] = {}
     lost: list[Loss] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _messages = msgspec.msgpack.Decoder(MessagesRow)
 _markers = msgspec.msgpack.Decoder(MarkersRow)
+_pages = msgspec.msgpack.Decoder(PageRow)
+_index = msgspec.msgpack.Decoder(IndexRow)
 _dedup = msgspec.msgpack.Decoder(DedupRow)
 _manifest = msgspec.msgpack.Decoder(Manifest)
 
@@ -131,18 +197,27 @@ def messages_row(records: Sequence[Any]) -> bytes:
     )
 
 
-def encode(row: MarkersRow | DedupRow | Manifest) -> bytes:
-    """The value of a row of the markers table, or of a manifest."""
+def encode(row: MarkersRow | PageRow | IndexRow | DedupRow) -> bytes:
+    """The value of a row of the markers table."""
     return _encode(row)
 
 
-def _decode(decoder: Any, value: bytes, what: str) -> Any:
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The value of a manifest."""
+    if len(manifest.done) > PACKED_MIN:
+        gaps = [manifest.done[0], *(b - a for a, b in itertools.pairwise(manifest.done))]
+        packed = zlib.compress(msgspec.msgpack.encode(gaps), 1)
+        manifest = msgspec.structs.replace(manifest, done=[], packed_done=packed)
+    return _encode(manifest)
+
+
+def _decode(decoder: Any, value: bytes, what: str, versions: Sequence[int] = (VERSION,)) -> Any:
     try:
         row = decoder.decode(value)
     except msgspec.MsgspecError as exc:
         raise RowError(f"damaged {what} of {len(value)} bytes: {exc}") from None
-    if row.v != VERSION:
-        raise RowError(f"{what} of version {row.v}; this worker reads version {VERSION}: upgrade it")
+    if row.v not in versions:
+        raise RowError(f"{what} of version {row.v}; this worker reads version {versions[-1]}: upgrade it")
     return row
 
 
@@ -158,6 +233,27 @@ def decode_markers(value: bytes) -> MarkersRow:
     return row
 
 
+def decode_page(value: bytes) -> PageRow:
+    """Inverse of :func:`encode`; raises :exc:`RowError`."""
+    row: PageRow = _decode(_pages, value, "page")
+    return row
+
+
+def decode_index(value: bytes) -> IndexRow:
+    """Inverse of :func:`encode`; raises :exc:`RowError`."""
+    row: IndexRow = _decode(_index, value, "index row")
+    if len(row.gaps) not in (0, row.count - 1) or len(row.of) not in (0, row.count) or not row.lanes:
+        raise RowError(f"damaged index row of {len(value)} bytes: its parts are not of the same length")
+    return row
+
+
+def decode_marker_row(kind: Kind, value: bytes) -> MarkersRow | PageRow | IndexRow:
+    """A row of the markers table that is of this kind, but for ids; raises :exc:`RowError`."""
+    if kind == "pages":
+        return decode_page(value)
+    return decode_index(value) if kind == "index" else decode_markers(value)
+
+
 def decode_dedup(value: bytes) -> tuple[list[bytes], list[int], list[int]]:
     """Digests, offsets and timestamps of a dedup row; raises :exc:`RowError`."""
     row: DedupRow = _decode(_dedup, value, "dedup row")
@@ -170,8 +266,35 @@ def decode_dedup(value: bytes) -> tuple[list[bytes], list[int], list[int]]:
 
 def decode_manifest(value: bytes) -> Manifest:
     """Inverse of :func:`encode`; raises :exc:`RowError`."""
-    row: Manifest = _decode(_manifest, value, "manifest")
+    row: Manifest = _decode(_manifest, value, "manifest", (1, MANIFEST_VERSION))
+    if row.packed_done:
+        try:
+            gaps = msgspec.msgpack.decode(zlib.decompress(row.packed_done), type=list[int])
+        except (zlib.error, msgspec.MsgspecError) as exc:
+            raise RowError(f"damaged manifest of {len(value)} bytes: {exc}") from None
+        row.done, row.packed_done = list(itertools.accumulate(gaps)), b""
     return row
+
+
+def named_rows(partition: int, manifest: Manifest, load: Callable[[str], bytes]) -> Iterator[tuple[str, int]]:
+    """Key and checksum of every row that counts: those of the manifest, and those that its pages name.
+
+    ``load`` reads a row by its key. Raises :exc:`RowError`.
+    """
+    for key, expected in manifest.rows.items():
+        yield key, expected
+        if kind_of(key) == "pages":
+            for s in decode_page(loaded(load, key, expected)).segments:
+                yield row_key(partition, s.epoch, "messages", s.number), s.checksum
+                yield row_key(partition, s.epoch, "index", s.number), s.index_checksum
+
+
+def loaded(load: Callable[[str], bytes], key: str, expected: int) -> bytes:
+    """The row ``key`` with the checksum that it has to have. Raises :exc:`RowError`."""
+    value = load(key)
+    if checksum(value) != expected:
+        raise RowError(f"row {key} does not have the checksum that the manifest names")
+    return value
 
 
 def checksum(value: bytes) -> int:
@@ -182,6 +305,17 @@ def checksum(value: bytes) -> int:
 def row_key(partition: int, epoch: int, kind: Kind, number: int) -> str:
     """Key of a row. It contains the partition: a table's delete may otherwise hit another partition's row."""
     return f"{partition}/{epoch}/{kind}/{number}"
+
+
+def index_key_of(messages_key: str) -> str:
+    """Key of the index row that belongs to a messages row."""
+    return messages_key.replace("/messages/", "/index/")
+
+
+def epoch_and_number_of(key: str) -> tuple[int, int]:
+    """Which row of its kind ``key`` is."""
+    _, epoch, _, number = key.split("/")
+    return int(epoch), int(number)
 
 
 def kind_of(key: str) -> Kind:

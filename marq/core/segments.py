@@ -1,8 +1,11 @@
 """Messages whose payload lies in the messages table, in segments of offsets.
 
-A segment is one immutable row. Which queue and group each of its messages is in, and which of them are *parked*
-(payload on disk alone, no entry in the partition), is known here, in a few bytes a message: a million parked messages
-must not cost a dict entry each, and a message's queue must not cost a read of its row.
+A segment is one immutable row of payloads, and an *index row* that says all about its messages but the payloads. Which
+queue and group each of its messages is in, and which of them are *parked* (payload on disk alone, no entry in the
+partition), is known here, in a few bytes a message: a million parked messages must not cost a dict entry each, and a
+message's queue must not cost a read of its row.
+
+Adjacent segments are kept together in *pages*, which are the unit in which a checkpoint writes their state.
 """
 
 from __future__ import annotations
@@ -11,41 +14,129 @@ from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, repeat
 
+from marq.core.rows import index_key_of
+
+#: Of so many segments it is known where the messages of each group are: that takes hundreds of bytes a group.
 INDEXED_MAX = 16
-"""Of so many segments it is known where the messages of each group are: that takes hundreds of bytes a group."""
+
+#: A page has at most so many segments: a checkpoint rewrites the page of a message that changed.
+PAGE_SEGMENTS = 64
+
+#: States of the messages of a segment: with an entry in the partition, parked, done.
+LOOSE, PARKED, DONE = 0, 1, 2
+
+# translations of such states, of which there are three
+_IS_LOOSE = bytes((1, 0, 0)).ljust(256)
+_IS_PARKED = bytes((0, 1, 0)).ljust(256)
+_IS_OPEN = bytes((1, 1, 0)).ljust(256)
+_TO_PARKED = bytes((PARKED, PARKED, DONE)).ljust(256)
+_DONE_DIGITS = b"001".ljust(256)
+_FROM_DIGITS = bytes(DONE if digit == ord("1") else LOOSE for digit in range(256))
+
+
+class Page:
+    """Some adjacent segments, and the row that has their state; ``key`` is None while it has none."""
+
+    __slots__ = ("checksum", "key", "segments")
+
+    def __init__(self, key: str | None = None, checksum: int = 0) -> None:
+        self.key = key
+        self.checksum = checksum
+        self.segments: list[Segment] = []
 
 
 class Segment:
-    """One messages row: offsets in ``[start, stop)``.
+    """One messages row of ``row_bytes``: offsets in ``[start, stop)``.
 
     ``messages``: offset, queue (None: poison) and number of the group (0: none), ascending.
     """
 
     __slots__ = (
-        "_counts", "_lanes", "_of", "_parked", "_places", "checksum", "key", "offsets", "remaining", "start", "stop"
+        "_counts", "_lanes", "_of", "_places", "_states", "checksum", "index_checksum", "key", "offsets", "page",
+        "remaining", "row_bytes", "start", "stop",
     )  # fmt: skip
 
     def __init__(
-        self, key: str, checksum: int, start: int, stop: int, messages: Sequence[tuple[int, str | None, int]]
+        self,
+        key: str,
+        checksum: int,
+        start: int,
+        stop: int,
+        messages: Sequence[tuple[int, str | None, int]],
+        row_bytes: int = 0,
+    ) -> None:
+        numbers: dict[tuple[str | None, int], int] = {}
+        of = [numbers.setdefault((queue, group), len(numbers)) for _, queue, group in messages]
+        first, last = messages[0][0], messages[-1][0]
+        contiguous = last - first + 1 == len(messages)
+        offsets = range(first, last + 1) if contiguous else array("q", (m[0] for m in messages))
+        self._set(key, checksum, start, stop, offsets, list(numbers), of, row_bytes)
+
+    @classmethod
+    def of_index(
+        cls,
+        key: str,
+        checksum: int,
+        offsets: Sequence[int],
+        lanes: list[tuple[str | None, int]],
+        of: Sequence[int],
+        row_bytes: int,
+    ) -> Segment:
+        """From what its index row says; ``of`` may be empty if all messages are of the first lane."""
+        self = cls.__new__(cls)
+        self._set(key, checksum, offsets[0], offsets[-1] + 1, offsets, lanes, of or repeat(0, len(offsets)), row_bytes)
+        return self
+
+    def _set(
+        self,
+        key: str,
+        checksum: int,
+        start: int,
+        stop: int,
+        offsets: Sequence[int],
+        lanes: list[tuple[str | None, int]],
+        of: Iterable[int],
+        row_bytes: int,
     ) -> None:
         self.key = key
         self.checksum = checksum
+        self.index_checksum = -1  # of its index row; -1: it has none yet
+        self.row_bytes = row_bytes
+        self.page: Page | None = None
         self.start = start
         self.stop = stop
-        self.remaining = len(messages)  # unfinished messages, parked or in memory
-        first, last = messages[0][0], messages[-1][0]
-        contiguous = last - first + 1 == len(messages)
-        self.offsets: Sequence[int] = range(first, last + 1) if contiguous else array("q", (m[0] for m in messages))
-        numbers: dict[tuple[str | None, int], int] = {}
-        self._of = array("H", (numbers.setdefault((queue, group), len(numbers)) for _, queue, group in messages))
-        self._lanes = list(numbers)
-        self._parked = bytearray(len(messages))
-        self._counts = array("H", bytes(2 * len(numbers)))  # parked messages of each lane
+        self.offsets = offsets
+        self.remaining = len(offsets)  # unfinished messages, parked or in memory
+        self._lanes = lanes
+        self._of = array("H", of)
+        self._states = bytearray(len(offsets))
+        self._counts = array("H", bytes(2 * len(lanes)))  # parked messages of each lane
         self._places: dict[tuple[str | None, int], _Places] | None = None
 
     def __lt__(self, other: Segment) -> bool:
         return self.start < other.start
+
+    @property
+    def index_key(self) -> str:
+        """Key of its index row."""
+        return index_key_of(self.key)
+
+    @property
+    def lanes(self) -> list[tuple[str | None, int]]:
+        """Queue (None: poison) and group of the messages in it."""
+        return self._lanes
+
+    @property
+    def lane_numbers(self) -> array[int]:
+        """For each of its messages, done ones too, which of the lanes it is in."""
+        return self._of
+
+    @property
+    def live_bytes(self) -> int:
+        """About how much of its row belongs to messages that are not done."""
+        return self.row_bytes * self.remaining // len(self.offsets)
 
     def queue_of(self, offset: int) -> str | None:
         """The queue of one of its messages; None for poison."""
@@ -58,18 +149,59 @@ class Segment:
     def is_parked(self, offset: int) -> bool:
         """True if ``offset`` is one of its messages and parked."""
         i = bisect_left(self.offsets, offset)
-        return i < len(self.offsets) and self.offsets[i] == offset and bool(self._parked[i])
+        return i < len(self.offsets) and self.offsets[i] == offset and self._states[i] == PARKED
+
+    def loose(self) -> Iterator[int]:
+        """Its unfinished messages that have an entry in the partition, ascending."""
+        return compress(self.offsets, self._states.translate(_IS_LOOSE))
+
+    def unfinished(self) -> Iterator[tuple[int, str | None, int]]:
+        """Offset, queue and group of its unfinished messages, ascending."""
+        lanes = self._lanes
+        is_open = self._states.translate(_IS_OPEN)
+        for offset, number in zip(compress(self.offsets, is_open), compress(self._of, is_open), strict=True):
+            yield offset, *lanes[number]
+
+    def has_loose(self) -> bool:
+        """True if there are messages with an entry in the partition."""
+        return self.remaining > sum(self._counts)
+
+    def is_open(self, place: int) -> bool:
+        """True if the message at this place in it is not done."""
+        return self._states[place] != DONE
+
+    def finish(self, offset: int) -> None:
+        """One of its messages, not parked, is done."""
+        i = self._index(offset)
+        assert self._states[i] == LOOSE, offset
+        self._states[i] = DONE
+        self.remaining -= 1
+
+    def done_bits(self) -> bytes:
+        """Which of its messages are done, a bit each, the first one lowest; empty: none is."""
+        if self.remaining == len(self.offsets):
+            return b""
+        digits = self._states.translate(_DONE_DIGITS)[::-1]
+        return int(digits, 2).to_bytes((len(self.offsets) + 7) // 8, "little")
+
+    def set_done(self, bits: bytes) -> None:
+        """The inverse of :meth:`done_bits`, on a segment that nothing has happened to yet."""
+        if bits:
+            count = len(self.offsets)
+            digits = f"{int.from_bytes(bits, 'little'):0{count}b}"[::-1]
+            self._states = bytearray(digits.encode()).translate(_FROM_DIGITS)
+            self.remaining = self._states.count(LOOSE)
 
     def parked_of(self, queue: str) -> list[int]:
         """Its parked messages of ``queue``, ascending."""
         numbers = {n for n, lane in enumerate(self._lanes) if lane[0] == queue}
-        messages = zip(self.offsets, self._of, self._parked, strict=True)
-        return [o for o, n, parked in messages if parked and n in numbers]
+        messages = zip(self.offsets, self._of, self._states, strict=True)
+        return [o for o, n, state in messages if state == PARKED and n in numbers]
 
     def first_parked(self, queue: str, group: int) -> int:
         """The lowest parked message of one group of ``queue``; there must be one, and an index."""
-        known, parked = self._places_of(queue, group), self._parked
-        while not parked[known.places[known.first]]:
+        known, states = self._places_of(queue, group), self._states
+        while states[known.places[known.first]] != PARKED:
             known.first += 1
         return self.offsets[known.places[known.first]]
 
@@ -84,8 +216,8 @@ class Segment:
     def parked_lanes(self) -> dict[tuple[str, int], list[int]]:
         """All of its parked messages by queue and group (made anew for each call)."""
         lanes: dict[int, list[int]] = {}
-        for offset, number, parked in zip(self.offsets, self._of, self._parked, strict=True):
-            if parked:
+        for offset, number, state in zip(self.offsets, self._of, self._states, strict=True):
+            if state == PARKED:
                 lanes.setdefault(number, []).append(offset)
         return {(str(self._lanes[n][0]), self._lanes[n][1]): offsets for n, offsets in lanes.items()}
 
@@ -94,19 +226,38 @@ class Segment:
         i = self._index(offset)
         number = self._of[i]
         queue, group = self._lanes[number]
-        assert queue is not None and self._parked[i] != parked, offset
-        self._parked[i] = parked
+        assert queue is not None and self._states[i] == (LOOSE if parked else PARKED), offset
+        self._states[i] = PARKED if parked else LOOSE
         self._counts[number] += 1 if parked else -1
         if parked and self._places is not None:
             self._places[queue, group].first = 0
         return queue, group, self._counts[number]
 
+    def park_open(self, spared: Iterable[int]) -> list[tuple[str, int]]:
+        """Park all that is not done but for ``spared`` and poison, when none is parked; the lanes that have some."""
+        states = self._states.translate(_TO_PARKED)
+        for offset in spared:
+            i = self._index(offset)
+            if states[i] == PARKED:
+                states[i] = LOOSE
+        poison = {n for n, (queue, _) in enumerate(self._lanes) if queue is None}
+        for i in range(len(states)) if poison else ():
+            if self._of[i] in poison and states[i] == PARKED:
+                states[i] = LOOSE
+        self._states = states
+        if len(self._lanes) == 1:
+            self._counts[0] = states.count(PARKED)
+        else:
+            for number, count in Counter(compress(self._of, states.translate(_IS_PARKED))).items():
+                self._counts[number] = count
+        return [(str(queue), group) for (queue, group), n in zip(self._lanes, self._counts, strict=True) if n]
+
     def take_parked(self, queue: str, group: int) -> list[int]:
         """Those of one group of ``queue``, parked no more; there must be an index."""
-        offsets, parked = self.offsets, self._parked
-        places = [i for i in self._places_of(queue, group).places if parked[i]]
+        offsets, states = self.offsets, self._states
+        places = [i for i in self._places_of(queue, group).places if states[i] == PARKED]
         for i in places:
-            parked[i] = False
+            states[i] = LOOSE
         self._counts[self._of[places[0]]] = 0
         return [offsets[i] for i in places]
 
@@ -116,14 +267,19 @@ class Segment:
             if count:
                 yield str(queue), count
 
+    def lanes_with_parked(self) -> list[tuple[str, int]]:
+        """Queues and groups of which messages are parked."""
+        return [(str(queue), group) for (queue, group), n in zip(self._lanes, self._counts, strict=True) if n]
+
     def parked_total(self) -> int:
         """How many are parked."""
         return sum(self._counts)
 
     def parked_in(self, start: int, stop: int) -> list[int]:
         """Its parked messages in ``[start, stop)``, ascending."""
-        offsets, parked = self.offsets, self._parked
-        return [offsets[i] for i in range(bisect_left(offsets, start), bisect_left(offsets, stop)) if parked[i]]
+        offsets, states = self.offsets, self._states
+        places = range(bisect_left(offsets, start), bisect_left(offsets, stop))
+        return [offsets[i] for i in places if states[i] == PARKED]
 
     def index(self) -> None:
         """Find out where the messages of each group are."""
@@ -162,14 +318,17 @@ class _Places:
 
 
 class Segments:
-    """The segments of one partition, ascending and disjoint."""
+    """The segments of one partition, ascending and disjoint, and their pages."""
 
-    __slots__ = ("_all", "_indexed", "_starts", "queues")
+    __slots__ = ("_all", "_indexed", "_starts", "changed", "dropped", "pages", "queues")
 
     def __init__(self) -> None:
         self._all: list[Segment] = []
         self._starts: list[int] = []
         self._indexed: deque[Segment] = deque()
+        self.pages: list[Page] = []  # ascending
+        self.changed: set[Page] = set()  # whose row is out of date
+        self.dropped: list[str] = []  # keys of rows of segments and pages that are no more
         # queue -> group -> segments that hold parked messages of it, ascending
         self.queues: dict[str, dict[int, list[Segment]]] = {}
 
@@ -179,10 +338,32 @@ class Segments:
     def __len__(self) -> int:
         return len(self._all)
 
+    def __getitem__(self, places: slice) -> list[Segment]:
+        return self._all[places]
+
     def add(self, segment: Segment) -> None:
-        """Take a segment up."""
-        insort(self._all, segment)
-        insort(self._starts, segment.start)
+        """Take a segment up, into the page below or a new one."""
+        i = bisect_left(self._starts, segment.start)
+        below = self._all[i - 1].page if i else None
+        self._all.insert(i, segment)
+        self._starts.insert(i, segment.start)
+        if below is not None and len(below.segments) < PAGE_SEGMENTS:
+            insort(below.segments, segment)
+            segment.page = below
+        else:
+            segment.page = Page()
+            segment.page.segments.append(segment)
+            self.pages.insert(self.pages.index(below) + 1 if below is not None else 0, segment.page)
+        self.changed.add(segment.page)
+
+    def add_page(self, page: Page) -> None:
+        """Take a page up with its segments, which begin above all that there are."""
+        for segment in page.segments:
+            assert not self._all or self._all[-1].stop <= segment.start, segment.start
+            segment.page = page
+            self._all.append(segment)
+            self._starts.append(segment.start)
+        self.pages.append(page)
 
     def find(self, offset: int) -> Segment | None:
         """The segment that covers ``offset``."""
@@ -192,15 +373,91 @@ class Segments:
         segment = self._all[i]
         return segment if offset < segment.stop else None
 
+    def touch(self, start: int, stop: int) -> None:
+        """The state of messages in ``[start, stop)`` has changed."""
+        i = max(bisect_right(self._starts, start) - 1, 0)
+        while i < len(self._all) and self._all[i].start < stop:
+            page = self._all[i].page
+            assert page is not None
+            if self._all[i].stop > start:
+                self.changed.add(page)
+            i += 1
+
     def finish(self, offset: int) -> None:
         """A message of a segment is done; an empty segment goes."""
         segment = self.find(offset)
         if segment is None:
             return
-        segment.remaining -= 1
+        segment.finish(offset)
+        assert segment.page is not None
+        self.changed.add(segment.page)
         if segment.remaining == 0:
-            i = bisect_left(self._starts, segment.start)
-            del self._all[i], self._starts[i]
+            self._remove(segment)
+
+    def _remove(self, segment: Segment) -> None:
+        i = bisect_left(self._starts, segment.start)
+        del self._all[i], self._starts[i]
+        page = segment.page
+        assert page is not None
+        page.segments.remove(segment)
+        self.changed.add(page)
+        self.dropped.append(segment.key)
+        if segment.index_checksum >= 0:
+            self.dropped.append(segment.index_key)
+
+    def replace(self, run: Sequence[Segment], merged: Segment) -> None:
+        """``merged`` takes the place of adjacent segments: it has all of their messages that are not done."""
+        loose = [offset for segment in run for offset in segment.loose()]
+        page = run[0].page
+        assert page is not None
+        for segment in run:
+            for queue, group in segment.lanes_with_parked():
+                self._forget(queue, group, segment)
+            self._remove(segment)
+        insort(self._all, merged)
+        insort(self._starts, merged.start)
+        insort(page.segments, merged)
+        merged.page = page
+        self.park_open(merged, loose)
+
+    def tidy(self) -> list[Page]:
+        """The pages whose rows have to be written, ascending. Empty ones go, small neighbours become one."""
+        if not self.changed:
+            return []
+        kept: list[Page] = []
+        for page in self.pages:
+            below = kept[-1] if kept else None
+            if not page.segments:
+                self._drop(page)
+            elif (
+                below is not None
+                and (page in self.changed or below in self.changed)
+                and len(below.segments) + len(page.segments) <= PAGE_SEGMENTS // 2
+            ):
+                for segment in page.segments:
+                    segment.page = below
+                below.segments += page.segments
+                self.changed.add(below)
+                self._drop(page)
+            else:
+                kept.append(page)
+        self.pages = kept
+        changed, self.changed = self.changed, set()
+        return [page for page in kept if page in changed]
+
+    def _drop(self, page: Page) -> None:
+        if page.key is not None:
+            self.dropped.append(page.key)
+
+    def split(self, page: Page) -> tuple[Page, Page]:
+        """The page, and a new one behind it, with half of its segments each."""
+        upper = Page()
+        half = len(page.segments) // 2
+        upper.segments, page.segments = page.segments[half:], page.segments[:half]
+        for segment in upper.segments:
+            segment.page = upper
+        self.pages.insert(self.pages.index(page) + 1, upper)
+        return page, upper
 
     def park(self, offset: int) -> None:
         """The payload of ``offset`` is now only in its segment."""
@@ -208,7 +465,18 @@ class Segments:
         assert segment is not None, offset
         queue, group, count = segment.set_parked(offset, True)
         if count == 1:
-            insort(self.queues.setdefault(queue, {}).setdefault(group, []), segment)
+            self._note(queue, group, segment)
+
+    def park_open(self, segment: Segment, spared: Iterable[int]) -> list[tuple[str, int]]:
+        """Park all of ``segment`` but ``spared``, done ones and poison; queues and groups of what is parked."""
+        lanes = segment.park_open(spared)
+        for queue, group in lanes:
+            self._note(queue, group, segment)
+        return lanes
+
+    def _note(self, queue: str, group: int, segment: Segment) -> None:
+        """There are parked messages of a group in ``segment``."""
+        insort(self.queues.setdefault(queue, {}).setdefault(group, []), segment)
 
     def queue_of(self, offset: int) -> str | None:
         """The queue of the parked message ``offset``; None if it is not parked."""
@@ -225,13 +493,10 @@ class Segments:
             self._forget(queue, group, segment)
         return segment
 
-    def unpark_next(self, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
-        """Take the lowest segment with parked messages of a group, and which they are."""
+    def lowest_with(self, queue: str, group: int = 0) -> Segment | None:
+        """The lowest segment that has parked messages of a group."""
         segments = self.queues.get(queue, {}).get(group)
-        if not segments:
-            return None
-        segment = segments[0]
-        return segment, self.unpark_lane(segment, queue, group)
+        return segments[0] if segments else None
 
     def unpark_lane(self, segment: Segment, queue: str, group: int) -> list[int]:
         """Take all of one group that is parked in ``segment``."""
@@ -297,7 +562,58 @@ class Segments:
         segments = self.queues.get(queue, {}).get(group)
         return self._with_index(segments[0]).first_parked(queue, group) if segments else None
 
+    def named(self) -> Iterator[str]:
+        """Keys of all rows of segments and pages."""
+        for page in self.pages:
+            if page.key is not None:
+                yield page.key
+        for segment in self._all:
+            yield segment.key
+            if segment.index_checksum >= 0:
+                yield segment.index_key
 
-def keys_of(segments: Iterable[Segment]) -> dict[str, int]:
-    """What a manifest names: row key -> checksum."""
-    return {segment.key: segment.checksum for segment in segments}
+
+# ------------------------------------------------------------------ which segments are worth merging
+
+#: Fullness of a segment that has as many messages, or bytes, as a row may have. Tiers are powers of four of it.
+FULL = 1024
+_TIERS = (1024, 256, 64, 16, 4)
+
+
+def mergeable(weights: Sequence[int]) -> list[tuple[int, int]]:
+    """Runs ``[i, j)`` of adjacent segments that should become one, by how full they are (in parts of ``FULL``).
+
+    As in a log-structured store with size tiers: a run of segments below a tier is merged when together they reach
+    that tier. So each merge lifts a message by a tier at least, and it is rewritten at most once for each of them
+    (five times) while nothing around it is finished; and what is not merged is few: per full segment's worth of
+    messages, some for each tier.
+    """
+    found: list[tuple[int, int]] = []
+    taken = bytearray(len(weights))
+    for tier in _TIERS:
+        i = 0
+        while i < len(weights):
+            j, total = i, 0
+            while j < len(weights) and weights[j] < tier and not taken[j]:
+                total += weights[j]
+                j += 1
+            if j - i > 1 and total >= tier:
+                for start, stop in _filled(weights, i, j):
+                    if sum(weights[start:stop]) >= min(tier, FULL // 2):
+                        found.append((start, stop))
+                        taken[start:stop] = b"\1" * (stop - start)
+            i = max(j, i + 1)
+    return sorted(found)
+
+
+def _filled(weights: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """A run in pieces of several segments that fit into one."""
+    i = start
+    while i < stop:
+        j, total = i + 1, weights[i]
+        while j < stop and total + weights[j] <= FULL:
+            total += weights[j]
+            j += 1
+        if j - i > 1:
+            yield i, j
+        i = j

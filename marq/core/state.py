@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from marq.core import rows
+from marq.core import dedup, rows
 from marq.core.backlog import Backlog, Lane, group_number
 from marq.core.dedup import Recent
 from marq.core.policies import QUEUE_NAME_MAX
@@ -22,8 +22,14 @@ from marq.errors import RowError
 BLOCK_BITS = 10
 """Markers rows cover blocks of 1,024 offsets."""
 
+CLEAN_SLACK = 10_000
+"""Entries of finished messages are cleared away when so many, and as many as were kept the last time, may be there."""
+
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
+
+HEADER_OVERHEAD_BYTES = 11
+"""Counted per header beside its name and its value: what a row adds to them at most (Kafka's format adds less)."""
 
 H_GROUP = "marq-group"
 """Header by which the messages of a group are known; of several the last one counts."""
@@ -99,7 +105,9 @@ class State:
         self.persisted = 0  # unfinished messages below it have their payload in a segment
         self.clock_ms = 0
         self.last_timestamp_ms = -1  # of the last marker record
-        self.max_timestamp_ms = -1  # of any record of either log
+        self.broker_ms = -1  # broker time, as the last two ticks that agree tell it: delays and times to live
+        self.tick_ms = -1  # stamp of the last tick that tells it; -1: none since the last own marker
+        self.agreed = False  # that tick and the one before it agree; not kept
         self.queue_timestamp_ms = -1  # of the queue log's record that was read last; not kept
         self.own = -1  # offset of the last own marker
         self.delivery = 0  # highest delivery number seen in its epoch
@@ -108,15 +116,18 @@ class State:
         self.ahead = RangeSet()  # done at or above ``position``
         self.segments = Segments()
         self.purges: dict[str, int] = {}
-        self.copied: dict[int | str, tuple[int, int]] = {}
         self.counters: Counter[str] = Counter()
         self.lost: list[rows.Loss] = []  # what was deleted unread and given up, in order
-        self.delays: dict[int, int] = {}  # offset -> ready when max_timestamp_ms gets there
-        self.ttls: dict[int, int] = {}  # offset -> expires when max_timestamp_ms gets there
+        self.delays: dict[int, int] = {}  # offset -> ready when broker_ms gets there, or when it is started
+        self.elapsed: dict[int, int] = {}  # the same, got there: it waits again should broker_ms fall below
+        self.ttls: dict[int, int] = {}  # offset -> expires when broker_ms gets there
         self.poison: dict[int, str] = {}  # offset -> reason
         self.doubles: set[int] = set()  # second copies of one dead letter, and second sendings of one message
         self.recent = Recent()  # ids of messages
+        self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
+        self.estimate_ms = -1  # broker time now, by the owner's own clock since it was told; -1: not known
+        self.damage: RowError | None = None  # a row could not be read: what is in memory is no state to go on from
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}
@@ -135,6 +146,9 @@ class State:
         self._timed = 0  # offsets in the holds of ``_timers``
         self._delayed: list[tuple[int, int]] = []
         self._expiring: list[tuple[int, int]] = []
+        self._listed = 0  # entries made in lanes and timers since stale ones were last cleared away …
+        self._listed_max = CLEAN_SLACK  # … and how many may be until they are again
+        self._dirty_max = CLEAN_SLACK
         self._serial = itertools.count()
         self._highest_hold = -1
         self._again_turn: set[str] = set()
@@ -143,7 +157,9 @@ class State:
         self._dirty: set[int] = set()  # blocks whose markers row is out of date
         self._marker_rows: dict[int, tuple[str, int]] = {}  # block -> key, checksum
         self._ticks = 0  # records with nothing but time in them since the last checkpoint
-        self._named: frozenset[str] = frozenset()
+        self._id_rows: dict[str, int] = {}  # key -> checksum of the dedup rows that the last manifest names
+        self._garbage: list[str] = []  # keys of rows that the next manifest does not name
+        self._scanned = 0  # number of the segment up to which it was looked for what is worth merging
         self._written: tuple[int, ...] = ()
         self._next_row = 0
         self._seen_at: list[tuple[int, int]] = []  # (monotonic ms, position) of past checkpoints
@@ -155,19 +171,22 @@ class State:
         record = self.messages[offset]
         return self._records(record)[offset] if type(record) is Segment else record
 
+    def copy_of(self, offset: int) -> int | None:
+        """Offset of the copy that was made of a message of this partition; None if none is remembered."""
+        return self.origins.offset_of(dedup.origin_digest(f"{self.number}:{offset}"))
+
     def records_of(self, segment: Segment) -> dict[int, rows.Record]:
         """The messages of a segment, finished ones too. Raises :exc:`RowError`."""
         return self._records(segment)
 
     def _records(self, segment: Segment) -> dict[int, rows.Record]:
         if self._loaded[0] != segment.key:
-            value = self.load(segment.key)
-            if rows.checksum(value) != segment.checksum:
-                raise RowError(f"row {segment.key} does not have the checksum that the manifest names")
-            self._loaded = (
-                segment.key,
-                {r.offset: r for r in rows.decode_messages(value).records()},
-            )
+            try:
+                value = rows.loaded(self.load, segment.key, segment.checksum)
+                self._loaded = (segment.key, {r.offset: r for r in rows.decode_messages(value).records()})
+            except RowError as exc:
+                self.damage = exc
+                raise
         return self._loaded[1]
 
     def queue_of(self, offset: int) -> str | None:
@@ -240,6 +259,16 @@ class State:
         hold = self.holds.get(offset)
         return hold.receives if hold is not None else 0
 
+    @property
+    def undecided(self) -> bool:
+        """True if something waits for the log to say whether its time to live is over."""
+        return bool(self._refused)
+
+    @property
+    def latest_ms(self) -> int:
+        """The newest of the stamps that were read last: good enough to say how old something is."""
+        return max(self.broker_ms, self.last_timestamp_ms, self.queue_timestamp_ms)
+
     def _backlog(self, queue: str) -> Backlog:
         backlog = self.backlogs.get(queue)
         if backlog is None:
@@ -265,13 +294,27 @@ class State:
 
 
 def size_of(record: Any) -> int:
+    """Bytes that a record takes in memory, as they are counted: without its key, which messages of a queue share."""
     value = record.value
     size = MESSAGE_OVERHEAD_BYTES + (len(value) if value is not None else 0)
     return size + headers_size(record) if record.headers else size
 
 
 def headers_size(record: Any) -> int:
-    return sum(len(name) + (len(value) if value is not None else 0) for name, value in record.headers)
+    """Bytes that the headers of a record take in a row."""
+    size = HEADER_OVERHEAD_BYTES * len(record.headers)
+    for name, value in record.headers:
+        size += len(name) if name.isascii() else len(name.encode())
+        if value is not None:
+            size += len(value)
+    return size
+
+
+def stored_size(record: Any) -> int:
+    """Bytes that all of a record takes in a row: at least what it takes in Kafka, uncompressed."""
+    key = record.key
+    size = size_of(record) - MESSAGE_OVERHEAD_BYTES
+    return size if key is None else size + len(key)
 
 
 def block_of(offset: int) -> int:

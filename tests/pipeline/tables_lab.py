@@ -68,7 +68,7 @@ def checkpoint(
         manifest: fields of the manifest that are not as they should be.
     """
     state = partition or folded(here, number)
-    found = state.checkpoint(max(0, state.own), 0, 0, 0)
+    found = state.checkpoint(max(0, state.own), 0, 0, 0, whole=True)
     assert found is not None
     for key, value in found.rows:
         written = row(key, value)
@@ -79,7 +79,7 @@ def checkpoint(
     fields = {name: getattr(good, name) for name in good.__struct_fields__} | manifest
     changed = rows.Manifest(**fields)
     key = rows.manifest_key(number, changed.epoch)
-    here.write(f"{here.settings.name}-progress-changelog", number, [(key.encode(), rows.encode(changed))])
+    here.write(f"{here.settings.name}-progress-changelog", number, [(key.encode(), rows.encode_manifest(changed))])
     return changed
 
 

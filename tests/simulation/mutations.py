@@ -20,7 +20,9 @@ from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
 from marq.core.partition import Hold, Partition
+from marq.core.segments import Segment, Segments
 from tests.simulation.logs import Sent
+from tests.simulation.simulator import ORIGIN_RULES
 from tests.simulation.worker import Worker
 
 
@@ -155,6 +157,43 @@ class ClaimsLate(Worker):
 # ---------------------------------------------------------------------- checkpoints
 
 
+def _page_unchanged(finish: Any) -> Any:
+    def mutated(self: Segments, offset: int) -> None:
+        before = set(self.changed)
+        finish(self, offset)
+        self.changed &= before
+
+    return mutated
+
+
+def _parks_all(replace: Any) -> Any:
+    def mutated(self: Segments, run: Any, merged: Segment) -> None:
+        with mock.patch.object(Segment, "loose", lambda segment: iter(())):
+            replace(self, run, merged)
+
+    return mutated
+
+
+def _all_messages(unfinished: Any) -> Any:
+    def mutated(self: Segment) -> Any:
+        return ((o, self.queue_of(o), self.group_of(o)) for o in self.offsets)
+
+    return mutated
+
+
+def _obsolete_at_once(checkpoint: Any) -> Any:
+    """As if the keys of this checkpoint had been obsolete at the one before: deleted while a manifest names them."""
+
+    def mutated(self: Partition, *args: Any) -> Any:
+        found = checkpoint(self, *args)
+        if found is not None:
+            gone = [(key, b"") for key in found.obsolete]
+            return found._replace(rows=[*found.rows, *gone])
+        return found
+
+    return mutated
+
+
 def _manifest_at_once(step: Any) -> Any:
     def mutated(self: Owner, now_ms: int) -> Any:
         found = step(self, now_ms)
@@ -176,7 +215,7 @@ def _manifest_of_later(step: Any) -> Any:
                 clock_ms=p.clock_ms,
                 last_timestamp_ms=p.last_timestamp_ms,
             )
-            return WriteManifest(found.key, rows.encode(late))
+            return WriteManifest(found.key, rows.encode_manifest(late))
         return found
 
     return mutated
@@ -335,13 +374,126 @@ def _newest_group_first(backlog_class: Any) -> Any:
     return mutated
 
 
+def _takes_before_it_reads(unpark: Any) -> Any:
+    def mutated(self: Partition, lane: Any) -> None:
+        name = lane.backlog.name
+        segment = self.segments.next_parked(name, lane.group)
+        taken = [] if segment is None else self.segments.unpark_lane(segment, name, lane.group)
+        if segment is not None:
+            self._records(segment)
+        for offset in taken:
+            self.segments.park(offset)
+        unpark(self, lane)
+
+    return mutated
+
+
+def _goes_on_after_damage(records: Any) -> Any:
+    def mutated(self: Partition, segment: Any) -> Any:
+        try:
+            return records(self, segment)
+        finally:
+            self.damage = None
+
+    return mutated
+
+
 def _all_ids(unwritten: Any) -> Any:
     return lambda self, position: unwritten(self, 1 << 60)
 
 
-def _without_doubles(restore_markers: Any) -> Any:
-    def mutated(self: Partition, key: str, checksum: int, row: Any, unfinished: Any) -> None:
-        restore_markers(self, key, checksum, msgspec.structs.replace(row, doubles=[]), unfinished)
+def _ids_of_messages_only(restore: Any) -> Any:
+    def mutated(self: Recent, *row: Any) -> None:
+        if self._most > ORIGIN_RULES.most:
+            restore(self, *row)
+
+    return mutated
+
+
+def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
+    def mutated(self: Partition, *args: Any) -> Any:
+        self.origins._end_silence(self.last_timestamp_ms + (1 << 40), self.position)
+        return checkpoint(self, *args)
+
+    return mutated
+
+
+def _without_doubles(restore_page: Any) -> Any:
+    def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> None:
+        row.doubles = []
+        restore_page(self, page, row, indexes)
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- time
+
+
+def _one_tick_is_enough(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        tell_time(self, tick_ms - 1)
+        tell_time(self, tick_ms)
+
+    return mutated
+
+
+def _never_back(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        tell_time(self, max(tick_ms, self.broker_ms))
+
+    return mutated
+
+
+def _of_any_owner(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        if self.tick_ms < 0:
+            self.tick_ms = self.broker_ms
+        tell_time(self, tick_ms)
+
+    return mutated
+
+
+def _over_for_good(turn_back: Any) -> Any:
+    def mutated(self: Partition) -> None:
+        elapsed, self.elapsed = self.elapsed, {}
+        turn_back(self)
+        self.elapsed = elapsed
+
+    return mutated
+
+
+def _knows_time_at_once(owned: Any) -> Any:
+    def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
+        owned(self, own, offset, now_ms)
+        self.told = True
+
+    return mutated
+
+
+def _ends_by_its_own_clock(expired: Any) -> Any:
+    def mutated(self: Partition, offset: int, settings: Any) -> bool:
+        return self._past_ttl(offset, settings)
+
+    return mutated
+
+
+def _by_one_stamp(forget: Any) -> Any:
+    def mutated(self: Recent, offset: int) -> None:
+        live, end = self._live, self._base + len(self._times)
+        while live < end and self._times[live - self._base] <= self._last_ms - self._window_ms:
+            live += 1
+        self._forget_below(max(live, end + 1 - self._most), offset)
+
+    return mutated
+
+
+def _however_much_later(is_duplicate: Any) -> Any:
+    def mutated(self: Recent, digest: bytes, offset: int, timestamp_ms: int) -> bool:
+        found = self._by_digest.get(digest)
+        for number in () if found is None else (found,) if isinstance(found, int) else found:
+            if timestamp_ms - self._times[number - self._base] < self._window_ms:
+                return True
+        return bool(is_duplicate(self, digest, offset, timestamp_ms))
 
     return mutated
 
@@ -434,7 +586,13 @@ MUTATIONS = {
     "no clock in the manifest": Mutation("and the clock", _manifest_without(clock_ms=0)),
     "no purges in the manifest": Mutation("and the purges above its position", _manifest_without(purges={})),
     "no done in the manifest": Mutation("and what is done above its position", _manifest_without(done=[])),
-    "no copies in the manifest": Mutation("and the origins of copies", _manifest_without(copied={})),
+    "origins not read back": Mutation(
+        "the origins of copies survive", _replaced(Recent, "restore", _ids_of_messages_only)
+    ),
+    "origins forgotten by the clock": Mutation(
+        "which origins are remembered is a function of the queue log alone",
+        _replaced(Partition, "checkpoint", _forgets_origins_by_the_clock),
+    ),
     "a group with two receivers": Mutation(
         "nothing of a FIFO group is delivered while one of it is in flight",
         _replaced(Partition, "_in_order", _forgets_what_is_out),
@@ -448,6 +606,44 @@ MUTATIONS = {
     ),
     "FIFO taken for standard": Mutation("a FIFO queue keeps the order", _replaced(Partition, "take", _as_standard)),
     "groups don't take turns": Mutation("groups take turns", _replaced(Backlog, "queue_up", _newest_group_first)),
+    "parked flags taken before the row is read": Mutation(
+        "a row is read before its messages are taken off the parked ones",
+        _replaced(Partition, "_unpark", _takes_before_it_reads),
+    ),
+    "served on after damage": Mutation(
+        "an owner that can't read a row stops", _replaced(Partition, "_records", _goes_on_after_damage)
+    ),
+    "an expired message passed over": Mutation(
+        "a FIFO group waits for the end of a message that has expired, parked ones too",
+        _replaced(Partition, "_note_out", lambda method: lambda *args: None),
+    ),
+    "one tick is enough": Mutation(
+        "broker time is told by two ticks that agree", _replaced(Partition, "_tell_time", _one_tick_is_enough)
+    ),
+    "broker time never goes back": Mutation(
+        "it follows the broker back", _replaced(Partition, "_tell_time", _never_back)
+    ),
+    "a tick of another owner": Mutation(
+        "both ticks are behind the last own marker", _replaced(Partition, "_tell_time", _of_any_owner)
+    ),
+    "a delay is over for good": Mutation(
+        "a delay that was over by a wrong clock goes on", _replaced(Partition, "_turn_back", _over_for_good)
+    ),
+    "time known at once": Mutation(
+        "what may have expired waits for two ticks of the new owner", _replaced(Owner, "_owned", _knows_time_at_once)
+    ),
+    "expired by the owner's clock": Mutation(
+        "only the log ends a time to live", _replaced(Partition, "_expired", _ends_by_its_own_clock)
+    ),
+    "no broker time in the manifest": Mutation("the manifest has broker time", _manifest_without(broker_ms=-1)),
+    "no last tick in the manifest": Mutation("and the last tick", _manifest_without(tick_ms=-1)),
+    "ids forgotten by one stamp": Mutation(
+        "one wrong stamp makes no id forgotten", _replaced(Recent, "_forget", _by_one_stamp)
+    ),
+    "an id far ahead swallows later ones": Mutation(
+        "a duplicate is stamped no more than a little before the first",
+        _replaced(Recent, "is_duplicate", _however_much_later),
+    ),
     "ids not read back": Mutation(
         "the ids of messages survive", _replaced(Recent, "restore", lambda method: lambda *args: None)
     ),
@@ -455,6 +651,23 @@ MUTATIONS = {
         "only the ids below the position are written", _replaced(Recent, "unwritten", _all_ids)
     ),
     "duplicates not read back": Mutation(
-        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_markers", _without_doubles)
+        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_page", _without_doubles)
+    ),
+    "an end not written to its page": Mutation(
+        "the page of a segment is written anew when one of its messages is done",
+        _replaced(Segments, "finish", _page_unchanged),
+    ),
+    "a delivery not written to its page": Mutation(
+        "and when one is delivered", _replaced(Segments, "touch", lambda method: lambda *args: None)
+    ),
+    "merged while in work": Mutation(
+        "what has an entry in memory keeps it when its segment is merged", _replaced(Segments, "replace", _parks_all)
+    ),
+    "merged with what is done": Mutation(
+        "what is done stays so when its segment is merged", _replaced(Segment, "unfinished", _all_messages)
+    ),
+    "merged rows deleted at once": Mutation(
+        "a row goes after the manifest that does not name it any more",
+        _replaced(Partition, "checkpoint", _obsolete_at_once),
     ),
 }

@@ -6,6 +6,7 @@ their receivers allow, and asks ``checks`` what to think of it. The same seed gi
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,30 +14,58 @@ from random import Random
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
-from marq.core import checkpoints, dedup, markers, memory, owner, state
+from marq.core import checkpoints, dedup, markers, memory, owner, segments, state
 from marq.core.owner import Limits, Owner
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
 from tests.simulation.checks import Checks
 from tests.simulation.logs import Changelog, Lane, Log
 from tests.simulation.receivers import Receivers
-from tests.simulation.reference import Reference
+from tests.simulation.reference import IdRules, Reference
 from tests.simulation.worker import TABLES, Worker
 
 T = TypeVar("T")
 
-DRAIN_ROUNDS = 400
-"""Within so many rounds of good health everything has to be finished."""
+STEPS = 300
+"""Events of a run: most of what can go wrong does within so many."""
 
-ID_WINDOW_MS = 3_000
+LONG_STEPS = 6_000
+"""Events of a long run: what is remembered is forgotten meanwhile."""
+
+DRAIN_ROUNDS = 400
+"""Within so many rounds of good health some message has to be finished: delays, leases and clocks are shorter."""
+
+ID_RULES = IdRules(window=3_000, back=1_000, more=1_000, step=2_000, most=1 << 60)
 """So long a message's id is remembered."""
 
+ORIGIN_RULES = ID_RULES._replace(window=30_000, most=12)
+"""So long the origin of a dead letter's copy is remembered, while no more copies than this came behind it."""
+
 SMALL: dict[Any, dict[str, int]] = {
-    state: {"BLOCK_BITS": 3},
-    checkpoints: {"SEGMENT_MESSAGES": 3, "TICKS_MAX": 15},
-    memory: {"SHED_AGAIN_MS": 20},
-    dedup: {"WINDOW_MS": ID_WINDOW_MS, "SLACK_MS": 60_000, "ROW_IDS": 3, "TRIM": 2},
-    owner: {"DEAD_LEASE_MS": 800},
+    state: {"BLOCK_BITS": 3, "CLEAN_SLACK": 10},
+    checkpoints: {
+        "SEGMENT_MESSAGES": 4,
+        "TICKS_MAX": 15,
+        "PERSIST_BYTES": 500,
+        "PAGE_BYTES": 300,
+        "SCAN_SEGMENTS": 6,
+        "MERGE_SEGMENTS": 5,
+        "SPARSE_MIN_BYTES": 30,
+    },
+    segments: {"PAGE_SEGMENTS": 4},
+    memory: {"SHED_AGAIN_MS": 20, "WANTED_BYTES": 3_000, "WANTED_LEAST_BYTES": 1_500},
+    dedup: {
+        "WINDOW_MS": ID_RULES.window,
+        "BACK_MS": ID_RULES.back,
+        "KEEP_MORE_MS": ID_RULES.more,
+        "STEP_MS": ID_RULES.step,
+        "ORIGIN_WINDOW_MS": ORIGIN_RULES.window,
+        "ORIGINS_MAX": ORIGIN_RULES.most,
+        "SLACK_MS": 60_000,
+        "ROW_IDS": 3,
+        "TRIM": 2,
+    },
+    owner: {"DEAD_LEASE_MS": 800, "DOUBT_MS": 1_500},
     markers: {"RECORD_BYTES": 8192 + 3 * 40},
 }
 """Limits of the core, scaled down so that a run of some hundred steps reaches them."""
@@ -72,6 +101,8 @@ class Odds(NamedTuple):
     acks: float
     serve: float
     shed: float
+    rot: float
+    expiry: float
     fetch: float
     send: float
     act: float
@@ -97,6 +128,8 @@ class Odds(NamedTuple):
             acks=r.choice((0.2, 0.5)),
             serve=r.choice((1.0, 2.0)),
             shed=r.choice((0.0, 0.5, 2.0)),
+            rot=r.choice((0.0, 0.0, 0.1, 0.5)),
+            expiry=r.choice((0.08, 0.08, 0.08, 0.4)),
             fetch=r.choice((0.5, 2.0, 6.0)),
             send=r.choice((0.5, 2.0)),
             act=r.choice((0.1, 0.5, 2.5)),
@@ -142,6 +175,7 @@ class Simulator:
         )
         self.now_ms = 1_000_000
         self.skew_ms = {"queue": 0, "markers": 0}
+        self.skewed = {"queue": -1, "markers": -1}  # so many more records are; -1: until the clock is set again
         self.queue = Log()
         self.markers = Log()
         self.changelogs = {name: Changelog() for name in TABLES}
@@ -154,7 +188,7 @@ class Simulator:
         self.assigned = 0
         self.checks = Checks(self)
         self.receivers = Receivers(self)
-        self.reference = Reference(self.number, self.queue_id, ID_WINDOW_MS, self.checks.done)
+        self.reference = Reference(self.number, self.queue_id, ID_RULES, ORIGIN_RULES, self.checks.done)
         self.workers = [worker_class(self, i) for i in range(r.choice((2, 3)))]
 
     # ------------------------------------------------------------------ small things
@@ -203,9 +237,14 @@ class Simulator:
         """Fewest deliveries after which a message of ``queue`` may be dead-lettered."""
         return self.settings[queue].max_receives or 1 << 30
 
-    def log_time_ms(self) -> int:
-        """The greatest timestamp in either log."""
-        return max(self.reference.now.max_timestamp_ms, self.reference.queue_timestamp_ms)
+    def stamp(self, topic: str) -> int:
+        """What the broker says that the time is, for the next record."""
+        stamp_ms = self.now_ms + self.skew_ms[topic]
+        if self.skewed[topic] > 0:
+            self.skewed[topic] -= 1
+            if not self.skewed[topic]:
+                self.skew_ms[topic] = 0
+        return stamp_ms
 
     # ------------------------------------------------------------------ the logs
 
@@ -213,7 +252,7 @@ class Simulator:
         offset = self.queue.end
         if self.chance(self.odds.hole):
             offset += 1 + self.below(3)
-        record = record._replace(offset=offset, timestamp=self.now_ms + self.skew_ms["queue"])
+        record = record._replace(offset=offset, timestamp=self.stamp("queue"))
         self.queue.append(record)
         message = self.reference.send(record)
         self.note("queue @%d %s", offset, message)
@@ -223,7 +262,7 @@ class Simulator:
         offset = self.markers.end
         if self.chance(self.odds.hole * 0.3):
             offset += 1
-        timestamp = self.now_ms + self.skew_ms["markers"]
+        timestamp = self.stamp("markers")
         record = Record(offset, timestamp, None, value)
         self.markers.append(record)
         batch = markers.decode(value)
@@ -351,6 +390,8 @@ class Simulator:
                 add((3.0, self.fetch_queue, worker))
             if odds.shed:
                 add((odds.shed * 0.5, Worker.shed, worker))
+            if odds.rot:
+                add((odds.rot, Worker.rot, worker))
             if worker.serving:
                 add((3.0 * odds.serve, self.acquire, worker))
                 add((1.5, Worker.work, worker))
@@ -370,15 +411,15 @@ class Simulator:
         x = self.random.random()
         if x < 0.12:
             headers.append(("marq-delay-ms", b"%d" % self.pick((0, 100, 1_500))))
-        elif x < 0.2:
+        elif x < 0.12 + self.odds.expiry:
             headers.append(("marq-ttl-ms", b"%d" % self.pick((0, 300, 3_000))))
-        elif x < 0.24:
+        elif x < 0.16 + self.odds.expiry:
             headers += [("marq-ttl-ms", b"600"), ("marq-delay-ms", b"%d" % self.pick((100, 900)))]
-        elif x < 0.26:
+        elif x < 0.18 + self.odds.expiry:
             headers.append(("marq-delay-ms", b"soon"))
-        elif x < 0.28:
+        elif x < 0.2 + self.odds.expiry:
             key = self.pick((None, b"", b"\xff"))
-        elif x < 0.32:
+        elif x < 0.24 + self.odds.expiry:
             headers.append(("shop", b"1"))
         group = self.pick(self.groups)
         if group is not None:
@@ -401,7 +442,8 @@ class Simulator:
     def jump(self) -> None:
         topic = self.pick(("queue", "markers"))
         self.skew_ms[topic] = self.pick((-20_000, -2_000, 0, 0, 2_000, 30_000))
-        self.note("the clock of %s is off by %d", topic, self.skew_ms[topic])
+        self.skewed[topic] = self.pick((1, 1, 4, -1, -1))
+        self.note("the clock of %s is off by %d, for %d records", topic, self.skew_ms[topic], self.skewed[topic])
 
     def delete_records(self) -> None:
         below, markers_below = self.deletions.pop(self.below(len(self.deletions)))
@@ -470,7 +512,7 @@ class Simulator:
     def _drain(self) -> None:
         """All healthy, one worker serves, receivers acknowledge: whatever was accepted must be finished."""
         self.note("drain")
-        self.odds = self.odds._replace(dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
+        self.odds = self.odds._replace(rot=0, dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
         self.assigned = self.below(len(self.workers))
         for worker in self.workers:
             if not worker.alive:
@@ -479,12 +521,14 @@ class Simulator:
             worker.hears(self.assigned == worker.number)
             worker.seek()
         server = self.workers[self.assigned]
-        finished = 0
-        for _ in range(DRAIN_ROUNDS):
+        finished = done = idle = 0
+        while idle < DRAIN_ROUNDS:
             self.at_step += 1
             self.now_ms += 150
             self._round(server)
-            if len(self.reference.done) == len(self.reference.messages):
+            idle = 0 if len(self.reference.done) > done else idle + 1
+            done = len(self.reference.done)
+            if done == len(self.reference.messages):
                 finished += 1
                 if finished > 12:
                     break
@@ -515,14 +559,11 @@ class Simulator:
             server.fetch_queue(50)
         if server.stage == "owner":
             server.fetch_markers(50)
-        if server.serving:
-            assert server.owner is not None
-            server.work()
-            server.acquire()
-            server.tick()
-            server.step()
-            if server.owner is not None and server.owner.appends:
-                server.flush()
+        for act in (server.work, server.acquire, server.tick, server.step):
+            if server.serving:
+                act()
+        if server.serving and server.owner is not None and server.owner.appends:
+            server.flush()
 
 
 @contextmanager
@@ -534,8 +575,19 @@ def small_limits() -> Iterator[None]:
         yield
 
 
-def run(seed: int, steps: int = 300, trace: list[str] | None = None, worker_class: type[Worker] = Worker) -> Simulator:
-    """One seed. Raises :exc:`Violation`."""
+def fresh_seed() -> int:
+    """The first of some thousand seeds that no run had before."""
+    return time.time_ns() // 1_000_000_000 * 10_000
+
+
+def run(
+    seed: int, steps: int = STEPS, trace: list[str] | None = None, worker_class: type[Worker] = Worker
+) -> Simulator:
+    """One seed. Raises :exc:`Violation`; whatever it raises says how to see it again."""
     simulator = Simulator(seed, trace, worker_class)
-    simulator.run(steps)
+    try:
+        simulator.run(steps)
+    except Exception as exc:
+        exc.add_note(f"replay: python -m tests.simulation --steps {steps} --replay {seed}")
+        raise
     return simulator

@@ -77,8 +77,7 @@ class Worker:
         sim.note("w%d starts", self.number)
         self.alive = True
         if sim.chance(0.3):
-            for table in self.tables.values():
-                table.wipe()
+            self.refill()
 
     def hears(self, assigned: bool) -> None:
         """The news of a rebalance arrive. What is in memory may be kept: the log will tell."""
@@ -174,8 +173,7 @@ class Worker:
             sim.note("w%d can't restore: %s", self.number, exc)
             self.recoveries += 1
             if self.recoveries == RECOVERIES_MAX // 2:
-                for table in self.tables.values():
-                    table.wipe()
+                self.refill()
             elif self.recoveries > RECOVERIES_MAX:
                 sim.violated("G1 recovery", f"w{self.number} can't recover: {exc}")
             self.read_tables_from_now()
@@ -193,9 +191,25 @@ class Worker:
 
     def load(self, key: str) -> bytes:
         value = self.tables[table_of(key)].content.get(key)
-        if value is None:
+        if value is None or (self.stage == "owner" and self.sim.chance(self.sim.odds.rot * 0.1)):
             raise RowError(f"no row {key!r}")
         return value
+
+    def rot(self) -> None:
+        """A row of the local store is damaged or gone; the changelog has it still."""
+        table = self.tables[self.sim.pick(("messages", "messages", "markers"))]
+        if table.content:
+            key = self.sim.pick(list(table.content))
+            self.sim.note("w%d: its row %s rots", self.number, key)
+            if self.sim.chance(0.5):
+                table.content[key] = b"rotten"
+            else:
+                del table.content[key]
+
+    def refill(self) -> None:
+        """The local store is filled again from the changelogs."""
+        for table in self.tables.values():
+            table.wipe()
 
     # ------------------------------------------------------------------ reading
 
@@ -271,7 +285,12 @@ class Worker:
             handouts = owner.handouts[:]
             owner.handouts.clear()
             for handout in handouts:
-                sim.checks.handout(self, handout)
+                try:
+                    records = {offset: owner.partition.record(offset) for offset in handout.offsets}
+                except RowError:
+                    owner.release(handout.offsets, handout.receipt, counted=False)
+                    continue
+                sim.checks.handout(self, handout, records)
                 sim.receivers.take(handout)
         if owner.dead:
             dead = owner.dead[:]
@@ -283,6 +302,14 @@ class Worker:
             owner.poison.clear()
             self.copying.update(poison)
             self.send("poison", Sent(poison, "poison", confirmed=self._ends(poison, "poison"), failed=None))
+        if owner.phase is Phase.FAILED:
+            sim.note("w%d can't read: %s", self.number, owner.reason)
+            sim.count("owners failed")
+            sim.checks.partition(owner.partition, f"w{self.number} failed")
+            while owner.appends:
+                self.flush()
+            self.drop()
+            self.refill()
 
     def copy(self, offset: int) -> None:
         """Append the copy of a dead letter; when that is confirmed, end the message."""
@@ -290,7 +317,10 @@ class Worker:
         assert owner is not None
         if offset not in owner.partition.messages:
             return  # finished in the meantime
-        record = owner.partition.record(offset)
+        try:
+            record = owner.partition.record(offset)
+        except RowError:
+            return
         queue = owner.partition.queue_of(offset)
         headers = [h for h in record.headers if h[0] not in OF_THE_STAY]
         headers.append(("marq-origin", b"%d:%d" % (sim.number, offset)))
@@ -332,6 +362,8 @@ class Worker:
         )
         sim.checks.acquired(owner, queues, pending, limit, before, shared_fate, batch)
         if pending is None:
+            if owner.phase is Phase.FAILED:
+                self.collect()
             return
         sim.note("w%d reserves %s as %d/%d", self.number, pending.offsets, owner.epoch, pending.delivery)
         self.pendings.append(pending)
@@ -349,7 +381,8 @@ class Worker:
     def tick(self) -> None:
         owner = self.owner
         assert owner is not None
-        owner.tick(self.sim.now_ms)
+        ttl_queues = [queue for queue in owner.partition.queues() if queue in self.sim.ttl_queues]
+        owner.tick(self.sim.now_ms, ttl_queues)
 
     def purge(self) -> None:
         owner = self.owner
@@ -380,6 +413,9 @@ class Worker:
             sim.note("w%d stops: %s", self.number, exc)
             sim.count("steps timed out")
             self.crash()
+            return
+        if owner.phase is Phase.FAILED:
+            self.collect()
             return
         if isinstance(step, WriteRows):
             sim.note("w%d writes rows %s", self.number, [key for key, _ in step.rows])

@@ -320,6 +320,24 @@ def test_rows_that_stay_wrong_are_read_from_a_wiped_store_and_then_stop_the_work
     run(scenario)
 
 
+def test_a_partition_with_a_row_that_cannot_be_read_is_filled_again_and_claimed_anew() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        held, other = desk.ownership.held[0], desk.ownership.held[1]
+        held.owner.acked([7], (held.owner.epoch, 1))
+        held.owner.partition.damage = RowError("row 0/1/messages/1 is damaged")
+        desk.ownership.on_timer()
+        assert 0 not in desk.ownership.held
+        assert all(table.wiped == [0] for table in desk.tables.values())
+        await desk.until(lambda: desk.ownership.ready)
+        assert (desk.owns(0), desk.owns(1)) == (2, 1)
+        assert desk.ownership.held[1] is other
+        await desk.until(lambda: any(b"acked" in r.value or b"offsets" in r.value for r in desk.kafka.logs[TP("m", 0)]))
+        assert not desk.failures
+
+    run(scenario)
+
+
 def test_a_row_that_kafka_did_not_confirm_is_written_again() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()

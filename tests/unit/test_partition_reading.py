@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from marq.core import dedup
 from marq.core.partition import Partition
+from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, MESSAGE_MAX_BYTES, Unreadable
 from marq.core.rows import Record
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX
+from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX
 from tests.unit.core_helpers import DEFAULTS, EPOCH_MS, TwoLogs, picture
 
 
@@ -134,6 +136,7 @@ def test_a_hole_of_a_billion_offsets_costs_nothing() -> None:
         (b"q", [("marq-ttl-ms", b"9" * 5_000)], "header marq-ttl-ms is not a number of milliseconds"),
         (b"q", [("marq-delay-ms", b"31622400001")], "header marq-delay-ms is more than 31622400000 milliseconds"),
         (b"q", [("marq-ttl-ms", b"31622400001")], "header marq-ttl-ms is more than 31622400000 milliseconds"),
+        (b"q", [("any", b"x"), (BAD_NAME + "x", b"x")], "the name of a header is not UTF-8"),
     ],
 )
 def test_a_record_that_is_no_message_is_poison(
@@ -198,8 +201,62 @@ def test_headers_count_as_payload() -> None:
 
     logs.ack(logs.start(message))
 
-    assert before == MESSAGE_OVERHEAD_BYTES + 1 + 1_000 + 4
+    assert before == MESSAGE_OVERHEAD_BYTES + 1 + 1_000 + 4 + 2 * HEADER_OVERHEAD_BYTES
     assert logs.partition.bytes == 0
+
+
+MAX = MESSAGE_MAX_BYTES
+ONE = HEADER_OVERHEAD_BYTES + 2  # a header of one character and one byte
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "headers", "valid"),
+    [
+        (b"q", MAX - 1, [], True),
+        (b"q", MAX, [], False),
+        (b"q", MAX - 1 - ONE, [("h", b"v")], True),
+        (b"q", MAX - ONE, [("h", b"v")], False),
+        (b"q", 0, [("h", b"v")] * ((MAX - 1) // ONE), True),
+        (b"q", 0, [("h", b"v")] * ((MAX - 1) // ONE + 1), False),
+        (b"q", MAX - 1 - ONE - 1, [("ü", b"v")], True),
+        (b"q", MAX - ONE - 1, [("ü", b"v")], False),
+        # room for what a copy says of itself
+        (b"q", MAX, [("marq-origin", b"1:2"), ("marq-dead-reason", b"r" * 1_000)], True),
+        (b"q", MAX, [("marq-origin", b"1:2"), ("marq-dead-reason", b"r" * COPY_ROOM_BYTES)], False),
+    ],
+)
+def test_all_of_a_record_counts_for_its_size(
+    key: bytes, size: int, headers: list[tuple[str, bytes]], valid: bool
+) -> None:
+    logs = served()
+    message = logs.send(key, b"x" * size, headers=headers)
+    logs.read()
+
+    assert logs.state(message) == ("ready" if valid else "poison")
+
+
+def test_the_key_counts_in_topic_mode_too() -> None:
+    logs = TwoLogs(queue_id="all")
+    logs.own()
+    small, large = logs.send(b"k" * (MAX - 1), b""), logs.send(b"k" * MAX, b"x")
+    logs.read()
+
+    assert (logs.state(small), logs.state(large)) == ("ready", "poison")
+
+
+@pytest.mark.parametrize("queue_id", [None, "all"])
+def test_what_could_not_be_decoded_is_poison_with_its_reason(queue_id: str | None) -> None:
+    logs = TwoLogs(queue_id=queue_id)
+    logs.own()
+    first = logs.send("q")
+    logs.sent += [Unreadable(1, -1, b"\0raw", "can't be decoded: reason"), Unreadable(2, -1, None, "as before")]  # type: ignore[list-item]
+    logs.end = 3
+    last = logs.send("q")
+    logs.read()
+
+    assert logs.partition.due(lambda queue: DEFAULTS).poison == [(1, "can't be decoded: reason"), (2, "as before")]
+    assert logs.partition.record(1).value == b"\0raw"
+    assert logs.take_all(queue_id or "q") == [first, last]
 
 
 # ---------------------------------------------------------------------- topic mode
@@ -329,26 +386,64 @@ def test_a_second_copy_is_known_after_a_restart() -> None:
     assert logs.state(second) == "double"
 
 
-def test_origins_are_forgotten_in_time_so_that_the_manifest_stays_small() -> None:
+def test_origins_are_forgotten_in_the_time_of_the_queue_log() -> None:
+    """Whatever time passed in the other log, and however often the log was read: two readers decide alike."""
     logs = served()
-    logs.send()
-    logs.ack(logs.start(copy_of(logs, 0)))
+    first = copy_of(logs, 0)
+    logs.read()
+    logs.wait(dedup.ORIGIN_WINDOW_MS - 1)
+    logs.persist()
+    second = copy_of(logs, 0)
+    logs.now_ms += 1
+    third = copy_of(logs, 0)
     logs.read()
 
-    logs.wait(610_000)
+    assert logs.states([first, second, third]) == ["ready", "double", "ready"]
+
+
+def test_what_is_read_again_after_a_crash_meets_the_origins_of_before() -> None:
+    """The first copy is below the position that is read on from, and what made it forgotten is above."""
+    logs = served()
+    copy_of(logs, 0)
+    logs.read()
+    logs.persist()
+    second = copy_of(logs, 0)
+    logs.now_ms += dedup.ORIGIN_WINDOW_MS
+    copy_of(logs, 1)
+    logs.read()
+    assert logs.state(second) == "double"
+    logs.checkpoint()
+
+    logs.crash()
+
+    assert logs.state(second) == "double"
+
+
+def test_no_more_than_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedup, "ORIGINS_MAX", 100)
+    monkeypatch.setattr(dedup, "TRIM", 10)
+    logs = TwoLogs()
+    logs.own()
+    for origin in range(1_000):
+        copy_of(logs, origin)
+        logs.read()
+        logs.persist()
+
+    second, late = copy_of(logs, 900), copy_of(logs, 899)
+    logs.read()
+
+    assert logs.states([second, late]) == ["double", "ready"]
+    assert len(logs.partition.origins) == 100
+    assert len(logs.partition.origins._digests) < 200
+
+
+def test_where_the_copy_of_a_message_is_is_known_after_a_restart() -> None:
+    logs = served()
+    first = copy_of(logs, 0)
+    logs.read()
     logs.persist()
 
-    assert logs.partition.copied == {}
+    logs.crash()
 
-
-def test_no_more_origins_are_remembered_than_fit_a_manifest() -> None:
-    logs = served()
-    for origin in range(21_000):
-        copy_of(logs, origin)
-    logs.read()
-
-    checkpoint = logs.persist()
-
-    assert checkpoint is not None
-    assert min(logs.partition.copied) == 1_000
-    assert len(checkpoint.manifest) < 1 << 20
+    assert logs.partition.copy_of(0) == first
+    assert logs.partition.copy_of(1) is None

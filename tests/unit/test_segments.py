@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.segments import INDEXED_MAX, Segment, Segments, keys_of
+from marq.core.segments import INDEXED_MAX, Segment, Segments
 
 
 def segment(*messages: tuple[int, str | None], key: str = "0/1/messages/1") -> Segment:
@@ -20,8 +20,14 @@ def two_segments() -> Segments:
     return segments
 
 
+def unpark_next(segments: Segments, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
+    """What a delivery does: the lowest segment, and what of the group is parked in it."""
+    first = segments.lowest_with(queue, group)
+    return None if first is None else (first, segments.unpark_lane(first, queue, group))
+
+
 def test_segments_are_in_the_order_of_their_offsets() -> None:
-    assert list(keys_of(two_segments())) == ["first", "second"]
+    assert [s.key for s in two_segments()] == ["first", "second"]
 
 
 def test_an_offset_is_found_in_the_segment_that_covers_it() -> None:
@@ -53,12 +59,12 @@ def test_parked_messages_come_back_segment_by_segment_and_queue_by_queue() -> No
     for offset in (4, 0, 1, 12, 10):
         segments.park(offset)
 
-    first = segments.unpark_next("a")
-    second = segments.unpark_next("a")
+    first = unpark_next(segments, "a")
+    second = unpark_next(segments, "a")
 
     assert first is not None and (first[0].key, first[1]) == ("first", [0, 4])
     assert second is not None and (second[0].key, second[1]) == ("second", [10, 12])
-    assert segments.unpark_next("a") is None
+    assert unpark_next(segments, "a") is None
     assert segments.queues.keys() == {"b"}
 
 
@@ -118,7 +124,7 @@ def test_the_first_parked_of_a_group_is_the_lowest_whatever_was_parked_again(ste
     for step, offset in steps:
         group = 1 + offset % 3
         if step == "take":
-            taken = segments.unpark_next("q", group)
+            taken = unpark_next(segments, "q", group)
             assert (taken[1] if taken else []) == [o for o in sorted(parked) if 1 + o % 3 == group]
             parked -= set(taken[1] if taken else ())
         elif step == "park" and offset not in parked:

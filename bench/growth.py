@@ -1,0 +1,156 @@
+"""What a partition with millions of parked messages costs: the core alone, its rows in a RocksDB of its own."""
+
+from __future__ import annotations
+
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import rocksdict
+from rich.console import Console
+from rich.table import Table
+
+from marq.core import rows
+from marq.core.checkpoints import Checkpoint
+from marq.core.markers import End, Own
+from marq.core.partition import Partition
+from marq.core.rows import Record
+
+CHUNK = 5_000
+MILLION = 1_000_000
+STAMP_MS = 1_700_000_000_000
+
+
+class Store:
+    """Rows in RocksDB, as a worker has them, and how much was written."""
+
+    def __init__(self, path: Path) -> None:
+        self.db = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
+        self.manifest = b""
+        self.written_bytes = 0
+        self.rows = 0
+
+    def load(self, key: str) -> bytes:
+        value: bytes = self.db[key.encode()]
+        return value
+
+    def take(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            return
+        for key, value in checkpoint.rows:
+            self.db[key.encode()] = value
+            self.written_bytes += len(value)
+        for key in checkpoint.obsolete:
+            del self.db[key.encode()]
+        self.rows += len(checkpoint.rows) - len(checkpoint.obsolete)
+        self.manifest = checkpoint.manifest
+        self.written_bytes += len(checkpoint.manifest)
+
+
+@contextmanager
+def store() -> Iterator[Store]:
+    with tempfile.TemporaryDirectory(prefix="marq-growth-") as path:
+        yield Store(Path(path) / "db")
+
+
+def rss_mib() -> float:
+    """Resident memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def run(*, messages: int, size: int, queues: int, checkpoints: int) -> None:
+    """Park `messages`, restore them, then let some come and go for `checkpoints` checkpoints; print the figures."""
+    payload = bytes(size)
+    keys = [b"queue-%d" % i for i in range(queues)]
+    with store() as kept:
+        before_mib = rss_mib()
+        partition, parked_s = fill(kept, messages, keys, payload)
+        memory_mib = rss_mib() - before_mib
+        restored, restored_s, longest_s = restore(kept)
+        assert restored.segments.parked_total() == partition.segments.parked_total() == messages
+        manifest_bytes, pages = len(kept.manifest), len(restored.segments.pages)
+        amplification, checkpoint_s = steady(kept, restored, keys, payload, checkpoints)
+    table = Table(title=f"{messages:,} parked messages of {size} bytes in {queues:,} queues, one partition")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    figures = {
+        "memory for a million": f"{memory_mib * MILLION / messages:,.0f} MiB",
+        "parking a million": f"{parked_s * MILLION / messages:,.1f} s",
+        "restoring a million": f"{restored_s * MILLION / messages:,.2f} s",
+        "longest slice of it": f"{longest_s * 1000:,.0f} ms",
+        "manifest": f"{manifest_bytes:,} bytes, {pages} pages",
+        "bytes written per byte that came, steady": f"{amplification:,.1f}",
+        "a steady checkpoint": f"{checkpoint_s * 1000:,.0f} ms",
+    }
+    for name, value in figures.items():
+        table.add_row(name, value)
+    Console().print(table)
+    print(
+        f"RESULT growth messages={messages} memory_mib={memory_mib:.0f} restore_s={restored_s:.2f} "
+        f"slice_ms={longest_s * 1000:.0f} manifest_bytes={manifest_bytes} amplification={amplification:.1f}"
+    )
+
+
+def fill(kept: Store, messages: int, keys: list[bytes], payload: bytes) -> tuple[Partition, float]:
+    """Messages that nobody receives."""
+    partition = Partition(0, load=kept.load)
+    partition.start_at(0, 0)
+    partition.fold(0, STAMP_MS, [Own("bench", "bench")])
+    began = time.monotonic()
+    for start in range(0, messages, CHUNK):
+        send(partition, min(CHUNK, messages - start), keys, payload)
+        park(kept, partition)
+    return partition, time.monotonic() - began
+
+
+def send(partition: Partition, count: int, keys: list[bytes], payload: bytes) -> None:
+    start = partition.position
+    records = [Record(o, STAMP_MS, keys[o % len(keys)], payload) for o in range(start, start + count)]
+    partition.ingest(start, start + count, records)
+
+
+def park(kept: Store, partition: Partition) -> None:
+    """Checkpoints until all is written; nothing stays in memory."""
+    partial = True
+    while partial:
+        checkpoint = partition.checkpoint(0, 0, 0, 0)
+        kept.take(checkpoint)
+        partial = checkpoint is not None and checkpoint.partial
+    partition.shed(1 << 50)
+
+
+def restore(kept: Store) -> tuple[Partition, float, float]:
+    """What another owner does; the whole time, and the longest slice of it."""
+    steps = Partition.restoring(0, rows.decode_manifest(kept.manifest), kept.load)
+    began = before = time.monotonic()
+    longest_s = 0.0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            restored: Partition = stop.value
+            return restored, time.monotonic() - began, max(longest_s, time.monotonic() - before)
+        longest_s = max(longest_s, time.monotonic() - before)
+        before = time.monotonic()
+
+
+def steady(
+    kept: Store, partition: Partition, keys: list[bytes], payload: bytes, checkpoints: int
+) -> tuple[float, float]:
+    """As many come as are finished anywhere, 1,000 between two checkpoints; bytes written per byte, time of one."""
+    chosen = random.Random(1)
+    kept.written_bytes = came = 0
+    began = time.monotonic()
+    for _ in range(checkpoints):
+        gone = sorted({chosen.randrange(partition.position) for _ in range(1_000)})
+        ranges = [bound for offset in gone for bound in (offset, offset + 1)]
+        partition.fold(partition.markers_position, STAMP_MS, [End(partition.own, ranges, "dead")])
+        send(partition, 1_000, keys, payload)
+        came += 1_000 * len(payload)
+        park(kept, partition)
+    return kept.written_bytes / came, (time.monotonic() - began) / checkpoints
