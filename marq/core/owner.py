@@ -44,8 +44,11 @@ FLOWS_SLACK = 1_000
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
 
-IGNORED_MAX = 100_000
+IGNORED_MAX = 10_000
 """Extensions and releases without effect that are remembered, message by message, for those who ask."""
+
+LOSSES_MAX = 1_000
+"""Losses that are remembered one by one; of more, the two oldest of a log become one."""
 
 DEAD_RECEIVER = "dlq"
 
@@ -284,8 +287,17 @@ class Owner:
         partition, position = self.partition, self.partition.markers_position
         if start > position:
             unsure = len(partition.messages) + partition.segments.parked_total()
-            partition.lost.append(rows.Loss("markers", position, start, unsure, partition.last_timestamp_ms))
+            self._note_loss(rows.Loss("markers", position, start, unsure, partition.last_timestamp_ms))
             partition.skip_markers(start)
+
+    def _note_loss(self, loss: rows.Loss) -> None:
+        lost = self.partition.lost
+        lost.append(loss)
+        if len(lost) > LOSSES_MAX:
+            first, second = [one for one in lost if one.log == lost[0].log][:2]
+            lost.remove(second)
+            unfinished = first.unfinished + second.unfinished
+            lost[0] = rows.Loss(first.log, first.start, second.stop, unfinished, second.at_ms)
 
     def give_up(self, queue_start: int) -> list[rows.Loss]:
         """Go on where the queue topic begins now, though that is beyond what was read; all that was ever given up.
@@ -296,7 +308,7 @@ class Owner:
         partition, position = self.partition, self.partition.position
         if queue_start > position:
             unfinished = queue_start - position - count(partition.ahead.within(position, queue_start))
-            partition.lost.append(rows.Loss("queue", position, queue_start, unfinished, partition.last_timestamp_ms))
+            self._note_loss(rows.Loss("queue", position, queue_start, unfinished, partition.last_timestamp_ms))
             partition.counters["deleted_unread"] += unfinished
             partition.ingest(position, queue_start, [])
         return list(partition.lost)

@@ -124,6 +124,19 @@ def test_without_any_manifest_all_that_is_not_there_is_named() -> None:
     assert handout.offsets == [3, 4]
 
 
+def test_so_many_losses_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marq.core.owner.LOSSES_MAX", 3)
+    owner = Worker().serve().owner
+    for start in range(0, 50, 10):
+        owner._note_loss(Loss("queue", start, start + 5, 2, start))
+
+    assert owner.partition.lost == [
+        Loss("queue", 0, 25, 6, 20),
+        Loss("queue", 30, 35, 2, 30),
+        Loss("queue", 40, 45, 2, 40),
+    ]
+
+
 def test_where_nothing_is_gone_nothing_is_given_up() -> None:
     _, losses = repaired(history(), queue_start=0)
 
