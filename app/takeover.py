@@ -21,7 +21,7 @@ from app.outbox import Outbox, Writer
 from marq.core.markers import Marker
 from marq.core.owner import Limits, Owner, Phase
 from marq.core.rows import table_of
-from marq.errors import MarqError, RowError
+from marq.errors import DeletedError, MarqError, RowError
 
 if TYPE_CHECKING:
     from app.ownership import Ownership
@@ -70,7 +70,7 @@ class TakeOver:
             except RowError as exc:
                 self.row_errors += 1
                 reason = str(exc)
-                if self.row_errors >= ATTEMPTS:
+                if self.row_errors >= ATTEMPTS and not isinstance(exc, DeletedError):
                     self._wipe()
                 if self.row_errors < 2 * ATTEMPTS:
                     self.ownership.log.warning(
@@ -104,6 +104,7 @@ class TakeOver:
                 partitions=ownership.topics.partitions,
             ),
             settings_of=ownership.catalog.settings_of,
+            breaker_of=ownership.breakers.of,
         )
         outbox = ownership.outbox(number)
         outbox.drop_owners()  # an earlier claim that was not even sent

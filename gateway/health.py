@@ -18,10 +18,14 @@ def define(app: WorkerApp) -> None:
     @app.page("/health/ready", name="health-ready")
     async def ready(view: Any, request: Any) -> Any:
         held = app.ownership.held
-        state: dict[str, Any] = {"ready": app.ownership.ready}
+        serving = [number for number in sorted(held) if held[number].serving]
+        state: dict[str, Any] = {"ready": app.ownership.ready, "serving": serving}
+        if app.ownership.unserved:
+            state["unserved"] = sorted(app.ownership.unserved)
         if not app.keys:  # whoever asks
             state["worker"] = app.ownership.worker_name
             state["rebalancing"] = bool(app.rebalancing)
+            if app.ownership.unserved:
+                state["unserved"] = {str(n): reason for n, reason in sorted(app.ownership.unserved.items())}
             state["partitions"] = {str(n): held[n].owner.phase.value for n in sorted(held)}
-            state["unserved"] = {str(n): reason for n, reason in sorted(app.ownership.unserved.items())}
         return view.json(state, status=200 if app.ownership.ready else 503)

@@ -220,8 +220,10 @@ def test_lives_that_began_before_the_logs_are_left_out_and_the_tables_stand_for_
 
     verdict = audit(spark, here.job)
 
-    assert [(f.partition, f.kind) for f in verdict.faults] == [(1, "manifest")]
+    assert [(f.partition, f.kind) for f in verdict.faults] == [(1, "deleted unread"), (1, "deleted unread")]
+    assert "offsets 0 to 2 of the queue topic" in verdict.faults[0].what
     assert "there is no manifest" in verdict.faults[0].what
+    assert as_json(verdict)["deleted_unread"] == 3
     assert verdict.summaries[0].first is None
     assert not as_json(verdict)["whole"]
     assert verdict.summaries[0].recovered == 4
@@ -235,7 +237,8 @@ def test_records_that_were_deleted_before_a_manifest_had_them_are_found(
     checkpoint(here, 0, position=2, rows={})
     trim(here, 0, 4, 3)
     (fault,) = audit(spark, here.job).faults
-    assert fault.kind == "manifest" and "beyond the position 2" in fault.what
+    assert fault.kind == "deleted unread" and "beyond the position 2" in fault.what
+    assert "offsets 2 to 3 of the queue topic (2 records, 2 not known to be done)" in fault.what
 
 
 @pytest.mark.slow
