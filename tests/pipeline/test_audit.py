@@ -321,7 +321,7 @@ def test_records_of_every_kind_are_to_the_audit_what_they_are_to_the_worker(
     topic, bootstrap = here.settings.queue_topic, here.kafka.bootstrap
     good, bad_name = Raw(b"x", b"work-q"), Raw(b"x", b"work-q", [(b"\xff\xfe", b"v")])
     long = Raw(b"x", b"work-q", length=999)
-    large = Raw(b"x", b"work-q", [(b"h", b"v")] * (MESSAGE_MAX_BYTES // (HEADER_OVERHEAD_BYTES + 2)))
+    large = Raw(b"x", b"work-q", [(b"h", b"v")] * (MESSAGE_MAX_BYTES // (HEADER_OVERHEAD_BYTES + 2) + 1))
     with here.cluster() as cluster:
         worker = cluster.start().wait_ready()
         for codec in CODECS:
