@@ -207,7 +207,8 @@ class Checks:
             return
         for offset in owner.partition.reserved.difference(taken):
             message = ref.messages[offset]
-            if offset < highest.get((message.queue, message.group), -1) and not message.double and not message.poison:
+            lower = offset in owner.partition.messages and offset < highest.get((message.queue, message.group), -1)
+            if lower and not message.double and not message.poison:
                 self._bad("order", f"took {taken}, though {offset} of the same group is reserved")
 
     def _waits_for_reading(self, owner: Owner, queue: str) -> bool:
