@@ -196,7 +196,7 @@ class Lives:
         for at, (marker, effect) in enumerate(zip(markers, effects, strict=True), place):
             if type(marker) is Own:
                 self._own(offset, marker)
-            elif type(marker) is Purge:
+            elif type(marker) is Purge and marker.epoch == max(self.owners, default=marker.epoch):
                 self.purges.setdefault(marker.queue, []).append(Ahead(marker.before, at, at_ms))
             if effect:
                 if type(marker) is Start:

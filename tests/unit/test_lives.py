@@ -287,3 +287,13 @@ def test_messages_that_share_a_history_share_it_in_memory() -> None:
 def test_what_is_no_dump_is_an_error() -> None:
     with pytest.raises(RowError, match="damaged histories"):
         Lives.load([b"nonsense"])
+
+
+def test_a_purge_of_a_former_owner_ends_nothing_that_is_read_later() -> None:
+    lives = Lives()
+    lives.folded(0, 1, [Own("w1", "w1/1")], [[]])
+    lives.folded(1, 2, [Own("w2", "w2/1")], [[]])
+
+    lives.folded(2, 3, [Purge(0, "q", 10)], [[]])
+
+    assert not lives.purges
