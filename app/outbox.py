@@ -80,6 +80,19 @@ class Outbox:
         self._schedule()
         return future
 
+    def drop_owners(self) -> None:
+        """Forget what was not sent and only the owner of the partition may say: it is somebody else soon.
+
+        A late own marker would take the partition from its next owner. Their waiters get `BrokerError`.
+        """
+        kept: deque[tuple[Marker, _Waiter | None]] = deque()
+        for marker, waiter in self._open:
+            if not m.is_owners(marker):
+                kept.append((marker, waiter))
+            elif waiter is not None and not waiter[0].done():
+                waiter[0].set_exception(BrokerError(f"{self.topic}:{self.partition} has gone to another worker"))
+        self._open = kept
+
     @property
     def idle(self) -> bool:
         """True if nothing waits and nothing is on its way."""

@@ -9,9 +9,13 @@ The way of a chunk, two threads and one hand-over:
     broker -> aiokafka's fetcher -> ChunkThread._pump -> ChunkConsumer.deliver -> queue of the agent -> agent
               (consumer thread)                          (main thread)
 
+The records in what the fetcher gets are decoded by `app.batches`, which has an answer to what can't be.
+
 Rules, and who keeps them:
 - Gate: after an assignment nothing is delivered from a partition until `start_from` was called in this generation and
   the rebalance has ended (Faust clears the agents' queues while it lasts).
+- While the group rejoins, reading goes on under the old assignment. Agents stand still then, so chunks go to
+  `app.on_chunk_aside`.
 - At most `MAX_BUFFERED_CHUNKS` chunks of a partition wait in front of the agent.
 - Only `set_commit_position` decides what is committed. A committed position is a hint, never ahead.
 - A position outside the log is an error (`app.on_offset_out_of_range`), never a silent reset.
@@ -22,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -42,6 +47,7 @@ from faust.types.tuples import ConsumerMessage
 from mode import Service
 from mode.utils.queues import ThrowableQueue
 
+from app.batches import Fault, decode_with
 from app.connection import end_client
 from app.producer import IdempotentProducer
 from marq.errors import MarqError
@@ -97,6 +103,7 @@ class Reader:
     """
 
     __slots__ = (
+        "began",
         "epoch",
         "generation",
         "open",
@@ -117,6 +124,7 @@ class Reader:
         self.tp = tp
         self.generation = generation
         self.state = state  # aiokafka's TopicPartitionState
+        self.began = False  # M: it was opened in this generation
         self.open = False  # T: the gate
         self.paused = False  # T
         self.epoch = 0  # T: number of the last seek that was carried out
@@ -210,6 +218,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
     async def on_start(self) -> None:
         await super().on_start()
         fetcher = self._ensure_consumer()._fetcher
+        decode_with(fetcher, self._chunked.__contains__, self._on_fault)
         # Chunks are taken in the same step as the response arrives, else the fetcher asks again at once without the
         # partitions that have data, and these wait until that fetch ends.
         fetch = fetcher._proc_fetch_request
@@ -221,6 +230,10 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
         fetcher._proc_fetch_request = fetch_and_hand_over
         fetcher._prefetch_backoff = FETCH_HOLD_S
+
+    def _on_fault(self, tp: TopicPartition, fault: Fault) -> None:
+        self.consumer.unreadable[tp.topic] += fault.stop - fault.start
+        self.log.warning("%s:%s [%s, %s) can't be decoded: %s", tp.topic, tp.partition, *fault)
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
         # As Faust's, which has no settings for isolation level and wait, and drops the assignor without tables.
@@ -265,12 +278,9 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         else:
             super()._stopped_set()
 
-    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
-        self._shut_all()
-        await super().on_partitions_revoked(revoked)
-
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        self._shut_all()
+        for reader in self.readers.values():
+            reader.open = False
         assignment = self._ensure_consumer()._subscription.subscription.assignment
         readers = {}
         for tp in assigned:
@@ -284,11 +294,6 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 state.await_reset = lambda _strategy, reader=reader: self._on_out_of_range(reader)
         self.readers = readers
         await super().on_partitions_assigned(assigned, generation_id)
-
-    def _shut_all(self) -> None:
-        for reader in self.readers.values():
-            reader.open = False
-            reader.state.pause()
 
     def seek_reader(self, reader: Reader, offset: int, epoch: int) -> None:
         """Open the gate of a partition, or move it: the next chunk starts at `offset`."""
@@ -356,11 +361,9 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         """Take one chunk of each partition that has data, an open gate and room. Nothing here awaits: the positions
         before and after a chunk are exact only because no seek can come in between."""
         chunks: list[Chunk] = []
-        if fetcher._subscriptions.reassignment_in_progress:
-            return chunks
         for tp in list(fetcher._records):
             reader = self.readers.get(tp)
-            if reader is None:
+            if reader is None or not reader.state._assignment.active:
                 continue
             result = fetcher._records[tp]
             if not reader.open or reader.paused:
@@ -444,6 +447,8 @@ class ChunkConsumer(driver.Consumer):
         self._plain_resumed = asyncio.Event()
         #: Chunks that were fetched but thrown away, because of a seek or a rebalance.
         self.chunks_dropped = 0
+        #: Offsets that could not be decoded, by topic; counted again when they are read again.
+        self.unreadable: Counter[str] = Counter()
         super().__init__(*args, **kwargs)
 
     def _new_consumer_thread(self) -> ChunkThread:
@@ -458,9 +463,10 @@ class ChunkConsumer(driver.Consumer):
             return False
         reader.want_epoch += 1
         reader.pending = offset
-        if self.app.rebalancing:
+        if self.app.rebalancing and not reader.began:
             self._starts[reader] = offset
         else:
+            reader.began = True
             self._thread.call_soon(self._thread.seek_reader, reader, offset, reader.want_epoch)
         return True
 
@@ -508,6 +514,7 @@ class ChunkConsumer(driver.Consumer):
         """Open the gates of the partitions that `start_from` was called for while the rebalance lasted."""
         starts, self._starts = self._starts, {}
         for reader, offset in starts.items():
+            reader.began = True
             self._thread.call_soon(self._thread.seek_reader, reader, offset, reader.want_epoch)
 
     def deliver(self, chunks: list[Chunk]) -> None:
@@ -517,7 +524,8 @@ class ChunkConsumer(driver.Consumer):
         before an offset it has seen, as after a seek back.
         """
         app = self.app
-        live = self.flow_active and not app.rebalancing
+        aside = app.rebalancing
+        live = self.flow_active or aside
         generation = app.consumer_generation_id
         index = app.topics._tp_index
         for chunk in chunks:
@@ -528,6 +536,10 @@ class ChunkConsumer(driver.Consumer):
                 self.chunks_dropped += 1
                 continue
             reader.pending = None
+            if aside:
+                reader.give_back()
+                app.on_chunk_aside(chunk)
+                continue
             message = _to_message(chunk)
             message.refcount = len(channels)
             event = app.create_event(None, chunk, None, message)
@@ -617,7 +629,7 @@ def _to_message(chunk: Chunk) -> ConsumerMessage:
         chunk.partition,
         chunk.next - 1,
         records[-1].timestamp / 1000 if records else time.time(),
-        records[-1].timestamp_type if records else 1,
+        1,  # type of the timestamp: nobody asks
         None,  # headers
         None,  # key
         chunk,

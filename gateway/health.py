@@ -1,4 +1,4 @@
-"""`/health/live`: the process answers. `/health/ready`: every assigned partition is served."""
+"""`/health/live`: the process answers. `/health/ready`: every assigned partition that can be served is."""
 
 from __future__ import annotations
 
@@ -21,5 +21,7 @@ def define(app: WorkerApp) -> None:
         state: dict[str, Any] = {"ready": app.ownership.ready}
         if not app.keys:  # whoever asks
             state["worker"] = app.ownership.worker_name
+            state["rebalancing"] = bool(app.rebalancing)
             state["partitions"] = {str(n): held[n].owner.phase.value for n in sorted(held)}
+            state["unserved"] = {str(n): reason for n, reason in sorted(app.ownership.unserved.items())}
         return view.json(state, status=200 if app.ownership.ready else 503)

@@ -60,6 +60,8 @@ class Folding(Reading):
             idle = idle and kind is Tick
             effects.append(effect)
         self._ticks += idle
+        if self._held_up and not self._is_one_ahead():
+            self._deliver_again()
         if self._listed > self._listed_max:
             self._clean()
         if len(self._dirty) > self._dirty_max:
@@ -107,11 +109,11 @@ class Folding(Reading):
 
     def _clean_dirty(self) -> None:
         """Blocks that have nothing, and no row, need none; whoever writes no rows would gather them for ever."""
+        for block in self._dirty:
+            if block << state.BLOCK_BITS < self.persisted:
+                self.segments.touch(block << state.BLOCK_BITS, (block + 1) << state.BLOCK_BITS)
         dirty = self._dirty & self._marker_rows.keys()
         dirty |= self._dirty.intersection(map(block_of, self.holds))
-        dirty |= self._dirty.intersection(map(block_of, self.messages))
-        for segment in self.segments:
-            dirty |= self._dirty.intersection(range(block_of(segment.start), block_of(segment.stop - 1) + 1))
         self._dirty = dirty
         self._dirty_max = 2 * len(dirty) + state.CLEAN_SLACK
 

@@ -9,12 +9,25 @@ from typing import Any, NamedTuple
 from marq.core.backlog import group_number
 from marq.core.dedup import digest_of, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
-from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of
+from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
 from marq.message import RESERVED
 
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
-"""Payload, key and headers of a message. Kafka limits the compressed batch, so a larger one can get into the topic; its
-row would not fit the changelog."""
+"""Payload, key and headers of a message (`stored_size`). Kafka limits the compressed batch, so a larger one can get
+into the topic; its row would not fit the changelog."""
+
+COPY_ROOM_BYTES = 16 * 1024
+"""So much more may a copy have (a dead letter, a moved message: it has an origin header), for what the copy adds."""
+
+PLAIN_MAX_BYTES = MESSAGE_MAX_BYTES - 1024
+"""A larger payload needs a closer look at what else the record has, …"""
+
+PLAIN_KEY_BYTES = 1024
+"""… and so does a larger key."""
+
+BAD_NAME = "\ufffd"
+"""In the name of a header that is not UTF-8, readers put this character. Kafka's Java client can't tell such a name
+from one that was sent so, and all readers of the log have to decide alike."""
 
 H_DELAY = "marq-delay-ms"
 
@@ -22,6 +35,25 @@ H_TTL = "marq-ttl-ms"
 
 H_ORIGIN = "marq-origin"
 H_DEDUP = "marq-dedup"
+H_POISON = "marq-poison-reason"
+
+UNDECODABLE = "can't be decoded"
+"""Beginning of the reason of what could not be decoded: the jobs of the pipeline go by it."""
+
+
+class Unreadable(NamedTuple):
+    """Stands for a record at an offset that could not be decoded. It is poison, and no marker.
+
+    ``value``: the bytes, if this is where they begin; ``timestamp``: that of the batch, if it can be read, or the last
+    one before it; -1 if neither is known.
+    """
+
+    offset: int
+    timestamp: int
+    value: bytes | None
+    reason: str
+    key: None = None
+    headers: tuple[tuple[str, bytes], ...] = ((H_POISON, b""),)  # not empty: no record of the plain kind
 
 
 class Facts(NamedTuple):
@@ -68,13 +100,13 @@ class Reading(Lanes):
             expected = offset + 1
             value = record.value
             payload_bytes = len(value) if value is not None else 0
-            if not plain or record.headers or payload_bytes > MESSAGE_MAX_BYTES:
+            if not plain or record.headers or payload_bytes > PLAIN_MAX_BYTES:
                 self._take_up(record)
                 continue
             if record.key != last_key:
                 last_key = record.key
                 backlog = self._backlog_of(record)
-                if backlog is None:
+                if backlog is None or (last_key is not None and len(last_key) > PLAIN_KEY_BYTES):
                     self._take_up(record)
                     last_key = self
                     continue
@@ -96,9 +128,8 @@ class Reading(Lanes):
             self.ahead.discard(0, stop)
         if self.purges:
             self.purges = {queue: before for queue, before in self.purges.items() if before > stop}
-        if self._held_up and self._highest_hold < stop:
-            self.woken.update(dict.fromkeys(self._held_up))
-            self._held_up.clear()
+        if self._held_up and not self._is_one_ahead():
+            self._deliver_again()
         if self._listed > self._listed_max:
             self._clean()
         return True
@@ -143,13 +174,18 @@ class Reading(Lanes):
 
     def _facts(self, record: Any) -> Facts | str:
         """What ``record`` says, or why it is poison. Nothing else than the record is asked."""
+        if type(record) is Unreadable:
+            return record.reason
         backlog = self._backlog_of(record)
         if backlog is None:
             return "no queue: the key is " + ("null" if record.key is None else "no queue id")
-        if size_of(record) > MESSAGE_MAX_BYTES + MESSAGE_OVERHEAD_BYTES:
+        size = stored_size(record)
+        if size > MESSAGE_MAX_BYTES and is_too_large(size, any(name == H_ORIGIN for name, _ in record.headers)):
             return f"larger than {MESSAGE_MAX_BYTES} bytes"
         delay_ms, ttl_ms, group, dedup, origin = None, 0, 0, None, None
         for name, value in record.headers:
+            if not name.isascii() and BAD_NAME in name:
+                return "the name of a header is not UTF-8"
             if not name.startswith(RESERVED):
                 continue
             if name == H_GROUP:
@@ -217,6 +253,11 @@ class Reading(Lanes):
             for offset in within:
                 if start <= offset < stop and holds.pop(offset, None) is not None:
                     self._dirty.add(block_of(offset))
+
+
+def is_too_large(size: int, copied: bool) -> bool:
+    """True if a record of this `stored_size` is no message; ``copied``: it has an origin header."""
+    return size > MESSAGE_MAX_BYTES + (COPY_ROOM_BYTES if copied else 0)
 
 
 def _number(digits: bytes) -> int | None:

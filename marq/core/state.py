@@ -28,6 +28,9 @@ CLEAN_SLACK = 10_000
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
 
+HEADER_OVERHEAD_BYTES = 11
+"""Counted per header beside its name and its value: what a row adds to them at most (Kafka's format adds less)."""
+
 H_GROUP = "marq-group"
 """Header by which the messages of a group are known; of several the last one counts."""
 
@@ -146,7 +149,8 @@ class State:
         self._listed_max = CLEAN_SLACK  # … and how many may be until they are again
         self._dirty_max = CLEAN_SLACK
         self._serial = itertools.count()
-        self._highest_hold = -1
+        self._highest_hold = -1  # no hold is above it
+        self._one_ahead = -1  # of what is in flight and was not read yet, when it was last looked for
         self._again_turn: set[str] = set()
         self._shed_all: object = None  # what there was when nothing more could be shed
         self._loaded: tuple[str, dict[int, rows.Record]] = ("", {})
@@ -222,6 +226,8 @@ class State:
 
     def has_ready(self, queue: str) -> bool:
         """True if ``queue`` may have something to deliver (its entries may turn out to be stale)."""
+        if queue in self._held_up:
+            return False
         backlog = self.backlogs.get(queue)
         if backlog:
             return True
@@ -230,6 +236,11 @@ class State:
         if backlog is None:
             return True
         return self.segments.has_parked(queue) and not (backlog.fifo and backlog.blocker >= 0)
+
+    @property
+    def held_up(self) -> bool:
+        """True if FIFO queues deliver nothing until more of the queue log was read, whatever is in memory."""
+        return bool(self._held_up)
 
     def ready(self, offset: int) -> bool:
         """True if ``offset`` may be delivered now."""
@@ -290,13 +301,27 @@ class State:
 
 
 def size_of(record: Any) -> int:
+    """Bytes that a record takes in memory, as they are counted: without its key, which messages of a queue share."""
     value = record.value
     size = MESSAGE_OVERHEAD_BYTES + (len(value) if value is not None else 0)
     return size + headers_size(record) if record.headers else size
 
 
 def headers_size(record: Any) -> int:
-    return sum(len(name) + (len(value) if value is not None else 0) for name, value in record.headers)
+    """Bytes that the headers of a record take in a row."""
+    size = HEADER_OVERHEAD_BYTES * len(record.headers)
+    for name, value in record.headers:
+        size += len(name) if name.isascii() else len(name.encode())
+        if value is not None:
+            size += len(value)
+    return size
+
+
+def stored_size(record: Any) -> int:
+    """Bytes that all of a record takes in a row: at least what it takes in Kafka, uncompressed."""
+    key = record.key
+    size = size_of(record) - MESSAGE_OVERHEAD_BYTES
+    return size if key is None else size + len(key)
 
 
 def block_of(offset: int) -> int:

@@ -80,12 +80,28 @@ class Worker:
             self.refill()
 
     def hears(self, assigned: bool) -> None:
-        """The news of a rebalance arrive. What is in memory may be kept: the log will tell."""
+        """The news of a rebalance arrive. What is in memory may be kept, and served: the log will tell."""
         self.assigned = assigned
         if assigned or self.owner is None:
             return
-        if self.stage != "owner" or self.sim.chance(0.5):
+        if self.serving and self.sim.chance(0.4):
+            self.leave()
+        elif self.stage != "owner" or self.sim.chance(0.5):
             self.drop()
+
+    def leave(self) -> None:
+        """Let go of the partition in good order."""
+        owner, sim = self.owner, self.sim
+        assert owner is not None
+        sim.note("w%d leaves", self.number)
+        sim.count("left")
+        lane = self.lanes.get("markers")
+        if lane is not None:
+            sim.checks.leaves(lane, owner.epoch, {*owner._pending, *(h.receipt[1] for h in owner.handouts)})
+        last = owner.leave()
+        if last:
+            self.send("markers", Sent(m.encode(last, f"r{self.number}"), "leave"))
+        self.drop()
 
     def drop(self) -> None:
         self._forget()
@@ -191,7 +207,7 @@ class Worker:
 
     def load(self, key: str) -> bytes:
         value = self.tables[table_of(key)].content.get(key)
-        if value is None or self.sim.chance(self.sim.odds.rot * 0.1):
+        if value is None or (self.stage == "owner" and self.sim.chance(self.sim.odds.rot * 0.1)):
             raise RowError(f"no row {key!r}")
         return value
 
@@ -286,11 +302,11 @@ class Worker:
             owner.handouts.clear()
             for handout in handouts:
                 try:
-                    payloads = {offset: owner.partition.record(offset).value for offset in handout.offsets}
+                    records = {offset: owner.partition.record(offset) for offset in handout.offsets}
                 except RowError:
                     owner.release(handout.offsets, handout.receipt, counted=False)
                     continue
-                sim.checks.handout(self, handout, payloads)
+                sim.checks.handout(self, handout, records)
                 sim.receivers.take(handout)
         if owner.dead:
             dead = owner.dead[:]

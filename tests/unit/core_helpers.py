@@ -13,7 +13,7 @@ from marq.core.policies import QueueSettings
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment
-from marq.core.state import MESSAGE_OVERHEAD_BYTES
+from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES
 from marq.errors import RowError
 
 LEASE_MS = 30_000
@@ -293,7 +293,7 @@ def payload_bytes(partition: Partition) -> int:
     for record in partition.messages.values():
         if type(record) is not Segment:
             total += MESSAGE_OVERHEAD_BYTES + len(record.value or b"")
-            total += sum(len(name) + len(value or b"") for name, value in record.headers)
+            total += sum(HEADER_OVERHEAD_BYTES + len(n.encode()) + len(v or b"") for n, v in record.headers)
     return total
 
 

@@ -45,10 +45,11 @@ def size(value: Any) -> int:
     if isinstance(value, Segment):
         return 1  # which many messages share; its offsets count where it is
     if isinstance(value, Segments):
+        known = len(value.pages) + len(value.changed) + len(value.dropped) + len(value._indexed)
         return (
-            sum(1 + len(segment.offsets) for segment in value)
+            known
+            + sum(1 + len(segment.offsets) for segment in value)
             + sum(len(groups) for groups in value.queues.values())
-            + len(value._indexed)
         )
     if isinstance(value, dedup.Recent | owner_module.Flow | state.Hold | owner_module.Pending):
         return sum(size(getattr(value, name)) for name in value.__slots__)
@@ -109,7 +110,6 @@ PARTITION = {
     "_loaded": lambda h: 3_000,  # one row
     "_dirty": PER_MESSAGE,
     "_marker_rows": ROWS,
-    "_named": ROWS,
     "_written": CONSTANT,
     "_seen_at": CONSTANT,  # checkpoints within `hold_ms`
     "_shed_all": CONSTANT,
