@@ -569,6 +569,7 @@ class Ownership(Service):
         self._closing = True
         for task in self._recoveries.values():
             task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for held in list(self.held.values()):
             self._leave(held)
         for outbox in self._outboxes.values():
@@ -593,5 +594,4 @@ class Ownership(Service):
         self.stop_serving()
         for task in list(self._background):
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         await self.tails.close()

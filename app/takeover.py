@@ -10,6 +10,7 @@ whole, which grows with what is there.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -127,15 +128,20 @@ class TakeOver:
 
     async def _restore(self, claim: _Claim) -> None:
         """Bring the local store up to date, and the state to where the newest manifest is."""
-        ownership, number = self.ownership, self.number
+        ownership, number, now = self.ownership, self.number, time.monotonic
+        began_s = now()
         await ownership.tails.read_rest(ownership.tables.values(), number)
         starts = await ownership.tails.log_starts(ownership.topics, number)
+        read_s = now()
 
         def restore() -> None:
             claim.owner.restore(*self._rows(), self._loader(), starts, claim.own_offset)
 
         # In a thread, because a million messages take seconds. Nothing else has this owner yet.
         await asyncio.get_running_loop().run_in_executor(self._threads, restore)
+        ownership.log.info(
+            "Partition %s: tables read in %.2f s, restored in %.2f s", number, read_s - began_s, now() - read_s
+        )
 
     def _rows(self) -> tuple[dict[str, bytes], list[str]]:
         """All manifests of the partition, and the keys of all its rows."""

@@ -172,6 +172,7 @@ class WorkerApp(MarqApp):
         await asyncio.wait_for(self.catalog.share_secret(), 30)
         await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
+        self.ownership.spawn(self.ownership.tails.warm())
         await self.peers.start()
         await self.handlers.start()
         await self.door.start()
