@@ -57,7 +57,8 @@ class Desk:
             catalog=catalog,
             held=held,
             receivers=[],
-            topics=SimpleNamespace(partitions=1),
+            topics=SimpleNamespace(partitions=1, markers="m"),
+            app=SimpleNamespace(producer=SimpleNamespace(waited_s=lambda topic, partition: 0.0)),
             outbox=lambda number: Outbox(self.worker, reads),
         )
         return Door(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
