@@ -426,6 +426,12 @@ class Ownership(Service):
         if self.held.get(held.number) is not held:
             return
         failed = held.owner.phase is Phase.FAILED
+        if failed and not isinstance(held.owner.error, RowError):
+            # an error of our own: the next recovery would meet it again
+            held.outbox.put(held.owner.appends)
+            self._leave(held)
+            self.app.fail(InternalError(f"partition {held.number}: {held.owner.reason}"))
+            return
         if failed:
             reason = held.owner.reason
             self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)

@@ -2,7 +2,7 @@
 
     CLAIMING ──restore──► CATCHING_UP ──own marker folded──► SERVING ──foreign own folded──► LOST
                                                                 │
-                                                                └──a row can't be read──► FAILED
+                                                                └──a row can't be read, a fold fails──► FAILED
 
 The owner hands out only what its *folded* start took effect on. An append of its own whose offset and timestamp came
 back is folded at once when it is the next record; otherwise when it is read. Nothing here does I/O: the caller appends
@@ -46,7 +46,7 @@ class Phase(Enum):
     CATCHING_UP = "catching up"  # state restored, reading up to the own marker
     SERVING = "serving"
     LOST = "lost"  # another worker's own marker was folded: no effect may follow
-    FAILED = "failed"  # a row can't be read: no effect may follow; another claim recovers from the changelog
+    FAILED = "failed"  # a row can't be read, or a fold raised: no effect may follow; another claim recovers
 
 
 class Limits(NamedTuple):
@@ -271,7 +271,15 @@ class Owner:
     @property
     def reason(self) -> str:
         """Why the owner is ``FAILED``; else empty."""
-        return "" if self.partition.damage is None else str(self.partition.damage)
+        damage = self.partition.damage
+        if damage is None or isinstance(damage, RowError):
+            return "" if damage is None else str(damage)
+        return f"a marker could not be folded: {damage!r}"
+
+    @property
+    def error(self) -> Exception | None:
+        """What made the owner ``FAILED``: a `RowError`, which another recovery may mend, or an error of our own."""
+        return self.partition.damage
 
     @property
     def serving(self) -> bool:
@@ -305,7 +313,7 @@ class Owner:
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
             self._fold(record.offset, record.timestamp, batch, now_ms)
-            if self.phase is Phase.LOST:
+            if self.phase is Phase.LOST or self.phase is Phase.FAILED:
                 return True
         self.partition.skip_markers(stop)
         self._fold_acked(now_ms)
@@ -349,6 +357,15 @@ class Owner:
             self._fold(self.partition.markers_position, known[0], known[1], now_ms)
 
     def _fold(self, offset: int, timestamp_ms: int, batch: m.Batch, now_ms: int) -> None:
+        try:
+            self._apply(offset, timestamp_ms, batch, now_ms)
+        except Exception as exc:
+            # Half of the record has taken effect, and it would never be folded again: no state to go on from.
+            if self.partition.damage is None:
+                self.partition.damage = exc
+                self.phase = Phase.FAILED
+
+    def _apply(self, offset: int, timestamp_ms: int, batch: m.Batch, now_ms: int) -> None:
         effects = self.partition.fold(offset, timestamp_ms, batch.markers)
         if now_ms - self._folded_ms > OUTAGE_MS:
             # no tick came through either: Kafka was away, and the time-out is for a changelog that alone does not move
