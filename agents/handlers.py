@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mode import Service
 
+from app.faults import stop_if_it_fails
 from app.ownership import Held, now_ms
 from marq import handlers as registry
 from marq.core.flow import Breaker
@@ -226,6 +227,7 @@ class Runner:
             task = asyncio.ensure_future(self._work())
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
+            stop_if_it_fails(task, lambda exc: self.service.ownership.app.fail(exc))
         if self.room > 0:
             self.ask()
 

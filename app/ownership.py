@@ -215,7 +215,11 @@ class Ownership(Service):
         self.regulate(held)
 
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
-        """Run a side task of the worker; its failure is logged."""
+        """Run a side task of the worker.
+
+        A failure that Kafka or a request explains is logged, as the next checkpoint or timer does the same again; any
+        other stops the worker.
+        """
         task = asyncio.ensure_future(coroutine)
         self._background.add(task)
         task.add_done_callback(self._reap)
@@ -223,8 +227,12 @@ class Ownership(Service):
 
     def _reap(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self.log.error("%s failed: %r", task.get_name(), task.exception())
+        if task.cancelled() or task.exception() is None:
+            return
+        exc = task.exception()
+        self.log.error("%s failed: %r", task.get_name(), exc)
+        if not isinstance(exc, MarqError | KafkaError | OSError) or isinstance(exc, InternalError):
+            self.app.fail(InternalError(f"{task.get_coro()} failed: {exc!r}"))
 
     # ------------------------------------------------------------------ what the agents call
 
@@ -388,14 +396,26 @@ class Ownership(Service):
 
     def _retire(self, held: Held, step: Retire) -> None:
         held.checkpoint_s = time.monotonic()
-        for key in step.rows:
-            self.tables[table_of(key)].write(key.encode(), None)
-        for key in step.manifests:
-            self.tables["progress"].write(key.encode(), None)
+        tables = [(self.tables[table_of(key)], key.encode()) for key in step.rows]
+        tables += [(self.tables["progress"], key.encode()) for key in step.manifests]
+        deleted = [(table, key, table.write(key, None)) for table, key in tables]
+        self.spawn(self._see_deleted(held, deleted))
         consumer = self.app.consumer
         consumer.set_commit_position(TP(self.topics.queue, held.number), step.position, held.generation)
         consumer.set_commit_position(TP(self.topics.markers, held.number), step.markers_position, held.generation)
         self.spawn(self.tails.trim(held, self.topics, step.position, step.markers_position))
+
+    async def _see_deleted(self, held: Held, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]) -> None:
+        """Delete again what Kafka did not confirm: nothing names these rows, and they would stay for ever."""
+        while deleted:
+            results = await asyncio.gather(*(future for _, _, future in deleted), return_exceptions=True)
+            failed = [d for d, result in zip(deleted, results, strict=True) if isinstance(result, BaseException)]
+            if not failed:
+                return
+            await asyncio.sleep(WRITE_AGAIN_S)
+            if self.held.get(held.number) is not held:
+                return  # the next owner finds them
+            deleted = [(table, key, table.write_again(held.number, key, None)) for table, key, _ in failed]
 
     # ------------------------------------------------------------------ assignment and recovery
 

@@ -23,7 +23,7 @@ from faust.types import TP, HeadersArg
 from faust.types.tuples import FutureMessage
 
 from app.connection import end_client
-from marq.errors import MarqError
+from marq.errors import InternalError, MarqError
 
 #: Seconds that a flush waits at most. Faust flushes while it holds up a rebalance.
 FLUSH_TIMEOUT_S = 5.0
@@ -90,6 +90,15 @@ class IdempotentProducer(driver.Producer):
         self._known: set[TP] = set()
         self._waiting: dict[str, list[tuple[asyncio.Future, tuple]]] = {}
         self._tasks: set[asyncio.Task] = set()
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self._ensure_producer()._sender.sender_task.add_done_callback(self._on_sender_end)
+
+    def _on_sender_end(self, task: asyncio.Task) -> None:
+        """Without this task nothing is ever sent again, and aiokafka tells nobody but those who append."""
+        if not task.cancelled() and not self.should_stop:
+            self.app.fail(InternalError(f"the task that writes to Kafka has ended: {task.exception()!r}"))
 
     def _settings_extra(self) -> Mapping[str, Any]:
         return {"acks": "all", "enable_idempotence": True}

@@ -65,7 +65,9 @@ class MarqApp(faust.App):
 
     def __init__(self, id: str, *, chunked_topics: Iterable[str] = (), **options: Any) -> None:
         self.chunked_topics = frozenset(chunked_topics)
-        self._failure: asyncio.Task | None = None
+        #: Why this worker is stopping, if it is for an error.
+        self.failure: BaseException | None = None
+        self._crash: asyncio.Task | None = None
         super().__init__(id, **options)
 
     # -- parts
@@ -96,8 +98,10 @@ class MarqApp(faust.App):
 
     def fail(self, exc: BaseException) -> None:
         """Stop the worker because of an error that it can't go on with."""
-        if self._failure is None:
-            self._failure = asyncio.ensure_future(self.crash(exc))
+        if self.failure is None:
+            self.failure = exc
+            self.log.error("Stopping: %s", exc)
+            self._crash = asyncio.ensure_future(self.crash(exc))
 
     def on_offset_out_of_range(self, tp: TP, position: int) -> None:
         """The log of a chunked partition does not hold `position`. Nothing more is read from it until `start_from`;

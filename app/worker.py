@@ -31,6 +31,7 @@ from agents import handlers, markers, queue
 from agents.redelivery import Redelivery
 from app.connection import await_kafka, faust_broker, faust_credentials
 from app.datadir import Worker, claim_worker, resolve_bootstrap
+from app.faults import stop_on_faults
 from app.logs import quiet_steps
 from app.ownership import Ownership
 from app.queues import Catalog
@@ -159,6 +160,7 @@ class WorkerApp(MarqApp):
     # -- life
 
     async def on_start(self) -> None:
+        stop_on_faults(asyncio.get_running_loop(), self.fail)
         await super().on_start()
         await self.catalog.start()
         await asyncio.wait_for(self.catalog.read_up.wait(), 30)

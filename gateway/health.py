@@ -1,4 +1,4 @@
-"""`/health/live`: the process answers. `/health/ready`: every assigned partition is served."""
+"""`/health/live`: the process answers. `/health/ready`: every assigned partition is served, and no error stops the worker."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ def define(app: WorkerApp) -> None:
     @app.page("/health/ready", name="health-ready")
     async def ready(view: Any, request: Any) -> Any:
         held = app.ownership.held
-        state: dict[str, Any] = {"ready": app.ownership.ready}
+        ready = app.ownership.ready and app.failure is None
+        state: dict[str, Any] = {"ready": ready}
         if not app.keys:  # whoever asks
             state["worker"] = app.ownership.worker_name
             state["partitions"] = {str(n): held[n].owner.phase.value for n in sorted(held)}
-        return view.json(state, status=200 if app.ownership.ready else 503)
+            if app.failure is not None:
+                state["stopping"] = str(app.failure)
+        return view.json(state, status=200 if ready else 503)

@@ -24,7 +24,7 @@ import msgspec
 from marq.client.batching import Batching
 from marq.client.operations import ACK, UNREAD, Action, Operations, extend
 from marq.client.wire import BATCH_MAX, Delivery, Received
-from marq.errors import BadReceiptError, BadValueError, ClosedError, LeaseOverError, MarqError, UnavailableError
+from marq.errors import BadReceiptError, BadValueError, ClosedError, LeaseOverError, MarqError, ServiceError, UnavailableError
 
 logger = logging.getLogger("marq.client")
 
@@ -96,6 +96,8 @@ class Prefetcher(Generic[M]):
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._fetch()), self._loop.create_task(self._keep_alive())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
         operations.prefetchers.add(self)
 
     # ------------------------------------------------------------------ the reader's side, in any thread
@@ -245,6 +247,12 @@ class Prefetcher(Generic[M]):
                 self._take_in(messages)
         except MarqError as exc:
             self._error = exc
+            self._arrived.set()
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Whoever reads is told of an error in here: without these tasks nothing comes, or leases end unseen."""
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._error = ServiceError(f"reading ahead of {self.queue!r} failed: {exc!r}")
             self._arrived.set()
 
     def _take_in(self, messages: list[M]) -> None:
