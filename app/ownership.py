@@ -24,6 +24,7 @@ from app.letters import Letters
 from app.outbox import NOBODY, Outbox, Writer
 from app.producer import ProducerFull
 from app.tails import Tails
+from app.turns import Turns
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Limits, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
@@ -153,6 +154,7 @@ class Ownership(Service):
         self.worker_name = ""
         self._shed_at_ms = 0
         self._watched_ms = 0
+        self._turns = Turns()
         self._outboxes: dict[int, Outbox] = {}
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: set[asyncio.Task[None]] = set()
@@ -357,8 +359,13 @@ class Ownership(Service):
     # ------------------------------------------------------------------ checkpoints
 
     def _step(self, held: Held) -> None:
-        owner = held.owner
-        step = owner.step(now_ms())
+        owner, now = held.owner, now_ms()
+        begins = owner.checkpoint_is_due(now)
+        if begins and not self._turns.take(held.number, now):
+            return
+        step = owner.step(now)
+        if begins and not isinstance(step, WriteRows):
+            self._turns.end(held.number)
         if isinstance(step, WriteRows):
             rows = [(self.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
         elif isinstance(step, WriteManifest):
@@ -378,6 +385,7 @@ class Ownership(Service):
             return
         failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
         if not failed:
+            self._turns.end(held.number)
             held.owner.written(now_ms())
             self.drain(held)
             return
@@ -431,6 +439,7 @@ class Ownership(Service):
 
     def _leave(self, held: Held) -> None:
         del self.held[held.number]
+        self._turns.end(held.number)
         held.outbox.writer = NOBODY
         for receiver in self.receivers:
             receiver.forget(held)

@@ -162,6 +162,10 @@ class WorkerApp(MarqApp):
     async def on_start(self) -> None:
         stop_on_faults(asyncio.get_running_loop(), self.fail)
         await super().on_start()
+        # acks wait neither behind messages nor behind the rows of a checkpoint
+        await self.producer.divide(
+            [self.topics_in_use.markers], [table.changelog_topic_name for table in self.tables.values()]
+        )
         await self.catalog.start()
         await asyncio.wait_for(self.catalog.read_up.wait(), 30)
         await asyncio.wait_for(self.catalog.share_secret(), 30)

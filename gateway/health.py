@@ -1,4 +1,7 @@
-"""`/health/live`: the process answers. `/health/ready`: every assigned partition is served, and no error stops the worker."""
+"""`/health/live`: the process answers.
+
+`/health/ready`: every assigned partition is served, and no error stops the worker.
+"""
 
 from __future__ import annotations
 

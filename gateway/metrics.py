@@ -137,7 +137,7 @@ class Collector:
             "marq_waiting_receives", "Receives that wait at this worker.", value=app.door.receiving.count
         )
         yield GaugeMetricFamily(
-            "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.pending_bytes
+            "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.unconfirmed_bytes
         )
         yield self._queues()
 

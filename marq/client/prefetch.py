@@ -24,7 +24,15 @@ import msgspec
 from marq.client.batching import Batching
 from marq.client.operations import ACK, UNREAD, Action, Operations, extend
 from marq.client.wire import BATCH_MAX, Delivery, Received
-from marq.errors import BadReceiptError, BadValueError, ClosedError, LeaseOverError, MarqError, ServiceError, UnavailableError
+from marq.errors import (
+    BadReceiptError,
+    BadValueError,
+    ClosedError,
+    LeaseOverError,
+    MarqError,
+    ServiceError,
+    UnavailableError,
+)
 
 logger = logging.getLogger("marq.client")
 

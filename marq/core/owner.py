@@ -714,6 +714,11 @@ class Owner:
 
     # ------------------------------------------------------------------ checkpoints
 
+    def checkpoint_is_due(self, now_ms: int) -> bool:
+        """True if :meth:`step` would begin a checkpoint now, and write up to a few MB."""
+        due = now_ms >= self._next_checkpoint_ms or self.under_pressure
+        return self._step == "idle" and self.phase is Phase.SERVING and due
+
     def step(self, now_ms: int) -> Step | None:
         """What to do next for the checkpoint; call in the event context of a marker of this partition.
 
