@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from mode import Service
 
 from app.faults import stop_if_it_fails
-from app.ownership import Held, now_ms
+from app.ownership import Held
 from marq import handlers as registry
+from marq.clock import now_ms
 from marq.core.flow import Breaker
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.owner import Handout

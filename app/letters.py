@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 
+from app import fitting
+from app.topics import MAX_RECORD_BYTES
 from marq.core import markers as m
-from marq.core.partition import H_DEDUP, H_DELAY, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES
+from marq.core.partition import H_DEDUP, H_DELAY, H_ORIGIN, H_POISON, H_TTL, Unreadable
 from marq.core.placing import fifo_partition
 from marq.core.ranges import ranges_of
-from marq.core.state import group_name
+from marq.core.reading import is_too_large
+from marq.core.rows import Record
+from marq.core.state import group_name, stored_size
 from marq.errors import LeaseOverError, MarqError, NotPossibleError, UnavailableError
 
 if TYPE_CHECKING:
@@ -30,7 +34,8 @@ H_WHY = "marq-dead-reason"
 H_RECEIVES = "marq-dead-receives"
 H_FIRST = "marq-dead-sent-ms"
 H_LAST = "marq-dead-at-ms"
-H_POISON = "marq-poison-reason"
+#: Header of a copy in the poison topic that is smaller than its record: what the record was, as JSON.
+H_CUT = "marq-poison-cut"
 
 #: Seconds until what was ended has to be folded, and how often that is looked at.
 FOLD_TIMEOUT_S = 3.0
@@ -44,8 +49,22 @@ MOVER = "move"
 #: Header of a copy: the deduplication id that its original had, which the copy must not be recognised by.
 H_DEDUP_WAS = "marq-dedup-was"
 
+#: Bytes of the reason of a dead letter or of poison that a copy tells.
+REASON_MAX_BYTES = 1024
+#: Bytes of a copy in the poison topic, without what the copy itself says.
+POISON_ROOM_BYTES = MAX_RECORD_BYTES - 8 * 1024
+#: The least that a copy in the poison topic is made smaller to, a quarter each time, where Kafka takes no larger one.
+POISON_ROOM_MIN_BYTES = 1024
+#: Seconds until a copy that failed is tried again; twice as long each time, up to the second of them.
+COPY_AGAIN_S, COPY_AGAIN_MAX_S = 0.1, 5.0
+#: Seconds during which the poison topic takes nothing, while Kafka takes markers, before poison ends without a copy.
+COPY_GIVE_UP_S = 60.0
+
 #: Headers that describe one stay in one queue: a copy begins anew.
 _OF_THE_STAY = {H_DELAY, H_TTL, H_ORIGIN, H_FROM, H_WHY, H_RECEIVES, H_FIRST, H_LAST}
+
+#: Why a message is poison that no dead letter can be made of.
+TOO_LARGE = "no dead letter can be made of it: it is too large"
 
 #: A copy on its way, or why there is none.
 Copy = tuple[int, "asyncio.Future[Any]"]
@@ -57,9 +76,31 @@ Target = tuple[str, int, bytes | None, list[tuple[str, bytes]]]
 
 def _own(record: Any) -> list[tuple[str, bytes]]:
     """The headers of a message that it has wherever it is."""
+    # of several ids the last one counts: the others would make the copy larger than its original
+    last = max((i for i, header in enumerate(record.headers) if header[0] == H_DEDUP), default=-1)
     return [
-        (H_DEDUP_WAS if name == H_DEDUP else name, value) for name, value in record.headers if name not in _OF_THE_STAY
+        (H_DEDUP_WAS if name == H_DEDUP else name, value)
+        for i, (name, value) in enumerate(record.headers)
+        if name not in _OF_THE_STAY and (name != H_DEDUP or i == last)
     ]
+
+
+def _reason(text: str) -> bytes:
+    """A reason as a copy tells it, whole characters only."""
+    return text.encode()[:REASON_MAX_BYTES].decode(errors="ignore").encode()
+
+
+def _hopeless(failed: dict[int, Exception]) -> list[int]:
+    """Those that Kafka will never take, in this size."""
+    return [o for o, exc in failed.items() if isinstance(exc, MessageSizeTooLargeError | RecordTooLargeError)]
+
+
+def _places(held: Held, offsets: list[int]) -> str:
+    """Offsets as they are logged: `3:10-19, 3:25`."""
+    pairs = ranges_of(sorted(offsets))
+    ranges = zip(pairs[::2], pairs[1::2], strict=True)
+    shown = [f"{held.number}:{a}" + (f"-{b - 1}" if b > a + 1 else "") for a, b in ranges]
+    return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more ranges" if len(shown) > 20 else "")
 
 
 class _Mover:
@@ -79,6 +120,9 @@ class Letters:
     def __init__(self, ownership: Ownership, now_ms: Callable[[], int]) -> None:
         self._ownership = ownership
         self._now_ms = now_ms
+        #: Poison that was ended without a copy.
+        self.uncopied = 0
+        self._refused_ms: int | None = None  # since when the poison topic has taken nothing
 
     # ------------------------------------------------------------------ dead letters
 
@@ -91,10 +135,10 @@ class Letters:
             return
         held.owner.ended_as("dead", sorted(copied))
         # the others come up again when the owner's lease is over, but for those that no copy can be made of
-        hopeless = [o for o, e in failed.items() if isinstance(e, MessageSizeTooLargeError | RecordTooLargeError)]
+        hopeless = _hopeless(failed)
         self._ownership.drain(held)
         if hopeless:
-            await self.set_aside(held, [(o, "no dead letter can be made of it: it is too large") for o in hopeless])
+            await self.set_aside(held, [(o, TOO_LARGE) for o in hopeless])
 
     async def reject(self, held: Held, offsets: list[int], receipt: tuple[int, int], reason: str) -> set[int]:
         """Make dead letters of messages that a receiver holds, because it says so; which of them are finished by it.
@@ -120,8 +164,11 @@ class Letters:
         copied, failed = await self._confirmed(held, copies)
         if not self._still(held):
             return set()
-        partition.put_back(failed)
-        return await self._end(held, "dead", list(copied))
+        hopeless = _hopeless(failed)
+        partition.put_back(failed.keys() - set(hopeless))
+        if hopeless:
+            await self.set_aside(held, [(o, TOO_LARGE) for o in hopeless])
+        return await self._end(held, "dead", list(copied)) | set(hopeless)
 
     # ------------------------------------------------------------------ moves
 
@@ -195,18 +242,71 @@ class Letters:
     # ------------------------------------------------------------------ poison
 
     async def set_aside(self, held: Held, poison: list[tuple[int, str]]) -> None:
-        """Copy records that are no messages to the poison topic, with the reason, then end them."""
-        ownership, reasons = self._ownership, dict(poison)
+        """Copy records that are no messages to the poison topic, with the reason, then end them.
 
-        def target(record: Any, offset: int) -> Target:
-            ownership.log.warning("Record %s:%s is poison: %s", held.number, offset, reasons[offset])
-            return ownership.topics.poison, 0, record.key, [*record.headers, (H_POISON, reasons[offset].encode())]
-
-        copied, failed = await self._confirmed(held, self._copies(held, list(reasons), target))
-        if self._still(held):
+        A copy that is too large is made smaller. One that fails is tried again, for `COPY_GIVE_UP_S` at most: then the
+        record is ended without a copy, lest it hold up the partition for ever.
+        """
+        reasons, partition = dict(poison), held.owner.partition
+        self._log_poison(held, reasons)
+        room, pause_s = POISON_ROOM_BYTES, COPY_AGAIN_S
+        while reasons:
+            position = partition.markers_position
+            copied, failed = await self._confirmed(held, self._copies(held, list(reasons), self._aside(reasons), room))
+            if not self._still(held):
+                return
+            if copied or not failed:
+                self._refused_ms = None
             held.owner.ended_as("poison", sorted(copied))
-            held.owner.partition.put_back(failed)
-            ownership.drain(held)
+            self._ownership.drain(held)
+            reasons = {offset: reasons[offset] for offset in failed}
+            if failed and len(_hopeless(failed)) == len(failed) and room > POISON_ROOM_MIN_BYTES:
+                room //= 4
+                continue
+            if not failed:
+                return
+            now_ms = self._now_ms()
+            if self._refused_ms is None:
+                self._refused_ms = now_ms
+            # where Kafka does not take markers either, it is away, and will take the copy later
+            if now_ms - self._refused_ms >= COPY_GIVE_UP_S * 1000 and partition.markers_position > position:
+                self._end_uncopied(held, failed)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, COPY_AGAIN_MAX_S)
+            if not self._still(held):
+                return
+
+    def _aside(self, reasons: dict[int, str]) -> Callable[[Any, int], Target]:
+        def target(record: Any, offset: int) -> Target:
+            headers = [header for header in record.headers if header[0] not in (H_POISON, H_CUT, H_ORIGIN)]
+            reason = (H_POISON, _reason(reasons[offset]))
+            return self._ownership.topics.poison, 0, record.key, [*headers, reason]
+
+        return target
+
+    def _log_poison(self, held: Held, reasons: dict[int, str]) -> None:
+        """One line for each reason. What could not be decoded has a line already, from when it was read."""
+        messages = held.owner.partition.messages
+        offsets_of: dict[str, list[int]] = {}
+        for offset, reason in reasons.items():
+            if type(messages.get(offset)) is not Unreadable:
+                offsets_of.setdefault(reason, []).append(offset)
+        for reason, offsets in offsets_of.items():
+            self._ownership.log.warning("Poison at %s: %s", _places(held, offsets), reason)
+
+    def _end_uncopied(self, held: Held, failed: dict[int, Exception]) -> None:
+        offsets = sorted(failed)
+        self.uncopied += len(offsets)
+        self._ownership.log.error(
+            "Poison at %s ends without a copy: %s has taken nothing for %.0f s (%r)",
+            _places(held, offsets),
+            self._ownership.topics.poison,
+            COPY_GIVE_UP_S,
+            failed[offsets[0]],
+        )
+        held.owner.ended_as("poison", offsets)
+        self._ownership.drain(held)
 
     # ------------------------------------------------------------------ copies
 
@@ -218,10 +318,10 @@ class Letters:
         headers = [
             *_own(record),
             (H_FROM, queue.encode()),
-            (H_WHY, reason.encode()),
+            (H_WHY, _reason(reason)),
             (H_RECEIVES, str(partition.receives(offset) - uncounted).encode()),
             (H_FIRST, str(record.timestamp).encode()),
-            (H_LAST, str(partition.max_timestamp_ms).encode()),
+            (H_LAST, str(partition.last_timestamp_ms).encode()),
         ]
         if ownership.settings.queue_id is None:
             return self._to_queue(held, ownership.catalog.settings_of(queue).dead_letters_of(queue), headers)
@@ -236,8 +336,13 @@ class Letters:
             number = fifo_partition(key, group_name(headers) or b"", settings, topics.partitions)
         return topics.queue, number, key, headers
 
-    def _copies(self, held: Held, offsets: list[int], target: Callable[[Any, int], Target]) -> list[Copy]:
-        """Append a copy of each message: where it goes `target` says of its record and offset."""
+    def _copies(
+        self, held: Held, offsets: list[int], target: Callable[[Any, int], Target], room: int | None = None
+    ) -> list[Copy]:
+        """Append a copy of each message: where it goes `target` says of its record and offset.
+
+        `room`: bytes that a copy is cut to; None: it is all of the message, or fails as too large.
+        """
         partition, copies = held.owner.partition, []
         for offset in offsets:
             if offset not in partition.messages:
@@ -245,16 +350,26 @@ class Letters:
             try:
                 record = partition.record(offset)
                 topic, number, key, headers = target(record, offset)
-                headers.append((H_ORIGIN, f"{held.number}:{offset}".encode()))
-                value = record.value
-                if value is not None and len(value) > MESSAGE_MAX_BYTES:
-                    value = None  # it fits no topic of ours
+                origin, value = (H_ORIGIN, f"{held.number}:{offset}".encode()), record.value
+                if room is not None:
+                    *theirs, reason = headers
+                    key, value, headers, cut = fitting.fit(key, value, theirs, room)
+                    headers += [reason, *([(H_CUT, cut)] if cut is not None else [])]
+                headers.append(origin)
+                if topic == self._ownership.topics.queue:
+                    self._check_size(Record(0, 0, key, value, headers))
                 future = self._ownership.app.producer.append(topic, number, value, key, headers)
-            except MarqError as exc:  # a row that can't be read must not keep the others
+            except (MarqError, KafkaError) as exc:  # a row that can't be read must not keep the others
                 future = asyncio.get_running_loop().create_future()
                 future.set_exception(exc)
             copies.append((offset, future))
         return copies
+
+    @staticmethod
+    def _check_size(copy: Record) -> None:
+        """A copy that is no message, because of what was added, must not get into a queue."""
+        if is_too_large(stored_size(copy), True):
+            raise MessageSizeTooLargeError(f"a copy of {stored_size(copy)} bytes is no message")
 
     async def _confirmed(self, held: Held, copies: list[Copy]) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Which copies are in the log, with their metadata, and which may not be."""

@@ -25,6 +25,7 @@ from app.outbox import NOBODY, Outbox, Writer
 from app.producer import ProducerFull
 from app.tails import Tails
 from app.turns import Turns
+from marq.clock import now_ms
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Limits, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
@@ -77,11 +78,6 @@ class Receiver(Protocol):
 
     def forget(self, held: Held) -> None:
         """The partition is no longer ours: what was asked for there never comes."""
-
-
-def now_ms() -> int:
-    """The worker's monotonic clock, in milliseconds."""
-    return time.monotonic_ns() // 1_000_000
 
 
 class Held:
@@ -269,8 +265,9 @@ class Ownership(Service):
                 if held.owner.phase is Phase.FAILED:
                     self.drain(held)
                 continue
-            held.owner.tick(now)
-            held.owner.work(now, self._with_ttl(held))
+            with_ttl = self._with_ttl(held)
+            held.owner.tick(now, with_ttl)
+            held.owner.work(now, with_ttl)
             self.drain(held)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now

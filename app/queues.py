@@ -30,6 +30,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.batches import decode_with
 from app.connection import end_client, kafka_client_args, unreachable
 from app.datadir import resolve_bootstrap
 from app.logs import silenced
@@ -507,6 +508,12 @@ class Catalog(Service):
             raise
         self._consumer = consumer
         tp = TopicPartition(self._topic(), 0)
+        # others may write here too: what can't be decoded must not keep the rest from being read
+        decode_with(
+            consumer._fetcher,
+            tp.topic.__eq__,
+            lambda tp, fault: self.log.warning("%s [%s, %s) can't be decoded: %s", tp.topic, *fault),
+        )
         consumer.assign([tp])
         await consumer.seek_to_beginning(tp)
 

@@ -20,12 +20,10 @@ from faust.web.drivers import aiohttp as web_driver
 from app.logs import calm_client
 from app.producer import IdempotentProducer
 from app.table import SegmentTable
+from app.topics import MAX_RECORD_BYTES
 from app.transport import ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
 from marq.errors import MarqError
 
-#: Bytes of one record (key, value, headers, batch header) that Kafka is asked to take; `max.message.bytes` of the
-#: topics must allow as much.
-MAX_RECORD_BYTES = 4 * 1024 * 1024 + 64 * 1024
 #: Bytes of a batch of smaller records.
 MAX_BATCH_BYTES = 256 * 1024
 #: Bytes fetched of one partition at once: about one chunk of small records.

@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
 
 from app.connection import end_client, kafka_client_args
+from marq.clock import now_ms
 
 if TYPE_CHECKING:
     from app.ownership import Held
@@ -112,7 +113,7 @@ class Tails:
 
         Where there is no archive, or Kafka has forgotten its positions, only age counts.
         """
-        now = time.monotonic_ns() // 1_000_000
+        now = now_ms()
         if now < held.retire_at_ms:
             return
         held.retire_at_ms = now + TRIM_INTERVAL_MS

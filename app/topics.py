@@ -20,6 +20,7 @@ from app.access import as_lines, missing_rights
 from app.connection import admin_client
 from app.datadir import resolve_bootstrap
 from app.settings import Settings, is_explicit
+from marq.core.partition import MESSAGE_MAX_BYTES
 from marq.errors import TopicError
 
 log = logging.getLogger(__name__)
@@ -27,10 +28,10 @@ log = logging.getLogger(__name__)
 #: Tables whose changelogs share the partitions of the queue topic.
 TABLES = ("messages", "markers", "progress")
 
-#: Largest record of the queue and markers topics.
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-#: Largest changelog record: the largest message, and the row around it.
-MAX_CHANGELOG_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
+#: Largest message: what the core takes for one.
+MAX_MESSAGE_BYTES = MESSAGE_MAX_BYTES
+#: Largest record: the largest message, and what Kafka's format, a row around it, or a copy of it adds.
+MAX_RECORD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 
 #: Copies of each partition, if there are as many brokers.
 REPLICATION = 3
@@ -147,12 +148,13 @@ def _needs(topics: Topics, *, topic_mode: bool) -> list[_Need]:
         "retention.ms": "-1",
         "retention.bytes": "-1",
     }
-    compacted = {"cleanup.policy": "compact", "max.message.bytes": str(MAX_CHANGELOG_BYTES)}
+    compacted = {"cleanup.policy": "compact", "max.message.bytes": str(MAX_RECORD_BYTES)}
     # Compaction leaves out the newest segment, and recovery reads all of it.
     small_segments = {"segment.bytes": str(64 * 1024 * 1024)}
     copies = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
-    large = {"max.message.bytes": str(MAX_CHANGELOG_BYTES)}
-    needs = [] if topic_mode else [_Need(topics.queue, topics.partitions, log_must)]
+    large = {"max.message.bytes": str(MAX_RECORD_BYTES)}
+    # a dead letter, or a message that is moved, has more headers than its original
+    needs = [] if topic_mode else [_Need(topics.queue, topics.partitions, log_must | large)]
     needs.append(_Need(topics.markers, topics.partitions, log_must))
     needs.extend(_Need(name, topics.partitions, compacted, small_segments) for name in topics.changelogs.values())
     needs.append(_Need(topics.queues, 1, {"cleanup.policy": "compact"}))

@@ -9,6 +9,8 @@ The way of a chunk, two threads and one hand-over:
     broker -> aiokafka's fetcher -> ChunkThread._pump -> ChunkConsumer.deliver -> queue of the agent -> agent
               (consumer thread)                          (main thread)
 
+The records in what the fetcher gets are decoded by `app.batches`, which has an answer to what can't be.
+
 Rules, and who keeps them:
 - Gate: after an assignment nothing is delivered from a partition until `start_from` was called in this generation and
   the rebalance has ended (Faust clears the agents' queues while it lasts).
@@ -22,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -42,6 +45,7 @@ from faust.types.tuples import ConsumerMessage
 from mode import Service
 from mode.utils.queues import ThrowableQueue
 
+from app.batches import Fault, decode_with
 from app.connection import end_client
 from app.producer import IdempotentProducer
 from marq.errors import MarqError
@@ -210,6 +214,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
     async def on_start(self) -> None:
         await super().on_start()
         fetcher = self._ensure_consumer()._fetcher
+        decode_with(fetcher, self._chunked.__contains__, self._on_fault)
         # Chunks are taken in the same step as the response arrives, else the fetcher asks again at once without the
         # partitions that have data, and these wait until that fetch ends.
         fetch = fetcher._proc_fetch_request
@@ -221,6 +226,10 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
         fetcher._proc_fetch_request = fetch_and_hand_over
         fetcher._prefetch_backoff = FETCH_HOLD_S
+
+    def _on_fault(self, tp: TopicPartition, fault: Fault) -> None:
+        self.consumer.unreadable[tp.topic] += fault.stop - fault.start
+        self.log.warning("%s:%s [%s, %s) can't be decoded: %s", tp.topic, tp.partition, *fault)
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
         # As Faust's, which has no settings for isolation level and wait, and drops the assignor without tables.
@@ -444,6 +453,8 @@ class ChunkConsumer(driver.Consumer):
         self._plain_resumed = asyncio.Event()
         #: Chunks that were fetched but thrown away, because of a seek or a rebalance.
         self.chunks_dropped = 0
+        #: Offsets that could not be decoded, by topic; counted again when they are read again.
+        self.unreadable: Counter[str] = Counter()
         super().__init__(*args, **kwargs)
 
     def _new_consumer_thread(self) -> ChunkThread:
@@ -617,7 +628,7 @@ def _to_message(chunk: Chunk) -> ConsumerMessage:
         chunk.partition,
         chunk.next - 1,
         records[-1].timestamp / 1000 if records else time.time(),
-        records[-1].timestamp_type if records else 1,
+        1,  # type of the timestamp: nobody asks
         None,  # headers
         None,  # key
         chunk,

@@ -28,6 +28,7 @@ from marq.client.wire import Sent
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.core.placing import fifo_partition
+from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import (
     BadValueError,
     BrokerError,
@@ -56,6 +57,8 @@ STALLED_S = 3.0
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.
 RECORD_ROOM_BYTES = 1024
+#: Headers of a small message that can't make it too large.
+HEADERS_UNCOUNTED = 100
 #: Beginning of the headers that the SQS gateway adds.
 PROTOCOL_HEADERS = "AWS."
 
@@ -215,10 +218,13 @@ class Door(Service):
                 raise TooLargeError(
                     f"a message of {size_sent} bytes; the queue takes at most {settings.max_message_bytes}"
                 )
-        if size + 8 * len(headers) > MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES:
-            raise TooLargeError(
-                f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES} with key and headers"
-            )
+        if size > MAX_MESSAGE_BYTES // 2 or len(headers) > HEADERS_UNCOUNTED:
+            size = len(message.payload) + sum(HEADER_OVERHEAD_BYTES + len(n.encode()) + len(v) for n, v in headers)
+            if size > MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES:
+                raise TooLargeError(
+                    f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES} with key and headers "
+                    f"({HEADER_OVERHEAD_BYTES} for each)"
+                )
         return headers
 
     def _is_stalled(self, now: float) -> bool:

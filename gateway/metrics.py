@@ -132,6 +132,17 @@ class Collector:
             for what, count in one.owner.partition.counters.items():
                 counted.add_metric([str(one.number), what], count)
         yield counted
+        unreadable = CounterMetricFamily(
+            "marq_unreadable_offsets", "Offsets that could not be decoded, each time they were read.", labels=["topic"]
+        )
+        for topic, count in app.consumer.unreadable.items():
+            unreadable.add_metric([topic], count)
+        yield unreadable
+        yield CounterMetricFamily(
+            "marq_poison_without_copy",
+            "Records that ended as poison without a copy, because the poison topic took none.",
+            value=app.ownership.letters.uncopied,
+        )
         yield from self._handlers()
         yield GaugeMetricFamily(
             "marq_waiting_receives", "Receives that wait at this worker.", value=app.door.receiving.count

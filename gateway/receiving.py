@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.ownership import Held, now_ms
+from app.ownership import Held
 from gateway.receipts import Receipts, by_delivery, queue_crc
+from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment

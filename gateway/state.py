@@ -159,7 +159,7 @@ class Views:
             "queue_position": partition.position,
             "markers_position": partition.markers_position,
             "clock_ms": partition.clock_ms,
-            "max_timestamp_ms": partition.max_timestamp_ms,
+            "broker_ms": partition.broker_ms,
             "counters": dict(partition.counters),
         }
         found = await asyncio.to_thread(digest_of, list(entries(partition)))
@@ -205,7 +205,7 @@ class Views:
             "state": entry.state,
             "receives": entry.receives,
             "sent_ms": record.timestamp,
-            "age_ms": max(0, partition.max_timestamp_ms - record.timestamp),
+            "age_ms": max(0, partition.latest_ms - record.timestamp),
             "headers": [[name, _text(value)] for name, value in record.headers],
             "payload": base64.b64encode(payload[:SHOWN_BYTES]).decode(),
             "size_bytes": len(payload),
@@ -243,7 +243,7 @@ class Views:
                     if at is not None:
                         oldest[queue] = offset, at
             for queue, (_, at) in oldest.items():
-                ages[queue] = max(ages.get(queue, 0), partition.max_timestamp_ms - at)
+                ages[queue] = max(ages.get(queue, 0), partition.latest_ms - at)
         return ages
 
     async def rows_here(self, argument: Any) -> Any:

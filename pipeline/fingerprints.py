@@ -9,7 +9,9 @@ from zlib import crc32
 import msgspec
 
 from marq.core import rows
-from marq.core.partition import MESSAGE_MAX_BYTES
+from marq.core.partition import H_ORIGIN
+from marq.core.reading import BAD_NAME, is_too_large
+from marq.core.state import stored_size
 from marq.errors import RowError
 from marq.message import RESERVED
 from pipeline.walk import TOO_LARGE
@@ -87,10 +89,11 @@ def stripped(key: str, value: bytes) -> bytes:
 
 
 def _without_payload(record: rows.Record) -> rows.Record:
-    size = len(record.value or b"") + sum(len(name) + len(value or b"") for name, value in record.headers)
+    copied = any(name == H_ORIGIN for name, _ in record.headers)
     number = fingerprint(record.timestamp, record.key, record.headers, record.value)
-    special = [header for header in record.headers if header[0].startswith(RESERVED)]
-    return record._replace(value=TOO_LARGE if size > MESSAGE_MAX_BYTES else number.to_bytes(4, "big"), headers=special)
+    special = [header for header in record.headers if header[0].startswith(RESERVED) or BAD_NAME in header[0]]
+    value = TOO_LARGE if is_too_large(stored_size(record), copied) else number.to_bytes(4, "big")
+    return record._replace(value=value, headers=special)
 
 
 class Tables(NamedTuple):

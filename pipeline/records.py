@@ -25,6 +25,8 @@ from pyspark.sql.types import (
 
 from marq.core.markers import decode
 from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES, QUEUE_NAME_MAX
+from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES
+from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarkerError
 from marq.message import HEADER_KEY
 
@@ -36,6 +38,9 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 HEADER_REASON = "marq-poison-reason"
+
+#: Largest record that is the copy of a message.
+COPY_MAX_BYTES = MESSAGE_MAX_BYTES + COPY_ROOM_BYTES
 
 #: Size of a payload that is not there (a record without value).
 NO_PAYLOAD = -1
@@ -152,16 +157,30 @@ def _place() -> list[Column]:
 
 def _reason(queue_id: str | None) -> Column:
     """Why a record is no message, or null. In the order in which the core looks."""
-    size = F.coalesce(F.length("value"), F.lit(0)) + F.coalesce(headers_size(), F.lit(0))
+    size = (
+        F.coalesce(F.length("value"), F.lit(0))
+        + F.coalesce(F.length("key"), F.lit(0))
+        + F.coalesce(headers_size(), F.lit(0))
+    )
+    most = F.when(F.exists("headers", lambda header: header["key"] == H_ORIGIN), F.lit(COPY_MAX_BYTES)).otherwise(
+        F.lit(MESSAGE_MAX_BYTES)
+    )
     malformed = F.when(
         F.size("headers") > 0,
         F.get(
-            F.filter("headers", lambda header: header["key"].isin(H_DELAY, H_TTL) & ~_is_number(header["value"])),
+            F.filter(
+                "headers",
+                lambda header: (
+                    F.contains(header["key"], F.lit(BAD_NAME))
+                    | (header["key"].isin(H_DELAY, H_TTL) & ~_is_number(header["value"]))
+                ),
+            ),
             F.lit(0),
         )["key"],
     )
     found = (
-        F.when(size > MESSAGE_MAX_BYTES, F.lit(f"larger than {MESSAGE_MAX_BYTES} bytes"))
+        F.when(size > most, F.lit(f"larger than {MESSAGE_MAX_BYTES} bytes"))
+        .when(F.contains(malformed, F.lit(BAD_NAME)), F.lit("the name of a header is not UTF-8"))
         .when(malformed.isNotNull(), F.concat(F.lit("header "), malformed, F.lit(" is not a number of milliseconds")))
         .otherwise(F.lit(None).cast("string"))
     )
@@ -184,13 +203,15 @@ def _headers() -> Column:
 
 
 def headers_size() -> Column:
-    """Bytes of names and values of the headers; null where there are none."""
+    """Bytes that the headers count for, as the core counts them; null where there are none."""
     return F.when(
         F.size("headers") > 0,
         F.aggregate(
             "headers",
             F.lit(0),
-            lambda total, h: total + F.length(h["key"]) + F.coalesce(F.length(h["value"]), F.lit(0)),
+            lambda total, h: (
+                total + F.octet_length(h["key"]) + F.coalesce(F.length(h["value"]), F.lit(0)) + HEADER_OVERHEAD_BYTES
+            ),
         ),
     )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from marq.core.partition import MESSAGE_MAX_BYTES
+from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import PipelineError
 from pipeline import files
 from pipeline.tables import is_table
@@ -138,7 +139,9 @@ def checked(rows: DataFrame, queue: Column, fifo: Mapping[str, bool]) -> DataFra
     size = F.octet_length("payload") + F.aggregate(
         "headers",
         F.lit(0),
-        lambda total, h: total + F.length(h["key"]) + F.coalesce(F.octet_length(h["value"]), F.lit(0)) + 8,
+        lambda total, h: (
+            total + F.octet_length(h["key"]) + F.coalesce(F.octet_length(h["value"]), F.lit(0)) + HEADER_OVERHEAD_BYTES
+        ),
     )
     most = MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES
     error = first_of(

@@ -213,7 +213,8 @@ class TallyWalker(resuming.ResumingWalker):
         for marker, effect in zip(batch.markers, effects, strict=True):
             self._marker += 1
             if type(marker) is Purge:
-                self._purges.setdefault(marker.queue, []).append(Purged(marker.before, self._marker, timestamp_ms))
+                if marker.epoch == self.partition.own:
+                    self._purges.setdefault(marker.queue, []).append(Purged(marker.before, self._marker, timestamp_ms))
                 self._ended(effect, "purged", timestamp_ms)
             elif not effect:
                 continue

@@ -16,7 +16,8 @@ import msgspec
 
 from marq.core.lives import Envelope
 from marq.core.markers import Batch, End, Purge, Start, decode
-from marq.core.partition import MESSAGE_MAX_BYTES, Partition
+from marq.core.partition import H_ORIGIN, MESSAGE_MAX_BYTES, Partition
+from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, is_too_large
 from marq.errors import MarkerError
 from marq.message import RESERVED
 
@@ -34,7 +35,7 @@ SKEW_MS = 5_000
 HINTS_MAX = 50_000
 
 #: What stands for the payload of a message that is too large to be one.
-TOO_LARGE = bytes(MESSAGE_MAX_BYTES + 1)
+TOO_LARGE = bytes(MESSAGE_MAX_BYTES + COPY_ROOM_BYTES + 1)
 
 
 class Plan(msgspec.Struct):
@@ -213,7 +214,7 @@ def _stream(spark: SparkSession, logs: DataFrame, plans: Mapping[int, bytes], ro
 
     # empty, not null: Spark's way to Arrow takes quadratic time for nulls in a list column
     no_headers = F.array().cast("array<struct<key:string,value:binary>>")
-    special = F.filter("headers", lambda h: h["key"].startswith(RESERVED))
+    special = F.filter("headers", lambda h: h["key"].startswith(RESERVED) | F.contains(h["key"], F.lit(BAD_NAME)))
     fingerprint = F.col("print") if "print" in logs.columns else F.lit(None).cast("long")
     records = logs.select(
         "partition",
@@ -351,10 +352,13 @@ class _Columns:
 
     def _mark_large(self, headers_size: pa.Array) -> None:
         """Of a payload the core sees only whether the message is too large."""
-        if max(self.sizes, default=0) <= MESSAGE_MAX_BYTES and headers_size.null_count == len(headers_size):
+        keys_size = max((len(key) for key in self.keys if key is not None), default=0)
+        largest = max(self.sizes, default=0) + keys_size
+        if largest <= MESSAGE_MAX_BYTES and headers_size.null_count == len(headers_size):
             return
         for i, (size, more) in enumerate(zip(self.sizes, headers_size.to_pylist(), strict=True)):
-            if size + (more or 0) > MESSAGE_MAX_BYTES:
+            size = max(size, 0) + (more or 0) + len(self.keys[i] or b"")
+            if size > MESSAGE_MAX_BYTES and is_too_large(size, any(name == H_ORIGIN for name, _ in self.headers[i])):
                 self.bodies[i] = TOO_LARGE
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from marq.core.lives import Envelope
-from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start
+from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.ranges import RangeSet, count, offsets_in
 
 #: Time that an owner, while it is at work, may need to read what others have appended.
@@ -25,8 +25,10 @@ RACE_MS = 30_000
 OWNER_STEP_MS = 1_000
 #: Void deliveries that are remembered, in case somebody acknowledges one.
 VOID_MAX = 10_000
-#: The partition clock advances by at most this much per record.
+#: The partition clock advances by at most this much per record; ticks further apart tell nothing of broker time.
 CLOCK_STEP_MS = 5_000
+#: Header with a message's own time to live.
+TTL = "marq-ttl-ms"
 
 
 class Fault(NamedTuple):
@@ -92,6 +94,10 @@ class Witness:
         self.notes: Counter[str] = Counter()
         self.clock_ms = 0
         self.last_ms = -1
+        self.tick_ms = -1  # stamp of the last tick that tells broker time, of this owner
+        self.told_ms = -1  # greatest broker time that two of its ticks have told
+        self.expires: dict[int, int] = {}  # not done, or expired too early -> when its own time to live is over
+        self.expired: dict[int, int] = {}  # expired before it was read -> told_ms then
         self.owner_ms = 0
         self._owner_last_ms = -1
         self._queue_of = queue_of
@@ -105,7 +111,7 @@ class Witness:
         """Only messages from ``first`` on are seen whole; what the markers said of others before is dropped."""
         self.first = first
         self.position = max(self.position, first)
-        for store in (self.states, self.early):
+        for store in (self.states, self.early, self.expires, self.expired):
             for offset in [o for o in store if o < first]:
                 del store[offset]
 
@@ -115,6 +121,9 @@ class Witness:
         """The next messages of the queue topic."""
         queue_of = self._queue_of
         names = [queue_of(e) for e in envelopes]
+        for envelope in envelopes:
+            if envelope.headers:
+                self._note_ttl(envelope)
         self.sent.update(names)
         self.position = envelopes[-1].offset + 1
         if not self.early and not self.purges:
@@ -129,6 +138,7 @@ class Witness:
             if outcome is None:
                 self.open[offset] = queue
             else:
+                self.expired.pop(offset, None)
                 self.done[queue, outcome] += 1
 
     def gone(self, start: int, stop: int) -> None:
@@ -136,7 +146,7 @@ class Witness:
         self.position = max(self.position, stop)
         self.absent.add(start, stop)
         self.notes["absent"] += stop - start
-        for store in (self.states, self.early):
+        for store in (self.states, self.early, self.expired):
             span = range(start, stop) if stop - start < len(store) else list(store)
             for offset in span:
                 if start <= offset < stop and store.pop(offset, None) is not None and store is self.states:
@@ -176,6 +186,11 @@ class Witness:
                 effect = self._purge(marker)
             elif isinstance(marker, Own):
                 self.own, self.owner, self._owner_last_ms = offset, marker.nonce, -1
+                self.tick_ms = self.told_ms = -1
+            elif isinstance(marker, Tick) and marker.sure and not marker.fence:
+                if self.tick_ms >= 0 and self.tick_ms < timestamp_ms <= self.tick_ms + CLOCK_STEP_MS:
+                    self.told_ms = max(self.told_ms, timestamp_ms)
+                self.tick_ms = timestamp_ms
             effects.append(effect)
         if self._starts:
             self._check_attempts()
@@ -341,9 +356,38 @@ class Witness:
             self.purges[m.queue] = max(m.before, self.purges.get(m.queue, 0))
         return effect
 
+    def _note_ttl(self, envelope: Envelope) -> None:
+        """Remember when a message expires, and look at an end that came before it was read."""
+        ttl_ms = 0
+        for name, value in envelope.headers:
+            if name == TTL and value is not None and value.isdigit():
+                ttl_ms = int(value)
+        told_ms = self.expired.pop(envelope.offset, None)
+        if ttl_ms and told_ms is not None:
+            self._check_expired(envelope.offset, envelope.timestamp + ttl_ms, told_ms)
+        elif ttl_ms and envelope.offset not in self.early:
+            self.expires[envelope.offset] = envelope.timestamp + ttl_ms
+
+    def _check_expired(self, offset: int, expires_ms: int, told_ms: int) -> None:
+        """The settings of queues are not in the logs; what a message says itself goes before them."""
+        if expires_ms > told_ms:
+            late = (
+                "no ticks had told its owner the time" if told_ms < 0 else f"{expires_ms - told_ms} ms before its time"
+            )
+            self._fault("expired early", offset, f"was ended as expired: {late}")
+
     def _finish(self, effect: list[int], outcome: str) -> None:
         if not effect:
             return
+        if self.expires or outcome == "expired":
+            for offset in effect:
+                expires_ms = self.expires.pop(offset, None)
+                if outcome != "expired":
+                    continue
+                if expires_ms is not None:
+                    self._check_expired(offset, expires_ms, self.told_ms)
+                elif offset >= self.position:
+                    self.expired[offset] = self.told_ms
         states, is_open = self.states, self.open
         try:
             queues: Iterable[str | None] = list(map(is_open.__getitem__, effect))

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
@@ -24,6 +23,7 @@ import msgspec
 from marq.client.batching import Batching
 from marq.client.operations import ACK, UNREAD, Action, Operations, extend
 from marq.client.wire import BATCH_MAX, Delivery, Received
+from marq.clock import now_s
 from marq.errors import (
     BadReceiptError,
     BadValueError,
@@ -56,7 +56,7 @@ class Tracked(Delivery):
     """A delivery that may be held."""
 
     _owner: Any = None
-    _lease_until: float = math.inf  # on the monotonic clock
+    _lease_until: float = math.inf  # on our clock
     _settled: bool = False
 
 
@@ -112,7 +112,7 @@ class Prefetcher(Generic[M]):
 
     def read(self) -> M | None:
         """The next message, or None if there is none at the moment."""
-        now = time.monotonic()
+        now = now_s()
         while True:
             try:
                 message = self.unread.popleft()
@@ -172,7 +172,7 @@ class Prefetcher(Generic[M]):
         receipts = [m.receipt for m in messages]
         if self.closed:
             return await self._operations.settle(action, receipts)
-        began = time.monotonic()
+        began = now_s()
         results = await self._settles.put(action, receipts)
         if action.settles:
             self._let_go(messages)
@@ -264,7 +264,7 @@ class Prefetcher(Generic[M]):
             self._arrived.set()
 
     def _take_in(self, messages: list[M]) -> None:
-        lease_until = time.monotonic() + self._lease_s
+        lease_until = now_s() + self._lease_s
         for message in messages:
             message._owner = self.owner
             message._lease_until = lease_until
@@ -282,7 +282,7 @@ class Prefetcher(Generic[M]):
                 await self._extend(action, held[start : start + BATCH_MAX], pause_s)
 
     async def _extend(self, action: Action, messages: list[M], retry_for: float) -> None:
-        began = time.monotonic()
+        began = now_s()
         try:
             results = await self._operations.post_receipts(action, [m.receipt for m in messages], retry_for)
         except MarqError as exc:

@@ -10,9 +10,9 @@ What is known of a group is as small as can be: there may be a hundred thousand 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from hashlib import blake2b
-from heapq import heappop, heappush, merge
+from heapq import heapify, heappop, heappush, merge
 from typing import Any
 
 LIST_MAX = 64
@@ -115,11 +115,20 @@ class Lane:
             return heappop(self.returned)
         return self.next_fresh()
 
+    def remove(self, offsets: Container[int]) -> None:
+        """Forget these entries, of what was never delivered."""
+        if any(o in offsets for o in self.fresh):
+            self.set_fresh([o for o in self.fresh if o not in offsets])
+        if self.returned:
+            self.returned = [o for o in self.returned if o not in offsets] or _NONE
+            heapify(self.returned)
+
     def retain(self, messages: dict[int, Any]) -> None:
-        """Forget the entries that are not in ``messages``."""
+        """Forget the entries that are not in ``messages``, and second ones."""
         here = messages.__contains__
         self.set_fresh(list(filter(here, self.fresh)))
-        self.returned = sorted(filter(here, self.returned)) or _NONE
+        self.returned = sorted(set(filter(here, self.returned))) or _NONE
+        self.again = sorted(set(filter(here, self.again))) or _NONE
         self.out = list(filter(here, self.out)) or _NONE
 
 

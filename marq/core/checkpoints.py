@@ -11,7 +11,7 @@ import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heappop
 from typing import Any, NamedTuple, Self
 
 from marq.core import rows, state
@@ -80,8 +80,7 @@ class Checkpoints(Deliveries):
             self._merge(epoch, old_segments, new_rows)
         self._write_pages(epoch, new_rows)
         self._sweep()
-        ids = self.recent.rows(self.persisted, self.queue_timestamp_ms)
-        ids |= self.origins.rows(self.persisted, self.queue_timestamp_ms)
+        ids = self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
         named = self._named(ids)
         if not new_rows and not self._garbage and not self.changed():
             return None
@@ -97,11 +96,12 @@ class Checkpoints(Deliveries):
             done=self._done_above(waiting),
             clock_ms=self.clock_ms,
             last_timestamp_ms=self.last_timestamp_ms,
-            max_timestamp_ms=self.max_timestamp_ms,
             own=self.own,
             delivery=self.delivery,
             purges=dict(self.purges),
             counters=dict(self.counters),
+            broker_ms=self.broker_ms,
+            tick_ms=self.tick_ms,
         )
         encoded = rows.encode_manifest(manifest)
         return Checkpoint(new_rows, encoded, obsolete, self.persisted, self.markers_position, partial)
@@ -212,7 +212,7 @@ class Checkpoints(Deliveries):
             [] if isinstance(offsets, range) else [b - a for a, b in itertools.pairwise(offsets)],
             segment.lanes,
             list(segment.lane_numbers) if len(segment.lanes) > 1 else [],
-            _of_places(offsets, self.delays),
+            _of_places(offsets, self.delays, self.elapsed),
             _of_places(offsets, self.ttls),
         )
         value = rows.encode(row)
@@ -245,7 +245,7 @@ class Checkpoints(Deliveries):
         for run in runs:
             run = run[:left_segments]
             size = sum(segment.row_bytes for segment in run)
-            if size > left_bytes or (len(run) == 1 and not _is_sparse(run[0])):
+            if not run or size > left_bytes or (len(run) == 1 and not _is_sparse(run[0])):
                 continue
             left_segments -= len(run)
             left_bytes -= size
@@ -356,15 +356,6 @@ class Checkpoints(Deliveries):
             blocks.setdefault(block_of(offset), []).append(offset)
         return lambda block: blocks.get(block, ())
 
-    def _sweep(self) -> None:
-        """Structures of a queue exist only while it has something in them."""
-        empty = [name for name, backlog in self.backlogs.items() if backlog.idle]
-        if empty:
-            for name in empty:
-                del self.backlogs[name]
-                self._again_turn.discard(name)
-            self._by_key = {key: b for key, b in self._by_key.items() if b.name in self.backlogs}
-
     def _done_above(self, waiting: list[int]) -> list[int]:
         """Done offsets in ``[persisted, position)``, then those that are done ahead of being read."""
         done = RangeSet()
@@ -425,12 +416,13 @@ class Checkpoints(Deliveries):
         self.ahead = RangeSet(manifest.done)
         self.clock_ms = manifest.clock_ms
         self.last_timestamp_ms = manifest.last_timestamp_ms
-        self.max_timestamp_ms = manifest.max_timestamp_ms
+        self.broker_ms = manifest.broker_ms
+        self.tick_ms = manifest.tick_ms
         self.own = manifest.own
         self.delivery = manifest.delivery
         self.purges = dict(manifest.purges)
         self.counters = Counter(manifest.counters)
-        pages: list[tuple[int, Page, rows.PageRow]] = []
+        pages: list[tuple[int, Page, tuple[rows.PageRow, list[rows.IndexRow]]]] = []
         ids: list[tuple[int, str, int, Any]] = []
         unpaged: list[tuple[str, int]] = []
         unfinished = RangeSet()
@@ -442,8 +434,11 @@ class Checkpoints(Deliveries):
             value = rows.loaded(load, key, checksum)
             if kind == "pages":
                 page, row = Page(key, checksum), rows.decode_page(value)
-                page.segments = [self._restored_segment(s, present) for s in row.segments]
-                pages.append((page.segments[0].start, page, row))
+                indexes = [self._index_of(s, present) for s in row.segments]
+                page.segments = [
+                    self._restored_segment(s, index) for s, index in zip(row.segments, indexes, strict=True)
+                ]
+                pages.append((page.segments[0].start, page, (row, indexes)))
             elif kind in ("dedup", "origins"):
                 parts = rows.decode_dedup(value)
                 ids.append((parts[1][0], key, checksum, parts))
@@ -457,10 +452,9 @@ class Checkpoints(Deliveries):
         for origin, (copy, _) in sorted(manifest.copied.items(), key=lambda item: item[1]):
             if copy < manifest.position:
                 name = origin if isinstance(origin, str) else f"{number}:{origin}"
-                self.origins.is_duplicate(origin_digest(name), copy, manifest.max_timestamp_ms)
-        delayed = sorted(self.delays)
-        for _, page, row in sorted(pages, key=lambda p: p[0]):
-            self._restore_page(page, row, delayed)
+                self.origins.is_duplicate(origin_digest(name), copy, manifest.last_timestamp_ms)
+        for _, page, (row, indexes) in sorted(pages, key=lambda p: p[0]):
+            self._restore_page(page, row, indexes)
             yield
         if unpaged or unfinished:
             yield from self._restore_unpaged(unpaged, unfinished)
@@ -470,45 +464,43 @@ class Checkpoints(Deliveries):
             self._come_back(hold)
         return self
 
-    def _restored_segment(self, s: rows.SegmentState, present: Collection[str] | None) -> Segment:
+    def _index_of(self, s: rows.SegmentState, present: Collection[str] | None) -> rows.IndexRow:
         key = rows.row_key(self.number, s.epoch, "messages", s.number)
         if present is not None and key not in present:
             raise RowError(f"row {key} is named by a page, but it is not in the table")
-        index = rows.decode_index(rows.loaded(self.load, rows.index_key_of(key), s.index_checksum))
+        return rows.decode_index(rows.loaded(self.load, rows.index_key_of(key), s.index_checksum))
+
+    def _restored_segment(self, s: rows.SegmentState, index: rows.IndexRow) -> Segment:
+        key = rows.row_key(self.number, s.epoch, "messages", s.number)
         segment = Segment.of_index(key, s.checksum, index.offsets(), index.lanes, index.of, index.row_bytes)
         segment.index_checksum = s.index_checksum
         segment.set_done(s.done)
-        offsets, is_open = segment.offsets, segment.is_open
-        for place, due_ms in zip(index.delays[::2], index.delays[1::2], strict=True):
-            if is_open(place):
-                self.delays[offsets[place]] = due_ms
-        for place, expires_ms in zip(index.ttls[::2], index.ttls[1::2], strict=True):
-            if is_open(place):
-                self._expire_at(offsets[place], expires_ms)
         return segment
 
-    def _restore_page(self, page: Page, row: rows.PageRow, delayed: list[int]) -> None:
+    def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> None:
         self._restore_holds(row.holds)
         self.doubles.update(offsets_in(row.doubles))
         self.segments.add_page(page)
-        start, stop = page.segments[0].start, page.segments[-1].stop
-        special = {*offsets_in(row.doubles), *delayed[bisect_left(delayed, start) : bisect_left(delayed, stop)]}
+        special = set(offsets_in(row.doubles))
         for hold in row.holds:
             special.update(offsets_in(hold.offsets))
+        for segment, index in zip(page.segments, indexes, strict=True):
+            offsets, is_open = segment.offsets, segment.is_open
+            for place, due_ms in zip(index.delays[::2], index.delays[1::2], strict=True):
+                if is_open(place) and offsets[place] not in self.holds:
+                    self._delay_until(offsets[place], due_ms)
+                    special.add(offsets[place])
+            for place, expires_ms in zip(index.ttls[::2], index.ttls[1::2], strict=True):
+                if is_open(place):
+                    self._expire_at(offsets[place], expires_ms)
         spared = sorted(special)
         for segment in page.segments:
             self._park_restored(segment, spared[bisect_left(spared, segment.start) : bisect_left(spared, segment.stop)])
 
-    def _park_restored(self, segment: Segment, spared: Iterable[int]) -> None:
+    def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
         """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
-        waiting: list[int] = []
-        for offset in spared:
-            due = self.delays.get(offset, 0)
-            if due <= self.max_timestamp_ms:
-                self.delays.pop(offset, None)
-                if offset not in self.holds and offset not in self.doubles:
-                    continue
-            waiting.append(offset)
+        holds, delays, doubles = self.holds, self.delays, self.doubles
+        waiting = [o for o in special if o in holds or o in delays or o in doubles]
         for queue, group in self.segments.park_open(segment, waiting):
             backlog = self._backlog(queue)
             self.woken[queue] = None
@@ -517,15 +509,11 @@ class Checkpoints(Deliveries):
         for offset in segment.loose():
             self.messages[offset] = segment
             queue_id, group = segment.queue_of(offset), segment.group_of(offset)
-            if queue_id is None and offset not in self.poison:
-                self.poison[offset] = str(self._facts(self.record(offset)))  # version 0.1 wrote poison, too
-            if queue_id is None or offset in self.doubles:
-                continue
-            due = self.delays.get(offset, 0)
-            if due:
-                heappush(self._delayed, (due, offset))
-                if group and offset not in self.holds:
-                    self._lane(self._backlog(queue_id), group).add(offset)
+            if queue_id is None:
+                if offset not in self.poison:  # version 0.1 wrote it, too
+                    self.poison[offset] = str(self._facts(self.record(offset)))
+            elif group and offset in delays and offset not in doubles:
+                self._lane(self._backlog(queue_id), group).add(offset)
 
     def _restore_holds(self, holds: Iterable[rows.HoldRow]) -> None:
         for h in holds:
@@ -582,14 +570,15 @@ def _is_sparse(segment: Segment) -> bool:
     return 4 * segment.remaining <= len(segment.offsets) and segment.row_bytes > SPARSE_MIN_BYTES
 
 
-def _of_places(offsets: Sequence[int], times_ms: dict[int, int]) -> list[int]:
+def _of_places(offsets: Sequence[int], *times_ms: dict[int, int]) -> list[int]:
     """For those of a segment's messages that have such a time: their number in it, and the time, in turn."""
     found: list[int] = []
-    if times_ms:
+    if any(times_ms):
         for place, offset in enumerate(offsets):
-            time_ms = times_ms.get(offset)
-            if time_ms is not None:
-                found += (place, time_ms)
+            for known in times_ms:
+                time_ms = known.get(offset)
+                if time_ms is not None:
+                    found += (place, time_ms)
     return found
 
 

@@ -225,21 +225,26 @@ class Deliveries(Order):
         """End reservations of offsets on which a marker took effect."""
         self.reserved.difference_update(offsets)
 
-    def due(self, settings_of: SettingsOf, ttl_queues: Iterable[str] = ()) -> Due:
-        """What is past its maximum receive count or TTL, is a dead letter's double, or poison; reserved until done."""
+    def due(self, settings_of: SettingsOf, ttl_queues: Iterable[str] = (), expire: bool = True) -> Due:
+        """What is past its maximum receive count or TTL, is a dead letter's double, or poison; reserved until done.
+
+        Without ``expire`` nothing expires yet: it is not known how late it is.
+        """
         dead: list[int] = []
         expired: list[int] = []
         refused, self._refused = self._refused, []
+        if refused and self.estimate_ms > self.broker_ms:
+            refused, self._refused = self._decided(refused, settings_of)
         self.put_back(refused)
         suspects, self._suspects = self._suspects + refused, []
-        expiring, top = self._expiring, self.max_timestamp_ms
-        while expiring and expiring[0][0] <= top:
-            suspects.append(heappop(expiring)[1])
         heads: list[int] = []
         try:
-            for queue in ttl_queues:
-                self._stale_heads(queue, settings_of(queue), heads)
-            self._end_suspects(suspects + heads, settings_of, dead, expired)
+            if expire:
+                while self._expiring and self._expiring[0][0] <= self.broker_ms:
+                    suspects.append(heappop(self._expiring)[1])
+                for queue in ttl_queues:
+                    self._stale_heads(queue, settings_of(queue), heads)
+            self._end_suspects(suspects + heads, settings_of, expire, dead, expired)
         except Exception:  # a row can't be read: all is as if nobody had looked
             self.put_back([*dead, *expired, *heads])
             self._suspects += suspects
@@ -251,12 +256,12 @@ class Deliveries(Order):
         return Due(dead, expired, purged, poison)
 
     def _end_suspects(
-        self, suspects: Iterable[int], settings_of: SettingsOf, dead: list[int], expired: list[int]
+        self, suspects: Iterable[int], settings_of: SettingsOf, expire: bool, dead: list[int], expired: list[int]
     ) -> None:
         """Reserve those that are past their TTL or maximum."""
-        top = self.max_timestamp_ms
+        now_ms = self.broker_ms
         for offset in suspects:
-            placeless = offset not in self.messages and self.ttls.get(offset, top + 1) <= top
+            placeless = offset not in self.messages and self.ttls.get(offset, now_ms + 1) <= now_ms
             if placeless:
                 self._unfinished(offset)  # parked: only what is to be ended may lose its place
             if not self.ready(offset):
@@ -265,7 +270,10 @@ class Deliveries(Order):
             if queue_of is None:
                 continue
             settings = settings_of(queue_of)
-            if self._past_ttl(offset, settings):
+            if self._expired(offset, settings):
+                if not expire:
+                    self._suspects.append(offset)
+                    continue
                 expired.append(offset)
             elif settings.max_receives and self.receives(offset) >= settings.max_receives:
                 dead.append(offset)
@@ -274,6 +282,23 @@ class Deliveries(Order):
             self.reserved.add(offset)
             if placeless:
                 self._note_out(queue_of, offset)
+
+    def _expired(self, offset: int, settings: QueueSettings) -> bool:
+        """True if the log says that the time to live of ``offset`` is over: an estimate is no reason to end it."""
+        expires_ms = self._expires_ms(offset, settings)
+        return expires_ms is not None and expires_ms <= self.broker_ms
+
+    def _decided(self, refused: list[int], settings_of: SettingsOf) -> tuple[list[int], list[int]]:
+        """What was refused, without and with that of which the log has yet to say whether it is past its TTL."""
+        decided, open_ones = [], []
+        for offset in refused:
+            queue = self.queue_of(offset) if offset in self.messages else None
+            settings = settings_of(queue) if queue is not None else None
+            if settings is None or self._expired(offset, settings) or not self._past_ttl(offset, settings):
+                decided.append(offset)
+            else:
+                open_ones.append(offset)
+        return decided, open_ones
 
     def _stale_heads(self, queue: str, settings: QueueSettings, found: list[int]) -> None:
         """Never delivered messages of ``queue`` whose TTL, by the queue's setting, is over."""
@@ -310,13 +335,13 @@ class Deliveries(Order):
             if fifo:
                 for offset in lane.fresh:  # they keep their places until they are done
                     if offset in self.messages:
-                        if not self.ready(offset) or not self._past_ttl(offset, settings):
+                        if not self.ready(offset) or not self._expired(offset, settings):
                             break
                         found.append(offset)
                 return
             if not self.ready(first) or self.receives(first):
                 lane.pop_first()
-            elif self._past_ttl(first, settings):
+            elif self._expired(first, settings):
                 self._mixed.add(queue)  # it is at no place any more, should the order be kept later
                 found.append(lane.pop_first())
             else:

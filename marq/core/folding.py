@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heappop
+from heapq import heapify, heappop
 
+from marq.core import state
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.ranges import count, flat, offsets_in, ranges_of
 from marq.core.reading import Reading
 from marq.core.segments import Segment
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, headers_size, size_of
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, block_of, headers_size, size_of
 
 CLOCK_STEP_MS = 5_000
 """The partition clock advances by at most this much per record: a broker clock that jumps expires nothing early."""
@@ -30,9 +31,6 @@ class Folding(Reading):
                 self.clock_ms += min(step, CLOCK_STEP_MS)
         self.last_timestamp_ms = timestamp_ms
         self.markers_position = offset + 1
-        if timestamp_ms > self.max_timestamp_ms:
-            self.max_timestamp_ms = timestamp_ms
-            self._fire_delays()
         timers = self._timers
         while timers and timers[0][0] <= self.clock_ms:
             hold = heappop(timers)[2]
@@ -56,10 +54,66 @@ class Folding(Reading):
                 if kind is Own:
                     self.own = offset
                     self.delivery = 0
+                    self.tick_ms, self.agreed = -1, False
+                elif kind is Tick and marker.sure and not marker.fence:  # type: ignore[union-attr]
+                    self._tell_time(timestamp_ms)
             idle = idle and kind is Tick
             effects.append(effect)
         self._ticks += idle
+        if self._listed > self._listed_max:
+            self._clean()
+        if len(self._dirty) > self._dirty_max:
+            self._clean_dirty()
         return effects
+
+    def _tell_time(self, tick_ms: int) -> None:
+        """A tick tells broker time if the one before it, of the same owner, agrees: one wrong stamp counts for nothing.
+
+        Two of one batch have the same stamp, and prove nothing.
+        """
+        before = self.tick_ms
+        if tick_ms == before:
+            return
+        self.tick_ms = tick_ms
+        self.agreed = before >= 0 and 0 < tick_ms - before <= CLOCK_STEP_MS
+        if self.agreed:
+            fell = tick_ms < self.broker_ms
+            self.broker_ms = tick_ms
+            if fell:
+                self._turn_back()
+            self._fire_delays()
+
+    def _turn_back(self) -> None:
+        """Broker time fell: what was over by a clock that was wrong waits again."""
+        now_ms = self.broker_ms
+        again = {offset: due_ms for offset, due_ms in self.elapsed.items() if due_ms > now_ms}
+        for offset in again:
+            del self.elapsed[offset]
+            if offset not in self.messages:  # parked: only what is ready may be
+                self._unfinished(offset)
+                queue = self.queue_of(offset)
+                if queue is not None:
+                    self._note_out(queue, offset)
+        self.delays.update(again)
+        self._delayed = [(due_ms, offset) for offset, due_ms in self.delays.items()]
+        heapify(self._delayed)
+        self._expiring = [(expires_ms, offset) for offset, expires_ms in self.ttls.items()]
+        heapify(self._expiring)
+        if again:
+            for backlog in self.backlogs.values():
+                if not backlog.fifo:  # else they keep their places
+                    for lane in backlog.lanes():
+                        lane.remove(again)
+
+    def _clean_dirty(self) -> None:
+        """Blocks that have nothing, and no row, need none; whoever writes no rows would gather them for ever."""
+        for block in self._dirty:
+            if block << state.BLOCK_BITS < self.persisted:
+                self.segments.touch(block << state.BLOCK_BITS, (block + 1) << state.BLOCK_BITS)
+        dirty = self._dirty & self._marker_rows.keys()
+        dirty |= self._dirty.intersection(map(block_of, self.holds))
+        self._dirty = dirty
+        self._dirty_max = 2 * len(dirty) + state.CLEAN_SLACK
 
     def skip_markers(self, stop: int) -> None:
         """The markers topic holds nothing more below ``stop`` (control records, deleted records)."""
@@ -87,6 +141,10 @@ class Folding(Reading):
         self._touch(m.offsets)
         effect = first
         if first:
+            if self.delays or self.elapsed:
+                for offset in first:  # what was started waits for no delay any more, whatever becomes of broker time
+                    self.delays.pop(offset, None)
+                    self.elapsed.pop(offset, None)
             self._hold(Hold(m.epoch, m.delivery, 1, deadline_ms, True, m.receiver, first))
         if again:
             effect = list(first)

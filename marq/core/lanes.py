@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
+from marq.core import state
 from marq.core.backlog import PRUNE_SLACK, Backlog, Lane
+from marq.core.segments import Segment
 from marq.core.state import Hold, State, block_of
 
 TIMERS_SLACK = 100_000
@@ -34,6 +36,41 @@ class Lanes(State):
         backlog.again_turns = deque(ln for ln in backlog.again_turns if not ln.group or kept.get(ln.group) is ln)
         backlog.prune_at = 2 * len(kept) + PRUNE_SLACK
 
+    def _clean(self) -> None:
+        """Clear away what is known of finished messages. Entries are hints, which are else dropped when they are taken:
+        nobody may ever take from a queue. The cost is shared by what was listed since the last time.
+        """
+        messages = self.messages
+        self._listed, self._listed_max = 0, len(messages) + state.CLEAN_SLACK
+        for backlog in self.backlogs.values():
+            for lane in backlog.lanes():
+                lane.retain(messages)
+            if backlog.groups:
+                self._prune(backlog)
+        self._sweep()
+        self._suspects = [o for o in dict.fromkeys(self._suspects) if o in messages or o in self.ttls]
+        self._delayed = [entry for entry in self._delayed if entry[1] in self.delays]
+        heapify(self._delayed)
+        parked = self.segments.queues
+        self.woken = {q: None for q in self.woken if not q or q in self.backlogs or q in parked}
+        names = len(self._mixed) + len(self._fifo) + len(self._apart or ())
+        if names > len(self.backlogs) + len(parked) + state.CLEAN_SLACK:
+            here = {self.queue_of(o) for o in self.holds.keys() | self.reserved if o in messages}
+            here |= self.backlogs.keys() | parked.keys()
+            self._mixed &= here
+            self._fifo &= here
+            if self._apart is not None:
+                self._apart = {q: offsets for q, offsets in self._apart.items() if q in here}
+
+    def _sweep(self) -> None:
+        """Structures of a queue exist only while it has something in them."""
+        empty = [name for name, backlog in self.backlogs.items() if backlog.idle]
+        if empty:
+            for name in empty:
+                del self.backlogs[name]
+                self._again_turn.discard(name)
+            self._by_key = {key: b for key, b in self._by_key.items() if b.name in self.backlogs}
+
     def _push(self, offset: int, receives: int) -> None:
         """``offset`` is ready again."""
         if offset in self.reserved:
@@ -41,6 +78,7 @@ class Lanes(State):
         queue = self.queue_of(offset)
         if queue is None:
             return
+        self._listed += 1
         backlog = self._backlog(queue)
         if backlog.fifo:
             self._push_in_order(backlog, offset)
@@ -55,33 +93,39 @@ class Lanes(State):
 
     def next_due_ms(self) -> int | None:
         """Milliseconds of log time until something becomes ready or expires by itself; None if nothing will."""
-        waits: list[int] = []
+        waits = [wait for wait in (self.next_lease_ms(), self.next_time_ms()) if wait is not None]
+        return min(waits) if waits else None
+
+    def next_lease_ms(self) -> int | None:
+        """Milliseconds of the partition clock until the next lease or wait is over; None if there is none."""
         # what is finished by now is nothing to wait for
         while self._timers and not self._holds_any(self._timers[0][2]):
             self._timed -= len(heappop(self._timers)[2].offsets)
+        return max(0, self._timers[0][0] - self.clock_ms) if self._timers else None
+
+    def next_time_ms(self) -> int | None:
+        """Milliseconds of broker time until the next delay or time to live is over; None if nothing waits for that."""
+        waits: list[int] = []
         while self._delayed and self._delayed[0][1] not in self.delays:
             heappop(self._delayed)
         while self._expiring and self._expiring[0][1] not in self.ttls:
             heappop(self._expiring)
-        if self._timers:
-            waits.append(self._timers[0][0] - self.clock_ms)
         if self._delayed:
-            waits.append(self._delayed[0][0] - self.max_timestamp_ms)
+            waits.append(self._delayed[0][0] - self.broker_ms)
         if self._expiring:
-            waits.append(self._expiring[0][0] - self.max_timestamp_ms)
+            waits.append(self._expiring[0][0] - self.broker_ms)
         return max(0, min(waits)) if waits else None
 
     def _fire_delays(self) -> None:
         delayed = self._delayed
-        while delayed and delayed[0][0] <= self.max_timestamp_ms:
-            _, offset = heappop(delayed)
+        while delayed and delayed[0][0] <= self.broker_ms:
+            due_ms, offset = heappop(delayed)
             if self.delays.pop(offset, None) is not None and offset in self.messages:
-                hold = self.holds.get(offset)
-                if hold is not None:
-                    if self.clock_ms >= hold.deadline_ms:
-                        self._push(offset, hold.receives)
-                elif self._fifo and (queue := self.queue_of(offset)) in self._fifo:
-                    self._moved((offset,))  # it is at its place already
+                self.elapsed[offset] = due_ms
+                if self._fifo and (queue := self.queue_of(offset)) in self._fifo:
+                    if type(self.messages[offset]) is Segment:
+                        self._note_out(str(queue), offset)  # it may have lost its place when it was parked
+                    self._moved((offset,))  # else it is at its place already
                     self.woken[str(queue)] = None
                     if offset in self.ttls:
                         self._suspects.append(offset)
@@ -222,6 +266,7 @@ class Lanes(State):
     def _forget(self, offset: int) -> None:
         """Nothing is special about ``offset`` any more."""
         self.delays.pop(offset, None)
+        self.elapsed.pop(offset, None)
         self.ttls.pop(offset, None)
         self.poison.pop(offset, None)
         self.doubles.discard(offset)

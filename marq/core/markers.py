@@ -94,9 +94,13 @@ class Purge(msgspec.Struct, tag="purge", tag_field="type"):
 
 
 class Tick(msgspec.Struct, tag="tick", tag_field="type", omit_defaults=True):
-    """Nothing but time. ``fence`` names the checkpoint whose deletions wait for this tick to be folded."""
+    """Nothing but time. ``fence`` names the checkpoint whose deletions wait for this tick to be folded.
+
+    Broker time is told by ticks without a fence, unless their writer has reason to doubt their stamp: not ``sure``.
+    """
 
     fence: str = ""
+    sure: bool = True
 
 
 Marker = Own | Start | Keepalive | Release | End | Purge | Tick

@@ -16,6 +16,12 @@ READ_BACK_BYTES = 32 * 1024 * 1024
 READS_MAX = 8
 """A delivery that has something in it reads no more segments back than this (a millisecond each)."""
 
+WANTED_BYTES = 4 * 1024 * 1024
+"""What stays in memory of a queue that has receivers when memory is short: its next messages."""
+
+WANTED_LEAST_BYTES = 1024 * 1024
+"""All such queues of a partition together may keep this much, and a quarter of what there is, whatever is asked for."""
+
 SHED_AGAIN_MS = 1_000
 """So often, on the partition clock, leases may have ended and reservations gone: what could not be shed now can."""
 
@@ -26,14 +32,16 @@ class Memory(Folding):
     def shed(self, excess_bytes: int, wanted: Iterable[str] = ()) -> int:
         """Drop payloads that are in a segment from memory until ``excess_bytes`` are free; how many bytes were freed.
 
-        Reserved or leased ones stay, and those of ``wanted`` queues (with receivers waiting) unless they have to wait.
+        Reserved or leased ones stay. Of ``wanted`` queues (with receivers) what need not wait goes last, and the next
+        :data:`WANTED_BYTES` of each stay, or less if that is its share of what there may be.
         """
         freed = 0
         keep = set(wanted)
         situation = (self.persisted, self.clock_ms // SHED_AGAIN_MS, len(self.segments), keep)
         if self._shed_all == situation:
             return 0  # a look at every message, to find the same nothing
-        parked: dict[tuple[str, int], list[int]] = {}
+        going: list[int] = []
+        later: dict[str, list[int]] = {}
         for offset, record in self.messages.items():
             if freed >= excess_bytes:
                 break
@@ -45,16 +53,42 @@ class Memory(Folding):
                 continue
             queue = self.queue_of(offset)
             if queue in keep and not waits and offset not in self.delays and not self._behind(queue, offset):
+                later.setdefault(str(queue), []).append(offset)
                 continue
             freed += size_of(record)
-            if hold is None and queue is not None and offset not in self.delays and offset not in self.doubles:
-                parked.setdefault((queue, self.group_of(offset)), []).append(offset)
-            else:
+            going.append(offset)
+        if freed < excess_bytes:
+            # what one slow queue holds must not keep others from being read
+            allowed = max(self.bytes - excess_bytes, self.bytes // 4, WANTED_LEAST_BYTES)
+            share = min(WANTED_BYTES, allowed // max(1, len(later)))
+            for offsets in later.values():
+                offsets.sort()
+                kept = 0
+                for i, offset in enumerate(offsets):
+                    kept += size_of(self.messages[offset])
+                    if kept > share:
+                        # the last of them first: they are wanted last
+                        while len(offsets) > i and freed < excess_bytes:
+                            freed += size_of(self.messages[offsets[-1]])
+                            going.append(offsets.pop())
+                        break
+        if freed < excess_bytes:
+            self._shed_all = situation
+        self._let_go(going)
+        self.bytes -= freed
+        return freed
+
+    def _let_go(self, going: Iterable[int]) -> None:
+        """Leave payloads to their segments: a message that is new is parked, of others only the payload goes."""
+        parked: dict[tuple[str, int], list[int]] = {}
+        for offset in going:
+            queue = self.queue_of(offset)
+            if queue is None or offset in self.holds or offset in self.delays or offset in self.doubles:
                 segment = self.segments.find(offset)
                 assert segment is not None
                 self.messages[offset] = segment
-        else:
-            self._shed_all = situation
+            else:
+                parked.setdefault((queue, self.group_of(offset)), []).append(offset)
         for (queue, group), offsets in parked.items():
             for offset in offsets:
                 del self.messages[offset]
@@ -65,8 +99,6 @@ class Memory(Folding):
             lane.retain(self.messages)
             if group and lane.blocker < 0:
                 backlog.queue_up(lane)
-        self.bytes -= freed
-        return freed
 
     def _behind(self, queue: str | None, offset: int) -> bool:
         """True if an earlier message of its group has to be finished before ``offset`` can be delivered."""

@@ -116,12 +116,15 @@ class Order(Memory):
         self._refused.append(offset)
 
     def _past_ttl(self, offset: int, settings: QueueSettings) -> bool:
-        expires = self.ttls.get(offset)
-        if expires is not None:
-            return expires <= self.max_timestamp_ms
-        if settings.ttl_ms:
-            return bool(self.record(offset).timestamp + settings.ttl_ms <= self.max_timestamp_ms)
-        return False
+        """True if ``offset`` must not be delivered any more."""
+        expires_ms = self._expires_ms(offset, settings)
+        return expires_ms is not None and expires_ms <= max(self.broker_ms, self.estimate_ms)
+
+    def _expires_ms(self, offset: int, settings: QueueSettings) -> int | None:
+        expires_ms = self.ttls.get(offset)
+        if expires_ms is None and settings.ttl_ms:
+            expires_ms = int(self.record(offset).timestamp) + settings.ttl_ms
+        return expires_ms
 
     # ------------------------------------------------------------------ a queue becomes one whose order is kept, or not
 

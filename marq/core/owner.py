@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 from marq.core import markers as m
 from marq.core import rows
 from marq.core.flow import Flow, is_limited
+from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
 from marq.core.ranges import offsets_in, ranges_of
+from marq.core.reading import Unreadable
 from marq.errors import InternalError, MarkerError, RowError
 
 TICK_MIN_MS = 100
@@ -30,8 +32,14 @@ TICK_MIN_MS = 100
 TICK_MAX_MS = 1_000
 """… and at least one while anything is pending there."""
 
+DOUBT_MS = 120_000
+"""For so long the stamps of ticks have to be at odds with the owner's own clock before they are believed."""
+
 OUTAGE_MS = 5 * TICK_MAX_MS
 """Without a marker for longer than this, while a checkpoint waits for its ticks, Kafka or this process stood still."""
+
+FLOWS_SLACK = 1_000
+"""So many queues with limits are remembered though they have nothing in flight; then those are looked through."""
 
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
@@ -179,11 +187,18 @@ class Owner:
         self._fences = 0
         self._next_checkpoint_ms = 0
         self.flows: dict[str, Flow] = {}  # of queues with limits
+        self._flows_max = FLOWS_SLACK
         self._flow_of: dict[int, str] = {}  # offset in flight -> its queue, if that has limits
         self._orphans: list[str] = []
         self._old_manifests: list[str] = []
         self._folded_ms = 0
         self._ticked_ms = 0
+        self._tick_out = False  # the last tick has not been folded yet
+        self._tick_sent: dict[int, int] = {}  # own record with a tick, not folded yet -> our clock, when sent or before
+        self.told = False  # this owner's own ticks have told broker time
+        self._told_ms = 0  # our clock when the last one was sent that did
+        self._ahead_ms = 0  # of our clock, broker time, as it is believed
+        self._doubt_since_ms: int | None = None  # our clock when the stamps of ticks began to be at odds with it
 
     # ------------------------------------------------------------------ claim and recover
 
@@ -304,15 +319,21 @@ class Owner:
             if record.offset < self.partition.markers_position:
                 continue
             known = self._acked.pop(record.offset, None)
+            timestamp_ms = record.timestamp
             if known is not None:
                 batch = known[1]
+            elif type(record) is Unreadable:
+                self.partition.counters["unreadable_markers"] += 1
+                batch = m.Batch(m.VERSION, [])
+                if timestamp_ms < 0:  # not known: no time has passed
+                    timestamp_ms = self.partition.last_timestamp_ms
             else:
                 try:
                     batch = m.decode(record.value)
                 except MarkerError:
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
-            self._fold(record.offset, record.timestamp, batch, now_ms)
+            self._fold(record.offset, timestamp_ms, batch, now_ms)
             if self.phase is Phase.LOST or self.phase is Phase.FAILED:
                 return True
         self.partition.skip_markers(stop)
@@ -322,6 +343,8 @@ class Owner:
     def sent(self, seq: int, markers: Sequence[Marker]) -> None:
         """An own record is on its way. ``seq`` grows; the log keeps the order of one writer's records."""
         self._sent[seq] = markers
+        if self._tick_out and any(type(marker) is Tick for marker in markers):
+            self._tick_sent[seq] = self._ticked_ms
 
     def acknowledged(
         self,
@@ -394,8 +417,38 @@ class Owner:
                 self._withdraw(effect)
             if self._flow_of and (kind is End or kind is Release or kind is Purge):
                 self._landed(marker, effect, now_ms)
-        if batch.by == self.nonce and self._sent:
-            self._settle(batch.seq)
+        if batch.by == self.nonce:
+            sent_ms = self._tick_sent.get(batch.seq)
+            if sent_ms is not None and self.phase is Phase.SERVING:
+                self._ticked(timestamp_ms, sent_ms, now_ms)
+            if self._sent:
+                self._settle(batch.seq)
+
+    def _ticked(self, timestamp_ms: int, sent_ms: int, now_ms: int) -> None:
+        """A tick that was sent at ``sent_ms`` of our clock, or later, is in the log.
+
+        What it says of broker time is in the fold. Here it is held against our own clock: a broker whose clock jumps
+        is believed when it has done so for a while, or by the next owner.
+        """
+        self._tick_out = False
+        partition, ahead_ms = self.partition, timestamp_ms - sent_ms
+        if self.told and abs(ahead_ms - self._ahead_ms) > CLOCK_STEP_MS:
+            if self._doubt_since_ms is None:
+                self._doubt_since_ms = now_ms
+            if now_ms - self._doubt_since_ms < DOUBT_MS:
+                return
+        self._doubt_since_ms = None
+        self._ahead_ms = ahead_ms
+        if partition.agreed and partition.tick_ms == timestamp_ms:
+            self._told_ms = sent_ms
+            if not self.told:
+                self.told = True
+                partition.woken.update(dict.fromkeys(list(partition.queues())))
+
+    def _estimate(self, now_ms: int) -> None:
+        """Tell the partition how late it is by our own clock: it delivers nothing that has expired by that."""
+        partition = self.partition
+        partition.estimate_ms = partition.broker_ms + now_ms - self._told_ms if self.told else -1
 
     def _withdraw(self, ended: list[int]) -> None:
         """Offsets that ended later in the same chunk as their start are not handed out any more."""
@@ -417,6 +470,7 @@ class Owner:
         """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""
         for number in [n for n in self._sent if n <= seq]:
             markers = self._sent.pop(number)
+            self._tick_sent.pop(number, None)
             if number == seq:
                 continue
             for marker in markers:
@@ -451,8 +505,11 @@ class Owner:
         if self.phase is not Phase.SERVING:
             return None
         taken: list[int] = []
+        self._estimate(now_ms)
         for queue in queues:
             settings, room = self.settings_of(queue), limit - len(taken)
+            if not self.told and (settings.ttl_ms or self.partition.ttls):
+                continue  # what expired while nobody served must not be delivered
             if settings.fifo and shared_fate and taken:
                 continue  # cut into calls by offset, its messages could be in two
             limited = settings.max_in_flight or settings.max_in_flight_per_receiver or settings.breaker_failures
@@ -519,6 +576,8 @@ class Owner:
         """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
         flow = self.flows.get(queue)
         if flow is None:
+            if len(self.flows) >= self._flows_max:
+                self._forget_flows(now_ms)
             flow = self.flows[queue] = self._flow(queue)
         if settings.breaker_failures:
             self._expire(queue, flow, settings, now_ms)
@@ -530,6 +589,15 @@ class Owner:
             self._expire(queue, flow, settings, now_ms)
             room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
         return room
+
+    def _forget_flows(self, now_ms: int) -> None:
+        """A queue that has nothing in flight is made known again when it is asked for, but for failures that matter."""
+        for queue, flow in list(self.flows.items()):
+            breaker = flow.breaker
+            failing = breaker.room(now_ms) == 0 or (breaker.failures and self.partition.has_ready(queue))
+            if not flow.offsets and not failing:
+                del self.flows[queue]
+        self._flows_max = 2 * len(self.flows) + FLOWS_SLACK
 
     def _flow(self, queue: str) -> Flow:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""
@@ -684,8 +752,9 @@ class Owner:
             return None
         if self.flows:
             self._wake_probes(now_ms)
+        self._estimate(now_ms)
         try:
-            due = self.partition.due(self.settings_of, ttl_queues)
+            due = self.partition.due(self.settings_of, ttl_queues, self.told)
         except RowError:
             return None
         self.ended_as("expired", due.expired)
@@ -695,22 +764,42 @@ class Owner:
             self._start(sorted(due.dead), DEAD_RECEIVER, DEAD_LEASE_MS, now_ms, DEAD_RECEIVER)
         return due
 
-    def tick(self, now_ms: int) -> bool:
-        """Append a tick if log time has to be known; True if one was appended. Call often: it limits itself."""
-        if self.phase is not Phase.SERVING or now_ms - self._ticked_ms < TICK_MIN_MS:
+    def tick(self, now_ms: int, ttl_queues: Iterable[str] = ()) -> bool:
+        """Append a tick if log time has to be known; True if one was appended. Call often: it limits itself.
+
+        ``ttl_queues``: those with a time to live of their own that have something here.
+        """
+        since_tick = now_ms - self._ticked_ms
+        if self.phase is not Phase.SERVING or since_tick < (TICK_MAX_MS if self._tick_out else TICK_MIN_MS):
             return False
         since_fold = now_ms - self._folded_ms
-        due_ms = self.partition.next_due_ms()
-        if due_ms is not None and since_fold >= due_ms:
+        due_ms = self.partition.next_lease_ms()
+        if self._wants_time(now_ms, bool(list(ttl_queues))) or (due_ms is not None and since_fold >= due_ms):
             wanted = True
         elif since_fold < TICK_MAX_MS and self._step not in ("manifest", "retire"):
             wanted = self._step == "idle" and now_ms >= self._next_checkpoint_ms and self.partition.changed()
         else:
             wanted = due_ms is not None or self._step != "idle" or bool(self._sent) or self.partition.changed()
         if wanted:
+            # two that are sent at once would prove each other right
+            sure = self._doubt_since_ms is None and (not self._tick_out or since_tick > CLOCK_STEP_MS)
             self._ticked_ms = now_ms
-            self.appends.append(Tick())
+            self._tick_out = True
+            self.appends.append(Tick(sure=sure))
         return wanted
+
+    def _wants_time(self, now_ms: int, has_ttl: bool) -> bool:
+        """True if a tick has to tell broker time: other markers move the leases' clock, but say nothing about that."""
+        if not self.told:
+            return True
+        due_ms = self.partition.next_time_ms()
+        is_due = self.partition.undecided
+        if due_ms is None and not has_ttl and not is_due:
+            return False
+        is_due = is_due or (due_ms is not None and now_ms - self._told_ms >= due_ms)
+        if self._doubt_since_ms is None and (is_due or not self.partition.agreed):
+            return True
+        return now_ms - self._ticked_ms >= TICK_MAX_MS
 
     # ------------------------------------------------------------------ checkpoints
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from marq.core.checkpoints import Checkpoint, Checkpoints
 from marq.core.deliveries import Due
 from marq.core.policies import QUEUE_NAME_MAX
-from marq.core.reading import H_DEDUP, H_DELAY, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES
+from marq.core.reading import H_DEDUP, H_DELAY, H_ORIGIN, H_POISON, H_TTL, MESSAGE_MAX_BYTES, Unreadable
 from marq.core.state import H_GROUP, Hold
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "H_DELAY",
     "H_GROUP",
     "H_ORIGIN",
+    "H_POISON",
     "H_TTL",
     "MESSAGE_MAX_BYTES",
     "QUEUE_NAME_MAX",
@@ -33,6 +34,7 @@ __all__ = [
     "Due",
     "Hold",
     "Partition",
+    "Unreadable",
 ]
 
 

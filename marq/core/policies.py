@@ -72,7 +72,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 
     def dead_letters_of(self, queue: str) -> str:
         """The queue that takes the dead letters of ``queue``."""
-        return self.dead_letter_queue or queue + DEAD_SUFFIX
+        return self.dead_letter_queue or queue[: QUEUE_NAME_MAX - len(DEAD_SUFFIX)] + DEAD_SUFFIX
 
     def backoff_of(self, attempt: int, random: Random) -> int:
         """Delay after the failure of ``attempt`` where whoever gives the message back names none."""

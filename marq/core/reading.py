@@ -9,12 +9,25 @@ from typing import Any, NamedTuple
 from marq.core.backlog import group_number
 from marq.core.dedup import digest_of, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
-from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of
+from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
 from marq.message import RESERVED
 
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
-"""Payload, key and headers of a message. Kafka limits the compressed batch, so a larger one can get into the topic; its
-row would not fit the changelog."""
+"""Payload, key and headers of a message (`stored_size`). Kafka limits the compressed batch, so a larger one can get
+into the topic; its row would not fit the changelog."""
+
+COPY_ROOM_BYTES = 16 * 1024
+"""So much more may a copy have (a dead letter, a moved message: it has an origin header), for what the copy adds."""
+
+PLAIN_MAX_BYTES = MESSAGE_MAX_BYTES - 1024
+"""A larger payload needs a closer look at what else the record has, …"""
+
+PLAIN_KEY_BYTES = 1024
+"""… and so does a larger key."""
+
+BAD_NAME = "\ufffd"
+"""In the name of a header that is not UTF-8, readers put this character. Kafka's Java client can't tell such a name
+from one that was sent so, and all readers of the log have to decide alike."""
 
 H_DELAY = "marq-delay-ms"
 
@@ -22,6 +35,25 @@ H_TTL = "marq-ttl-ms"
 
 H_ORIGIN = "marq-origin"
 H_DEDUP = "marq-dedup"
+H_POISON = "marq-poison-reason"
+
+UNDECODABLE = "can't be decoded"
+"""Beginning of the reason of what could not be decoded: the jobs of the pipeline go by it."""
+
+
+class Unreadable(NamedTuple):
+    """Stands for a record at an offset that could not be decoded. It is poison, and no marker.
+
+    ``value``: the bytes, if this is where they begin; ``timestamp``: that of the batch, if it can be read, or the last
+    one before it; -1 if neither is known.
+    """
+
+    offset: int
+    timestamp: int
+    value: bytes | None
+    reason: str
+    key: None = None
+    headers: tuple[tuple[str, bytes], ...] = ((H_POISON, b""),)  # not empty: no record of the plain kind
 
 
 class Facts(NamedTuple):
@@ -55,12 +87,7 @@ class Reading(Lanes):
             return False
         if stop <= position:
             return True
-        messages, top, size, expected = (
-            self.messages,
-            self.max_timestamp_ms,
-            0,
-            position,
-        )
+        messages, size, expected = self.messages, 0, position
         plain = not self.ahead and self._highest_hold < position and not self.purges
         last_key: Any = self  # equal to no key
         push = None
@@ -71,18 +98,16 @@ class Reading(Lanes):
             if offset != expected:
                 self._absent(expected, offset)
             expected = offset + 1
-            if record.timestamp > top:
-                top = record.timestamp
             value = record.value
             payload_bytes = len(value) if value is not None else 0
-            if not plain or record.headers or payload_bytes > MESSAGE_MAX_BYTES:
-                self._take_up(record, top)
+            if not plain or record.headers or payload_bytes > PLAIN_MAX_BYTES:
+                self._take_up(record)
                 continue
             if record.key != last_key:
                 last_key = record.key
                 backlog = self._backlog_of(record)
-                if backlog is None:
-                    self._take_up(record, top)
+                if backlog is None or (last_key is not None and len(last_key) > PLAIN_KEY_BYTES):
+                    self._take_up(record)
                     last_key = self
                     continue
                 push = backlog.fresh.append
@@ -94,21 +119,23 @@ class Reading(Lanes):
             self._absent(expected, stop)
         if records:
             self.queue_timestamp_ms = records[-1].timestamp
+            for ids in (self.recent, self.origins):
+                ids.pass_time(records[-1].offset, self.queue_timestamp_ms)
         self.bytes += size
+        self._listed += stop - position
         self.position = stop
         if self.ahead:
             self.ahead.discard(0, stop)
         if self.purges:
             self.purges = {queue: before for queue, before in self.purges.items() if before > stop}
-        if top > self.max_timestamp_ms:
-            self.max_timestamp_ms = top
-            self._fire_delays()
         if self._held_up and self._highest_hold < stop:
             self.woken.update(dict.fromkeys(self._held_up))
             self._held_up.clear()
+        if self._listed > self._listed_max:
+            self._clean()
         return True
 
-    def _take_up(self, record: Any, now_ms: int) -> None:
+    def _take_up(self, record: Any) -> None:
         """One record with everything that may be special about it."""
         offset = record.offset
         facts = self._facts(record)
@@ -128,18 +155,15 @@ class Reading(Lanes):
         if type(facts) is not Facts or double:
             return
         backlog = self._backlog(facts.queue)
-        due = self.delays.get(offset, 0)
         hold = self.holds.get(offset)
-        if due > now_ms:
-            heappush(self._delayed, (due, offset))
-            if hold is not None or not (facts.group or backlog.fifo):
+        if hold is not None:
+            if self.clock_ms >= hold.deadline_ms:
+                self._push(offset, hold.receives)
+            return
+        if offset in self.delays:
+            if not (facts.group or backlog.fifo):
                 return
         else:
-            self.delays.pop(offset, None)
-            if hold is not None:
-                if self.clock_ms >= hold.deadline_ms:
-                    self._push(offset, hold.receives)
-                return
             self.woken[facts.queue] = None
         if not facts.group:
             backlog.fresh.append(offset)
@@ -151,13 +175,18 @@ class Reading(Lanes):
 
     def _facts(self, record: Any) -> Facts | str:
         """What ``record`` says, or why it is poison. Nothing else than the record is asked."""
+        if type(record) is Unreadable:
+            return record.reason
         backlog = self._backlog_of(record)
         if backlog is None:
             return "no queue: the key is " + ("null" if record.key is None else "no queue id")
-        if size_of(record) > MESSAGE_MAX_BYTES + MESSAGE_OVERHEAD_BYTES:
+        size = stored_size(record)
+        if size > MESSAGE_MAX_BYTES and is_too_large(size, any(name == H_ORIGIN for name, _ in record.headers)):
             return f"larger than {MESSAGE_MAX_BYTES} bytes"
         delay_ms, ttl_ms, group, dedup, origin = None, 0, 0, None, None
         for name, value in record.headers:
+            if not name.isascii() and BAD_NAME in name:
+                return "the name of a header is not UTF-8"
             if not name.startswith(RESERVED):
                 continue
             if name == H_GROUP:
@@ -184,11 +213,21 @@ class Reading(Lanes):
             return None, 0
         if offset in self.doubles:
             return facts.queue, facts.group  # it is only waited for that its owner ends it
-        if facts.delay_ms is not None:
-            self.delays[offset] = record.timestamp + facts.delay_ms
+        if facts.delay_ms and offset not in self.holds:
+            self._delay_until(offset, record.timestamp + facts.delay_ms)
         if facts.ttl_ms:
             self._expire_at(offset, record.timestamp + facts.ttl_ms)
         return facts.queue, facts.group
+
+    def _delay_until(self, offset: int, due_ms: int) -> None:
+        if due_ms <= self.broker_ms:
+            self.elapsed[offset] = due_ms
+            return
+        self.delays[offset] = due_ms
+        heappush(self._delayed, (due_ms, offset))
+        if len(self._delayed) > 2 * len(self.delays) + TIMERS_SLACK:
+            self._delayed = [(due, o) for o, due in self.delays.items()]
+            heapify(self._delayed)
 
     def _is_double(self, facts: Facts, record: Any) -> bool:
         """True if the same came before: a dead letter's copy, or the sending of a message. Once a record, in order."""
@@ -215,6 +254,11 @@ class Reading(Lanes):
             for offset in within:
                 if start <= offset < stop and holds.pop(offset, None) is not None:
                     self._dirty.add(block_of(offset))
+
+
+def is_too_large(size: int, copied: bool) -> bool:
+    """True if a record of this `stored_size` is no message; ``copied``: it has an origin header."""
+    return size > MESSAGE_MAX_BYTES + (COPY_ROOM_BYTES if copied else 0)
 
 
 def _number(digits: bytes) -> int | None:

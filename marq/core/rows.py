@@ -156,12 +156,13 @@ class Manifest(msgspec.Struct):
     done: Ranges  # at or above ``position``
     clock_ms: int
     last_timestamp_ms: int
-    max_timestamp_ms: int
     own: int  # last folded own marker
     delivery: int  # highest delivery number folded in that epoch
     purges: dict[str, int]  # queue -> before, where still above ``position``
     counters: dict[str, int]
     packed_done: bytes = b""  # ``done`` when it is long: zlib of msgpack of the distances between its numbers
+    broker_ms: int = -1  # broker time, as ticks have told it
+    tick_ms: int = -1  # stamp of the last of these ticks
     # of version 0.1: offset, elsewhere "partition:offset" -> first copy's offset, clock_ms; rows of "origins" since
     copied: dict[int | str, tuple[int, int]] = {}
 

@@ -22,8 +22,14 @@ from marq.errors import RowError
 BLOCK_BITS = 10
 """Markers rows cover blocks of 1,024 offsets."""
 
+CLEAN_SLACK = 10_000
+"""Entries of finished messages are cleared away when so many, and as many as were kept the last time, may be there."""
+
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
+
+HEADER_OVERHEAD_BYTES = 11
+"""Counted per header beside its name and its value: what a row adds to them at most (Kafka's format adds less)."""
 
 H_GROUP = "marq-group"
 """Header by which the messages of a group are known; of several the last one counts."""
@@ -99,7 +105,9 @@ class State:
         self.persisted = 0  # unfinished messages below it have their payload in a segment
         self.clock_ms = 0
         self.last_timestamp_ms = -1  # of the last marker record
-        self.max_timestamp_ms = -1  # of any record of either log
+        self.broker_ms = -1  # broker time, as the last two ticks that agree tell it: delays and times to live
+        self.tick_ms = -1  # stamp of the last tick that tells it; -1: none since the last own marker
+        self.agreed = False  # that tick and the one before it agree; not kept
         self.queue_timestamp_ms = -1  # of the queue log's record that was read last; not kept
         self.own = -1  # offset of the last own marker
         self.delivery = 0  # highest delivery number seen in its epoch
@@ -109,13 +117,15 @@ class State:
         self.segments = Segments()
         self.purges: dict[str, int] = {}
         self.counters: Counter[str] = Counter()
-        self.delays: dict[int, int] = {}  # offset -> ready when max_timestamp_ms gets there
-        self.ttls: dict[int, int] = {}  # offset -> expires when max_timestamp_ms gets there
+        self.delays: dict[int, int] = {}  # offset -> ready when broker_ms gets there, or when it is started
+        self.elapsed: dict[int, int] = {}  # the same, got there: it waits again should broker_ms fall below
+        self.ttls: dict[int, int] = {}  # offset -> expires when broker_ms gets there
         self.poison: dict[int, str] = {}  # offset -> reason
         self.doubles: set[int] = set()  # second copies of one dead letter, and second sendings of one message
         self.recent = Recent()  # ids of messages
         self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
+        self.estimate_ms = -1  # broker time now, by the owner's own clock since it was told; -1: not known
         # a row could not be read, or a fold raised: what is in memory is no state to go on from
         self.damage: Exception | None = None
         self.bytes = 0  # payload bytes (with overhead) in memory
@@ -136,6 +146,9 @@ class State:
         self._timed = 0  # offsets in the holds of ``_timers``
         self._delayed: list[tuple[int, int]] = []
         self._expiring: list[tuple[int, int]] = []
+        self._listed = 0  # entries made in lanes and timers since stale ones were last cleared away …
+        self._listed_max = CLEAN_SLACK  # … and how many may be until they are again
+        self._dirty_max = CLEAN_SLACK
         self._serial = itertools.count()
         self._highest_hold = -1
         self._again_turn: set[str] = set()
@@ -246,6 +259,16 @@ class State:
         hold = self.holds.get(offset)
         return hold.receives if hold is not None else 0
 
+    @property
+    def undecided(self) -> bool:
+        """True if something waits for the log to say whether its time to live is over."""
+        return bool(self._refused)
+
+    @property
+    def latest_ms(self) -> int:
+        """The newest of the stamps that were read last: good enough to say how old something is."""
+        return max(self.broker_ms, self.last_timestamp_ms, self.queue_timestamp_ms)
+
     def _backlog(self, queue: str) -> Backlog:
         backlog = self.backlogs.get(queue)
         if backlog is None:
@@ -271,13 +294,27 @@ class State:
 
 
 def size_of(record: Any) -> int:
+    """Bytes that a record takes in memory, as they are counted: without its key, which messages of a queue share."""
     value = record.value
     size = MESSAGE_OVERHEAD_BYTES + (len(value) if value is not None else 0)
     return size + headers_size(record) if record.headers else size
 
 
 def headers_size(record: Any) -> int:
-    return sum(len(name) + (len(value) if value is not None else 0) for name, value in record.headers)
+    """Bytes that the headers of a record take in a row."""
+    size = HEADER_OVERHEAD_BYTES * len(record.headers)
+    for name, value in record.headers:
+        size += len(name) if name.isascii() else len(name.encode())
+        if value is not None:
+            size += len(value)
+    return size
+
+
+def stored_size(record: Any) -> int:
+    """Bytes that all of a record takes in a row: at least what it takes in Kafka, uncompressed."""
+    key = record.key
+    size = size_of(record) - MESSAGE_OVERHEAD_BYTES
+    return size if key is None else size + len(key)
 
 
 def block_of(offset: int) -> int:

@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
-from app.topics import MAX_CHANGELOG_BYTES, ensure_topics
+from app.topics import MAX_RECORD_BYTES, ensure_topics
 from marq.errors import BrokerError
 from tests.kafka import settings_for
 
@@ -82,7 +82,7 @@ def test_data_and_address_outlive_a_kill(broker: EmbeddedBroker) -> None:
 def test_the_largest_changelog_record_fits(broker: EmbeddedBroker) -> None:
     settings = settings_for(broker.bootstrap, partitions=1)
     topics = asyncio.run(ensure_topics(settings, settings.name))
-    value = os.urandom(MAX_CHANGELOG_BYTES - 1024)
+    value = os.urandom(MAX_RECORD_BYTES - 1024)
     assert asyncio.run(write(broker.bootstrap, topics.changelogs["messages"], value)) == 0
 
 

@@ -14,6 +14,8 @@ from app import transport
 from app.producer import ProducerFull
 from app.streaming import MAX_RECORD_BYTES
 from tests.integration.worker_lab import Lab, until
+from tests.raw_batches import CODECS, Raw, batch
+from tests.raw_client import produce
 
 
 def test_an_agent_gets_every_record_once_in_contiguous_chunks(kafka: str, tmp_path: Path) -> None:
@@ -180,5 +182,60 @@ def test_a_resumed_partition_is_read_at_once(kafka: str, tmp_path: Path) -> None
             consumer.resume_reading(lab.q())
             await until(lambda: worker.position(lab.q()) == 2)
             assert loop.time() - begun < 0.5
+
+    asyncio.run(scenario())
+
+
+def test_every_codec_is_read_and_what_cant_be_decoded_costs_its_own_offsets(kafka: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Lab(kafka, tmp_path) as lab:
+            worker = await lab.worker()
+            await worker.ready()
+            worker.open_all()
+            expected = []
+            for codec in CODECS:
+                records = [Raw(b"%s %d" % (codec.encode(), i), b"k", [(b"h", b"v")]) for i in range(3)]
+                bad = Raw(b"bad", b"k", [(b"\xff\xfe", b"v")])
+                assert (
+                    await produce(kafka, lab.queue, 0, batch(records[0], bad, records[1], records[2], codec=codec)) == 0
+                )
+                expected += [records[0].value, b"bad", records[1].value, records[2].value]
+            await until(lambda: worker.position(lab.q()) == len(expected), "all records")
+            worker.assert_contiguous(lab.q(), 0)
+            assert worker.values(lab.q()) == expected
+            names = [r.headers[0][0] for chunk in worker.chunks[lab.q()] for r in chunk.records]
+            assert names == ["h", "\ufffd\\xff\\xfe", "h", "h"] * len(CODECS)
+            assert worker.app.consumer.unreadable == {lab.queue: len(CODECS)}
+            assert not worker.crashes
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("codec", list(CODECS))
+def test_what_the_broker_refuses_of_a_wrong_batch(kafka: str, tmp_path: Path, codec: str) -> None:
+    """What is refused here is shown at the decoder alone (`test_batches.py`)."""
+    number = CODECS[codec][0]
+    wrong = {
+        "checksum": batch(Raw(), Raw(), codec=codec, bad_crc=True),
+        "count": batch(Raw(), Raw(), codec=codec, count=3),
+        "fewer": batch(Raw(), Raw(), codec=codec, count=1),
+        "offsets": batch(Raw(), Raw(), codec=codec, last_delta=7),
+        "body": batch(Raw(), Raw(), codec_number=number, body=b"\xff" * 40),
+        "codec": batch(Raw(), Raw(), codec_number=5),
+        "format": batch(Raw(), Raw(), codec=codec, magic=3),
+        "header count": batch(Raw(), Raw(header_count=9), codec=codec),
+        "length": batch(Raw(), Raw(length=999), codec=codec),
+    }
+
+    async def scenario() -> None:
+        async with Lab(kafka, tmp_path) as lab:
+            taken = {what for what, raw in wrong.items() if await produce(kafka, lab.queue, 0, raw) == 0}
+            print(codec, "taken:", sorted(taken))
+            worker = await lab.worker()
+            await worker.ready()
+            worker.open_all()
+            end = await lab.end_offset(lab.q())
+            await until(lambda: worker.position(lab.q()) == end or not end, "all that was taken")
+            assert not worker.crashes
 
     asyncio.run(scenario())

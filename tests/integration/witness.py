@@ -23,6 +23,8 @@ _file = os.open(FOLDER / f"{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_A
 
 
 def _id(message: Any) -> str:
+    if "id" in message.headers:
+        return str(message.headers["id"].decode())
     try:
         return str(message.json()["id"])
     except (ValueError, KeyError, TypeError):
@@ -40,7 +42,7 @@ def note(event: str, *messages: Any) -> None:
             m.attempt,
             _id(m),
             now,
-            {name: value.decode(errors="replace") for name, value in m._record.headers},
+            {name: (value or b"").decode(errors="replace") for name, value in m._record.headers},
         ]
         for m in messages
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,14 @@ from confluent_kafka import Producer
 from marq.core import rows
 from marq.core.digest import STATES
 from marq.core.markers import End, Keepalive, Marker, Own, Release, Start, Tick, decode, encode
+from marq.core.reading import MESSAGE_MAX_BYTES
+from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import PipelineError
 from pipeline.audit import Found, Verdict, as_json, audit
 from tests.pipeline.lab import Installation
 from tests.pipeline.tables_lab import checkpoint, folded, read, run_archive
+from tests.raw_batches import CODECS, Raw, batch
+from tests.raw_client import produce
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -306,6 +311,43 @@ def test_a_live_worker_agrees_and_a_log_without_one_of_its_ends_does_not(
         assert wrong and {f.kind for f in wrong} == {"worker"}
         assert any(f.queue == "orders" for f in wrong)
         assert any("acked messages" in f.what for f in wrong)
+
+
+def test_records_of_every_kind_are_to_the_audit_what_they_are_to_the_worker(
+    spark: SparkSession, installation: Callable[..., Installation]
+) -> None:
+    """Each codec; poison of each kind that Spark is given; records that are larger than a message, and copies."""
+    here = installation(partitions=1)
+    topic, bootstrap = here.settings.queue_topic, here.kafka.bootstrap
+    good, bad_name = Raw(b"x", b"work-q"), Raw(b"x", b"work-q", [(b"\xff\xfe", b"v")])
+    long = Raw(b"x", b"work-q", length=999)
+    large = Raw(b"x", b"work-q", [(b"h", b"v")] * (MESSAGE_MAX_BYTES // (HEADER_OVERHEAD_BYTES + 2)))
+    with here.cluster() as cluster:
+        worker = cluster.start().wait_ready()
+        for codec in CODECS:
+            assert asyncio.run(produce(bootstrap, topic, 0, batch(good, bad_name, good, codec=codec))) == 0
+            # the broker takes it, and Java's client fails at it
+            if codec != "none":
+                assert asyncio.run(produce(bootstrap, topic, 0, batch(good, long, good, codec=codec))) == 0
+        assert asyncio.run(produce(bootstrap, topic, 0, batch(good, large, good, codec="zstd"))) == 0
+        (end,) = cluster.ends().values()
+        cluster.settle()
+        undecodable = 2 * (len(CODECS) - 1)
+        assert cluster.counters()["poison"] == len(CODECS) + 1 + undecodable
+
+        verdict = audit(spark, here.job, worker=worker.url)
+        assert verdict.faults == []
+        (summary,) = verdict.summaries
+        assert summary.done["work-q"] == {"acked": 3 * len(CODECS) + 1}
+        assert end == 6 * len(CODECS)
+
+    plain = installation(partitions=1)
+    topic = plain.settings.queue_topic
+    for codec in CODECS:
+        assert asyncio.run(produce(bootstrap, topic, 0, batch(good, bad_name, good, codec=codec))) == 0
+    run_archive(spark, plain.job)
+    malformed = spark.read.format("delta").load(plain.job.path("archive", "malformed")).collect()
+    assert [row.reason for row in malformed] == ["the name of a header is not UTF-8"] * len(CODECS)
 
 
 def copy_without_an_end(here: Installation, there: Installation) -> int:

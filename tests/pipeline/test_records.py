@@ -22,6 +22,8 @@ from pyspark.sql.types import (
 
 from marq.core import markers as core
 from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, Partition
+from marq.core.reading import COPY_ROOM_BYTES
+from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarkerError
 from marq.message import HEADER_KEY, Message
 from pipeline import records
@@ -85,7 +87,9 @@ digits = st.one_of(
 )
 own_headers = st.tuples(st.sampled_from([H_DELAY, H_TTL, H_ORIGIN, HEADER_KEY, H_GROUP]), digits)
 good_headers = st.tuples(st.sampled_from([H_DELAY, H_TTL]), st.sampled_from([b"0", b"7", b"0070"]))
-other_headers = st.tuples(st.text(st.characters(codec="utf-8"), max_size=5), st.none() | st.binary(max_size=5))
+other_headers = st.tuples(
+    st.text(st.characters(codec="utf-8"), max_size=5) | st.just("x\ufffd"), st.none() | st.binary(max_size=5)
+)
 headers = st.lists(st.one_of(own_headers, good_headers, good_headers, other_headers), max_size=4)
 keys = st.one_of(
     st.none(),
@@ -128,14 +132,22 @@ def test_a_queue_record_is_what_the_core_takes_it_for(
 
 def test_a_message_that_is_too_large_is_poison_here_too(spark: SparkSession) -> None:
     limit = 4 * 1024 * 1024
+    one = HEADER_OVERHEAD_BYTES + 4  # a header of two bytes and two
     found = numbered(
-        [(b"q", bytes(limit), ()), (b"q", bytes(limit - 2), (("é", b"12"),)), (b"q", bytes(limit + 1), ())]
+        [
+            (b"q", bytes(limit - 1), ()),
+            (b"q", bytes(limit), ()),
+            (b"q", bytes(limit - 1 - one), (("é", b"12"),)),
+            (b"q", bytes(limit - one), (("é", b"12"),)),
+            (b"q", bytes(limit), ((H_ORIGIN, b"1:1"),)),
+            (b"q", bytes(limit + COPY_ROOM_BYTES), ((H_ORIGIN, b"1:1"),)),
+        ]
     )
     partition = Partition(0)
-    assert partition.ingest(0, 3, found)
+    assert partition.ingest(0, 6, found)
     rows = records.messages(source(spark, found), None).select("offset", "reason").collect()
     assert {row.offset: row.reason for row in rows if row.reason} == partition.poison
-    assert sorted(partition.poison) == [1, 2]
+    assert sorted(partition.poison) == [1, 3, 5]
 
 
 # -- markers ------------------------------------------------------------------------------------------------

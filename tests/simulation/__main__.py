@@ -1,4 +1,4 @@
-"""``python -m tests.simulation``: run seeds, print figures; replay one with its trace."""
+"""``python -m tests.simulation``: run seeds that no run had before, print figures; replay one with its trace."""
 
 from __future__ import annotations
 
@@ -9,28 +9,36 @@ import time
 import traceback
 from collections import Counter
 
-from tests.simulation.simulator import Simulator
+from tests.simulation.simulator import LONG_STEPS, STEPS, Simulator, fresh_seed
+
+LONG_EVERY = 25
+"""Each seed of so many is a long run, unless ``--steps`` says otherwise."""
+
+
+def steps_of(seed: int) -> int:
+    """How long the run of ``seed`` is where nothing else is said."""
+    return STEPS if seed % LONG_EVERY else LONG_STEPS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=0, help="how many (default: until stopped)")
+    parser.add_argument("--start", type=int, help="first seed (default: one that no run had before, printed)")
     parser.add_argument(
-        "--start", type=int, help="first seed (default: 0, or a new one each time when run until stopped)"
+        "--steps",
+        type=int,
+        help=f"events in a run, before everything is drained (default: {STEPS}; {LONG_STEPS} in each {LONG_EVERY}th)",
     )
-    parser.add_argument("--steps", type=int, default=300, help="events in a run, before everything is drained")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happens")
     parser.add_argument(
         "--keep-going", action="store_true", help="count failures by rule instead of stopping at the first"
     )
     args = parser.parse_args()
     if args.replay is not None:
-        return replay(args.replay, args.steps)
-    first = args.start
-    if first is None:
-        first = 0 if args.seeds else int(time.time()) * 1_000
+        return replay(args.replay, args.steps or steps_of(args.replay))
+    first = fresh_seed() if args.start is None else args.start
     seeds = range(first, first + args.seeds) if args.seeds else itertools.count(first)
-    print(f"from seed {first} on, {args.steps} steps each", flush=True)
+    print(f"from seed {first} on, {args.steps or f'{STEPS} or {LONG_STEPS}'} steps each", flush=True)
     statistics: Counter[str] = Counter()
     failures: dict[str, list[int]] = {}
     started = time.monotonic()
@@ -39,10 +47,10 @@ def main() -> int:
         for seed in seeds:
             simulator = Simulator(seed)
             try:
-                simulator.run(args.steps)
+                simulator.run(args.steps or steps_of(seed))
             except Exception as exc:
                 if not args.keep_going:
-                    replay(seed, args.steps)
+                    replay(seed, args.steps or steps_of(seed))
                     return 1
                 failures.setdefault(getattr(exc, "rule", repr(exc)[:60]), []).append(seed)
             statistics.update(simulator.statistics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from marq.core import owner as owner_module
 from marq.core import rows
@@ -78,10 +78,8 @@ class Checks:
 
     def _expired(self, offset: int) -> bool:
         sim = self.sim
-        message = sim.reference.messages[offset]
-        ttl_ms = sim.settings[message.queue or ""].ttl_ms
-        expires = message.expires_ms or (message.record.timestamp + ttl_ms if ttl_ms else 0)
-        return 0 < expires <= sim.log_time_ms()
+        expires = self._expires(offset)
+        return 0 < expires <= sim.reference.now.told_ms
 
     # ------------------------------------------------------------------ serving
 
@@ -103,6 +101,9 @@ class Checks:
         if not sim.chance(0.3) or len(queues) > 1 or owner.phase is not Phase.SERVING:
             return None
         p, queue = owner.partition, queues[0]
+        if not owner.told and (p.ttls or sim.settings[queue].ttl_ms):
+            return None
+        owner._estimate(sim.now_ms)
         if sim.settings[queue].fifo:
             return self._offer_in_order(owner, queue)
         maximum = sim.settings[queue].max_receives
@@ -142,10 +143,24 @@ class Checks:
         return offer
 
     def _lives(self, p: Partition, offset: int) -> bool:
+        expires = self._expires(offset)
+        return not expires or expires > max(p.broker_ms, p.estimate_ms)
+
+    def _expires(self, offset: int) -> int:
         message = self.sim.reference.messages[offset]
         ttl_ms = self.sim.settings[message.queue or ""].ttl_ms
-        expires = message.expires_ms or (message.record.timestamp + ttl_ms if ttl_ms else 0)
-        return not expires or expires > p.max_timestamp_ms
+        return message.expires_ms or (message.record.timestamp + ttl_ms if ttl_ms else 0)
+
+    def _in_time(self, owner: Owner, taken: list[int]) -> None:
+        """What is to be delivered is neither too early nor too late, by what the log says of broker time."""
+        ref, position = self.sim.reference, owner.partition.markers_position
+        moment = ref.moment(position)
+        for offset in taken:
+            message, expires = ref.messages[offset], self._expires(offset)
+            if message.due_ms > max(0, moment.broker_ms) and ref.at(offset, position) is None:
+                self._bad("time early", f"took {message} at {moment}")
+            if expires and (moment.told_ms < 0 or expires <= moment.broker_ms):
+                self._bad("time late", f"took {message}, which expires at {expires}, at {moment}")
 
     def acquired(
         self,
@@ -162,6 +177,7 @@ class Checks:
         taken = [] if pending is None else pending.offsets
         if len(taken) > limit:
             self._bad("limit", f"{len(taken)} messages for a limit of {limit}")
+        self._in_time(owner, taken)
         if pending is not None:
             self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + pending.lease_ms
         if offer is None or owner.phase is not Phase.SERVING:
@@ -214,8 +230,8 @@ class Checks:
             if other < offset:
                 self._bad("order", f"{offset} is handed out as {receipt} before {other} of its group: {state}")
 
-    def handout(self, worker: Worker, handout: Handout, payloads: dict[int, bytes | None]) -> None:
-        """G2, G3, G4: a delivery is on its way to a receiver."""
+    def handout(self, worker: Worker, handout: Handout, records: dict[int, Any]) -> None:
+        """G2, G3, G4: a delivery is on its way to a receiver, with these records."""
         sim, ref = self.sim, self.sim.reference
         owner = worker.owner
         assert owner is not None
@@ -245,9 +261,10 @@ class Checks:
             message = ref.messages[offset]
             if sim.settings[message.queue or ""].fifo:
                 self._in_order(offset, started, handout.receipt)
-            if message.poison or message.double or message.due_ms > sim.log_time_ms():
+            early = started.is_first and message.due_ms > max(0, started.highest_ms)
+            if message.poison or message.double or early:
                 self._bad("G3 early", f"handed out: {message}")
-            if payloads[offset] != message.record.value:
+            if records[offset].value != message.record.value:
                 self._bad("G1 payload", f"offset {offset} has another payload")
             self.times_handed[offset] = self.times_handed.get(offset, 0) + 1
             sim.count("handed out again", self.times_handed[offset] > 1)
@@ -261,8 +278,8 @@ class Checks:
         moment = ref.moment(p.markers_position)
         if (p.clock_ms, p.last_timestamp_ms, p.own) != (moment.clock_ms, moment.last_timestamp_ms, moment.own):
             self._bad("G4 clock", f"{who}: {(p.clock_ms, p.last_timestamp_ms, p.own)}, the log says {moment}")
-        if not moment.max_timestamp_ms <= p.max_timestamp_ms <= self.sim.log_time_ms():
-            self._bad("G4 clock", f"{who}: greatest timestamp {p.max_timestamp_ms}")
+        if (p.broker_ms, p.tick_ms) != (moment.broker_ms, moment.tick_ms):
+            self._bad("G4 time", f"{who}: {(p.broker_ms, p.tick_ms)}, the log says {moment}")
         messages, holds, position = p.messages, p.holds, p.position
         parked: dict[int, str] = {}
         for queue in p.segments.queues:
@@ -295,8 +312,9 @@ class Checks:
             if offset >= position:
                 continue
             unfinished += 1
-            waits = message.due_ms > p.max_timestamp_ms and not message.double
-            if waits != (offset in p.delays) and not message.poison:
+            delayed = bool(message.due_ms) and state is None and not message.double and not message.poison
+            waits = delayed and message.due_ms > moment.broker_ms
+            if (waits, delayed and not waits) != (offset in p.delays, offset in p.elapsed):
                 self._bad("G4 delay", f"{who}: offset {offset} waits: {waits}, in memory {offset in p.delays}")
             if (offset in p.poison, offset in p.doubles) != (message.poison, message.double):
                 self._bad(
@@ -409,6 +427,7 @@ class Checks:
                 "segments": list(p.segments),
                 "parked": p.segments.queues,
                 "delays": p.delays,
+                "elapsed": p.elapsed,
                 "ttls": p.ttls,
                 "poison": p.poison,
                 "doubles": p.doubles,

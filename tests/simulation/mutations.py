@@ -22,6 +22,7 @@ from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
 from marq.core.partition import Hold, Partition
 from marq.core.segments import Segment, Segments
 from tests.simulation.logs import Sent
+from tests.simulation.simulator import ORIGIN_RULES
 from tests.simulation.worker import Worker
 
 
@@ -403,7 +404,7 @@ def _all_ids(unwritten: Any) -> Any:
 
 def _ids_of_messages_only(restore: Any) -> Any:
     def mutated(self: Recent, *row: Any) -> None:
-        if not self._most:
+        if self._most > ORIGIN_RULES.most:
             restore(self, *row)
 
     return mutated
@@ -411,16 +412,88 @@ def _ids_of_messages_only(restore: Any) -> Any:
 
 def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
     def mutated(self: Partition, *args: Any) -> Any:
-        self.origins._forget(self.max_timestamp_ms - 2_000, self.position, 1 << 60)
+        self.origins._end_silence(self.last_timestamp_ms + (1 << 40), self.position)
         return checkpoint(self, *args)
 
     return mutated
 
 
 def _without_doubles(restore_page: Any) -> Any:
-    def mutated(self: Partition, page: Any, row: Any, delayed: Any) -> None:
+    def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> None:
         row.doubles = []
-        restore_page(self, page, row, delayed)
+        restore_page(self, page, row, indexes)
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- time
+
+
+def _one_tick_is_enough(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        tell_time(self, tick_ms - 1)
+        tell_time(self, tick_ms)
+
+    return mutated
+
+
+def _never_back(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        tell_time(self, max(tick_ms, self.broker_ms))
+
+    return mutated
+
+
+def _of_any_owner(tell_time: Any) -> Any:
+    def mutated(self: Partition, tick_ms: int) -> None:
+        if self.tick_ms < 0:
+            self.tick_ms = self.broker_ms
+        tell_time(self, tick_ms)
+
+    return mutated
+
+
+def _over_for_good(turn_back: Any) -> Any:
+    def mutated(self: Partition) -> None:
+        elapsed, self.elapsed = self.elapsed, {}
+        turn_back(self)
+        self.elapsed = elapsed
+
+    return mutated
+
+
+def _knows_time_at_once(owned: Any) -> Any:
+    def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
+        owned(self, own, offset, now_ms)
+        self.told = True
+
+    return mutated
+
+
+def _ends_by_its_own_clock(expired: Any) -> Any:
+    def mutated(self: Partition, offset: int, settings: Any) -> bool:
+        return self._past_ttl(offset, settings)
+
+    return mutated
+
+
+def _by_one_stamp(forget: Any) -> Any:
+    def mutated(self: Recent, offset: int) -> None:
+        live, end = self._live, self._base + len(self._times)
+        while live < end and self._times[live - self._base] <= self._last_ms - self._window_ms:
+            live += 1
+        self._forget_below(max(live, end + 1 - self._most), offset)
+
+    return mutated
+
+
+def _however_much_later(is_duplicate: Any) -> Any:
+    def mutated(self: Recent, digest: bytes, offset: int, timestamp_ms: int) -> bool:
+        found = self._by_digest.get(digest)
+        for number in () if found is None else (found,) if isinstance(found, int) else found:
+            if timestamp_ms - self._times[number - self._base] < self._window_ms:
+                return True
+        return bool(is_duplicate(self, digest, offset, timestamp_ms))
 
     return mutated
 
@@ -543,6 +616,33 @@ MUTATIONS = {
     "an expired message passed over": Mutation(
         "a FIFO group waits for the end of a message that has expired, parked ones too",
         _replaced(Partition, "_note_out", lambda method: lambda *args: None),
+    ),
+    "one tick is enough": Mutation(
+        "broker time is told by two ticks that agree", _replaced(Partition, "_tell_time", _one_tick_is_enough)
+    ),
+    "broker time never goes back": Mutation(
+        "it follows the broker back", _replaced(Partition, "_tell_time", _never_back)
+    ),
+    "a tick of another owner": Mutation(
+        "both ticks are behind the last own marker", _replaced(Partition, "_tell_time", _of_any_owner)
+    ),
+    "a delay is over for good": Mutation(
+        "a delay that was over by a wrong clock goes on", _replaced(Partition, "_turn_back", _over_for_good)
+    ),
+    "time known at once": Mutation(
+        "what may have expired waits for two ticks of the new owner", _replaced(Owner, "_owned", _knows_time_at_once)
+    ),
+    "expired by the owner's clock": Mutation(
+        "only the log ends a time to live", _replaced(Partition, "_expired", _ends_by_its_own_clock)
+    ),
+    "no broker time in the manifest": Mutation("the manifest has broker time", _manifest_without(broker_ms=-1)),
+    "no last tick in the manifest": Mutation("and the last tick", _manifest_without(tick_ms=-1)),
+    "ids forgotten by one stamp": Mutation(
+        "one wrong stamp makes no id forgotten", _replaced(Recent, "_forget", _by_one_stamp)
+    ),
+    "an id far ahead swallows later ones": Mutation(
+        "a duplicate is stamped no more than a little before the first",
+        _replaced(Recent, "is_duplicate", _however_much_later),
     ),
     "ids not read back": Mutation(
         "the ids of messages survive", _replaced(Recent, "restore", lambda method: lambda *args: None)

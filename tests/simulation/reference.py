@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start
+from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.rows import Record
 
 CLOCK_STEP_MS = 5_000
@@ -25,7 +25,7 @@ class Message(NamedTuple):
 
     record: Record
     queue: str | None  # None: poison
-    due_ms: int  # of log time; 0: at once
+    due_ms: int  # of broker time; 0: at once
     expires_ms: int  # 0: never
     poison: bool
     origin: int | None  # of which message of this partition it is the dead letter's copy
@@ -39,6 +39,8 @@ class Started(NamedTuple):
     position: int  # of its record in the markers log
     receives: int
     clock_ms: int
+    is_first: bool  # it was never delivered before
+    highest_ms: int  # of broker time, as this owner may have known it
 
 
 class Moment(NamedTuple):
@@ -46,9 +48,64 @@ class Moment(NamedTuple):
 
     clock_ms: int
     last_timestamp_ms: int
-    max_timestamp_ms: int  # of the markers log alone
     own: int
     nonce: str
+    broker_ms: int  # broker time
+    tick_ms: int  # stamp of the last tick since the own marker; -1: there was none
+    highest_ms: int  # greatest broker time since the own marker, and at it
+    told_ms: int  # greatest broker time that ticks behind the own marker have told; -1: none has
+
+
+NOTHING_YET = Moment(0, -1, -1, "", -1, -1, -1, -1)
+
+
+class IdRules(NamedTuple):
+    """Milliseconds, and a number."""
+
+    window: int
+    back: int
+    more: int
+    step: int
+    most: int
+
+
+class Id(NamedTuple):
+    """An id that was accepted."""
+
+    name: Any
+    at_ms: int
+    clock_ms: int
+
+
+class Ids:
+    """The ids that are remembered, in order."""
+
+    def __init__(self, rules: IdRules) -> None:
+        self.rules = rules
+        self.accepted: list[Id] = []
+        self.clock_ms = 0
+        self.stamps: list[int] = []  # the last two different ones, the last one first
+
+    def repeats(self, name: Any, timestamp_ms: int) -> bool:
+        """True if the id was accepted less than the window ago; else it is accepted, and the oldest are forgotten."""
+        rules = self.rules
+        for one in self.accepted:
+            if one.name == name and -rules.back <= timestamp_ms - one.at_ms < rules.window:
+                return True
+        if self.stamps:
+            self.clock_ms += max(0, min(rules.step, timestamp_ms - self.stamps[0]))
+        if timestamp_ms not in self.stamps[:1]:
+            self.stamps = [timestamp_ms, *self.stamps[:1]]
+        while self.accepted and (len(self.accepted) >= rules.most or self._is_over(self.accepted[0])):
+            del self.accepted[0]
+        self.accepted.append(Id(name, timestamp_ms, self.clock_ms))
+        return False
+
+    def _is_over(self, one: Id) -> bool:
+        rules, now_ms = self.rules, min(self.stamps)
+        if self.clock_ms - one.clock_ms < rules.window + rules.more:
+            return False
+        return one.at_ms <= now_ms - rules.window or one.at_ms > now_ms + rules.back
 
 
 class Reference:
@@ -58,17 +115,13 @@ class Reference:
         self,
         number: int,
         queue_id: str | None,
-        id_window_ms: int,
-        origin_window_ms: int,
-        origins_max: int,
+        id_rules: IdRules,
+        origin_rules: IdRules,
         on_done: Callable[[int, str, int], None],
     ) -> None:
         self.number = number
-        self.id_window_ms = id_window_ms
-        self.origin_window_ms = origin_window_ms
-        self.origins_max = origins_max
-        self.ids: list[tuple[str, bytes, int]] = []  # queue, id, timestamp of those that were no duplicates
-        self.origins: list[tuple[int, int]] = []  # origin and timestamp of copies that were not the second of one
+        self.ids = Ids(id_rules)
+        self.origins = Ids(origin_rules)
         self.groups: dict[tuple[str, bytes], list[int]] = {}
         self.queue_id = queue_id
         self.on_done = on_done
@@ -81,8 +134,7 @@ class Reference:
         self.copied: set[int] = set()  # messages with a copy in the log
         self.records: list[int] = []  # offsets in the markers log
         self.moments: list[Moment] = []
-        self.now = Moment(0, -1, -1, -1, "")
-        self.queue_timestamp_ms = -1
+        self.now = NOTHING_YET
 
     # ------------------------------------------------------------------ the queue log
 
@@ -106,7 +158,7 @@ class Reference:
                 if not value.isdigit():
                     poison = True
                 elif name == "marq-delay-ms":
-                    due = record.timestamp + int(value)
+                    due = record.timestamp + int(value) if int(value) else 0
                 elif int(value):
                     expires = record.timestamp + int(value)
             elif name == "marq-group":
@@ -120,35 +172,14 @@ class Reference:
         double = False
         if origin is not None and not poison:
             self.copied.add(origin)
-            double = self._copied_before(origin, record.timestamp)
+            double = self.origins.repeats(origin, record.timestamp)
         if dedup is not None and not poison and queue is not None:
-            double |= self._repeats(queue, dedup, record.timestamp)
+            double |= self.ids.repeats((queue, dedup), record.timestamp)
         message = Message(record, None if poison else queue, due, expires, poison, origin, double, group)
         if not poison and not double and queue is not None:
             self.groups.setdefault((queue, group), []).append(record.offset)
         self.messages[record.offset] = message
-        self.queue_timestamp_ms = max(self.queue_timestamp_ms, record.timestamp)
         return message
-
-    def _repeats(self, queue: str, name: bytes, timestamp_ms: int) -> bool:
-        """True if the id was accepted less than the window ago; else it is accepted, and the oldest are forgotten."""
-        window = self.id_window_ms
-        if any((q, n) == (queue, name) and timestamp_ms - at < window for q, n, at in self.ids):
-            return True
-        while self.ids and self.ids[0][2] + window <= timestamp_ms:
-            del self.ids[0]
-        self.ids.append((queue, name, timestamp_ms))
-        return False
-
-    def _copied_before(self, origin: int, timestamp_ms: int) -> bool:
-        """True if another copy is among the last ones, and not too old; else this one is the first."""
-        window = self.origin_window_ms
-        if any(of == origin and timestamp_ms - at < window for of, at in self.origins):
-            return True
-        while self.origins and (self.origins[0][1] + window <= timestamp_ms or len(self.origins) >= self.origins_max):
-            del self.origins[0]
-        self.origins.append((origin, timestamp_ms))
-        return False
 
     # ------------------------------------------------------------------ the markers log
 
@@ -159,11 +190,19 @@ class Reference:
         if now.last_timestamp_ms >= 0:
             clock += min(max(timestamp_ms - now.last_timestamp_ms, 0), CLOCK_STEP_MS)
         own, nonce = now.own, now.nonce
+        broker, tick, highest, told = now.broker_ms, now.tick_ms, now.highest_ms, now.told_ms
         effects = []
         for marker in batch.markers:
             effect: list[int] = []
             if isinstance(marker, Own):
                 own, nonce = offset, marker.nonce
+                tick, highest, told = -1, broker, -1
+            elif isinstance(marker, Tick):
+                if marker.sure and not marker.fence and timestamp_ms != tick:
+                    if 0 <= tick < timestamp_ms <= tick + CLOCK_STEP_MS:
+                        broker = timestamp_ms
+                        highest, told = max(highest, broker), max(told, broker)
+                    tick = timestamp_ms
             elif isinstance(marker, Start):
                 if marker.epoch == own:
                     effect = [o for o in _each(marker.offsets) if self._start(o, marker, offset, clock)]
@@ -182,7 +221,7 @@ class Reference:
                 for o in effect:
                     self._finish(o, "purged", offset)
             effects.append(effect)
-        self.now = Moment(clock, timestamp_ms, max(timestamp_ms, now.max_timestamp_ms), own, nonce)
+        self.now = Moment(clock, timestamp_ms, own, nonce, broker, tick, highest, told)
         self.records.append(offset)
         self.moments.append(self.now)
         return effects
@@ -199,7 +238,9 @@ class Reference:
             if leased and deadline > clock:
                 return False
         self._set(offset, (m.epoch, m.delivery, receives + 1, clock + m.redeliver_after_ms, True), position)
-        self.started[m.epoch, m.delivery, offset] = Started(position, receives + 1, clock)
+        self.started[m.epoch, m.delivery, offset] = Started(
+            position, receives + 1, clock, state is None, self.now.highest_ms
+        )
         return True
 
     def _may_end(self, offset: int, m: End, own: int) -> bool:
@@ -239,7 +280,7 @@ class Reference:
     def moment(self, markers_position: int) -> Moment:
         """What was true when everything below ``markers_position`` had been folded."""
         i = bisect_left(self.records, markers_position) - 1
-        return self.moments[i] if i >= 0 else Moment(0, -1, -1, -1, "")
+        return self.moments[i] if i >= 0 else NOTHING_YET
 
     def at(self, offset: int, markers_position: int) -> State | str | None:
         """The state of ``offset`` at ``markers_position``: None if never delivered, a string if done."""

@@ -6,6 +6,7 @@ their receivers allow, and asks ``checks`` what to think of it. The same seed gi
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -20,25 +21,28 @@ from marq.core.rows import Record
 from tests.simulation.checks import Checks
 from tests.simulation.logs import Changelog, Lane, Log
 from tests.simulation.receivers import Receivers
-from tests.simulation.reference import Reference
+from tests.simulation.reference import IdRules, Reference
 from tests.simulation.worker import TABLES, Worker
 
 T = TypeVar("T")
 
+STEPS = 300
+"""Events of a run: most of what can go wrong does within so many."""
+
+LONG_STEPS = 6_000
+"""Events of a long run: what is remembered is forgotten meanwhile."""
+
 DRAIN_ROUNDS = 400
 """Within so many rounds of good health some message has to be finished: delays, leases and clocks are shorter."""
 
-ID_WINDOW_MS = 3_000
+ID_RULES = IdRules(window=3_000, back=1_000, more=1_000, step=2_000, most=1 << 60)
 """So long a message's id is remembered."""
 
-ORIGIN_WINDOW_MS = 30_000
-"""So long the origin of a dead letter's copy is remembered …"""
-
-ORIGINS_MAX = 12
-"""… while no more copies than this came behind it."""
+ORIGIN_RULES = ID_RULES._replace(window=30_000, most=12)
+"""So long the origin of a dead letter's copy is remembered, while no more copies than this came behind it."""
 
 SMALL: dict[Any, dict[str, int]] = {
-    state: {"BLOCK_BITS": 3},
+    state: {"BLOCK_BITS": 3, "CLEAN_SLACK": 10},
     checkpoints: {
         "SEGMENT_MESSAGES": 4,
         "TICKS_MAX": 15,
@@ -49,16 +53,19 @@ SMALL: dict[Any, dict[str, int]] = {
         "SPARSE_MIN_BYTES": 30,
     },
     segments: {"PAGE_SEGMENTS": 4},
-    memory: {"SHED_AGAIN_MS": 20},
+    memory: {"SHED_AGAIN_MS": 20, "WANTED_BYTES": 3_000, "WANTED_LEAST_BYTES": 1_500},
     dedup: {
-        "WINDOW_MS": ID_WINDOW_MS,
-        "ORIGIN_WINDOW_MS": ORIGIN_WINDOW_MS,
-        "ORIGINS_MAX": ORIGINS_MAX,
+        "WINDOW_MS": ID_RULES.window,
+        "BACK_MS": ID_RULES.back,
+        "KEEP_MORE_MS": ID_RULES.more,
+        "STEP_MS": ID_RULES.step,
+        "ORIGIN_WINDOW_MS": ORIGIN_RULES.window,
+        "ORIGINS_MAX": ORIGIN_RULES.most,
         "SLACK_MS": 60_000,
         "ROW_IDS": 3,
         "TRIM": 2,
     },
-    owner: {"DEAD_LEASE_MS": 800},
+    owner: {"DEAD_LEASE_MS": 800, "DOUBT_MS": 1_500},
     markers: {"RECORD_BYTES": 8192 + 3 * 40},
 }
 """Limits of the core, scaled down so that a run of some hundred steps reaches them."""
@@ -168,6 +175,7 @@ class Simulator:
         )
         self.now_ms = 1_000_000
         self.skew_ms = {"queue": 0, "markers": 0}
+        self.skewed = {"queue": -1, "markers": -1}  # so many more records are; -1: until the clock is set again
         self.queue = Log()
         self.markers = Log()
         self.changelogs = {name: Changelog() for name in TABLES}
@@ -180,9 +188,7 @@ class Simulator:
         self.assigned = 0
         self.checks = Checks(self)
         self.receivers = Receivers(self)
-        self.reference = Reference(
-            self.number, self.queue_id, ID_WINDOW_MS, ORIGIN_WINDOW_MS, ORIGINS_MAX, self.checks.done
-        )
+        self.reference = Reference(self.number, self.queue_id, ID_RULES, ORIGIN_RULES, self.checks.done)
         self.workers = [worker_class(self, i) for i in range(r.choice((2, 3)))]
 
     # ------------------------------------------------------------------ small things
@@ -231,9 +237,14 @@ class Simulator:
         """Fewest deliveries after which a message of ``queue`` may be dead-lettered."""
         return self.settings[queue].max_receives or 1 << 30
 
-    def log_time_ms(self) -> int:
-        """The greatest timestamp in either log."""
-        return max(self.reference.now.max_timestamp_ms, self.reference.queue_timestamp_ms)
+    def stamp(self, topic: str) -> int:
+        """What the broker says that the time is, for the next record."""
+        stamp_ms = self.now_ms + self.skew_ms[topic]
+        if self.skewed[topic] > 0:
+            self.skewed[topic] -= 1
+            if not self.skewed[topic]:
+                self.skew_ms[topic] = 0
+        return stamp_ms
 
     # ------------------------------------------------------------------ the logs
 
@@ -241,7 +252,7 @@ class Simulator:
         offset = self.queue.end
         if self.chance(self.odds.hole):
             offset += 1 + self.below(3)
-        record = record._replace(offset=offset, timestamp=self.now_ms + self.skew_ms["queue"])
+        record = record._replace(offset=offset, timestamp=self.stamp("queue"))
         self.queue.append(record)
         message = self.reference.send(record)
         self.note("queue @%d %s", offset, message)
@@ -251,7 +262,7 @@ class Simulator:
         offset = self.markers.end
         if self.chance(self.odds.hole * 0.3):
             offset += 1
-        timestamp = self.now_ms + self.skew_ms["markers"]
+        timestamp = self.stamp("markers")
         record = Record(offset, timestamp, None, value)
         self.markers.append(record)
         batch = markers.decode(value)
@@ -431,7 +442,8 @@ class Simulator:
     def jump(self) -> None:
         topic = self.pick(("queue", "markers"))
         self.skew_ms[topic] = self.pick((-20_000, -2_000, 0, 0, 2_000, 30_000))
-        self.note("the clock of %s is off by %d", topic, self.skew_ms[topic])
+        self.skewed[topic] = self.pick((1, 1, 4, -1, -1))
+        self.note("the clock of %s is off by %d, for %d records", topic, self.skew_ms[topic], self.skewed[topic])
 
     def delete_records(self) -> None:
         below, markers_below = self.deletions.pop(self.below(len(self.deletions)))
@@ -563,8 +575,19 @@ def small_limits() -> Iterator[None]:
         yield
 
 
-def run(seed: int, steps: int = 300, trace: list[str] | None = None, worker_class: type[Worker] = Worker) -> Simulator:
-    """One seed. Raises :exc:`Violation`."""
+def fresh_seed() -> int:
+    """The first of some thousand seeds that no run had before."""
+    return time.time_ns() // 1_000_000_000 * 10_000
+
+
+def run(
+    seed: int, steps: int = STEPS, trace: list[str] | None = None, worker_class: type[Worker] = Worker
+) -> Simulator:
+    """One seed. Raises :exc:`Violation`; whatever it raises says how to see it again."""
     simulator = Simulator(seed, trace, worker_class)
-    simulator.run(steps)
+    try:
+        simulator.run(steps)
+    except Exception as exc:
+        exc.add_note(f"replay: python -m tests.simulation --steps {steps} --replay {seed}")
+        raise
     return simulator

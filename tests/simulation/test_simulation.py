@@ -1,12 +1,17 @@
-"""The guarantees hold, whatever happens: a fixed set of seeds, each a run of a whole system."""
+"""The guarantees hold, whatever happens: a fixed set of seeds, and new ones each time; each a run of a whole system."""
 
 from __future__ import annotations
 
+import itertools
+import time
+
 import pytest
 
-from tests.simulation.simulator import Simulator, run
+from tests.simulation.simulator import LONG_STEPS, STEPS, Simulator, Violation, fresh_seed, run
 
-STEPS = 300
+FRESH_S = 20
+"""So long, of each length, seeds are run that no run had before: how many depends on the machine, one at least."""
+
 SEEDS = 600
 BATCH = 50
 
@@ -15,6 +20,27 @@ BATCH = 50
 def test_guarantees_hold(start: int) -> None:
     for seed in range(start, start + BATCH):
         run(seed, STEPS)
+
+
+@pytest.mark.parametrize("steps", [STEPS, LONG_STEPS])
+def test_guarantees_hold_for_seeds_that_no_run_had_before(steps: int, capsys: pytest.CaptureFixture[str]) -> None:
+    first, until = fresh_seed(), time.monotonic() + FRESH_S
+    for seed in itertools.count(first):
+        run(seed, steps)
+        if time.monotonic() > until:
+            break
+    with capsys.disabled():
+        print(f" [seeds {first} to {seed}, {steps} steps]", end="")
+
+
+def test_a_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Simulator, steps: int) -> None:
+        self.violated("rule", "it does not hold")
+
+    monkeypatch.setattr(Simulator, "run", fails)
+    with pytest.raises(Violation) as caught:
+        run(17, 300)
+    assert caught.value.__notes__ == ["replay: python -m tests.simulation --steps 300 --replay 17"]
 
 
 def test_a_seed_replays_exactly() -> None:

@@ -191,7 +191,7 @@ class Worker:
 
     def load(self, key: str) -> bytes:
         value = self.tables[table_of(key)].content.get(key)
-        if value is None or self.sim.chance(self.sim.odds.rot * 0.1):
+        if value is None or (self.stage == "owner" and self.sim.chance(self.sim.odds.rot * 0.1)):
             raise RowError(f"no row {key!r}")
         return value
 
@@ -286,11 +286,11 @@ class Worker:
             owner.handouts.clear()
             for handout in handouts:
                 try:
-                    payloads = {offset: owner.partition.record(offset).value for offset in handout.offsets}
+                    records = {offset: owner.partition.record(offset) for offset in handout.offsets}
                 except RowError:
                     owner.release(handout.offsets, handout.receipt, counted=False)
                     continue
-                sim.checks.handout(self, handout, payloads)
+                sim.checks.handout(self, handout, records)
                 sim.receivers.take(handout)
         if owner.dead:
             dead = owner.dead[:]
@@ -384,7 +384,8 @@ class Worker:
     def tick(self) -> None:
         owner = self.owner
         assert owner is not None
-        owner.tick(self.sim.now_ms)
+        ttl_queues = [queue for queue in owner.partition.queues() if queue in self.sim.ttl_queues]
+        owner.tick(self.sim.now_ms, ttl_queues)
 
     def purge(self) -> None:
         owner = self.owner

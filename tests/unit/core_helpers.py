@@ -13,7 +13,7 @@ from marq.core.policies import QueueSettings
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment
-from marq.core.state import MESSAGE_OVERHEAD_BYTES
+from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES
 from marq.errors import RowError
 
 LEASE_MS = 30_000
@@ -151,7 +151,8 @@ class TwoLogs:
         return sorted(self.mark(Purge(epoch, queue, self.end if before is None else before))[0])
 
     def wait(self, ms: int) -> None:
-        """Let log time pass, tick by tick."""
+        """Let log time pass, tick by tick, all of which broker time has followed in the end."""
+        self.mark(Tick())
         while ms > 0:
             step = min(ms, 5_000)
             self.mark(Tick(), after_ms=step)
@@ -270,13 +271,15 @@ def picture(partition: Partition) -> dict[str, Any]:
         "markers_position": p.markers_position,
         "clock_ms": p.clock_ms,
         "last_timestamp_ms": p.last_timestamp_ms,
-        "max_timestamp_ms": p.max_timestamp_ms,
+        "broker_ms": p.broker_ms,
+        "tick_ms": p.tick_ms,
         "own": p.own,
         "unfinished": dict(sorted(unfinished.items())),
         "holds": {o: h.state() for o, h in sorted(p.holds.items())},
         "ahead": p.ahead.ranges(),
         "purges": p.purges,
         "delays": dict(sorted(p.delays.items())),
+        "elapsed": dict(sorted(p.elapsed.items())),
         "ttls": dict(sorted(p.ttls.items())),
         "poison": dict(sorted(p.poison.items())),
         "doubles": p.doubles,
@@ -290,7 +293,7 @@ def payload_bytes(partition: Partition) -> int:
     for record in partition.messages.values():
         if type(record) is not Segment:
             total += MESSAGE_OVERHEAD_BYTES + len(record.value or b"")
-            total += sum(len(name) + len(value or b"") for name, value in record.headers)
+            total += sum(HEADER_OVERHEAD_BYTES + len(n.encode()) + len(v or b"") for n, v in record.headers)
     return total
 
 
@@ -377,9 +380,13 @@ class Worker:
         offsets = []
         for _ in range(count):
             offsets.append(len(self.queue_log))
-            self.queue_log.append(Record(offsets[-1], self.broker.now_ms, queue.encode(), value, headers))
+            self.queue_log.append(self.record(queue, value, headers))
         self.read_queue()
         return offsets
+
+    def record(self, queue: str = "q", value: bytes = b"x", headers: Any = ()) -> Record:
+        """The next message of the queue topic."""
+        return Record(len(self.queue_log), self.broker.now_ms, queue.encode(), value, headers)
 
     def read_queue(self) -> None:
         start = self.owner.partition.position

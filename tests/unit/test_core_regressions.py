@@ -187,7 +187,7 @@ def test_a_group_waits_for_the_end_of_what_had_expired_before_its_order_was_kept
     logs.own()
     old = logs.send()
     logs.send("other")
-    logs.now_ms += 1_000
+    logs.wait(1_000)
     logs.send()
     logs.read()
     settings = QueueSettings(fifo=True, ttl_ms=1_000)

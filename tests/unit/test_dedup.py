@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marq.core import dedup
-from marq.core.dedup import SLACK_MS, WINDOW_MS, Recent
+from marq.core.dedup import BACK_MS, KEEP_MORE_MS, SLACK_MS, STEP_MS, WINDOW_MS, Recent
 from tests.unit.core_helpers import TwoLogs, picture
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 
 
 def send(logs: TwoLogs, name: bytes, queue: str = "q", **options: Any) -> int:
@@ -74,27 +78,117 @@ def test_a_duplicate_survives_a_crash_before_it_was_ended() -> None:
     assert logs.states([0, 1]) == ["ready", "double"]
 
 
+def pass_time(logs: TwoLogs, ms: int, *, dedup_ids: bool) -> None:
+    """The queue log goes on for so long, with messages every five seconds."""
+    for i in range(ms // STEP_MS):
+        logs.now_ms += STEP_MS
+        if dedup_ids:
+            send(logs, b"%d/%d" % (logs.end, i))
+        else:
+            logs.send()
+            logs.read()
+
+
 def test_rows_go_when_all_their_ids_are_over() -> None:
     logs = owned()
     send(logs, b"1")
     logs.persist()
-    assert [key for key in _named(logs) if "/dedup/" in key]
-    logs.now_ms += WINDOW_MS
-    send(logs, b"2")
+    first = [key for key in _named(logs) if "/dedup/" in key]
+    pass_time(logs, WINDOW_MS + KEEP_MORE_MS, dedup_ids=True)
     logs.persist()
-    assert len([key for key in _named(logs) if "/dedup/" in key]) == 1
+    assert first
+    assert not {*first} & {*_named(logs)}
 
 
 def test_ids_go_when_only_messages_without_one_come() -> None:
     logs = owned()
     send(logs, b"1")
     logs.persist()
-    logs.now_ms += WINDOW_MS + SLACK_MS
-    logs.send()
-    logs.read()
+    pass_time(logs, WINDOW_MS + SLACK_MS + 2 * STEP_MS, dedup_ids=False)
     logs.persist()
     assert not len(logs.partition.recent)
     assert not [key for key in _named(logs) if "/dedup/" in key]
+
+
+def test_ids_stay_when_a_message_without_one_is_stamped_far_ahead() -> None:
+    logs = owned()
+    send(logs, b"1")
+    for ahead_ms in (DAY_MS, 0, DAY_MS, DAY_MS + 1, 0):
+        logs.now_ms += 1_000
+        logs.now_ms += ahead_ms
+        logs.send()
+        logs.read()
+        logs.now_ms -= ahead_ms
+        logs.persist()
+    assert logs.state(send(logs, b"1")) == "double"
+
+
+# ---------------------------------------------------------------------- wrong clocks
+
+
+def stamped(logs: TwoLogs, by_ms: int, name: bytes) -> int:
+    """Send with a broker's clock that is off by so much, and right again at once."""
+    logs.now_ms += by_ms
+    offset = send(logs, name)
+    logs.now_ms -= by_ms
+    return offset
+
+
+def test_an_id_that_was_accepted_far_ahead_swallows_no_message_later() -> None:
+    logs = owned()
+    stamped(logs, DAY_MS, b"1")
+    logs.now_ms += 1_800_000
+    assert logs.state(send(logs, b"1")) == "ready"
+
+
+@pytest.mark.parametrize("back_ms, state", [(BACK_MS, "double"), (BACK_MS + 1, "ready")])
+def test_a_clock_that_is_put_back_a_little_makes_no_second_message_of_one(back_ms: int, state: str) -> None:
+    logs = owned()
+    send(logs, b"1")
+    assert logs.state(stamped(logs, -back_ms, b"1")) == state
+
+
+@pytest.mark.parametrize("by_ms", [DAY_MS, -DAY_MS])
+def test_one_wrong_stamp_makes_no_id_forgotten_and_none_stay(by_ms: int) -> None:
+    logs = owned()
+    send(logs, b"1")
+    logs.now_ms += 1_000
+    stamped(logs, by_ms, b"wrong")
+    logs.now_ms += 1_000
+    second = send(logs, b"1")
+    pass_time(logs, 2 * (WINDOW_MS + KEEP_MORE_MS), dedup_ids=True)
+    assert logs.state(second) == "double"
+    assert len(logs.partition.recent) <= (WINDOW_MS + KEEP_MORE_MS) // STEP_MS + 1
+
+
+def test_the_same_id_with_a_wrong_stamp_in_between_is_known_by_both() -> None:
+    logs = owned()
+    first = send(logs, b"1")
+    wrong = stamped(logs, DAY_MS, b"1")
+    logs.now_ms += 1_000
+    assert logs.states([first, wrong, send(logs, b"1")]) == ["ready", "ready", "double"]
+
+
+def test_an_hour_off_for_a_minute_makes_no_id_forgotten() -> None:
+    logs = owned()
+    before = send(logs, b"before")
+    for i in range(60):
+        logs.now_ms += 1_000
+        stamped(logs, HOUR_MS, b"%d" % i)
+    assert logs.states([before, send(logs, b"before")]) == ["ready", "double"]
+    pass_time(logs, 2 * (WINDOW_MS + KEEP_MORE_MS), dedup_ids=True)
+    assert len(logs.partition.recent) <= (WINDOW_MS + KEEP_MORE_MS) // STEP_MS + 1
+
+
+@pytest.mark.parametrize("stamps", ["all the same", "at random"])
+def test_a_topic_whose_stamps_mean_nothing_has_a_bound_all_the_same(
+    stamps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dedup, "IDS_MAX", 500)
+    random, recent = Random(5), Recent()
+    for i in range(3_000):
+        recent.is_duplicate(b"%016d" % i, i, 0 if stamps == "all the same" else random.randrange(1 << 40))
+    assert len(recent) <= 500
 
 
 def test_a_row_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +206,11 @@ def _named(logs: TwoLogs) -> list[str]:
     return list(rows.decode_manifest(logs.manifest).rows)
 
 
+SMALL_MS = {
+    "WINDOW_MS": 1_000, "KEEP_MORE_MS": 200, "BACK_MS": 200, "STEP_MS": 400, "ROW_IDS": 2, "TRIM": 1,
+    "SLACK_MS": 1 << 40,
+}.items()  # fmt: skip
+
 events = st.lists(
     st.tuples(st.sampled_from(["send", "send", "send", "checkpoint", "crash", "ack", "end"]), st.integers(0, 1 << 12)),
     min_size=10,
@@ -123,13 +222,14 @@ events = st.lists(
 @given(events)
 def test_whatever_is_read_again_is_decided_as_before(script: list[tuple[str, int]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("WINDOW_MS", 1_000), ("ROW_IDS", 2), ("TRIM", 1), ("SLACK_MS", 1 << 40)):
+        for name, value in SMALL_MS:
             patch.setattr(dedup, name, value)
         logs = owned()
         for what, number in script:
             logs.now_ms += number % 7 * 100 - (300 if number % 11 == 0 else 0)
+            wrong_ms = (number % 3 - 1) * 50_000 if number % 5 == 0 else 0
             if what == "send":
-                send(logs, b"%d" % (number % 4))
+                stamped(logs, wrong_ms, b"%d" % (number % 4))
             elif what == "checkpoint":
                 logs.checkpoint(window=number % 6)
             elif what == "crash":
@@ -151,9 +251,25 @@ def test_a_million_ids_are_forgotten_as_they_come() -> None:
         if i % 1_000 == 0:
             for digests, _, _ in recent.unwritten(i):
                 recent.written(str(i), 0, len(digests))
-            recent.rows(i, i * 10)
-    assert len(recent) == WINDOW_MS // 10
-    assert len(recent._digests) < 2 * WINDOW_MS // 10 + 8_000
+            recent.rows(i)
+    assert len(recent) == (WINDOW_MS + KEEP_MORE_MS) // 10
+    assert len(recent._digests) < 2 * (WINDOW_MS + KEEP_MORE_MS) // 10 + 8_000
+
+
+def test_a_few_ids_a_checkpoint_make_few_rows_and_are_written_a_few_times() -> None:
+    recent, written = Recent(), 0
+    for i in range(5_000):
+        recent.is_duplicate(b"%016d" % i, i, i)
+        for digests, offsets, _ in recent.unwritten(i + 1):
+            recent.written(f"{i}", 0, len(digests))
+            written += len(offsets)
+        assert len(recent.rows(i + 1)) <= 14
+
+    assert written < 15 * 5_000
+    again = Recent()
+    for i in range(5_000):
+        again.is_duplicate(b"%016d" % i, i, i)
+    assert recent.entries() == again.entries()
 
 
 def test_an_id_is_not_forgotten_by_the_clock_of_the_markers_while_the_reader_is_behind() -> None:
@@ -170,10 +286,12 @@ def test_an_id_is_not_forgotten_by_the_clock_of_the_markers_while_the_reader_is_
 
 def test_a_fold_that_writes_no_rows_keeps_no_more_than_what_is_remembered() -> None:
     logs = owned()
-    for turn in range(12):
-        for i in range(1000):
+    for turn in range(120):
+        for i in range(100):
             logs.send(headers=[("marq-dedup", b"%d/%d" % (turn, i))])
-        logs.now_ms += WINDOW_MS + 1
+        for _ in range(8):
+            logs.now_ms += STEP_MS
+            logs.send(headers=[("marq-dedup", b"%d" % logs.now_ms)])
         logs.read()
         logs.ack(logs.start(*logs.partition.messages))
         logs.partition.forget_hints()

@@ -15,7 +15,7 @@ import pytest
 
 from agents import handlers
 from agents.handlers import Ask, Runner, import_modules
-from app.ownership import now_ms
+from marq.clock import now_ms
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.owner import Handout
 from marq.core.policies import QueueSettings

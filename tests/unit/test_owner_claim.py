@@ -7,8 +7,9 @@ import pytest
 from marq.core import markers
 from marq.core.markers import End, Own, Start, Tick
 from marq.core.owner import Limits, Phase
+from marq.core.reading import Unreadable
 from marq.errors import RowError
-from tests.unit.core_helpers import LEASE_MS, Broker, Worker
+from tests.unit.core_helpers import EPOCH_MS, LEASE_MS, Broker, Worker
 
 
 def test_nothing_is_read_before_the_tables_were() -> None:
@@ -180,6 +181,21 @@ def test_an_unreadable_record_changes_nothing_but_the_clock(value: bytes | None)
     assert worker.owner.partition.clock_ms == 700
     assert worker.owner.partition.counters["unreadable_markers"] == 1
     assert [h.offsets for h in worker.receive()] == [[0]]
+
+
+@pytest.mark.parametrize(("timestamp_ms", "passed_ms"), [(EPOCH_MS + 300, 300), (-1, 0)])
+def test_a_record_that_could_not_be_decoded_changes_nothing_but_the_clock(timestamp_ms: int, passed_ms: int) -> None:
+    worker = Worker().serve()
+    before = worker.owner.partition.clock_ms
+    worker.broker.log.append(Unreadable(len(worker.broker.log), timestamp_ms, b"\0raw", "why"))  # type: ignore[arg-type]
+
+    worker.read_markers()
+
+    partition = worker.owner.partition
+    assert partition.counters["unreadable_markers"] == 1
+    assert partition.markers_position == len(worker.broker.log)
+    assert partition.clock_ms - before == passed_ms
+    assert partition.last_timestamp_ms == EPOCH_MS + passed_ms
 
 
 def test_acks_of_receivers_may_come_from_any_server() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
+from marq.core import memory
 from marq.core.policies import QueueSettings
 from marq.core.state import MESSAGE_OVERHEAD_BYTES
 from marq.errors import RowError
@@ -276,3 +279,108 @@ def test_a_segment_is_named_until_its_last_message_is_done() -> None:
     assert named is not None and unnamed is not None
     assert "0/0/messages/1" not in named.obsolete
     assert "0/0/messages/1" in unnamed.obsolete
+
+
+# ---------------------------------------------------------------------- queues with receivers
+
+
+KB = b"x" * 1_000
+
+
+@pytest.fixture
+def _little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "WANTED_BYTES", 20 * (1_000 + MESSAGE_OVERHEAD_BYTES))
+    monkeypatch.setattr(memory, "WANTED_LEAST_BYTES", 10 * (1_000 + MESSAGE_OVERHEAD_BYTES))
+
+
+def of_a_slow_queue(count: int, groups: Sequence[bytes] = ()) -> TwoLogs:
+    logs = TwoLogs()
+    logs.own()
+    for i in range(count):
+        logs.send("slow", KB, headers=[("marq-group", groups[i % len(groups)])] if groups else [])
+    logs.read()
+    logs.persist()
+    return logs
+
+
+@pytest.mark.usefixtures("_little_is_kept")
+def test_of_a_queue_with_receivers_the_next_messages_stay_and_the_rest_is_parked() -> None:
+    logs = of_a_slow_queue(200)
+
+    freed = logs.partition.shed(ALL, ["slow"])
+
+    assert freed == 180 * (1_000 + MESSAGE_OVERHEAD_BYTES)
+    assert sorted(logs.partition.messages) == list(range(20))
+    assert payload_bytes(logs.partition) == logs.partition.bytes
+    assert logs.take_all("slow") == list(range(200))
+
+
+@pytest.mark.usefixtures("_little_is_kept")
+def test_no_more_than_was_asked_for_is_parked_of_a_queue_with_receivers() -> None:
+    logs = of_a_slow_queue(200)
+
+    assert logs.partition.shed(5_000, ["slow"]) == 4 * (1_000 + MESSAGE_OVERHEAD_BYTES)
+
+    assert sorted(logs.partition.messages) == list(range(196))
+
+
+@pytest.mark.usefixtures("_little_is_kept")
+def test_what_nobody_waits_for_goes_first() -> None:
+    logs = of_a_slow_queue(50)
+    logs.send_many(50, "other")
+    logs.read()
+    logs.persist()
+
+    logs.partition.shed(20 * MESSAGE_OVERHEAD_BYTES, ["slow"])
+
+    assert logs.partition.segments.parked_counts().keys() == {"other"}
+
+
+@pytest.mark.usefixtures("_little_is_kept")
+def test_many_queues_with_receivers_share_what_stays() -> None:
+    logs = TwoLogs()
+    logs.own()
+    for i in range(400):
+        logs.send(f"q{i % 20}", KB)
+    logs.read()
+    logs.persist()
+
+    logs.partition.shed(ALL, [f"q{i}" for i in range(20)])
+
+    # a quarter of what there was, five messages each
+    assert sorted(logs.partition.messages) == list(range(100))
+    for i in range(20):
+        assert logs.take_all(f"q{i}") == list(range(i, 400, 20))
+
+
+@pytest.mark.usefixtures("_little_is_kept")
+def test_parked_messages_of_groups_come_back_in_their_order() -> None:
+    fifo = QueueSettings(fifo=True)
+    logs = of_a_slow_queue(200, [b"a", b"b", b"c"])
+    first = logs.start(*logs.take(2, "slow", fifo))
+
+    assert logs.partition.shed(ALL, ["slow"]) > 100 * len(KB)
+
+    taken = [first.offsets]
+    logs.ack(first)
+    while got := logs.take(7, "slow", fifo):
+        taken.append(got)
+        logs.partition.unreserve(got)
+        logs.ack(logs.start(*got))
+    for group in range(3):
+        of_group = [o for got in taken for o in got if o % 3 == group]
+        assert of_group == list(range(group, 200, 3))
+
+
+@pytest.mark.usefixtures("_little_is_kept")
+def test_a_queue_behind_a_slow_one_can_be_read() -> None:
+    """The slow one has a receiver all the time: what it holds must not keep memory full until that is done."""
+    logs = of_a_slow_queue(1_000)
+    limit = logs.partition.bytes // 2
+
+    for _ in range(5):
+        logs.wait(memory.SHED_AGAIN_MS)
+        logs.partition.shed(max(0, logs.partition.bytes - limit), ["slow", "fast"])
+        logs.partition.put_back(logs.take(10, "slow"))
+
+    assert logs.partition.bytes <= limit + 10 * (1_000 + MESSAGE_OVERHEAD_BYTES)

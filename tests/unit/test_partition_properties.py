@@ -43,6 +43,7 @@ def _small_world(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "SEGMENT_MESSAGES", 4)
         patch.setattr(state, "BLOCK_BITS", 3)
+        patch.setattr(state, "CLEAN_SLACK", 4)
         patch.setattr(lanes, "TIMERS_SLACK", 4)
         patch.setattr(reading, "TIMERS_SLACK", 4)
         if request.param:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
-from marq.core import dedup, rows
+from marq.core import dedup
 from marq.core.partition import Partition
+from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, MESSAGE_MAX_BYTES, Unreadable
 from marq.core.rows import Record
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX
+from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX
 from tests.unit.core_helpers import DEFAULTS, EPOCH_MS, TwoLogs, picture
 
 
@@ -134,6 +134,7 @@ def test_a_hole_of_a_billion_offsets_costs_nothing() -> None:
         (b"q", [("marq-delay-ms", None)], "header marq-delay-ms is not a number of milliseconds"),
         (b"q", [("marq-ttl-ms", b"")], "header marq-ttl-ms is not a number of milliseconds"),
         (b"q", [("marq-ttl-ms", b"9" * 5_000)], "header marq-ttl-ms is not a number of milliseconds"),
+        (b"q", [("any", b"x"), (BAD_NAME + "x", b"x")], "the name of a header is not UTF-8"),
     ],
 )
 def test_a_record_that_is_no_message_is_poison(
@@ -198,8 +199,62 @@ def test_headers_count_as_payload() -> None:
 
     logs.ack(logs.start(message))
 
-    assert before == MESSAGE_OVERHEAD_BYTES + 1 + 1_000 + 4
+    assert before == MESSAGE_OVERHEAD_BYTES + 1 + 1_000 + 4 + 2 * HEADER_OVERHEAD_BYTES
     assert logs.partition.bytes == 0
+
+
+MAX = MESSAGE_MAX_BYTES
+ONE = HEADER_OVERHEAD_BYTES + 2  # a header of one character and one byte
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "headers", "valid"),
+    [
+        (b"q", MAX - 1, [], True),
+        (b"q", MAX, [], False),
+        (b"q", MAX - 1 - ONE, [("h", b"v")], True),
+        (b"q", MAX - ONE, [("h", b"v")], False),
+        (b"q", 0, [("h", b"v")] * ((MAX - 1) // ONE), True),
+        (b"q", 0, [("h", b"v")] * ((MAX - 1) // ONE + 1), False),
+        (b"q", MAX - 1 - ONE - 1, [("ü", b"v")], True),
+        (b"q", MAX - ONE - 1, [("ü", b"v")], False),
+        # room for what a copy says of itself
+        (b"q", MAX, [("marq-origin", b"1:2"), ("marq-dead-reason", b"r" * 1_000)], True),
+        (b"q", MAX, [("marq-origin", b"1:2"), ("marq-dead-reason", b"r" * COPY_ROOM_BYTES)], False),
+    ],
+)
+def test_all_of_a_record_counts_for_its_size(
+    key: bytes, size: int, headers: list[tuple[str, bytes]], valid: bool
+) -> None:
+    logs = served()
+    message = logs.send(key, b"x" * size, headers=headers)
+    logs.read()
+
+    assert logs.state(message) == ("ready" if valid else "poison")
+
+
+def test_the_key_counts_in_topic_mode_too() -> None:
+    logs = TwoLogs(queue_id="all")
+    logs.own()
+    small, large = logs.send(b"k" * (MAX - 1), b""), logs.send(b"k" * MAX, b"x")
+    logs.read()
+
+    assert (logs.state(small), logs.state(large)) == ("ready", "poison")
+
+
+@pytest.mark.parametrize("queue_id", [None, "all"])
+def test_what_could_not_be_decoded_is_poison_with_its_reason(queue_id: str | None) -> None:
+    logs = TwoLogs(queue_id=queue_id)
+    logs.own()
+    first = logs.send("q")
+    logs.sent += [Unreadable(1, -1, b"\0raw", "can't be decoded: reason"), Unreadable(2, -1, None, "as before")]  # type: ignore[list-item]
+    logs.end = 3
+    last = logs.send("q")
+    logs.read()
+
+    assert logs.partition.due(lambda queue: DEFAULTS).poison == [(1, "can't be decoded: reason"), (2, "as before")]
+    assert logs.partition.record(1).value == b"\0raw"
+    assert logs.take_all(queue_id or "q") == [first, last]
 
 
 # ---------------------------------------------------------------------- topic mode
@@ -380,20 +435,13 @@ def test_no_more_than_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyP
     assert len(logs.partition.origins._digests) < 200
 
 
-def test_origins_that_an_earlier_version_wrote_are_known() -> None:
+def test_where_the_copy_of_a_message_is_is_known_after_a_restart() -> None:
     logs = served()
     first = copy_of(logs, 0)
     logs.read()
     logs.persist()
-    manifest = rows.decode_manifest(logs.manifest)
-    without = {key: value for key, value in manifest.rows.items() if rows.kind_of(key) != "origins"}
-    logs.manifest = rows.encode(msgspec.structs.replace(manifest, rows=without, copied={0: (first, 5)}))
 
     logs.crash()
-    logs.persist()
-    logs.crash()
-    second = copy_of(logs, 0)
-    logs.read()
 
-    assert logs.state(second) == "double"
     assert logs.partition.copy_of(0) == first
+    assert logs.partition.copy_of(1) is None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import Tick
 from marq.core.policies import QueueSettings
-from tests.unit.core_helpers import DEFAULTS, TwoLogs
+from tests.unit.core_helpers import DEFAULTS, EPOCH_MS, TwoLogs
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
 
 
 def served() -> TwoLogs:
@@ -77,6 +82,197 @@ def test_reading_messages_does_not_move_leases() -> None:
     assert logs.state(message) == "in flight"
 
 
+# ---------------------------------------------------------------------- broker time
+
+
+def tick(logs: TwoLogs, at_ms: int, **fields: Any) -> int:
+    """A tick with this stamp; broker time behind it, from the beginning of the test."""
+    logs.now_ms = EPOCH_MS + at_ms
+    logs.mark(Tick(**fields))
+    return max(-1, logs.partition.broker_ms - EPOCH_MS)
+
+
+def test_broker_time_is_told_by_two_ticks_that_agree() -> None:
+    logs = served()
+
+    assert [tick(logs, 100), tick(logs, 200), tick(logs, 5_200)] == [-1, 200, 5_200]
+
+
+def test_two_ticks_of_one_batch_prove_nothing() -> None:
+    logs = served()
+
+    assert [tick(logs, 100), tick(logs, 100), tick(logs, 200), tick(logs, 200)] == [-1, -1, 200, 200]
+
+
+def test_ticks_that_are_further_apart_than_the_clock_allows_tell_nothing() -> None:
+    logs = served()
+
+    assert [tick(logs, 0), tick(logs, 100), tick(logs, 5_101), tick(logs, 5_102)] == [-1, 100, 100, 5_102]
+
+
+@pytest.mark.parametrize("wrong_ms", [-DAY_MS, DAY_MS, DAY_MS + 1, 10_000])
+def test_one_wrong_stamp_counts_for_nothing(wrong_ms: int) -> None:
+    logs = served()
+
+    told = [tick(logs, 100), tick(logs, 200), tick(logs, wrong_ms), tick(logs, 400), tick(logs, 500)]
+
+    assert told == [-1, 200, 200, 200, 500]
+
+
+def test_a_wrong_batch_counts_for_nothing() -> None:
+    logs = served()
+
+    told = [tick(logs, 100), tick(logs, 200), tick(logs, DAY_MS), tick(logs, DAY_MS), tick(logs, 400), tick(logs, 500)]
+
+    assert told == [-1, 200, 200, 200, 200, 500]
+
+
+def test_broker_time_follows_the_broker_back() -> None:
+    logs = served()
+
+    told = [tick(logs, HOUR_MS), tick(logs, HOUR_MS + 100), tick(logs, 200), tick(logs, 300)]
+
+    assert told == [-1, HOUR_MS + 100, HOUR_MS + 100, 300]
+
+
+@pytest.mark.parametrize("fields", [{"sure": False}, {"fence": "w/1"}])
+def test_ticks_that_are_for_something_else_tell_nothing(fields: dict[str, Any]) -> None:
+    logs = served()
+
+    assert [tick(logs, 0), tick(logs, 50, **fields), tick(logs, 100)] == [-1, -1, 100]
+    assert [tick(logs, 200, **fields), tick(logs, 300, **fields)] == [100, 100]
+
+
+def test_other_markers_and_messages_tell_nothing() -> None:
+    logs = served()
+    tick(logs, 0), tick(logs, 100)
+    logs.now_ms += 1_000
+    message = logs.send()
+    logs.read()
+    logs.ack(logs.start(message))
+
+    assert logs.partition.broker_ms == EPOCH_MS + 100
+
+
+def test_an_owner_takes_no_tick_of_the_one_before_for_a_proof() -> None:
+    logs = served()
+    tick(logs, 0), tick(logs, 100)
+    logs.own("next")
+
+    assert [tick(logs, 200), tick(logs, 300)] == [100, 300]
+
+
+def test_nothing_is_over_before_broker_time_is_known() -> None:
+    logs = served()
+    delayed, kept = logs.send(delay_ms=1), logs.send(ttl_ms=1)
+    logs.now_ms += DAY_MS
+    logs.own()
+    logs.read()
+
+    assert logs.states([delayed, kept]) == ["delayed", "ready"]
+    assert expired(logs) == []
+
+
+@pytest.mark.parametrize("persisted", [False, True])
+def test_a_delay_that_was_over_by_a_wrong_clock_goes_on(persisted: bool) -> None:
+    logs = served()
+    message, behind = logs.send(delay_ms=600_000), logs.send()
+    logs.read()
+    tick(logs, HOUR_MS), tick(logs, HOUR_MS + 100)
+    if persisted:
+        logs.persist()
+        logs.partition.shed(1 << 30)
+    by_the_wrong_clock = logs.state(message)
+
+    tick(logs, 200), tick(logs, 300)
+
+    assert (by_the_wrong_clock, logs.state(message)) == ("ready", "delayed")
+    assert logs.take() == [behind]
+    logs.wait(600_000)
+    assert logs.take() == [message]
+
+
+@pytest.mark.parametrize("group", [None, b"x"])
+@pytest.mark.parametrize("fifo", [False, True])
+@pytest.mark.parametrize("persisted", [False, True])
+def test_a_delay_that_goes_on_keeps_its_place(group: bytes | None, fifo: bool, persisted: bool) -> None:
+    settings = QueueSettings(fifo=fifo)
+    logs = served()
+    headers = [] if group is None else [("marq-group", group)]
+    offsets = [
+        logs.send(headers=headers),
+        logs.send(delay_ms=600_000, headers=headers),
+        logs.send(headers=headers),
+    ]
+    logs.read()
+    tick(logs, HOUR_MS), tick(logs, HOUR_MS + 100)
+    logs.partition.put_back(logs.take(settings=settings))
+    if persisted:
+        logs.persist()
+        logs.partition.shed(1 << 30)
+    tick(logs, 200), tick(logs, 300)
+
+    now = logs.take(settings=settings)
+    logs.partition.put_back(now)
+    logs.wait(600_000)
+
+    assert now == (offsets[:1] if fifo else [offsets[0], offsets[2]])
+    assert logs.take(settings=settings) == offsets
+
+
+def test_what_was_started_waits_for_no_delay_any_more() -> None:
+    logs = served()
+    message = logs.send(delay_ms=600_000)
+    logs.read()
+    tick(logs, HOUR_MS), tick(logs, HOUR_MS + 100)
+    delivery = logs.start(message)
+    tick(logs, 200), tick(logs, 300)
+
+    logs.release(delivery)
+
+    assert logs.take() == [message]
+
+
+def test_a_time_to_live_that_was_over_by_a_wrong_clock_goes_on() -> None:
+    logs = served()
+    message = logs.send(ttl_ms=600_000)
+    logs.read()
+    tick(logs, HOUR_MS), tick(logs, HOUR_MS + 100)
+    by_the_wrong_clock = expired(logs)
+    logs.partition.put_back(by_the_wrong_clock)
+
+    tick(logs, 200), tick(logs, 300)
+
+    assert (by_the_wrong_clock, expired(logs)) == ([message], [])
+    logs.wait(600_000)
+    assert expired(logs) == [message]
+
+
+def test_what_has_expired_by_the_estimate_is_kept_until_the_log_says_so() -> None:
+    logs = served()
+    message = logs.send(ttl_ms=2_000)
+    logs.read()
+    logs.wait(1_900)
+    logs.partition.estimate_ms = EPOCH_MS + 2_000
+
+    assert (logs.take(), expired(logs), logs.take()) == ([], [], [])
+    logs.wait(100)
+    assert expired(logs) == [message]
+
+
+def test_an_estimate_that_was_wrong_costs_nothing() -> None:
+    logs = served()
+    message = logs.send(ttl_ms=2_000)
+    logs.read()
+    logs.wait(100)
+    logs.partition.estimate_ms = EPOCH_MS + DAY_MS
+    before = (logs.take(), expired(logs))
+
+    logs.partition.estimate_ms = EPOCH_MS + 200
+
+    assert (before, expired(logs), logs.take()) == (([], []), [], [message])
+
+
 # ---------------------------------------------------------------------- delays
 
 
@@ -93,13 +289,22 @@ def test_a_message_with_a_delay_waits_for_it() -> None:
     assert (logs.state(message), logs.take()) == ("ready", [message])
 
 
-def test_a_delay_is_over_by_the_greatest_timestamp_of_either_log() -> None:
+def test_the_stamp_of_a_message_moves_no_delay() -> None:
+    """In a topic with CreateTime it is any producer's."""
     logs = served()
+    logs.wait(0)
     message = logs.send(delay_ms=3_000)
-    logs.read()
-    logs.now_ms += 3_000
+    logs.now_ms += DAY_MS
     logs.send("other")
 
+    logs.read()
+
+    assert logs.state(message) == "delayed"
+
+
+def test_a_delay_of_zero_is_none() -> None:
+    logs = served()
+    message = logs.send(delay_ms=0)
     logs.read()
 
     assert logs.take() == [message]

@@ -15,7 +15,7 @@ from marq.errors import RowError
 
 MANIFEST = Manifest(
     v=1, epoch=3, rows={"0/3/markers/1": 5}, position=10, markers_position=20, done=[12, 14], clock_ms=1,
-    last_timestamp_ms=2, max_timestamp_ms=3, own=3, delivery=9, purges={"q": 15},
+    last_timestamp_ms=2, broker_ms=3, tick_ms=3, own=3, delivery=9, purges={"q": 15},
     counters={"acked": 2},
 )  # fmt: skip
 

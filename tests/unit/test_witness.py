@@ -61,6 +61,67 @@ def test_a_life_that_follows_the_rules_is_no_fault(log: Log) -> None:
     assert log.witness.done == {("q", "acked"): 5}
 
 
+# ------------------------------------------------------------------ expiry
+
+
+def send(log: Log, ttl_ms: int) -> int:
+    """A message with a time to live, sent now."""
+    offset = log.witness.position
+    headers = [("marq-ttl-ms", b"%d" % ttl_ms)]
+    log.witness.read([Envelope(offset, log.now_ms, b"q", None, headers, 1)])
+    return offset
+
+
+def expire(log: Log, offset: int) -> None:
+    log.write(End(0, [offset, offset + 1], "expired"))
+
+
+def test_an_end_after_the_time_to_live_is_none(log: Log) -> None:
+    offset = send(log, 1_000)
+    log.wait(1_000)
+    expire(log, offset)
+    assert log.faults == []
+
+
+def test_an_end_before_the_time_to_live_is_over_is_a_fault(log: Log) -> None:
+    offset = send(log, 1_001)
+    log.wait(1_000)
+    expire(log, offset)
+    assert (log.only().kind, log.only().offset) == ("expired early", offset)
+
+
+def test_so_it_is_for_a_message_that_is_read_later(log: Log) -> None:
+    log.wait(1_000)
+    expire(log, 10)
+    log.now_ms = 0
+    send(log, 1_001)
+    assert (log.only().kind, log.only().offset) == ("expired early", 10)
+
+
+def test_one_stamp_is_no_reason_for_an_end(log: Log) -> None:
+    offset = send(log, 60_000)
+    log.wait(1_000)
+    log.now_ms += 3_600_000
+    log.write(Tick())
+    log.now_ms -= 3_600_000
+    expire(log, offset)
+    assert log.only().kind == "expired early"
+
+
+def test_nor_are_ticks_of_the_owner_before(log: Log) -> None:
+    offset = send(log, 1_000)
+    log.wait(2_000)
+    log.write(Own("w2", "w2/a"))
+    log.write(Tick(), by="w2/a")
+    log.write(End(log.next - 2, [offset, offset + 1], "expired"), by="w2/a")
+    assert log.only().kind == "expired early"
+
+
+def test_a_time_to_live_by_the_setting_of_its_queue_can_not_be_checked(log: Log) -> None:
+    expire(log, 0)
+    assert log.faults == []
+
+
 # ------------------------------------------------------------------ two leases
 
 

@@ -1,0 +1,35 @@
+"""A Kafka client of one request: it produces a batch as it is, whatever its bytes say."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+_PRODUCE, _VERSION = 0, 7
+
+
+def _string(text: str | None) -> bytes:
+    return struct.pack(">h", -1) if text is None else struct.pack(">h", len(text)) + text.encode()
+
+
+async def produce(bootstrap: str, topic: str, partition: int, batch: bytes) -> int:
+    """Append a batch to a partition whose leader is at `bootstrap`; the error code that the broker answers.
+
+    A broker that ends the connection instead answers -1, as to what it can't even parse.
+    """
+    host, _, port = bootstrap.partition(":")
+    body = _string(None) + struct.pack(">hii", -1, 10_000, 1)  # no transaction, acks, timeout, topics
+    body += _string(topic) + struct.pack(">iii", 1, partition, len(batch)) + batch
+    request = struct.pack(">hhi", _PRODUCE, _VERSION, 1) + _string("raw") + body
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(struct.pack(">i", len(request)) + request)
+        (size,) = struct.unpack(">i", await asyncio.wait_for(reader.readexactly(4), 15))
+        answer = await asyncio.wait_for(reader.readexactly(size), 15)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return -1
+    finally:
+        writer.close()
+    # correlation id, one topic, its name, one partition, its number
+    (error,) = struct.unpack_from(">h", answer, 4 + 4 + 2 + len(topic) + 4 + 4)
+    return int(error)

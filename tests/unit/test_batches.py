@@ -1,0 +1,309 @@
+"""The decoder of record batches: what can be read is, and what can't costs its own offsets and no others."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
+
+from app import batches
+from app.batches import PATIENCE, DecodingError, Fault, FetchedRecords, decompress
+from marq.core.reading import Unreadable
+from tests.raw_batches import CODECS, MS, Raw, batch, offsets_from
+
+TP = TopicPartition("t", 3)
+THREE = (Raw(b"a"), Raw(b"b"), Raw(b"c"))
+
+
+class Read:
+    """What a reader gets of some bytes."""
+
+    def __init__(self, data: bytes, position: int = 0, *, end: int = -1, patient: bool = False, aborted=()) -> None:
+        self.faults: list[Fault] = []
+        fetched = FetchedRecords(TP, data, aborted, position, end=end, patient=patient, on_fault=self.faults.append)
+        self.records = list(fetched)
+        self.next = fetched.next_fetch_offset
+
+    @property
+    def good(self) -> list[tuple[int, bytes | None]]:
+        return [(r.offset, r.value) for r in self.records if type(r) is not Unreadable]
+
+    @property
+    def bad(self) -> dict[int, str]:
+        return {r.offset: r.reason for r in self.records if type(r) is Unreadable}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_of_kafka_is_read(codec: str) -> None:
+    headers = [(b"name", b"value"), (b"null", None), (b"", b"")]
+    raw = batch(
+        Raw(b"x" * 1000, None, headers, 5), Raw(None, b"k"), Raw(b"", b"", timestamp_delta=-5), base=7, codec=codec
+    )
+    read = Read(raw, 7)
+
+    first, second, third = read.records
+    assert (first.offset, first.timestamp, first.key, first.value) == (7, MS + 5, None, b"x" * 1000)
+    assert first.headers == (("name", b"value"), ("null", None), ("", b""))
+    assert (second.key, second.value, third.key, third.value, third.timestamp) == (b"k", None, b"", b"", MS - 5)
+    assert (read.next, read.faults) == (10, [])
+
+
+@pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
+def test_what_decompresses_to_too_much_is_refused_and_no_more_memory_is_taken(
+    codec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, encode = CODECS[codec]
+    data = encode(b"\0" * 1_000_000)
+
+    assert bytes(decompress(number, data, 1_000_000)) == b"\0" * 1_000_000
+    with pytest.raises(DecodingError, match="larger than 999999 bytes"):
+        decompress(number, data, 999_999)
+
+    monkeypatch.setattr(batches.decompress, "__defaults__", (1_000,))
+    bomb = batch(Raw(b"x" * 10_000), Raw(b"y"), codec=codec)
+    read = Read(offsets_from((bomb, 2), (batch(*THREE), 3)))
+    assert list(read.bad) == [0, 1]
+    assert "larger than 1000 bytes" in read.bad[0]
+    assert read.good == [(2, b"a"), (3, b"b"), (4, b"c")]
+
+
+def test_plain_snappy_and_several_gzip_members_are_read() -> None:
+    import cramjam
+
+    records = b"".join(record.encode(i) for i, record in enumerate(THREE))
+    plain = batch(*THREE, codec_number=2, body=bytes(cramjam.snappy.compress_raw(records)))
+    members = batch(*THREE, codec_number=1, body=gzip.compress(records[:9]) + gzip.compress(records[9:]))
+    assert [value for _, value in Read(offsets_from((plain, 3), (members, 3))).good] == [b"a", b"b", b"c"] * 2
+
+
+@pytest.mark.parametrize(
+    ("raw", "why"),
+    [
+        (batch(*THREE, codec_number=5), "unknown codec 5"),
+        (batch(*THREE, codec_number=7), "unknown codec 7"),
+        (batch(*THREE, codec_number=1), "gzip data is damaged"),
+        (batch(*THREE, codec_number=2), "snappy data is damaged"),
+        (batch(*THREE, codec_number=3), "lz4 data is damaged"),
+        (batch(*THREE, codec_number=4), "zstd data is damaged"),
+        (batch(*THREE, codec_number=1, body=gzip.compress(b"x" * 500)[:-9]), "gzip data is damaged"),
+        (batch(*THREE, codec_number=2, body=b"\x82SNAPPY\0\0\0\0\1\0\0\0\1\0\0\1\0abc"), "snappy data is damaged"),
+        (batch(*THREE, bad_crc=True), "checksum"),
+        (batch(*THREE, magic=3), "unknown format 3"),
+        (batch(*THREE, magic=-1), "unknown format 255"),
+        (batch(*THREE, magic=1), "checksum"),
+        (batch(*THREE, body=b""), "has no end"),
+        (batch(*THREE, body=b"\xff" * 30), "has no end"),
+        (batch(*THREE, count=0), "number of its records is wrong"),
+        (batch(*THREE, count=-1), "number of its records is wrong"),
+        (batch(*THREE, count=0, body=gzip.compress(b"x"), codec_number=1), "number of its records is wrong"),
+    ],
+    ids=map(str, range(17)),
+)
+def test_a_batch_that_cant_be_decoded_is_poison_at_its_offsets_and_no_others(raw: bytes, why: str) -> None:
+    data = offsets_from((batch(*THREE), 3), (raw, 3), (batch(*THREE), 3), base=100)
+    read = Read(data, 100, end=109)
+
+    assert [offset for offset, _ in read.good] == [100, 101, 102, 106, 107, 108]
+    assert list(read.bad) == [103, 104, 105]
+    assert all(why in reason for reason in read.bad.values())
+    assert read.next == 109
+    assert [(f.start, f.stop) for f in read.faults] == [(103, 106)]
+    # the bytes are with the first of them
+    first, second, _ = (r for r in read.records if type(r) is Unreadable)
+    assert first.value
+    assert second.value is None and "with offset 103" in second.reason
+    assert first.headers  # the core takes no notice of what has none
+
+
+def test_the_time_of_a_batch_is_taken_from_its_header_if_that_can_be_trusted() -> None:
+    good = batch(*THREE, timestamp=MS + 50)
+    assert Read(batch(*THREE, codec_number=4)).records[0].timestamp == MS
+    assert Read(offsets_from((good, 3), (batch(*THREE, bad_crc=True), 3)), end=6).records[-1].timestamp == MS + 50
+    assert Read(batch(*THREE, bad_crc=True), end=3).records[0].timestamp == -1
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (Raw(b"v", header_count=-1), "number of its headers"),
+        (Raw(b"v", header_count=5), "has no end"),
+        (Raw(b"v", b"k", [(b"a", b"b")], header_count=0), "another length"),
+        (Raw(b"v", header_count=2**31 - 1), "number of its headers"),
+    ],
+)
+def test_of_a_batch_with_a_bad_record_the_others_are_read(codec: str, bad: Raw, why: str) -> None:
+    raw = batch(Raw(b"a"), bad, Raw(b"c"), base=10, codec=codec)
+    read = Read(raw, 10)
+
+    assert read.good == [(10, b"a"), (12, b"c")]
+    assert list(read.bad) == [11] and why in read.bad[11]
+    assert read.next == 13
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_record_with_a_wrong_length_takes_those_behind_it_along(codec: str) -> None:
+    read = Read(batch(Raw(b"a"), Raw(b"b", length=1000), Raw(b"c"), codec=codec))
+
+    assert read.good == [(0, b"a")]
+    assert list(read.bad) == [1, 2]
+    assert read.next == 3
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_the_name_of_a_header_that_is_not_utf_8_is_marked_and_keeps_its_bytes(codec: str) -> None:
+    raw = batch(Raw(b"a"), Raw(b"b", b"k", [(b"ok", b"1"), (b"ab\xff\xfe", b"2")]), Raw(b"c"), base=10, codec=codec)
+    read = Read(raw, 10)
+
+    assert read.good == [(10, b"a"), (11, b"b"), (12, b"c")]
+    assert read.records[1].headers == (("ok", b"1"), ("\ufffdab\\xff\\xfe", b"2"))
+    assert read.faults == [Fault(11, 12, "the name of a header is not UTF-8")]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("count", "good", "bad"), [(2, 2, 1), (4, 3, 0), (2**31 - 1, 3, 0)])
+def test_a_record_count_that_lies(codec: str, count: int, good: int, bad: int) -> None:
+    raw = batch(*THREE, codec=codec, count=count)
+    read = Read(offsets_from((raw, 3), (batch(*THREE), 3)))
+
+    assert len(read.good) == good + 3
+    assert len(read.bad) == bad
+    assert read.faults
+    assert read.next == 6
+
+
+def test_offsets_that_were_compacted_away_are_passed() -> None:
+    read = Read(batch(Raw(b"a"), last_delta=9, base=5), 5)
+    assert (read.good, read.next, read.faults) == ([(5, b"a")], 15, [])
+    empty = Read(batch(last_delta=9, count=0, base=5), 5)
+    assert (empty.good, empty.next, empty.faults) == ([], 15, [])
+
+
+def test_reading_begins_in_the_middle_of_a_batch() -> None:
+    assert Read(batch(*THREE, base=5), 6).good == [(6, b"b"), (7, b"c")]
+    assert list(Read(batch(*THREE, base=5, codec_number=5), 6).bad) == [6, 7]
+    assert list(Read(batch(*THREE, base=5, bad_crc=True), 7, end=8).bad) == [7]
+
+
+def test_aborted_transactions_and_control_records_are_passed_though_they_cant_be_decoded() -> None:
+    transactional, control = 0x10, 0x30
+    data = offsets_from(
+        (batch(*THREE, flags=transactional, producer_id=7, codec_number=5), 3),
+        (batch(Raw(b"other"), flags=transactional, producer_id=8), 1),
+        (batch(Raw(None, struct.pack(">hh", 0, 0)), flags=control, producer_id=7), 1),
+        (batch(Raw(b"later"), flags=transactional, producer_id=7), 1),
+        (batch(Raw(None, b""), flags=control, producer_id=7, count=5), 1),
+    )
+    read = Read(data, aborted=[(7, 0)])
+    assert read.good == [(3, b"other"), (5, b"later")]
+    assert (read.next, read.faults) == (7, [])
+
+
+def test_a_control_record_that_cant_be_read_hides_nothing_behind_it() -> None:
+    data = offsets_from(
+        (batch(Raw(b"aborted"), flags=0x10, producer_id=7), 1),
+        (batch(Raw(None, b"?"), flags=0x30, producer_id=7), 1),
+        (batch(Raw(b"later"), flags=0x10, producer_id=7), 1),
+    )
+    assert Read(data, aborted=[(7, 0)]).good == [(2, b"later")]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3])
+@pytest.mark.parametrize("magic", [0, 1])
+def test_old_formats_are_read(codec: int, magic: int) -> None:
+    codec = 0 if (magic, codec) == (0, 3) else codec
+    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=9999)
+    for offset in range(3):
+        builder.append(offset, MS, b"k", b"v%d" % offset)
+    raw = bytes(builder.build())
+    # the broker gives a set of messages the offset of the last one
+    first = struct.pack(">q", 2) + raw[8:] if codec else raw
+    read = Read(first)
+    assert [value for _, value in read.good] == [b"v0", b"v1", b"v2"]
+    assert {r.timestamp for r in read.records} == {MS if magic else -1}
+    assert (read.next, read.faults) == (3, [])
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_an_old_set_of_messages_that_cant_be_decoded(magic: int) -> None:
+    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=1, batch_size=9999)
+    for offset in range(3):
+        builder.append(offset, MS, b"k", b"v" * 100)
+    raw = bytearray(builder.build())
+    raw[-20:-10] = b"\xff" * 10
+    data = struct.pack(">q", 2) + bytes(raw[8:])
+    read = Read(data + struct.pack(">q", 3) + batch(*THREE)[8:], end=6)
+    assert list(read.bad) == [0, 1, 2]
+    assert read.next == 6
+
+
+# ---------------------------------------------------------------------- where no header can be trusted
+
+
+def test_a_batch_with_a_wrong_checksum_ends_where_the_next_begins() -> None:
+    # it says that it has a thousand offsets
+    liar = batch(*THREE, bad_crc=True, last_delta=999, count=1000)
+    read = Read(offsets_from((liar, 3), (batch(*THREE), 3)), end=2000)
+    assert list(read.bad) == [0, 1, 2]
+    assert [offset for offset, _ in read.good] == [3, 4, 5]
+
+
+def test_the_last_batch_counts_for_one_offset_if_its_fields_dont_agree() -> None:
+    liar = batch(*THREE, bad_crc=True, last_delta=999)
+    assert list(Read(liar, end=2000).bad) == [0]
+    beyond = batch(*THREE, bad_crc=True, last_delta=999, count=1000)
+    assert list(Read(beyond, end=3).bad) == [0]
+    # and where the broker answers with the same for the next offset, that is one more
+    assert list(Read(liar, 1, end=2000).bad) == [1]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        struct.pack(">qi", 0, -1) + b"x" * 100,
+        struct.pack(">qi", 0, 0) + b"x" * 100,
+        struct.pack(">qi", 0, 2**31 - 1) + batch(*THREE)[12:],
+        struct.pack(">qi", 0, -(2**31)) + b"x" * 100,
+        b"\0" * 100,
+        b"\xff" * 100,
+        b"xy",
+        batch(*THREE)[:-1],
+        batch(*THREE, base=-5),
+        struct.pack(">qiib", 0, 5, 0, 2),
+        struct.pack(">qiib", 0, 5, 0, 1),
+    ],
+    ids=map(str, range(11)),
+)
+def test_what_has_no_usable_header_moves_reading_on_by_one_offset(data: bytes) -> None:
+    read = Read(data, 5, end=50)
+    assert list(read.bad) == [5]
+    assert read.next == 6
+
+
+def test_what_was_cut_off_is_asked_for_again_first() -> None:
+    data = batch(*THREE)[:-1]
+    read = Read(data, patient=True)
+    assert (read.records, read.next) == ([], 0)
+    # behind a whole batch it is how an answer ends
+    read = Read(offsets_from((batch(*THREE), 3), (batch(*THREE), 3))[:-1])
+    assert (len(read.good), read.bad, read.next) == (3, {}, 3)
+    assert PATIENCE > 1
+
+
+def test_any_damage_is_survived_and_reading_always_moves_on() -> None:
+    import random
+
+    random_ = random.Random(11)
+    for round_ in range(1500):
+        codec = random_.choice(list(CODECS))
+        parts = [(batch(*(Raw(random_.randbytes(9)) for _ in range(4)), codec=codec), 4) for _ in range(3)]
+        data = bytearray(offsets_from(*parts))
+        for _ in range(random_.randint(1, 4)):
+            data[random_.randrange(len(data))] = random_.randrange(256)
+        read = Read(bytes(data), end=12)
+        offsets = [r.offset for r in read.records]
+        assert read.next > 0, round_
+        assert offsets == sorted(set(offsets)), round_

@@ -1,0 +1,278 @@
+"""What the owner does to know broker time, and what it does not do while it can't know it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from marq.core.markers import Tick, decode
+from marq.core.owner import DOUBT_MS, TICK_MAX_MS, TICK_MIN_MS, Limits
+from marq.core.policies import QueueSettings
+from tests.unit.core_helpers import Worker
+
+SECOND_MS = 1_000
+MINUTE_MS = 60_000
+HOUR_MS = 3_600_000
+
+QUIET = Limits(checkpoint_ms=1 << 40)
+"""No checkpoint asks for a tick."""
+
+
+def served(**options: Any) -> Worker:
+    """A worker that knows broker time."""
+    worker = Worker(limits=QUIET, **options).serve()
+    wait(worker, 300)
+    assert worker.owner.told
+    return worker
+
+
+def wait(worker: Worker, ms: int, ttl_queues: tuple[str, ...] = (), off_ms: int = 0) -> list[Any]:
+    """Time passes, and the owner does its work; the ticks that came in it, with how long after the beginning.
+
+    ``off_ms``: the broker's clock is off by so much meanwhile, and right again then.
+    """
+    found: list[Any] = []
+    worker.broker.now_ms += off_ms
+    for passed_ms in range(50, ms + 1, 50):
+        worker.clock_ms += 50
+        worker.broker.now_ms += 50
+        worker.owner.tick(worker.clock_ms, ttl_queues)
+        worker.owner.work(worker.clock_ms, ttl_queues)
+        found += [(passed_ms, marker) for marker in worker.flush() if type(marker) is Tick]
+    worker.broker.now_ms -= off_ms
+    return found
+
+
+def ttl(ms: int) -> list[tuple[str, bytes]]:
+    return [("marq-ttl-ms", b"%d" % ms)]
+
+
+def delay(ms: int) -> list[tuple[str, bytes]]:
+    return [("marq-delay-ms", b"%d" % ms)]
+
+
+def received(worker: Worker) -> list[int]:
+    return [offset for handout in worker.receive() for offset in handout.offsets]
+
+
+def outcomes(worker: Worker) -> dict[str, int]:
+    return {name: n for name, n in worker.owner.partition.counters.items() if name in ("expired", "dead", "acked")}
+
+
+# ---------------------------------------------------------------------- a new owner
+
+
+def test_a_new_owner_knows_broker_time_after_two_ticks() -> None:
+    worker = Worker(limits=QUIET).serve()
+
+    assert len(wait(worker, 2 * TICK_MIN_MS + 50)) == 2
+    assert worker.owner.told
+
+
+@pytest.mark.parametrize("by", ["header", "setting"])
+def test_what_may_have_expired_is_handed_out_when_broker_time_is_known(by: str) -> None:
+    settings = {"q": QueueSettings(ttl_ms=HOUR_MS if by == "setting" else 0)}
+    worker = Worker(limits=QUIET, settings=settings).serve()
+    (message,) = worker.send(headers=ttl(HOUR_MS) if by == "header" else ())
+
+    before = received(worker)
+    wait(worker, 300)
+
+    assert "q" in worker.owner.partition.woken
+    assert (before, received(worker)) == ([], [message])
+
+
+def test_others_are_handed_out_at_once() -> None:
+    worker = Worker(limits=QUIET, settings={"kept": QueueSettings(ttl_ms=HOUR_MS)}).serve()
+    worker.send(queue="kept")
+    (message,) = worker.send()
+
+    assert received(worker) == [message]
+
+
+def test_an_hour_without_any_worker_counts_in_full() -> None:
+    settings = {"short": QueueSettings(ttl_ms=MINUTE_MS), "long": QueueSettings(ttl_ms=2 * HOUR_MS)}
+    first = served(settings=settings)
+    first.send(headers=ttl(HOUR_MS - 1))
+    first.send(queue="short")
+    (long_ttl,), (long_setting,) = first.send(headers=ttl(2 * HOUR_MS)), first.send(queue="long")
+    (over,), (pending,) = first.send(headers=delay(HOUR_MS - 1)), first.send(headers=delay(2 * HOUR_MS))
+    first.checkpoint()
+    first.broker.now_ms += HOUR_MS
+
+    worker = Worker(
+        first.broker, name="w2", limits=QUIET, settings=settings, table=first.table, queue_log=first.queue_log
+    ).serve()
+    wait(worker, 300, ("short", "long"))
+
+    assert outcomes(worker) == {"expired": 2}
+    assert received(worker) == [long_ttl, over]
+    worker.owner.acquire(["long", "short"], 10, "r", worker.clock_ms, lease_ms=1_000)
+    worker.flush()
+    assert [h.offsets for h in worker.handouts()] == [[long_setting]]
+    assert worker.owner.partition.delays.keys() == {pending}
+
+
+# ---------------------------------------------------------------------- when ticks are needed
+
+
+@pytest.mark.parametrize("what", ["delay", "ttl", "queue"])
+def test_while_something_waits_for_broker_time_there_is_a_tick_a_second(what: str) -> None:
+    worker = served(settings={"q": QueueSettings(ttl_ms=HOUR_MS if what == "queue" else 0)})
+    worker.send(headers=delay(HOUR_MS) if what == "delay" else ttl(HOUR_MS) if what == "ttl" else ())
+
+    assert 9 <= len(wait(worker, 10 * TICK_MAX_MS, ("q",) if what == "queue" else ())) <= 12
+
+
+def test_other_markers_take_no_tick_away() -> None:
+    worker = served()
+    worker.send(headers=delay(HOUR_MS))
+    before = worker.owner.partition.broker_ms
+    ticks = 0
+    for _ in range(100):
+        worker.send()
+        (handout,) = worker.receive()
+        worker.owner.acked(handout.offsets, handout.receipt)
+        worker.flush()
+        ticks += len(wait(worker, 100))
+
+    assert 9 <= ticks <= 12
+    assert worker.owner.partition.broker_ms - before >= 9_000
+
+
+def test_a_delay_on_an_idle_partition_is_over_in_time() -> None:
+    worker = served()
+    worker.clock_ms += HOUR_MS
+    worker.broker.now_ms += HOUR_MS
+    (message,) = worker.send(headers=delay(1_500))
+
+    wait(worker, 1_450)
+    before = received(worker)
+    wait(worker, 150)
+
+    assert (before, received(worker)) == ([], [message])
+
+
+def test_a_time_to_live_on_an_idle_partition_delays_nothing() -> None:
+    worker = served()
+    worker.clock_ms += HOUR_MS
+    worker.broker.now_ms += HOUR_MS
+    (message,) = worker.send(headers=ttl(1_000))
+
+    assert received(worker) == [message]
+
+
+def test_what_has_expired_on_an_idle_partition_is_not_handed_out() -> None:
+    """It could not be read for an hour; the last tick is older than that."""
+    worker = served()
+    worker.queue_log.append(worker.record(headers=ttl(1_000)))
+    worker.clock_ms += HOUR_MS
+    worker.broker.now_ms += HOUR_MS
+    worker.read_queue()
+
+    assert received(worker) == []
+    wait(worker, 300)
+    assert outcomes(worker) == {"expired": 1}
+
+
+def test_the_last_message_of_a_queue_expires_though_the_queue_has_nothing_else() -> None:
+    settings = {"q": QueueSettings(ttl_ms=1_000)}
+    worker = served(settings=settings)
+    worker.send()
+    worker.clock_ms += HOUR_MS
+    worker.broker.now_ms += HOUR_MS
+
+    assert received(worker) == []
+    wait(worker, 300, tuple(queue for queue in worker.owner.partition.queues() if queue == "q"))
+    assert outcomes(worker) == {"expired": 1}
+
+
+# ---------------------------------------------------------------------- wrong clocks
+
+
+def watched() -> Worker:
+    """A worker with a message that expires, and one that is delayed, by ten minutes each."""
+    worker = served()
+    worker.send(headers=ttl(10 * MINUTE_MS))
+    worker.send(headers=delay(10 * MINUTE_MS))
+    wait(worker, 5_000)
+    return worker
+
+
+def unharmed(worker: Worker) -> bool:
+    """Nothing expired, nothing became ready, and time passes."""
+    before = worker.owner.partition.broker_ms
+    wait(worker, 5_000)
+    fine = 4_000 <= worker.owner.partition.broker_ms - before <= 2 * MINUTE_MS
+    behind = worker.broker.now_ms - worker.owner.partition.broker_ms
+    return fine and behind <= TICK_MAX_MS and not outcomes(worker) and received(worker) == [0]
+
+
+@pytest.mark.parametrize("off_ms", [HOUR_MS, -HOUR_MS])
+def test_one_wrong_stamp_changes_nothing(off_ms: int) -> None:
+    worker = watched()
+
+    (_, wrong), *_ = wait(worker, TICK_MAX_MS, off_ms=off_ms)
+
+    assert wrong == Tick()
+    assert unharmed(worker)
+
+
+@pytest.mark.parametrize("off_ms", [HOUR_MS, -HOUR_MS])
+def test_an_hour_off_for_a_minute_changes_nothing(off_ms: int) -> None:
+    worker = watched()
+
+    ticks = wait(worker, MINUTE_MS, off_ms=off_ms)
+
+    assert [tick.sure for _, tick in ticks[:4]] == [True, False, False, False]
+    assert 50 <= len(ticks) <= 70, "leases go on"
+    assert unharmed(worker)
+
+
+@pytest.mark.parametrize("off_ms", [HOUR_MS, -HOUR_MS])
+def test_a_clock_that_was_set_is_believed_after_a_while(off_ms: int) -> None:
+    worker = watched()
+    worker.broker.now_ms += off_ms
+
+    wait(worker, DOUBT_MS - MINUTE_MS)
+    doubted = abs(worker.broker.now_ms - worker.owner.partition.broker_ms) > HOUR_MS // 2
+    wait(worker, MINUTE_MS + 10 * SECOND_MS)
+
+    assert doubted
+    assert worker.broker.now_ms - worker.owner.partition.broker_ms <= TICK_MAX_MS
+    assert outcomes(worker) == ({"expired": 1} if off_ms > 0 else {})
+
+
+def test_ticks_that_are_sent_at_once_prove_nothing() -> None:
+    """Their acknowledgements are late: none was known when the next one was sent."""
+    worker = served()
+    worker.send(headers=delay(HOUR_MS))
+    for _ in range(40):
+        worker.clock_ms += 100
+        worker.broker.now_ms += 100
+        worker.owner.tick(worker.clock_ms)
+    ticks = [marker for marker in worker.owner.appends if type(marker) is Tick]
+
+    assert [tick.sure for tick in ticks] == [True, False, False, False]
+
+
+def test_a_worker_that_stood_still_does_not_doubt_the_broker_for_it() -> None:
+    """The tick was on its way for a minute."""
+    worker = watched()
+    worker.clock_ms += TICK_MAX_MS
+    worker.broker.now_ms += TICK_MAX_MS
+    assert worker.owner.tick(worker.clock_ms)
+    worker.clock_ms += MINUTE_MS
+    worker.broker.now_ms += MINUTE_MS
+    worker.flush()
+
+    wait(worker, 1_500)
+
+    assert unharmed(worker)
+
+
+def test_a_tick_says_that_it_is_not_sure() -> None:
+    batch = decode(b'{"v": 1, "markers": [{"type": "tick", "sure": false}, {"type": "tick"}]}')
+
+    assert batch.markers == [Tick(sure=False), Tick()]
