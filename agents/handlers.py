@@ -174,6 +174,8 @@ class Runner:
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
             lease_ms = self.service.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+        if not self.service.ownership.room(held, 1, lease_ms):
+            return False
         size = handler.batch or 1
         calls = min(self.room, max(1, START_MESSAGES // size))
         ask = Ask(self, calls, lease_ms)

@@ -26,6 +26,7 @@ from app.producer import ProducerFull
 from app.tails import Tails
 from app.turns import Turns
 from marq.clock import now_ms
+from marq.core.lateness import Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Limits, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
@@ -57,6 +58,10 @@ READ_ON_MS = 250
 STUCK_MS = 2_000
 #: Longest time between two such readings while nothing comes of them.
 STUCK_MAX_MS = 30_000
+#: Milliseconds between calls of `Ownership.on_timer`.
+TIMER_MS = 20
+#: Milliseconds before those who were given nothing, because this worker was late, are served again.
+AGAIN_MS = 100
 #: Recoveries from the local store that fail before the store is wiped, and from the wiped store before we stop.
 ATTEMPTS = 3
 
@@ -151,6 +156,10 @@ class Ownership(Service):
         self._shed_at_ms = 0
         self._watched_ms = 0
         self._turns = Turns()
+        self.lateness = Lateness()
+        self.withheld = 0  # times that something was asked for and nothing was given, because this worker was late
+        self._timer_ms = -1
+        self._again_ms = -1  # when to serve those again
         self._outboxes: dict[int, Outbox] = {}
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: set[asyncio.Task[None]] = set()
@@ -260,11 +269,20 @@ class Ownership(Service):
     def on_timer(self) -> None:
         """Time passes: ticks, dead letters, expiry. Many times a second."""
         now = now_ms()
+        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
+        self._timer_ms = now
+        again = 0 <= self._again_ms <= now
+        if again:
+            self._again_ms = -1
         for held in list(self.held.values()):
+            if again and held.serving:
+                held.owner.partition.woken[""] = None
             if not held.serving:
                 if held.owner.phase is Phase.FAILED:
                     self.drain(held)
                 continue
+            if self.lateness.held_back(now):
+                continue  # acks that came while this process stood still are read before any lease ends
             with_ttl = self._with_ttl(held)
             held.owner.tick(now, with_ttl)
             held.owner.work(now, with_ttl)
@@ -309,6 +327,26 @@ class Ownership(Service):
 
     def _seek(self, held: Held, topic: str, offset: int) -> None:
         self.app.consumer.seek_chunks(TP(topic, held.number), offset, held.generation)
+
+    # ------------------------------------------------------------------ lateness
+
+    def room(self, held: Held, wanted: int, lease_ms: int) -> int:
+        """How many of `wanted` messages may be handed out under such a lease: fewer, or none, while acks are late."""
+        room = self.lateness.room(now_ms(), wanted, lease_ms, held.outbox.late_s * 1000)
+        if room == 0 and wanted:
+            self.withheld += 1
+            if self._again_ms < 0:
+                self._again_ms = now_ms() + AGAIN_MS
+        return room
+
+    def is_late(self, held: Held, lease_ms: int) -> bool:
+        """True if a partition hands out nothing under such a lease at the moment."""
+        return self.lateness.share(now_ms(), lease_ms, held.outbox.late_s * 1000) == 0.0
+
+    @property
+    def ack_age_s(self) -> float:
+        """Seconds that the oldest ack, extension or release has waited for Kafka."""
+        return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
 
     # ------------------------------------------------------------------ memory
 

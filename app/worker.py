@@ -104,6 +104,7 @@ class WorkerApp(MarqApp):
         self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
         self.door = Door(self.ownership, settings, beacon=self.beacon)
         self.peers = self.door.peers = self.door.receiving.peers = Peers(self, beacon=self.beacon)
+        self.door.receiving.room, self.door.receiving.is_late = self.ownership.room, self.ownership.is_late
         self.handlers.meters = self.door.meters = self.door.receiving.meters = self.meters
         self.upkeep = Upkeep(self, beacon=self.beacon)
         self.moves = Moves(self, beacon=self.beacon)

@@ -23,6 +23,7 @@ from gateway.leases import Leases
 from gateway.placing import check_fit, fifo_headers
 from gateway.receipts import Receipts, by_delivery
 from gateway.receiving import Received, Receiving
+from gateway.turnstile import Turnstile
 from marq.client.wire import Entry as Outgoing
 from marq.client.wire import Sent
 from marq.core.markers import End, Keepalive, Marker, Release
@@ -97,6 +98,7 @@ class Door(Service):
         self._unconfirmed: dict[int, float] = {}  # requests that wait for Kafka -> since when
         self._serial = itertools.count()
         self._random = random.Random()
+        self.turnstile = Turnstile()
         self.meters: Meters | None = None
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
 
@@ -116,6 +118,7 @@ class Door(Service):
             UnavailableError: none was accepted, because Kafka is slow or away. Some may still get there.
             RequestError: the queue can't be sent to.
         """
+        await self.turnstile.turn(len(messages))
         await self._check_sendable(queue)
         loop = asyncio.get_running_loop()
         if self._is_stalled(loop.time()):
@@ -258,6 +261,7 @@ class Door(Service):
             UnavailableError: too many wait already.
             RequestError: there is no such queue.
         """
+        await self.turnstile.turn(limit)
         return await self.receiving.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
     # ------------------------------------------------------------------ acknowledge and the like
