@@ -17,5 +17,5 @@ def stop_on_error(app: WorkerApp) -> Iterator[None]:
         yield
     except Exception as exc:
         app.log.exception("Stopping: %r", exc)
-        app.ownership.on_revoked()
+        app.ownership.stop_serving()
         app.fail(exc)

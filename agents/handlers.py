@@ -31,7 +31,7 @@ from marq.core.owner import Handout
 from marq.core.policies import backoff_ms
 from marq.core.ranges import ranges_of
 from marq.core.segments import Segment
-from marq.errors import HandlerError
+from marq.errors import HandlerError, RowError
 from marq.handlers import Handler, Retry
 from marq.message import ManualMessage, Message
 
@@ -179,16 +179,20 @@ class Runner:
         size = handler.batch or 1
         calls = min(self.room, max(1, START_MESSAGES // size))
         ask = Ask(self, calls, lease_ms)
-        taken = held.owner.acquire(
-            queues,
-            calls * size,
-            ask,
-            now_ms(),
-            lease_ms=lease_ms,
-            shared_fate=bool(handler.batch),
-            batch=size,
-            name=handler.name,
-        )
+        try:
+            taken = held.owner.acquire(
+                queues,
+                calls * size,
+                ask,
+                now_ms(),
+                lease_ms=lease_ms,
+                shared_fate=bool(handler.batch),
+                batch=size,
+                name=handler.name,
+            )
+        except RowError as exc:  # what is on disk can't be read back
+            self.service.ownership.recover_again(held, str(exc), wipe=True)
+            return False
         if taken is None:
             return False
         ask.calls = -(-len(taken.offsets) // size)

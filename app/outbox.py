@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from marq.core import markers as m
-from marq.core.markers import End, Keepalive, Marker, Own, Release
+from marq.core.markers import End, Marker, Own, Release
 from marq.errors import BrokerError
 
 if TYPE_CHECKING:
@@ -34,13 +34,6 @@ AGAIN_S = 0.5
 
 _Waiter = tuple[asyncio.Future[int], bool]  # and whether the marker is the last that it waits for
 _Entry = tuple[Marker, _Waiter | None]
-
-
-def _is_receivers(marker: Marker) -> bool:
-    """True for what a receiver says of its delivery."""
-    if isinstance(marker, End):
-        return marker.outcome == "acked"
-    return isinstance(marker, Release | Keepalive)
 
 
 class Writer:
@@ -73,7 +66,7 @@ class Outbox:
         self.topic = topic
         self.partition = partition
         self.writer = NOBODY
-        self._open: deque[_Entry] = deque()
+        self._open: deque[_Entry] = deque()  # what only the owner says
         self._first: deque[_Entry] = deque()  # what receivers say
         self._first_s = 0.0  # since when the first of them waits
         self._again: list[Marker] = []  # acks and releases that were not confirmed
@@ -100,6 +93,16 @@ class Outbox:
         self._schedule()
         return future
 
+    def drop_owners(self) -> None:
+        """Forget what was not sent and only the owner of the partition may say: it is somebody else soon.
+
+        A late own marker would take the partition from its next owner. Their waiters get `BrokerError`.
+        """
+        for _, waiter in self._open:
+            if waiter is not None and not waiter[0].done():
+                waiter[0].set_exception(BrokerError(f"{self.topic}:{self.partition} has gone to another worker"))
+        self._open.clear()
+
     @property
     def idle(self) -> bool:
         """True if nothing waits and nothing is on its way."""
@@ -113,7 +116,7 @@ class Outbox:
         return now - (min(began, self._first_s) if self._first else began)
 
     def _add(self, entry: _Entry) -> None:
-        if not _is_receivers(entry[0]):
+        if m.is_owners(entry[0]):
             self._open.append(entry)
             return
         if not self._first:
@@ -184,7 +187,7 @@ class Outbox:
         for _, waiter in entries:
             if waiter is not None and not waiter[0].done():
                 waiter[0].set_exception(BrokerError(f"{self.topic}:{self.partition} was not confirmed: {reason}"))
-        again = [mk for mk, waiter in entries if waiter is None and _is_receivers(mk) and not isinstance(mk, Keepalive)]
+        again = [mk for mk, waiter in entries if waiter is None and type(mk) in (End, Release) and not m.is_owners(mk)]
         if not again:
             return
         if not self._again:

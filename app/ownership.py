@@ -1,9 +1,11 @@
 """The partitions that this worker owns: connects `marq.core.owner` with Kafka.
 
-    assigned ─► claim (own marker) ─► read the changelogs to their end ─► restore ─► read both logs ─► serve
+    assigned ─► taken over (`app.takeover`) ─► served ─► let go of
 
-All of it runs in the event loop of the worker, so an owner is never entered twice. Agents call `on_queue_chunk` and
-`on_markers_chunk`, the timer agent `on_timer`; none of them waits for anything.
+The log decides who owns a partition, so a rebalance is no reason to stop serving: what stays with this worker is not
+touched, and what leaves is let go of when the new assignment is known. All runs in the event loop of the worker, so
+an owner is never entered twice. Agents call `on_queue_chunk` and `on_markers_chunk`, the timer agent `on_timer`; none
+of them waits for anything.
 """
 
 from __future__ import annotations
@@ -11,26 +13,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import uuid
-from collections import Counter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiokafka.errors import KafkaError, KafkaTimeoutError
+from faust.streams import current_event
 from faust.types import TP
 from mode import Service
 
 from app.letters import Letters
-from app.outbox import NOBODY, Outbox, Writer
+from app.outbox import NOBODY, Outbox
 from app.producer import ProducerFull
 from app.tails import Tails
+from app.takeover import TakeOver
 from app.turns import Turns
 from marq.clock import now_ms
 from marq.core.lateness import Lateness
 from marq.core.markers import Marker
-from marq.core.owner import Handout, Limits, Owner, Phase, Retire, WriteManifest, WriteRows
+from marq.core.owner import Handout, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
-from marq.errors import InternalError, MarqError, RowError
+from marq.errors import InternalError, MarqError, NewerVersionError, RowError
 
 if TYPE_CHECKING:
     from app.queues import Catalog
@@ -40,13 +43,10 @@ if TYPE_CHECKING:
     from app.topics import Topics
     from app.transport import Chunk
 
-#: Seconds for Kafka to confirm an own marker before the claim is tried again, with a new nonce.
-CLAIM_TIMEOUT_S = 10.0
-#: Seconds from assignment to serving before the worker gives up: another may do better.
-SERVE_TIMEOUT_S = 60.0
-#: Seconds before a partition that another worker took is taken back, and between attempts of a recovery.
+#: Seconds before a partition that another worker took, or that was let go of for an error, is taken over again.
 TAKE_BACK_S = 1.0
-RECOVER_AGAIN_S = 0.2
+#: Milliseconds without progress after which a partition that is not served yet counts as unserved.
+PROGRESS_MS = 10_000
 #: Seconds before rows of a checkpoint that Kafka did not confirm are written again.
 WRITE_AGAIN_S = 1.0
 #: Milliseconds before memory is looked through again after nothing more could be freed.
@@ -62,8 +62,6 @@ STUCK_MAX_MS = 30_000
 TIMER_MS = 20
 #: Milliseconds before those who were given nothing, because this worker was late, are served again.
 AGAIN_MS = 100
-#: Recoveries from the local store that fail before the store is wiped, and from the wiped store before we stop.
-ATTEMPTS = 3
 
 
 class Receiver(Protocol):
@@ -89,13 +87,14 @@ class Held:
     """One partition that is assigned to this worker."""
 
     __slots__ = (
+        "advanced_ms",
+        "caught_up_to",
         "checkpoint_s",
         "generation",
         "number",
         "outbox",
         "owner",
         "paused",
-        "restored",
         "retire_at_ms",
         "starved_ms",
         "watched",
@@ -106,10 +105,11 @@ class Held:
         self.generation = generation
         self.owner = owner
         self.outbox = outbox
-        self.restored = False
         self.paused = False  # reading of the queue topic
         self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
         self.retire_at_ms = 0
+        self.caught_up_to = -1
+        self.advanced_ms = 0  # when it last came nearer to being served
         # topic -> position when it was last looked at; when it may be read again, and the pause after that
         self.watched: dict[str, tuple[int, int, int]] = {}
         self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
@@ -122,14 +122,6 @@ class Held:
 
 #: A row of a checkpoint: table, key, value.
 _Row = tuple["SegmentTable", bytes, bytes]
-
-
-class _Claim(NamedTuple):
-    """A partition whose own marker is durable, at ``own_offset`` (-1: Kafka can't tell)."""
-
-    owner: Owner
-    outbox: Outbox
-    own_offset: int
 
 
 class Ownership(Service):
@@ -151,6 +143,8 @@ class Ownership(Service):
         self.tables = tables
         self.catalog = catalog
         self.held: dict[int, Held] = {}
+        #: Partitions that are assigned to this worker but can't be served at present: why.
+        self.unserved: dict[int, str] = {}
         self.receivers: list[Receiver] = []
         self.worker_name = ""
         self._shed_at_ms = 0
@@ -162,7 +156,10 @@ class Ownership(Service):
         self._again_ms = -1  # when to serve those again
         self._outboxes: dict[int, Outbox] = {}
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
-        self._recoveries: set[asyncio.Task[None]] = set()
+        self._recoveries: dict[int, asyncio.Task[None]] = {}
+        self._generation = -1
+        self._closing = False
+        self._threads = ThreadPoolExecutor(1, "marq-restore")
         self._background: set[asyncio.Task[Any]] = set()
         self.letters = Letters(self, now_ms)
         self.tails = Tails(app, settings)
@@ -174,10 +171,11 @@ class Ownership(Service):
 
     @property
     def ready(self) -> bool:
-        """True if every assigned partition is served."""
-        if self._assigned is None or self.app.rebalancing:
+        """True if every assigned partition is served, but for those that can't be; of these, not all."""
+        if self._assigned is None or self._closing:
             return False
-        return all(number in self.held and self.held[number].serving for number in self._assigned)
+        served = sum(number in self.held and self.held[number].serving for number in self._assigned)
+        return served == len(self._assigned) or 0 < served == len(self._assigned - self.unserved.keys())
 
     # ------------------------------------------------------------------ markers
 
@@ -194,6 +192,9 @@ class Ownership(Service):
         owner = held.owner
         if owner.phase in (Phase.LOST, Phase.FAILED):
             self._lost(held)
+            return
+        if owner.phase is Phase.STOPPED:
+            self._stop_at_newer(held)
             return
         while owner.handouts:
             handouts, owner.handouts = owner.handouts, []
@@ -220,6 +221,12 @@ class Ownership(Service):
                 appends, owner.appends = owner.appends, []
                 held.outbox.put(appends)
         self.regulate(held)
+
+    def _stop_at_newer(self, held: Held) -> None:
+        if self.held.get(held.number) is held:
+            self._leave(held)
+            self.is_unserved(held.number, held.owner.reason)
+            self.app.fail(NewerVersionError(held.owner.reason))
 
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         """Run a side task of the worker.
@@ -248,23 +255,27 @@ class Ownership(Service):
         held = self._held_of(chunk)
         if held is None:
             return
-        if not held.owner.ingest(chunk.start, chunk.next, chunk.records):
-            self._seek(held, self.topics.queue, held.owner.partition.position)
-        self.drain(held)
+        with self._alone(held):
+            if not held.owner.ingest(chunk.start, chunk.next, chunk.records):
+                self._seek(held, self.topics.queue, held.owner.partition.position)
+            self.drain(held)
 
     def on_markers_chunk(self, chunk: Chunk) -> None:
-        """A chunk of the markers topic; must run in the context of its event, because rows may be written."""
+        """A chunk of the markers topic. In the context of its event, a step of the checkpoint is made."""
         held = self._held_of(chunk)
         if held is None:
             return
         was_serving = held.serving
-        if not held.owner.read_markers(chunk.start, chunk.next, chunk.records, now_ms()):
-            self._seek(held, self.topics.markers, held.owner.partition.markers_position)
-        if held.serving and not was_serving:
-            self.log.info("Serving partition %s, epoch %s", held.number, held.owner.epoch)
-            held.owner.partition.woken[""] = None
-        self._step(held)
-        self.drain(held)
+        with self._alone(held):
+            if not held.owner.read_markers(chunk.start, chunk.next, chunk.records, now_ms()):
+                self._seek(held, self.topics.markers, held.owner.partition.markers_position)
+            if held.serving and not was_serving:
+                self.log.info("Serving partition %s, epoch %s", held.number, held.owner.epoch)
+                self.unserved.pop(held.number, None)
+                held.owner.partition.woken[""] = None
+            if current_event() is not None:  # else the group rebalances, and rows have to wait
+                self._step(held)
+            self.drain(held)
 
     def on_timer(self) -> None:
         """Time passes: ticks, dead letters, expiry. Many times a second."""
@@ -280,17 +291,28 @@ class Ownership(Service):
             if not held.serving:
                 if held.owner.phase is Phase.FAILED:
                     self.drain(held)
+                else:
+                    self._watch(held, now)
                 continue
             if self.lateness.held_back(now):
                 continue  # acks that came while this process stood still are read before any lease ends
-            with_ttl = self._with_ttl(held)
-            held.owner.tick(now, with_ttl)
-            held.owner.work(now, with_ttl)
-            self.drain(held)
+            with self._alone(held):
+                with_ttl = self._with_ttl(held)
+                held.owner.tick(now, with_ttl)
+                held.owner.work(now, with_ttl)
+                self.drain(held)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
             for held in self.held.values():
                 self._read_again(held, now)
+
+    def _watch(self, held: Held, now: int) -> None:
+        """A partition whose own marker is not folded for long, though that is in the log, is unserved."""
+        position = held.owner.partition.markers_position
+        if held.caught_up_to != position:
+            held.caught_up_to, held.advanced_ms = position, now
+        elif now - held.advanced_ms > PROGRESS_MS:
+            self.is_unserved(held.number, f"its markers can't be read beyond offset {position}; trying again")
 
     def _read_again(self, held: Held, now: int) -> None:
         """A chunk that was dropped, as at a rebalance, is noticed with the next one; this is for the last of a log.
@@ -321,7 +343,7 @@ class Ownership(Service):
 
     def _held_of(self, chunk: Chunk) -> Held | None:
         held = self.held.get(chunk.partition)
-        if held is None or not held.restored or held.generation != chunk.generation:
+        if held is None or held.generation != chunk.generation:
             return None
         return held
 
@@ -357,7 +379,7 @@ class Ownership(Service):
         wanted = partition.bytes < min(self.settings.read_ahead_bytes, share)
         if not wanted and held.serving:
             now = now_ms()
-            if any(r.starving(held) for r in self.receivers):
+            if partition.held_up or any(r.starving(held) for r in self.receivers):
                 held.starved_ms = now
             wanted = now - held.starved_ms < READ_ON_MS and self._has_memory()
         if wanted == held.paused:
@@ -398,7 +420,11 @@ class Ownership(Service):
         begins = owner.checkpoint_is_due(now)
         if begins and not self._turns.take(held.number, now):
             return
-        step = owner.step(now)
+        try:
+            step = owner.step(now)
+        except InternalError as exc:
+            self.recover_again(held, str(exc))
+            return
         if begins and not isinstance(step, WriteRows):
             self._turns.end(held.number)
         if isinstance(step, WriteRows):
@@ -460,30 +486,99 @@ class Ownership(Service):
                 return  # the next owner finds them
             deleted = [(table, key, table.write_again(held.number, key, None)) for table, key, _ in failed]
 
-    # ------------------------------------------------------------------ assignment and recovery
+    # ------------------------------------------------------------------ assignment
 
-    def on_revoked(self) -> None:
-        """The rebalance takes everything first: nothing of it may have effects from here on."""
-        self._assigned = None
-        for task in self._recoveries:
-            task.cancel()
-        for held in list(self.held.values()):
-            self._leave(held)
-        for outbox in self._outboxes.values():
-            outbox.writer = NOBODY  # claims that were under way
+    def on_assignment(self, numbers: set[int]) -> None:
+        """What is assigned to this worker from now on. What stays is not touched; what leaves is let go of at once.
 
-    def _leave(self, held: Held) -> None:
-        del self.held[held.number]
-        self._turns.end(held.number)
-        held.outbox.writer = NOBODY
-        for receiver in self.receivers:
-            receiver.forget(held)
+        Called before Faust closes the tables of what leaves.
+        """
+        if self._closing:
+            return
+        self._assigned = set(numbers)
+        for number in list(self._recoveries):
+            if number not in numbers:
+                self._recoveries.pop(number).cancel()
+        for number in list(self.held):
+            if number not in numbers:
+                self._leave(self.held[number])
+        for number in set(self._outboxes) - numbers:
+            self._outboxes[number].drop_owners()  # of claims that were under way
+            self._outboxes[number].writer = NOBODY
+        for number in set(self.unserved) - numbers:
+            del self.unserved[number]
 
     def on_assigned(self, generation: int) -> None:
-        """The rebalance has ended, Faust has recovered the tables: take over what is assigned."""
-        self.on_revoked()
-        self._assigned = {tp.partition for tp in self.app.consumer.assignment() if tp.topic == self.topics.markers}
-        self._take_over(generation, sorted(self._assigned))
+        """The rebalance has ended: read on where we are, and take over what is new."""
+        if self._closing:
+            return
+        numbers = {tp.partition for tp in self.app.consumer.assignment() if tp.topic == self.topics.markers}
+        self.on_assignment(numbers)
+        self._generation = generation
+        for number in sorted(numbers):
+            held = self.held.get(number)
+            if held is not None:
+                self._read_on(held)
+            elif number not in self._recoveries:
+                self._take_over(number)
+
+    def _read_on(self, held: Held) -> None:
+        """Open both logs at the positions that the state has."""
+        partition, consumer = held.owner.partition, self.app.consumer
+        queue, markers = TP(self.topics.queue, held.number), TP(self.topics.markers, held.number)
+        held.generation = self._generation
+        held.watched.clear()
+        held.paused = False
+        consumer.resume_reading(queue)
+        consumer.start_from(markers, partition.markers_position, held.generation)
+        consumer.start_from(queue, partition.position, held.generation)
+        if held.serving:
+            self.regulate(held)
+
+    def _take_over(self, number: int, delay_s: float = 0.0) -> None:
+        take_over = TakeOver(self, number, self._threads)
+        task = self._recoveries[number] = asyncio.ensure_future(take_over.run(delay_s))
+        task.add_done_callback(lambda done: self._taken_over(number, done))
+
+    def _taken_over(self, number: int, done: asyncio.Task[None]) -> None:
+        if self._recoveries.get(number) is done:
+            del self._recoveries[number]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self.app.fail(error)
+
+    def enter(self, number: int, owner: Owner, outbox: Outbox) -> None:
+        """The state of a partition is restored: read both logs from there on."""
+        held = self.held[number] = Held(number, self._generation, owner, outbox)
+        held.advanced_ms = now_ms()
+        self._read_on(held)
+
+    def on_appended(
+        self, number: int, owner: Owner, seq: int, offset: int, timestamp_ms: int, markers: list[Marker]
+    ) -> None:
+        """A record of an owner is in the log."""
+        held = self.held.get(number)
+        if held is not None and held.owner is owner:
+            with self._alone(held):
+                owner.acknowledged(seq, offset, timestamp_ms, markers, now_ms())
+                self.drain(held)
+
+    def is_unserved(self, number: int, reason: str) -> None:
+        """A partition that is assigned to this worker can't be served at present."""
+        if self.unserved.get(number) != reason:
+            self.log.warning("Partition %s is not served: %s", number, reason)
+        self.unserved[number] = reason
+
+    def _leave(self, held: Held) -> None:
+        """Serve a partition no longer; say what is still to be said."""
+        del self.held[held.number]
+        self._turns.end(held.number)
+        held.outbox.drop_owners()
+        last = held.owner.leave()
+        held.outbox.writer = NOBODY
+        if last:
+            held.outbox.put(last)
+        for receiver in self.receivers:
+            receiver.forget(held)
 
     def _lost(self, held: Held) -> None:
         """A foreign own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
@@ -500,135 +595,62 @@ class Ownership(Service):
             reason = held.owner.reason
             self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)
             held.outbox.put(held.owner.appends)  # what receivers said
-        else:
-            self.log.warning("Partition %s was taken over by another worker", held.number)
-        self._leave(held)
-        for table in self.tables.values() if failed else ():
-            table.wipe(held.number)
-        self._take_over(held.generation, [held.number], TAKE_BACK_S)
-
-    def _take_over(self, generation: int, numbers: list[int], delay_s: float = 0) -> None:
-        task = asyncio.ensure_future(self._recover_in_time(generation, numbers, delay_s))
-        self._recoveries.add(task)
-        task.add_done_callback(self._recoveries.discard)
-
-    async def _recover_in_time(self, generation: int, numbers: list[int], delay_s: float) -> None:
-        """Ends when the partitions are served, when a rebalance cancels it, or with the worker."""
-        await asyncio.sleep(delay_s)
-        if generation != self.app.consumer_generation_id:
+            self.recover_again(held, reason, wipe=True)
             return
+        self.log.warning("Partition %s was taken over by another worker", held.number)
+        self._leave(held)
+        if not self._closing:
+            self._take_over(held.number, TAKE_BACK_S)
+
+    def recover_again(self, held: Held, reason: str, *, wipe: bool = False) -> None:
+        """Something of one partition is not as it must be: let go of it, and take it over anew.
+
+        Args:
+            wipe: the local store may be damaged: fill it from the changelogs.
+        """
+        if self.held.get(held.number) is not held:
+            return
+        self._leave(held)
+        self.is_unserved(held.number, reason)
+        if wipe:
+            for table in self.tables.values():
+                table.wipe(held.number)
+        if not self._closing:
+            self._take_over(held.number, TAKE_BACK_S)
+
+    def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
+        """What has to be read next of a log is gone: another owner has gone on, or somebody deleted it."""
+        held = self.held.get(number)
+        if held is not None:
+            self.recover_again(held, f"{topic}:{number} does not hold offset {position} any more")
+
+    @contextlib.contextmanager
+    def _alone(self, held: Held) -> Iterator[None]:
+        """What goes wrong with the rows of one partition concerns no other."""
         try:
-            async with asyncio.timeout(SERVE_TIMEOUT_S):
-                await self._recover(generation, numbers)
-        except TimeoutError:
-            missing = [n for n in numbers if n not in self.held or not self.held[n].serving]
-            self.app.fail(
-                InternalError(f"partitions {missing} are assigned but not served after {SERVE_TIMEOUT_S:.0f} s")
-            )
-        except Exception as exc:
-            self.app.fail(exc)
-
-    async def _recover(self, generation: int, numbers: list[int]) -> None:
-        unclaimed, claims = set(numbers), dict[int, _Claim]()
-        attempts: Counter[int] = Counter()
-        while unclaimed or claims:
-            for claim in await asyncio.gather(*(self._claim(number) for number in unclaimed)):
-                claims[claim.owner.number] = claim
-            unclaimed.clear()
-            try:
-                await self.tails.read_rest(self.tables.values(), claims)
-                starts = await self.tails.log_starts(self.topics, claims)
-            except (KafkaError, TimeoutError) as exc:
-                self.log.warning("Recovery of partitions %s: %r, trying again", sorted(claims), exc)
-                await asyncio.sleep(RECOVER_AGAIN_S)
-                continue
-            for number, (owner, outbox, own_offset) in list(claims.items()):
-                try:
-                    owner.restore(*self._rows_of(number), self._loader(number), starts[number], own_offset)
-                except RowError as exc:
-                    attempts[number] += 1
-                    self.log.warning("Recovery of partition %s, attempt %s: %s", number, attempts[number], exc)
-                    if attempts[number] == 2 * ATTEMPTS:
-                        raise
-                    if attempts[number] >= ATTEMPTS:
-                        for table in self.tables.values():
-                            table.wipe(number)
-                    continue
-                del claims[number]
-                if owner.phase is Phase.LOST:
-                    unclaimed.add(number)
-                else:
-                    self._enter(Held(number, generation, owner, outbox))
-            if unclaimed or claims:
-                await asyncio.sleep(RECOVER_AGAIN_S)
-        while not all(n in self.held and self.held[n].serving for n in numbers):
-            await asyncio.sleep(0.01)
-
-    def _enter(self, held: Held) -> None:
-        """State is restored: open both logs at its positions."""
-        partition = held.owner.partition
-        held.restored = True
-        self.held[held.number] = held
-        consumer = self.app.consumer
-        consumer.start_from(TP(self.topics.markers, held.number), partition.markers_position, held.generation)
-        consumer.start_from(TP(self.topics.queue, held.number), partition.position, held.generation)
-
-    async def _claim(self, number: int) -> _Claim:
-        """Append an own marker and wait until it is durable: before the tables are read, not after."""
-        limits = self.settings
-        while True:
-            owner = Owner(
-                number,
-                self.worker_name,
-                uuid.uuid4().hex,
-                limits=Limits(
-                    checkpoint_ms=limits.checkpoint_ms,
-                    window_offsets=limits.window_offsets,
-                    hold_ms=limits.hold_ms,
-                    step_timeout_ms=limits.step_timeout_ms,
-                    queue_id=limits.queue_id,
-                    partitions=self.topics.partitions,
-                ),
-                settings_of=self.catalog.settings_of,
-            )
-            outbox = self.outbox(number)
-            outbox.writer = self._writer(number, owner)
-            claimed = outbox.put_confirmed([owner.claim()])
-            try:
-                return _Claim(owner, outbox, await asyncio.wait_for(claimed, CLAIM_TIMEOUT_S))
-            except (TimeoutError, MarqError) as exc:
-                self.log.warning("Partition %s: claim not confirmed (%r), trying again", number, exc)
-
-    def _writer(self, number: int, owner: Owner) -> Writer:
-        def took(seq: int, offset: int, timestamp_ms: int, markers: list[Marker]) -> None:
-            held = self.held.get(number)
-            if held is not None and held.owner is owner:
-                owner.acknowledged(seq, offset, timestamp_ms, markers, now_ms())
-                self.drain(held)
-
-        return Writer(owner.nonce, owner.sent, took, owner.failed)
-
-    def _rows_of(self, number: int) -> tuple[dict[str, bytes], list[str]]:
-        prefix = f"{number}/".encode()
-        manifests = {k.decode(): v for k, v in self.tables["progress"].items(number) if k.startswith(prefix)}
-        keys: list[str] = []
-        for name in ("messages", "markers"):
-            keys += [k.decode() for k, _ in self.tables[name].items(number) if k.startswith(prefix)]
-        return manifests, keys
-
-    def _loader(self, number: int) -> Callable[[str], bytes]:
-        def load(key: str) -> bytes:
-            value = self.tables[table_of(key)].read(number, key.encode())
-            if value is None:
-                raise RowError(f"row {key} is named by the manifest, but it is not in the table")
-            return value
-
-        return load
+            yield
+        except RowError as exc:
+            self.recover_again(held, str(exc), wipe=True)
 
     # ------------------------------------------------------------------ stopping
 
+    def stop_serving(self) -> None:
+        """Let go of everything. Nothing is taken over any more."""
+        self._closing = True
+        for task in self._recoveries.values():
+            task.cancel()
+        for held in list(self.held.values()):
+            self._leave(held)
+        for outbox in self._outboxes.values():
+            outbox.drop_owners()
+            outbox.writer = NOBODY
+
     async def hand_over(self, timeout_s: float) -> bool:
-        """Before leaving: wait until what receivers have acknowledged is in the log. False if Kafka did not take it."""
+        """Before leaving: let go of everything, and wait until what receivers have acknowledged is in the log.
+
+        False if Kafka did not take it.
+        """
+        self.stop_serving()
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not all(outbox.idle for outbox in self._outboxes.values()):
             if asyncio.get_running_loop().time() > deadline:
@@ -638,7 +660,8 @@ class Ownership(Service):
         return True
 
     async def on_stop(self) -> None:
-        self.on_revoked()
+        self.stop_serving()
         for task in list(self._background):
             task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         await self.tails.close()

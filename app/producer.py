@@ -93,6 +93,7 @@ class IdempotentProducer(driver.Producer):
         #: Topics whose records another producer writes.
         self.lanes: dict[str, IdempotentProducer] = {}
         self._known: set[TP] = set()
+        self._unconfirmed: dict[TP, dict[_Batch, float]] = {}  # when they were begun, in order
         self._waiting: dict[str, list[tuple[asyncio.Future, tuple]]] = {}
         self._tasks: set[asyncio.Task] = set()
 
@@ -183,6 +184,17 @@ class IdempotentProducer(driver.Producer):
             runs.append((i - first, future))
         return runs
 
+    def waited_s(self, topic: str, partition: int) -> float:
+        """Seconds that the oldest record of a partition has waited for Kafka; 0 if none waits.
+
+        Futures that fail for lack of time are not the end of it: this one grows until Kafka takes the record.
+        """
+        lane = self.lanes.get(topic)
+        if lane is not None:
+            return lane.waited_s(topic, partition)
+        began = next(iter(self._unconfirmed.get(TP(topic, partition), {}).values()), None)
+        return 0.0 if began is None else self.loop.time() - began
+
     def _append_now(
         self,
         topic: str,
@@ -225,12 +237,19 @@ class IdempotentProducer(driver.Producer):
         batch.expiry = self.loop.call_later(self.delivery_timeout_s, batch.expire)
         batch.future.add_done_callback(lambda _: self._on_batch_done(batch))
         accumulator._batches[tp].append(batch)
+        self._unconfirmed.setdefault(TP(*tp), {})[batch] = self.loop.time()
         accumulator._wakeup(accumulator._waiter_future)
         return batch
 
     def _on_batch_done(self, batch: _Batch) -> None:
         batch.expiry.cancel()
         self.pending_bytes -= batch.size_bytes
+        tp = TP(*batch.tp)
+        waiting = self._unconfirmed.get(tp)
+        if waiting is not None:
+            waiting.pop(batch, None)
+            if not waiting:
+                del self._unconfirmed[tp]
 
     def _renew_id(self) -> None:
         # The batch that the broker refused took sequence numbers with it, and every later one would be refused as out

@@ -12,16 +12,20 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
 
 import faust
+from aiokafka.errors import IllegalStateError
 from faust.tables.manager import TableManager
+from faust.tables.recovery import RebalanceAgain, Recovery, ServiceStopped
 from faust.types import TP
 from faust.types.auth import CredentialsT
 from faust.web.drivers import aiohttp as web_driver
+from mode import Service
 
+from app.assignor import StickyAssignor
 from app.logs import calm_client
 from app.producer import IdempotentProducer
 from app.table import SegmentTable
 from app.topics import MAX_RECORD_BYTES
-from app.transport import ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
+from app.transport import Chunk, ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
 from marq.errors import MarqError
 
 #: Bytes of a batch of smaller records.
@@ -43,6 +47,34 @@ class PromptTables(TableManager):
         if not self.should_stop:
             await self._update_channels()
             await self.recovery.start()
+
+
+class NoRecovery(Recovery):
+    """Faust's recovery without reading: whoever needs a partition's tables reads them, one partition at a time.
+
+    Faust reads the changelogs of all partitions before any of them is of use, and again at each rebalance.
+    """
+
+    @Service.task
+    async def _restart_recovery(self) -> None:
+        while not await self.wait_for_stopped(self.signal_recovery_start):  # type: ignore[arg-type]
+            self.signal_recovery_start.clear()
+            try:
+                await self._resume_streams(generation_id=self._generation_id)
+            except (RebalanceAgain, IllegalStateError):
+                continue
+            except ServiceStopped:
+                break
+
+
+class UnreadTables(PromptTables):
+    """Tables that are open where they are assigned, and as old as the local store is."""
+
+    @property
+    def recovery(self) -> Recovery:
+        if self._recovery is None:
+            self._recovery = NoRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
 
 
 class BareWeb(web_driver.Web):
@@ -100,6 +132,10 @@ class MarqApp(faust.App):
             self.failure = exc
             self.log.error("Stopping: %s", exc)
             self._crash = asyncio.ensure_future(self.crash(exc))
+
+    def on_chunk_aside(self, chunk: Chunk) -> None:
+        """A chunk that came while the group rejoins and agents stand still; there is no current event. Here it is
+        dropped: its reader finds that the next one is not contiguous."""
 
     def on_offset_out_of_range(self, tp: TP, position: int) -> None:
         """The log of a chunked partition does not hold `position`. Nothing more is read from it until `start_from`;
@@ -190,6 +226,7 @@ def create_app(
         "processing_guarantee": "at_least_once",
         "store": "rocksdb://",
         "TableManager": PromptTables,
+        "PartitionAssignor": StickyAssignor,
         "datadir": datadir,
         "table_standby_replicas": 0,
         # Topics are made and checked before Faust starts; Faust would make them with its own defaults.

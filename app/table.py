@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -96,11 +97,19 @@ class SegmentStore(rocksdb.Store):
             self.close(partition)
         await super().on_rebalance(assigned, revoked, newly_assigned, generation_id)
 
+    def revoke_partitions(self, table: Any, tps: set[TP]) -> None:
+        """Nothing is left to do: `on_rebalance` has closed them. Faust's looks for garbage in the whole process."""
+
     def close(self, partition: int) -> None:
         self._incarnations.pop(partition, None)
         db = self._dbs.pop(partition, None)
-        if db is not None:
-            db.close()
+        while db is not None:
+            try:
+                db.close()
+            except RuntimeError:  # a thread that restores the partition reads in it: milliseconds
+                time.sleep(0.001)
+            else:
+                return
 
     async def stop(self) -> None:
         for partition in list(self._dbs):
@@ -217,17 +226,25 @@ class SegmentTable(Table):
             TableError: the partition is not owned.
             RowError: the local store is damaged.
         """
+        return self._rows(partition, True)
+
+    def _rows(self, partition: int, values: bool) -> Iterator[tuple[bytes, bytes]]:
         rows = self._db(partition).iter()
         rows.seek_to_first()
         while rows.valid():
             key = rows.key()
             if key != self.data.offset_key:
-                yield key, rows.value()
+                yield key, rows.value() if values else b""
             rows.next()
         try:
             rows.status()  # an iterator ends at a damaged block as it does after the last row
         except Exception as exc:
             raise _row_error(exc) from exc
+
+    def keys_of(self, partition: int) -> Iterator[bytes]:
+        """The keys of all rows of a partition; as `items`."""
+        for key, _ in self._rows(partition, False):
+            yield key
 
     def persisted(self, partition: int) -> int | None:
         """Offset of the last changelog record up to which the local store is complete; None if it has none.

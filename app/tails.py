@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
 
 #: Milliseconds between deletions of old records of one partition.
 TRIM_INTERVAL_MS = 30_000
-#: Seconds without a record before a read of a changelog to its end is tried again.
+#: Seconds without progress before a read of a changelog to its end is tried again.
 READ_TIMEOUT_S = 20.0
+#: Partitions whose changelogs are read at once.
+READERS = 4
+#: Rows that are put into a local store between two looks at everything else.
+SLICE_ROWS = 64
 
 
 class Tails:
-    """A plain consumer and an admin client of the worker."""
+    """Plain consumers and an admin client of the worker."""
 
     def __init__(self, app: MarqApp, settings: Settings) -> None:
         self.app = app
@@ -36,77 +41,97 @@ class Tails:
         self._consumer: AIOKafkaConsumer | None = None
         self._admin: AIOKafkaAdminClient | None = None
         self._lock = asyncio.Lock()
+        self._readers = asyncio.Semaphore(READERS)
+        self._idle: list[AIOKafkaConsumer] = []
+        self._ending: set[asyncio.Future[bool]] = set()
 
     async def _plain(self) -> AIOKafkaConsumer:
         if self._consumer is None:
-            consumer = AIOKafkaConsumer(
-                enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self.settings)
-            )
-            try:
-                await consumer.start()
-            except BaseException:
-                await end_client(consumer.stop())
-                raise
-            self._consumer = consumer
+            self._consumer = await self._new_consumer()
         return self._consumer
+
+    async def _new_consumer(self) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self.settings)
+        )
+        try:
+            await asyncio.wait_for(consumer.start(), READ_TIMEOUT_S)
+        except BaseException:
+            await end_client(consumer.stop())
+            raise
+        return consumer
 
     async def close(self) -> None:
         """Close the connections."""
         consumer, self._consumer = self._consumer, None
         admin, self._admin = self._admin, None
-        if consumer is not None:
-            await end_client(consumer.stop())
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(end_client(c.stop()) for c in (consumer, *idle) if c is not None), *self._ending)
         if admin is not None:
             await end_client(admin.close())
 
-    async def read_rest(self, tables: Iterable[SegmentTable], numbers: Iterable[int]) -> None:
-        """Bring the local stores of these partitions up to the end that their changelogs have now."""
-        async with self._lock:
-            consumer = await self._plain()
-            stores = {
-                TopicPartition(table.changelog_topic_name, number): table for table in tables for number in numbers
-            }
-            ends = await consumer.end_offsets(list(stores))
-            starts = await consumer.beginning_offsets(list(stores))
+    async def read_rest(self, tables: Iterable[SegmentTable], number: int) -> None:
+        """Bring the local stores of a partition up to the end that their changelogs have now.
+
+        Raises:
+            KafkaError, TimeoutError: nothing came for `READ_TIMEOUT_S`. What was read before is in the stores.
+        """
+        stores = {TopicPartition(table.changelog_topic_name, number): table for table in tables}
+        async with self._reader() as consumer:
+            ends = await asyncio.wait_for(consumer.end_offsets(list(stores)), READ_TIMEOUT_S)
+            starts = await asyncio.wait_for(consumer.beginning_offsets(list(stores)), READ_TIMEOUT_S)
             todo: dict[TopicPartition, int] = {}
             for tp, table in stores.items():
-                persisted = table.persisted(tp.partition)
+                persisted = table.persisted(number)
                 position = max(0 if persisted is None else persisted + 1, starts[tp])
                 if position < ends[tp]:
                     todo[tp] = position
             if not todo:
                 return
             consumer.assign(list(todo))
-            try:
-                for tp, position in todo.items():
-                    consumer.seek(tp, position)
-                while todo:
-                    batches = await asyncio.wait_for(consumer.getmany(timeout_ms=500), READ_TIMEOUT_S)
-                    for tp, records in batches.items():
-                        if tp in todo:
-                            position = records[-1].offset + 1
-                            rows = [(r.key, r.value, r.offset) for r in records if r.key is not None]
-                            stores[tp].apply(tp.partition, rows, upto=min(position, ends[tp]))
-                    for tp in list(todo):
-                        # the position also passes control records and what was compacted away
-                        position = await consumer.position(tp)
-                        if position >= ends[tp]:
-                            stores[tp].apply(tp.partition, [], upto=ends[tp])
-                            del todo[tp]
-            finally:
-                consumer.unsubscribe()
+            for tp, position in todo.items():
+                consumer.seek(tp, position)
+            now = asyncio.get_running_loop().time
+            advanced_s = now()
+            while todo:
+                for tp, records in (await consumer.getmany(timeout_ms=500)).items():
+                    rows = [(r.key, r.value, r.offset) for r in records if r.key is not None]
+                    for i in range(0, len(rows), SLICE_ROWS):
+                        stores[tp].apply(number, rows[i : i + SLICE_ROWS])
+                        await asyncio.sleep(0)
+                for tp in list(todo):
+                    # the position also passes control records and what was compacted away
+                    position = min(await asyncio.wait_for(consumer.position(tp), READ_TIMEOUT_S), ends[tp])
+                    if position > todo[tp]:
+                        todo[tp], advanced_s = position, now()
+                        stores[tp].apply(number, [], upto=position)
+                    if position == ends[tp]:
+                        del todo[tp]
+                if now() - advanced_s > READ_TIMEOUT_S:
+                    where = ", ".join(f"{tp.topic} from offset {position} on" for tp, position in todo.items())
+                    raise TimeoutError(f"partition {number}: nothing could be read for {READ_TIMEOUT_S:.0f} s: {where}")
 
-    async def log_starts(self, topics: Topics, numbers: Iterable[int]) -> Mapping[int, tuple[int, int]]:
-        """First offsets that the queue and the markers topic still have, for each partition."""
-        numbers = list(numbers)
-        async with self._lock:
-            consumer = await self._plain()
-            starts = await consumer.beginning_offsets(
-                [TopicPartition(topic, n) for n in numbers for topic in (topics.queue, topics.markers)]
-            )
-        return {
-            n: (starts[TopicPartition(topics.queue, n)], starts[TopicPartition(topics.markers, n)]) for n in numbers
-        }
+    async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
+        """First offsets that the queue and the markers topic of a partition still have."""
+        queue, markers = TopicPartition(topics.queue, number), TopicPartition(topics.markers, number)
+        async with self._reader() as consumer:
+            starts = await asyncio.wait_for(consumer.beginning_offsets([queue, markers]), READ_TIMEOUT_S)
+        return starts[queue], starts[markers]
+
+    @contextlib.asynccontextmanager
+    async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
+        """A plain consumer for one partition's recovery: none waits for that of another one."""
+        async with self._readers:
+            consumer = self._idle.pop() if self._idle else await self._new_consumer()
+            try:
+                yield consumer
+                consumer.unsubscribe()
+            except BaseException:
+                ending = asyncio.ensure_future(end_client(consumer.stop()))
+                self._ending.add(ending)
+                ending.add_done_callback(self._ending.discard)
+                raise
+            self._idle.append(consumer)
 
     async def trim(self, held: Held, topics: Topics, position: int, markers_position: int) -> None:
         """Delete records below the positions of a manifest behind its fence, if they are old enough and archived.

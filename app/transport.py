@@ -14,6 +14,8 @@ The records in what the fetcher gets are decoded by `app.batches`, which has an 
 Rules, and who keeps them:
 - Gate: after an assignment nothing is delivered from a partition until `start_from` was called in this generation and
   the rebalance has ended (Faust clears the agents' queues while it lasts).
+- While the group rejoins, reading goes on under the old assignment. Agents stand still then, so chunks go to
+  `app.on_chunk_aside`.
 - At most `MAX_BUFFERED_CHUNKS` chunks of a partition wait in front of the agent.
 - Only `set_commit_position` decides what is committed. A committed position is a hint, never ahead.
 - A position outside the log is an error (`app.on_offset_out_of_range`), never a silent reset.
@@ -101,6 +103,7 @@ class Reader:
     """
 
     __slots__ = (
+        "began",
         "epoch",
         "generation",
         "open",
@@ -121,6 +124,7 @@ class Reader:
         self.tp = tp
         self.generation = generation
         self.state = state  # aiokafka's TopicPartitionState
+        self.began = False  # M: it was opened in this generation
         self.open = False  # T: the gate
         self.paused = False  # T
         self.epoch = 0  # T: number of the last seek that was carried out
@@ -274,12 +278,9 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         else:
             super()._stopped_set()
 
-    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
-        self._shut_all()
-        await super().on_partitions_revoked(revoked)
-
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
-        self._shut_all()
+        for reader in self.readers.values():
+            reader.open = False
         assignment = self._ensure_consumer()._subscription.subscription.assignment
         readers = {}
         for tp in assigned:
@@ -293,11 +294,6 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 state.await_reset = lambda _strategy, reader=reader: self._on_out_of_range(reader)
         self.readers = readers
         await super().on_partitions_assigned(assigned, generation_id)
-
-    def _shut_all(self) -> None:
-        for reader in self.readers.values():
-            reader.open = False
-            reader.state.pause()
 
     def seek_reader(self, reader: Reader, offset: int, epoch: int) -> None:
         """Open the gate of a partition, or move it: the next chunk starts at `offset`."""
@@ -365,11 +361,9 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         """Take one chunk of each partition that has data, an open gate and room. Nothing here awaits: the positions
         before and after a chunk are exact only because no seek can come in between."""
         chunks: list[Chunk] = []
-        if fetcher._subscriptions.reassignment_in_progress:
-            return chunks
         for tp in list(fetcher._records):
             reader = self.readers.get(tp)
-            if reader is None:
+            if reader is None or not reader.state._assignment.active:
                 continue
             result = fetcher._records[tp]
             if not reader.open or reader.paused:
@@ -469,9 +463,10 @@ class ChunkConsumer(driver.Consumer):
             return False
         reader.want_epoch += 1
         reader.pending = offset
-        if self.app.rebalancing:
+        if self.app.rebalancing and not reader.began:
             self._starts[reader] = offset
         else:
+            reader.began = True
             self._thread.call_soon(self._thread.seek_reader, reader, offset, reader.want_epoch)
         return True
 
@@ -519,6 +514,7 @@ class ChunkConsumer(driver.Consumer):
         """Open the gates of the partitions that `start_from` was called for while the rebalance lasted."""
         starts, self._starts = self._starts, {}
         for reader, offset in starts.items():
+            reader.began = True
             self._thread.call_soon(self._thread.seek_reader, reader, offset, reader.want_epoch)
 
     def deliver(self, chunks: list[Chunk]) -> None:
@@ -528,7 +524,8 @@ class ChunkConsumer(driver.Consumer):
         before an offset it has seen, as after a seek back.
         """
         app = self.app
-        live = self.flow_active and not app.rebalancing
+        aside = app.rebalancing
+        live = self.flow_active or aside
         generation = app.consumer_generation_id
         index = app.topics._tp_index
         for chunk in chunks:
@@ -539,6 +536,10 @@ class ChunkConsumer(driver.Consumer):
                 self.chunks_dropped += 1
                 continue
             reader.pending = None
+            if aside:
+                reader.give_back()
+                app.on_chunk_aside(chunk)
+                continue
             message = _to_message(chunk)
             message.refcount = len(channels)
             event = app.create_event(None, chunk, None, message)

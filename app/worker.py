@@ -25,9 +25,11 @@ import faust
 from aiohttp.web import AppRunner
 from click.core import ParameterSource
 from faust.exceptions import AlreadyConfiguredWarning
+from faust.types import TP
 from yarl import URL
 
 from agents import handlers, markers, queue
+from agents.guard import stop_on_error
 from agents.redelivery import Redelivery
 from app.connection import await_kafka, faust_broker, faust_credentials
 from app.datadir import Worker, claim_worker, resolve_bootstrap
@@ -36,8 +38,9 @@ from app.logs import quiet_steps
 from app.ownership import Ownership
 from app.queues import Catalog
 from app.settings import Settings, load
-from app.streaming import MarqApp, create_app
+from app.streaming import MarqApp, UnreadTables, create_app
 from app.topics import Topics, ensure_topics
+from app.transport import Chunk
 from gateway import health, json_api, leftovers, metrics, state
 from gateway.auth import Keys, is_loopback
 from gateway.door import Door
@@ -193,12 +196,24 @@ class WorkerApp(MarqApp):
         await asyncio.gather(self.ownership.stop(), self.catalog.stop())
 
     async def _producer_flush(self, logger: Any) -> None:
+        if not self.should_stop:
+            return  # a rebalance: whoever needs something confirmed waits for it himself
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(super()._producer_flush(logger), self._flush_s)
 
-    async def _on_partitions_revoked(self, revoked: Any) -> None:
-        self.ownership.on_revoked()
-        await super()._on_partitions_revoked(revoked)
+    async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        self.ownership.on_assignment({tp.partition for tp in assigned if tp.topic == self.topics_in_use.markers})
+        await super()._on_partitions_assigned(assigned, generation_id)
+
+    def on_chunk_aside(self, chunk: Chunk) -> None:
+        with stop_on_error(self):
+            if chunk.topic == self.topics_in_use.queue:
+                self.ownership.on_queue_chunk(chunk)
+            else:
+                self.ownership.on_markers_chunk(chunk)
+
+    def on_offset_out_of_range(self, tp: TP, position: int) -> None:
+        self.ownership.on_offset_out_of_range(tp.partition, tp.topic, position)
 
     def on_rebalance_end(self) -> None:
         super().on_rebalance_end()
@@ -330,6 +345,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         session_timeout_s=settings.session_timeout_ms / 1000,
         credentials=faust_credentials(settings),
         version=APP_VERSION,
+        TableManager=UnreadTables,
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,

@@ -9,6 +9,7 @@ from bench import door as door_bench
 from bench import growth as growth_bench
 from bench import hol as hol_bench
 from bench import pipeline as pipeline_bench
+from bench import rebalance as rebalance_bench
 from bench import sqs as sqs_bench
 
 
@@ -103,6 +104,16 @@ def sqs(batch: int, messages: int, size: int, phases: str, runs: int, singles: i
 def hol(messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
     """Head of line: what a queue that nobody reads does to another one behind it."""
     hol_bench.run(messages=messages, size=size, rate=rate, seconds=seconds, runs=runs)
+
+
+@bench.command()
+@click.option("--times", default=20, show_default=True, help="How often a worker joins and leaves.")
+@click.option("--parked", default=100_000, show_default=True, help="Messages of a queue that nobody reads.")
+@click.option("--rate", default=2000, show_default=True, help="Messages per second.")
+@click.option("--pause", default=3.0, show_default=True, help="Seconds between two changes.")
+def rebalance(times: int, parked: int, rate: int, pause: float) -> None:
+    """Gaps between deliveries while a fourth worker joins and leaves."""
+    rebalance_bench.run(times=times, parked=parked, rate=rate, pause_s=pause)
 
 
 @bench.command()

@@ -7,7 +7,6 @@ of a queue stands there.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 
 #: Seconds until Kafka has to confirm what a request appended.
 CONFIRM_TIMEOUT_S = 10.0
-#: A request that waits for so long says that Kafka is away: others are refused instead of piling up.
+#: Seconds that a record of a partition may wait for Kafka: then no more go there, before they pile up.
 STALLED_S = 3.0
 #: Messages of one request that go to one partition in a row: enough for a full batch, few enough to spread.
 RUN_MESSAGES = 500
@@ -95,8 +94,6 @@ class Door(Service):
         self.receiving = Receiving(ownership, lambda: self.receipts)
         self.leases = Leases(self)
         self._partition_turn = random.randrange(1 << 16)
-        self._unconfirmed: dict[int, float] = {}  # requests that wait for Kafka -> since when
-        self._serial = itertools.count()
         self._random = random.Random()
         self.turnstile = Turnstile()
         self.meters: Meters | None = None
@@ -120,18 +117,20 @@ class Door(Service):
         """
         await self.turnstile.turn(len(messages))
         await self._check_sendable(queue)
-        loop = asyncio.get_running_loop()
-        if self._is_stalled(loop.time()):
-            raise UnavailableError("Kafka has not confirmed what came earlier; try again later", 2.0)
         topic, count = self.ownership.topics.queue, self.ownership.topics.partitions
         key, settings, life = queue.encode(), self.catalog.settings_of(queue), self.catalog.life_of(queue)
         append_run = self.ownership.app.producer.append_run
         results: list[Any] = [None] * len(messages)
         runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
         partition = 0
+        stalled = {number for number in range(count) if self._is_stalled(topic, number)}
+        if len(stalled) == count:
+            raise _stalled_error()
         for i, message in enumerate(messages):
             if i % RUN_MESSAGES == 0:
                 self._partition_turn += 1
+                while self._partition_turn % count in stalled:
+                    self._partition_turn += 1
                 partition = self._partition_turn % count
             try:
                 headers = self._headers(message, settings, life)
@@ -141,6 +140,9 @@ class Door(Service):
             number = partition
             if settings.fifo:
                 number = fifo_partition(key, (message.group or "").encode(), settings, count)
+                if number in stalled:  # the group keeps its partition
+                    results[i] = _stalled_error()
+                    continue
             run = runs.get(number)
             if run is None:
                 run = runs[number] = ([], [])
@@ -149,15 +151,10 @@ class Door(Service):
         appended = [
             (number, places, append_run(topic, number, key, records)) for number, (places, records) in runs.items()
         ]
-        serial = next(self._serial)
-        self._unconfirmed[serial] = loop.time()
-        try:
-            futures = [future for _, _, parts in appended for _, future in parts]
-            if futures:
-                await asyncio.wait(futures, timeout=CONFIRM_TIMEOUT_S)
-        finally:
-            del self._unconfirmed[serial]
-        unavailable: UnavailableError | None = None
+        futures = [future for _, _, parts in appended for _, future in parts]
+        if futures:
+            await asyncio.wait(futures, timeout=CONFIRM_TIMEOUT_S)
+        unavailable = next((result for result in results if isinstance(result, UnavailableError)), None)
         accepted = False
         for number, places, parts in appended:
             at = 0
@@ -230,11 +227,9 @@ class Door(Service):
                 )
         return headers
 
-    def _is_stalled(self, now: float) -> bool:
-        """True if the oldest request that waits for Kafka has waited for too long: more must not pile up behind it."""
-        for began in self._unconfirmed.values():
-            return now - began > STALLED_S
-        return False
+    def _is_stalled(self, topic: str, partition: int) -> bool:
+        """True if what waits for Kafka in a partition has waited for too long: more must not pile up behind it."""
+        return self.ownership.app.producer.waited_s(topic, partition) > STALLED_S
 
     # ------------------------------------------------------------------ receive
 
@@ -470,38 +465,34 @@ class Door(Service):
     ) -> list[MarqError | None]:
         results: list[MarqError | None] = [None] * len(receipts)
         read, good, where = self.receipts.read, [], []
+        topics = self.ownership.topics
+        stalled: dict[int, bool] = {}
         for i, text in enumerate(receipts):
             try:
                 receipt = read(text)
             except MarqError as exc:
                 results[i] = exc
+                continue
+            number = receipt[0]
+            if number not in stalled:
+                stalled[number] = self._is_stalled(topics.markers, number)
+            if stalled[number]:
+                results[i] = _stalled_error()
             else:
                 good.append(receipt)
                 where.append(i)
         if not good:
             return results
-        loop = asyncio.get_running_loop()
-        if self._is_stalled(loop.time()):
-            away = UnavailableError("Kafka has not confirmed what came earlier; try again later", 2.0)
-            for i in where:
-                results[i] = away
-            return results
-        count = self.ownership.topics.partitions
-        serial = next(self._serial)
-        self._unconfirmed[serial] = loop.time()
         confirmed = {
             number: self.ownership.outbox(number).put_confirmed(markers)
             for number, markers in by_delivery(good, marker).items()
-            if number < count
+            if number < topics.partitions
         }
-        try:
-            if len(confirmed) == 1:
-                errors = {number: await _confirmed(future) for number, future in confirmed.items()}
-            else:
-                outcomes = await asyncio.gather(*(_confirmed(future) for future in confirmed.values()))
-                errors = dict(zip(confirmed, outcomes, strict=True))
-        finally:
-            del self._unconfirmed[serial]
+        if len(confirmed) == 1:
+            errors = {number: await _confirmed(future) for number, future in confirmed.items()}
+        else:
+            outcomes = await asyncio.gather(*(_confirmed(future) for future in confirmed.values()))
+            errors = dict(zip(confirmed, outcomes, strict=True))
         if any(errors.values()):
             for i, receipt in zip(where, good, strict=True):
                 results[i] = errors[receipt[0]]
@@ -565,6 +556,10 @@ class Door(Service):
             self.peers.register("reject", self.reject_here)
             self.peers.register("leases", self.leases.states_here)
             self.peers.register("move", self.move_here)
+
+
+def _stalled_error() -> UnavailableError:
+    return UnavailableError("Kafka has not confirmed what came earlier; try again later", 2.0)
 
 
 async def _confirmed(future: asyncio.Future[int]) -> MarqError | None:

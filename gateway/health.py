@@ -1,6 +1,6 @@
 """`/health/live`: the process answers.
 
-`/health/ready`: every assigned partition is served, and no error stops the worker.
+`/health/ready`: every assigned partition that can be served is, and no error stops the worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def define(app: WorkerApp) -> None:
         state: dict[str, Any] = {"ready": ready}
         if not app.keys:  # whoever asks
             state["worker"] = app.ownership.worker_name
+            state["rebalancing"] = bool(app.rebalancing)
             state["partitions"] = {str(n): held[n].owner.phase.value for n in sorted(held)}
+            state["unserved"] = {str(n): reason for n, reason in sorted(app.ownership.unserved.items())}
             if app.failure is not None:
                 state["stopping"] = str(app.failure)
         return view.json(state, status=200 if ready else 503)

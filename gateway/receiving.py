@@ -22,7 +22,7 @@ from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment
 from marq.core.state import H_GROUP
-from marq.errors import MarqError, UnavailableError
+from marq.errors import MarqError, RowError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ WAITING_MAX = 10_000
 GRACE_S = 10.0
 #: Seconds after which a receiver may try again that was given nothing because this worker is late.
 LATE_S = 1.0
+#: Seconds that a receive which has something waits for more that is on its way from other partitions.
+ANSWER_AFTER_S = 0.02
 #: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
 ELSEWHERE_FIRST = 8
 #: Headers of ours that receivers see.
@@ -63,7 +65,20 @@ class Received(msgspec.Struct):
 class Waiter:
     """A receive under way: the receiver of what it asked partitions for."""
 
-    __slots__ = ("away", "done", "future", "gone", "lease_ms", "limit", "messages", "name", "pending", "queue", "whole")
+    __slots__ = (
+        "away",
+        "done",
+        "future",
+        "gone",
+        "lease_ms",
+        "limit",
+        "messages",
+        "name",
+        "pending",
+        "queue",
+        "until",
+        "whole",
+    )
 
     def __init__(
         self,
@@ -83,6 +98,7 @@ class Waiter:
         self.whole = whole  # our own headers are for it too
         self.future = future  # done when there is something to answer
         self.messages: list[Received] = []
+        self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
         self.pending: list[tuple[Held, Pending]] = []  # starts on their way
         self.away = False  # another worker is being asked for it
         self.done = False  # answered or given up: whatever still comes goes back
@@ -178,12 +194,27 @@ class Receiving:
         return self._answer(waiter)
 
     def _answer(self, waiter: Waiter) -> list[Received]:
+        """What the waiter gets. Called last of all: of messages whose lease is over nothing leaves."""
+        self._drop_late(waiter)
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
         if self.meters is not None and waiter.messages and not waiter.away:  # else the worker that asked counts them
             self.meters.handed(waiter.messages)
         return waiter.messages
+
+    def _drop_late(self, waiter: Waiter) -> None:
+        now = now_ms()
+        if all(now < until_ms for until_ms, _ in waiter.until):
+            return
+        in_time: list[Received] = []
+        late: list[Received] = []
+        at = 0
+        for until_ms, count in waiter.until:
+            (in_time if now < until_ms else late).extend(waiter.messages[at : at + count])
+            at += count
+        waiter.messages = in_time
+        self._give_back(late)
 
     async def receive_here(
         self, queue: str, limit: int, lease_ms: int, name: str, gone: Callable[[], bool], whole: bool
@@ -210,8 +241,10 @@ class Receiving:
         if self.peers is None:
             return False
         for url in await self.peers.ready_at(waiter.queue, watch=False):
+            asked_ms = now_ms()
             waiter.messages = await self._fetch(url, waiter)
             if waiter.messages:
+                waiter.until = [(asked_ms + waiter.lease_ms, len(waiter.messages))]
                 return True
         return False
 
@@ -224,12 +257,13 @@ class Receiving:
             return False
         waiter = line.popleft()
         waiter.away = True
+        asked_ms = now_ms()  # their leases began later
         messages = await self._fetch(url, waiter)
         waiter.away = False
         if messages and (waiter.done or waiter.future.done()):
             self._give_back(messages)
         elif messages:
-            waiter.messages = messages
+            waiter.messages, waiter.until = messages, [(asked_ms + waiter.lease_ms, len(messages))]
             waiter.future.set_result(None)
         elif self.closing:
             self._give_up(waiter)
@@ -272,7 +306,7 @@ class Receiving:
     def _take(self, waiter: Waiter) -> None:
         """Ask the partitions here, one after the other, until the waiter has enough on its way."""
         held = [h for h in self.ownership.held.values() if h.serving]
-        if not held:
+        if not held or self.closing:
             return
         self._turn += 1
         first = self._turn % len(held)
@@ -290,9 +324,13 @@ class Receiving:
         limit = self.room(held, limit, waiter.lease_ms)
         if not limit:
             return 0
-        pending = owner.acquire(
-            (waiter.queue,), limit, Ask(self, waiter), now_ms(), lease_ms=waiter.lease_ms, name=waiter.name
-        )
+        try:
+            pending = owner.acquire(
+                (waiter.queue,), limit, Ask(self, waiter), now_ms(), lease_ms=waiter.lease_ms, name=waiter.name
+            )
+        except RowError as exc:  # what is on disk can't be read back
+            self.ownership.recover_again(held, str(exc), wipe=True)
+            return 0
         if pending is None:
             return 0
         waiter.pending.append((held, pending))
@@ -312,6 +350,9 @@ class Receiving:
                 held.owner.release(handout.offsets, handout.receipt, counted=False)
             else:
                 self._read(waiter, held, handout)
+                waiter.until.append((handout.until_ms, len(handout.offsets)))
+                if waiter.pending and len(waiter.until) == 1:
+                    asyncio.get_running_loop().call_later(ANSWER_AFTER_S, self._give_up, waiter)
         if not waiter.pending and not waiter.done:
             self._settled(waiter)
 
@@ -382,6 +423,8 @@ class Receiving:
 
     def _serve(self, queue: str) -> None:
         """Give those who wait for `queue` what there is here, first come, first served."""
+        if self.closing:
+            return
         for held in list(self.ownership.held.values()):
             if held.serving:
                 self._serve_from(held, queue)
@@ -405,6 +448,8 @@ class Receiving:
 
     def wake(self, held: Held) -> None:
         """Something became ready in a partition of this worker."""
+        if self.closing:
+            return
         has_ready = held.owner.partition.has_ready
         if self._waiting:
             for queue in list(self._waiting):

@@ -30,6 +30,10 @@ class MarkerError(MarqError):
     """A record of the markers topic can't be read: it changes nothing but the clock."""
 
 
+class NewerVersionError(MarkerError):
+    """A marker record of a later version of the protocol: nobody can tell what it changes, so its reader must stop."""
+
+
 class RowError(MarqError):
     """A row or manifest of a table can't be read, or its key names no table."""
 

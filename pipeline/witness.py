@@ -129,6 +129,7 @@ class Witness:
         if not self.early and not self.purges:
             self.open.update(zip([e.offset for e in envelopes], names, strict=True))
             return
+        ended: list[int] = []
         for envelope, queue in zip(envelopes, names, strict=True):
             offset = envelope.offset
             outcome = self.early.pop(offset, None)
@@ -140,6 +141,9 @@ class Witness:
             else:
                 self.expired.pop(offset, None)
                 self.done[queue, outcome] += 1
+                ended.append(offset)
+        if ended:
+            self._note_ends(ended)  # its owner may have started it before it knew
 
     def gone(self, start: int, stop: int) -> None:
         """The queue topic does not hold ``[start, stop)``."""

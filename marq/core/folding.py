@@ -60,6 +60,8 @@ class Folding(Reading):
             idle = idle and kind is Tick
             effects.append(effect)
         self._ticks += idle
+        if self._held_up and not self._is_one_ahead():
+            self._deliver_again()
         if self._listed > self._listed_max:
             self._clean()
         if len(self._dirty) > self._dirty_max:

@@ -134,6 +134,24 @@ class Lanes(State):
 
     # ------------------------------------------------------------------ groups whose order is kept
 
+    def _is_one_ahead(self) -> bool:
+        """True if a message that was not read yet is with a receiver, or may be again."""
+        position, holds = self.position, self.holds
+        if self._highest_hold < position:
+            return False
+        hold = holds.get(self._one_ahead)
+        if self._one_ahead >= position and hold is not None and hold.leased:
+            return True
+        # seldom: the one that was known has ended, been given back or been read
+        self._highest_hold = max(holds, default=-1)
+        self._one_ahead = max((o for o, h in holds.items() if o >= position and h.leased), default=-1)
+        return self._one_ahead >= 0
+
+    def _deliver_again(self) -> None:
+        """Nothing that was not read yet holds FIFO queues up any more."""
+        self.woken.update(dict.fromkeys(self._held_up))
+        self._held_up.clear()
+
     def _push_in_order(self, backlog: Backlog, offset: int) -> None:
         """Something that was taken, or about to be ended, is ready again: it is at its place, or gets there."""
         lane = self._blockers.get(offset)

@@ -12,10 +12,10 @@ from typing import Annotated, Literal
 import msgspec
 
 from marq.core.ranges import Ranges, count, well_formed
-from marq.errors import MarkerError
+from marq.errors import MarkerError, NewerVersionError
 
 VERSION = 1
-"""Version of the record format; a reader ignores (and counts) records of a later one."""
+"""Version of the record format; the owner of a partition stops at a record of a later one."""
 
 RECORD_BYTES = 512 * 1024
 """A record is at most this large; a larger batch is split."""
@@ -115,8 +115,15 @@ class Batch(msgspec.Struct, omit_defaults=True):
     seq: Number = 0
 
 
+class _Version(msgspec.Struct):
+    """What is read of a record that can't be read as a whole."""
+
+    v: int
+
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Batch)
+_version_decoder = msgspec.json.Decoder(_Version)
 
 
 def encode(markers: list[Marker], by: str = "", seq: int = 0) -> bytes:
@@ -127,17 +134,20 @@ def encode(markers: list[Marker], by: str = "", seq: int = 0) -> bytes:
 def decode(value: bytes | None) -> Batch:
     """The batch in a record's ``value``.
 
-    Raises :exc:`MarkerError` for what is no batch of a known version, or has malformed or far too large ranges: such a
-    record changes nothing but the clock.
+    Raises :exc:`MarkerError` for what is no batch, or has malformed or far too large ranges: such a record changes
+    nothing but the clock. Raises :exc:`NewerVersionError` for a record of a later version, whatever is in it.
     """
     if value is None:
         raise MarkerError("a marker record without a value")
     try:
         batch = _decoder.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        _check_version(value)
         raise MarkerError(f"not a marker record: {exc}") from None
-    if batch.v > VERSION or batch.v < 1:
-        raise MarkerError(f"marker record of version {batch.v}; this worker reads up to {VERSION}: upgrade it")
+    if batch.v > VERSION:
+        _check_version(value)
+    if batch.v < 1:
+        raise MarkerError(f"marker record of version {batch.v}")
     offsets = 0
     for marker in batch.markers:
         ranges = getattr(marker, "offsets", None)
@@ -150,6 +160,24 @@ def decode(value: bytes | None) -> Batch:
         if isinstance(marker, Own) and len(batch.markers) > 1:
             raise MarkerError("an own marker must be alone in its record")
     return batch
+
+
+def _check_version(value: bytes) -> None:
+    try:
+        version = _version_decoder.decode(value).v
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return
+    if version > VERSION:
+        raise NewerVersionError(
+            f"a marker record of version {version}, and this worker reads up to version {VERSION}: "
+            f"run a marq that knows version {version}"
+        )
+
+
+def is_owners(marker: Marker) -> bool:
+    """True for what only the owner of the partition may say; the rest is said for receivers, by any worker."""
+    kind = type(marker)
+    return kind in (Own, Start, Purge, Tick) or (kind is End and marker.outcome != "acked")  # type: ignore[union-attr]
 
 
 def weight(marker: Marker) -> int:

@@ -20,9 +20,11 @@ class Order(Memory):
         self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int, batch: int
     ) -> None:
         """Up to ``limit`` messages, group by group. Those of one group never are in two calls of ``batch`` each."""
-        if self._highest_hold >= self.position:
-            self._held_up.add(backlog.name)  # a message that was not read yet may be in flight
+        if self._is_one_ahead():
+            # a message that was not read yet is in flight, and nobody knows of which group: reading has to go on
+            self._held_up.add(backlog.name)
             return
+        self._held_up.discard(backlog.name)
         if not backlog.fifo:
             self._keep_order(backlog)
         if suspicious:
@@ -168,6 +170,7 @@ class Order(Memory):
     def _in_any_order(self, backlog: Backlog) -> None:
         """A queue is taken from that is not, or no more, FIFO."""
         self._mixed.add(backlog.name)
+        self._held_up.discard(backlog.name)
         if not backlog.fifo:
             return
         backlog.fifo = False

@@ -1,8 +1,9 @@
 """The protocol by which one worker owns a partition: claim, recover, serve, checkpoint, lose.
 
     CLAIMING ──restore──► CATCHING_UP ──own marker folded──► SERVING ──foreign own folded──► LOST
-                                                                │
-                                                                └──a row can't be read, a fold fails──► FAILED
+                                                             SERVING ──a row can't be read, a fold fails──► FAILED
+                                                             SERVING ──leave()──► LEFT
+                    (any) ──marker of a later protocol version──► STOPPED
 
 The owner hands out only what its *folded* start took effect on. An append of its own whose offset and timestamp came
 back is folded at once when it is the next record; otherwise when it is read. Nothing here does I/O: the caller appends
@@ -24,7 +25,7 @@ from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
 from marq.core.ranges import offsets_in, ranges_of
 from marq.core.reading import Unreadable
-from marq.errors import InternalError, MarkerError, RowError
+from marq.errors import InternalError, MarkerError, NewerVersionError, RowError
 
 TICK_MIN_MS = 100
 """The timer appends at most one tick per this time and partition …"""
@@ -55,6 +56,8 @@ class Phase(Enum):
     SERVING = "serving"
     LOST = "lost"  # another worker's own marker was folded: no effect may follow
     FAILED = "failed"  # a row can't be read, or a fold raised: no effect may follow; another claim recovers
+    LEFT = "left"  # the partition was given away: nor here
+    STOPPED = "stopped"  # a marker of a later protocol version was read: ``reason`` says which
 
 
 class Limits(NamedTuple):
@@ -144,11 +147,6 @@ class Retire(NamedTuple):
 Step = WriteRows | WriteManifest | Retire
 
 
-def _is_owners(marker: End | Keepalive | Release) -> bool:
-    """True for an end that only the owner may decide upon."""
-    return isinstance(marker, End) and marker.outcome != "acked"
-
-
 class Owner:
     """One worker's hold on partition ``number``. ``nonce`` must be new for each attempt; times are monotonic ms."""
 
@@ -168,6 +166,7 @@ class Owner:
         self.limits = limits
         self.settings_of = settings_of
         self._phase = Phase.CLAIMING
+        self._newer = ""  # why it is ``STOPPED``
         self.epoch = -1
         self.appends: list[Marker] = []
         self.handouts: list[Handout] = []
@@ -272,23 +271,23 @@ class Owner:
     @phase.setter
     def phase(self, phase: Phase) -> None:
         self._phase = phase
-        if phase is Phase.LOST or phase is Phase.FAILED:
+        if phase in (Phase.LOST, Phase.FAILED, Phase.LEFT, Phase.STOPPED):
             appends, handouts = self.appends[:], self.handouts[:]
             for effects in (self.appends, self.handouts, self.dead, self.poison):
                 effects.clear()
             if phase is Phase.FAILED:
                 # what receivers say counts whoever appends it; and what was not handed out is given back
-                self.appends += [a for a in appends if isinstance(a, End | Keepalive | Release) and not _is_owners(a)]
+                self.appends += [a for a in appends if not m.is_owners(a)]
                 for handout in handouts:
                     if handout.offsets:
                         self.release(handout.offsets, handout.receipt, counted=False)
 
     @property
     def reason(self) -> str:
-        """Why the owner is ``FAILED``; else empty."""
+        """Why the owner is ``FAILED`` or ``STOPPED``; else empty."""
         damage = self.partition.damage
         if damage is None or isinstance(damage, RowError):
-            return "" if damage is None else str(damage)
+            return self._newer if damage is None else str(damage)
         return f"a marker could not be folded: {damage!r}"
 
     @property
@@ -310,7 +309,11 @@ class Owner:
         return self.partition.ingest(start, stop, records)
 
     def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
-        """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position."""
+        """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position.
+
+        Ends up ``STOPPED`` in front of a record of a later protocol version: whose the partition is, and what may be
+        deleted of the logs, is unknown from there on.
+        """
         if self.phase is Phase.FAILED:
             return True
         if self.phase is Phase.CLAIMING or start > self.partition.markers_position:
@@ -330,6 +333,10 @@ class Owner:
             else:
                 try:
                     batch = m.decode(record.value)
+                except NewerVersionError as exc:
+                    self.phase = Phase.STOPPED
+                    self._newer = f"partition {self.number}, markers offset {record.offset}: {exc}"
+                    return True
                 except MarkerError:
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
@@ -465,6 +472,33 @@ class Owner:
             self._next_checkpoint_ms = now_ms + self.limits.checkpoint_ms
         elif self.phase is Phase.SERVING:
             self.phase = Phase.LOST
+
+    def leave(self) -> list[Marker]:
+        """Stop serving, because another worker gets the partition. Returns what to append behind all that was sent.
+
+        Each start that was sent but whose messages were not handed out is followed by an uncounted release. It is
+        ignored where the start took no effect. Of what was not sent, only markers of receivers remain: drop all others
+        (:func:`~marq.core.markers.is_owners`).
+        """
+        if self.phase is not Phase.SERVING:
+            self.phase = Phase.LEFT
+            return []
+        last = [marker for marker in self.appends if not m.is_owners(marker)]
+        sent = {marker.delivery for markers in self._sent.values() for marker in markers if isinstance(marker, Start)}
+        unanswered = [
+            (pending.delivery, pending.offsets)
+            for pending in self._pending.values()
+            if pending.delivery in sent or pending.effect
+        ]
+        unanswered += [(handout.receipt[1], handout.offsets) for handout in self.handouts if handout.offsets]
+        dead: dict[int, list[int]] = {}
+        for offset in self.dead:
+            if (hold := self.partition.holds.get(offset)) is not None and hold.epoch == self.epoch:
+                dead.setdefault(hold.delivery, []).append(offset)
+        for delivery, offsets in (*unanswered, *dead.items()):
+            last += m.split(Release(self.epoch, delivery, ranges_of(sorted(offsets)), 0, counted=False))
+        self.phase = Phase.LEFT
+        return last
 
     def _settle(self, seq: int) -> None:
         """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""

@@ -128,9 +128,8 @@ class Reading(Lanes):
             self.ahead.discard(0, stop)
         if self.purges:
             self.purges = {queue: before for queue, before in self.purges.items() if before > stop}
-        if self._held_up and self._highest_hold < stop:
-            self.woken.update(dict.fromkeys(self._held_up))
-            self._held_up.clear()
+        if self._held_up and not self._is_one_ahead():
+            self._deliver_again()
         if self._listed > self._listed_max:
             self._clean()
         return True

@@ -150,7 +150,8 @@ class State:
         self._listed_max = CLEAN_SLACK  # … and how many may be until they are again
         self._dirty_max = CLEAN_SLACK
         self._serial = itertools.count()
-        self._highest_hold = -1
+        self._highest_hold = -1  # no hold is above it
+        self._one_ahead = -1  # of what is in flight and was not read yet, when it was last looked for
         self._again_turn: set[str] = set()
         self._shed_all: object = None  # what there was when nothing more could be shed
         self._loaded: tuple[str, dict[int, rows.Record]] = ("", {})
@@ -226,6 +227,8 @@ class State:
 
     def has_ready(self, queue: str) -> bool:
         """True if ``queue`` may have something to deliver (its entries may turn out to be stale)."""
+        if queue in self._held_up:
+            return False
         backlog = self.backlogs.get(queue)
         if backlog:
             return True
@@ -234,6 +237,11 @@ class State:
         if backlog is None:
             return True
         return self.segments.has_parked(queue) and not (backlog.fifo and backlog.blocker >= 0)
+
+    @property
+    def held_up(self) -> bool:
+        """True if FIFO queues deliver nothing until more of the queue log was read, whatever is in memory."""
+        return bool(self._held_up)
 
     def ready(self, offset: int) -> bool:
         """True if ``offset`` may be delivered now."""

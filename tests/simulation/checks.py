@@ -15,6 +15,7 @@ from marq.core.state import size_of
 from marq.errors import RowError
 
 if TYPE_CHECKING:
+    from tests.simulation.logs import Lane
     from tests.simulation.reference import Started
     from tests.simulation.simulator import Simulator
     from tests.simulation.worker import Worker
@@ -37,6 +38,7 @@ class Checks:
         self.handed: dict[tuple[int, int, int], int] = {}  # (epoch, delivery, offset) -> worker
         self.leased_until: dict[tuple[int, int], int] = {}  # receipt -> end of the lease since its start was sent
         self.times_handed: dict[int, int] = {}
+        self.left: list[tuple[Lane, int, set[int]]] = []  # what owners that left started: epochs, delivery numbers
 
     def _bad(self, rule: str, text: str) -> NoReturn:
         self.sim.violated(rule, text)
@@ -80,6 +82,21 @@ class Checks:
         sim = self.sim
         expires = self._expires(offset)
         return 0 < expires <= sim.reference.now.told_ms
+
+    def leaves(self, lane: Lane, epoch: int, deliveries: set[int]) -> None:
+        """An owner lets go of the partition in good order; nothing of these deliveries was handed out."""
+        self.left.append((lane, epoch, deliveries))
+
+    def landed(self, lane: Lane) -> None:
+        """All that a worker had on its way is in the log: nothing is left with it."""
+        for left in [entry for entry in self.left if entry[0] is lane]:
+            self.left.remove(left)
+            if not lane.alive:
+                continue
+            _, epoch, deliveries = left
+            for offset, state in self.sim.reference.states.items():
+                if state[0] == epoch and state[1] in deliveries and state[4]:
+                    self._bad("stranded", f"offset {offset} is with nobody: {state}, its owner has left")
 
     # ------------------------------------------------------------------ serving
 
@@ -127,7 +144,7 @@ class Checks:
         about_to_be = {o for pending in owner._pending.values() for o in pending.offsets}
         ending = any(p.queue_of(o) == queue for o in p.reserved - about_to_be if o in p.messages)
         offer = Offer({}, {}, not p.segments.of(queue), not ending)
-        if any(o >= p.position for o in p.holds):
+        if any(o >= p.position and hold.leased for o, hold in p.holds.items()):
             return offer
         parked = {o for segment in p.segments.of(queue) for o in segment.parked_of(queue)}
         for (name, group), offsets in ref.groups.items():

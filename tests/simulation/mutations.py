@@ -309,6 +309,16 @@ def _foreign_own_ignored(owned: Any) -> Any:
     return mutated
 
 
+def _leaves_without_a_word(leave: Any) -> Any:
+    def mutated(self: Owner) -> list[m.Marker]:
+        self._pending.clear()
+        self.handouts.clear()
+        self.dead.clear()
+        return list(leave(self))
+
+    return mutated
+
+
 def _any_own_of_mine(owned: Any) -> Any:
     def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
         if own.worker == self.worker and self.phase is Phase.CATCHING_UP:
@@ -557,6 +567,9 @@ MUTATIONS = {
     ),
     "foreign own ignored": Mutation(
         "a worker that folds a foreign own stops", _replaced(Owner, "_owned", _foreign_own_ignored)
+    ),
+    "start left behind": Mutation(
+        "who leaves releases what was started and not handed out", _replaced(Owner, "leave", _leaves_without_a_word)
     ),
     "older own of mine": Mutation("own carries a nonce per attempt", _replaced(Owner, "_owned", _any_own_of_mine)),
     "serving before the own is folded": Mutation(

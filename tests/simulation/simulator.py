@@ -293,6 +293,8 @@ class Simulator:
             self.checks.tables()
             if table == "progress" and sent.value is not None:
                 self.checks.recovery()
+        if topic == "markers" and not lane.sent:
+            self.checks.landed(lane)
         confirmed = sent.confirmed
         if not lane.alive or confirmed is None:
             return
@@ -375,6 +377,9 @@ class Simulator:
         if worker.assigned != (self.assigned == worker.number):
             add((odds.notice, self.notice, worker))
         if not worker.assigned:
+            if worker.serving:  # the group rejoins: it goes on, and writes no rows
+                self._reading_events(worker, events)
+                self._serving_events(worker, events)
             return
         stage = worker.stage
         if stage == "idle":
@@ -382,26 +387,35 @@ class Simulator:
         elif stage == "reading":
             add((6.0, type(worker).read_table, worker))
         elif stage == "owner":
-            core = worker.owner
-            assert core is not None
-            if worker.markers_next != self.markers.end or worker.markers_next != core.partition.markers_position:
-                add((odds.fetch if worker.serving else 6.0, self.fetch_markers, worker))
-            if worker.queue_next != self.queue.end or worker.queue_next != core.partition.position:
-                add((3.0, self.fetch_queue, worker))
+            self._reading_events(worker, events)
             if odds.shed:
                 add((odds.shed * 0.5, Worker.shed, worker))
             if odds.rot:
                 add((odds.rot, Worker.rot, worker))
             if worker.serving:
-                add((3.0 * odds.serve, self.acquire, worker))
-                add((1.5, Worker.work, worker))
-                add((1.0, Worker.tick, worker))
                 add((2.5, type(worker).step, worker))
-                add((0.08, self.purge, worker))
-                if core.appends:
-                    add((8.0, type(worker).flush, worker))
-                if worker.pendings:
-                    add((odds.gone, Worker.receiver_goes, worker))
+                self._serving_events(worker, events)
+
+    def _reading_events(self, worker: Worker, events: list[tuple[float, Callable[..., None], Any]]) -> None:
+        core = worker.owner
+        assert core is not None
+        if worker.markers_next != self.markers.end or worker.markers_next != core.partition.markers_position:
+            events.append((self.odds.fetch if worker.serving else 6.0, self.fetch_markers, worker))
+        if worker.queue_next != self.queue.end or worker.queue_next != core.partition.position:
+            events.append((3.0, self.fetch_queue, worker))
+
+    def _serving_events(self, worker: Worker, events: list[tuple[float, Callable[..., None], Any]]) -> None:
+        add = events.append
+        odds, core = self.odds, worker.owner
+        assert core is not None
+        add((3.0 * odds.serve, self.acquire, worker))
+        add((1.5, Worker.work, worker))
+        add((1.0, Worker.tick, worker))
+        add((0.08, self.purge, worker))
+        if core.appends:
+            add((8.0, type(worker).flush, worker))
+        if worker.pendings:
+            add((odds.gone, Worker.receiver_goes, worker))
 
     def send(self) -> None:
         """Somebody sends a message; the send is confirmed."""

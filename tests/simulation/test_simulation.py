@@ -65,6 +65,7 @@ def test_what_can_happen_does() -> None:
         "dead",
         "expired",
         "handed out again",
+        "left",
         "messages shed",
         "owners lost",
         "poison",

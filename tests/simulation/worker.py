@@ -80,12 +80,28 @@ class Worker:
             self.refill()
 
     def hears(self, assigned: bool) -> None:
-        """The news of a rebalance arrive. What is in memory may be kept: the log will tell."""
+        """The news of a rebalance arrive. What is in memory may be kept, and served: the log will tell."""
         self.assigned = assigned
         if assigned or self.owner is None:
             return
-        if self.stage != "owner" or self.sim.chance(0.5):
+        if self.serving and self.sim.chance(0.4):
+            self.leave()
+        elif self.stage != "owner" or self.sim.chance(0.5):
             self.drop()
+
+    def leave(self) -> None:
+        """Let go of the partition in good order."""
+        owner, sim = self.owner, self.sim
+        assert owner is not None
+        sim.note("w%d leaves", self.number)
+        sim.count("left")
+        lane = self.lanes.get("markers")
+        if lane is not None:
+            sim.checks.leaves(lane, owner.epoch, {*owner._pending, *(h.receipt[1] for h in owner.handouts)})
+        last = owner.leave()
+        if last:
+            self.send("markers", Sent(m.encode(last, f"r{self.number}"), "leave"))
+        self.drop()
 
     def drop(self) -> None:
         self._forget()

@@ -72,7 +72,12 @@ class Desk:
             SimpleNamespace(),  # type: ignore[arg-type]
         )
         self.owner = SimpleNamespace(
-            phase=Phase.SERVING, serving=True, appends=[], reason="a marker could not be folded: planted", error=None
+            phase=Phase.SERVING,
+            serving=True,
+            appends=[],
+            reason="a marker could not be folded: planted",
+            error=None,
+            leave=list,
         )
         self.held = Held(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
@@ -202,7 +207,11 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
 
     async def scenario(failures: Failures) -> None:
         app: Any = SimpleNamespace(
-            page=page, failure=None, keys=(), ownership=SimpleNamespace(ready=True, held={}, worker_name="w")
+            page=page,
+            failure=None,
+            keys=(),
+            rebalancing=False,
+            ownership=SimpleNamespace(ready=True, held={}, unserved={}, worker_name="w"),
         )
         health.define(app)
         view = SimpleNamespace(json=lambda state, status=200: (status, json.dumps(state)))

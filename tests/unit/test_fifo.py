@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marq.core import memory
-from marq.core.markers import Keepalive
+from marq.core.markers import End, Keepalive, encode
+from marq.core.owner import Handout
 from marq.core.policies import QueueSettings
 from marq.core.ranges import ranges_of
 from tests.unit.core_helpers import LEASE_MS, Broker, TwoLogs, Worker
@@ -419,3 +420,48 @@ def test_of_several_group_headers_the_last_one_counts_everywhere() -> None:
     assert take(logs) == [of_a]
     logs.release(delivery)
     assert take(logs) == [both, of_b]
+
+
+def taken_over_with_one_ahead() -> tuple[Worker, list[int], list[Handout]]:
+    """A new owner that has not read all: group `a` is in flight at its first message, `b` at the last of the log."""
+    w = Worker(settings={"q": FIFO}).serve()
+    w.send(1, "q", headers=(("marq-group", b"a"),))
+    behind = w.send(30, "q", headers=(("marq-group", b"a"),))
+    w.send(1, "q", headers=(("marq-group", b"b"),))
+    handouts = w.receive(1, "q", lease_ms=600_000) + w.receive(1, "q", lease_ms=600_000)
+    assert [h.offsets for h in handouts] == [[0], [31]]
+    n = Worker(w.broker, name="w2", table=w.table, queue_log=w.queue_log, settings=w.settings)
+    n.claim()
+    n.restore()
+    n.read_markers()
+    n.owner.ingest(0, 10, w.queue_log[:10])
+    return n, behind, handouts
+
+
+def acknowledge(w: Worker, handout: Handout) -> None:
+    w.broker.append(encode([End(handout.receipt[0], ranges_of(handout.offsets), "acked", handout.receipt[1])]))
+    w.read_markers()
+
+
+def test_a_queue_that_is_held_up_by_what_was_not_read_says_so() -> None:
+    n, behind, handouts = taken_over_with_one_ahead()
+    acknowledge(n, handouts[0])
+    partition = n.owner.partition
+    assert not n.receive(10, "q"), "31 may be of the same group"
+    assert partition.held_up
+    assert not partition.has_ready("q"), "a receiver of it counts as one that finds nothing"
+    partition.woken.clear()
+    n.owner.ingest(10, 32, n.queue_log[10:32])
+    assert not partition.held_up
+    assert "q" in partition.woken
+    assert [h.offsets for h in n.receive(2, "q")] == [behind[:2]]
+
+
+def test_a_queue_is_held_up_no_longer_than_what_was_not_read_is_in_flight() -> None:
+    n, behind, handouts = taken_over_with_one_ahead()
+    acknowledge(n, handouts[0])
+    assert not n.receive(10, "q")
+    n.owner.partition.woken.clear()
+    acknowledge(n, handouts[1])
+    assert "q" in n.owner.partition.woken
+    assert [h.offsets for h in n.receive(2, "q")] == [behind[:2]]

@@ -13,7 +13,7 @@ from app import outbox as module
 from app.outbox import IN_FLIGHT, Outbox, Writer
 from app.producer import ProducerFull
 from marq.core import markers as m
-from marq.core.markers import Own, Tick
+from marq.core.markers import End, Own, Release, Start, Tick
 from marq.core.ranges import ranges_of
 from marq.errors import BrokerError
 
@@ -248,5 +248,21 @@ def test_it_tells_for_how_long_the_oldest_ack_has_waited() -> None:
         desk.kafka.confirm(2, 6)
         await turn()
         assert desk.outbox.late_s == 0
+
+    run(scenario)
+
+
+def test_what_only_the_owner_says_is_dropped_when_it_leaves_unless_it_is_sent() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.outbox.put([Start(1, 1, [0, 1], 5)])
+        await turn()
+        claimed = desk.outbox.put_confirmed([Own("w", "n")])
+        desk.outbox.put([Tick(), End(1, [0, 1], "dead"), End(1, [0, 1], "acked", 1), Release(1, 1, [2, 3])])
+        desk.outbox.drop_owners()
+        await turn()
+        sent = [[type(marker) for marker in batch.markers] for batch, _ in desk.kafka.appends]
+        assert sent == [[Start], [End, Release]]
+        assert isinstance(claimed.exception(), BrokerError)
 
     run(scenario)

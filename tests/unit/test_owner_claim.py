@@ -169,7 +169,7 @@ def test_control_records_in_the_markers_topic_are_passed_over() -> None:
     assert worker.owner.partition.markers_position == 4
 
 
-@pytest.mark.parametrize("value", [None, b"", b"junk", b'{"v": 2, "markers": []}', b'{"v":1,"markers":[{"type":"?"}]}'])
+@pytest.mark.parametrize("value", [None, b"", b"junk", b'{"v": 0, "markers": []}', b'{"v":1,"markers":[{"type":"?"}]}'])
 def test_an_unreadable_record_changes_nothing_but_the_clock(value: bytes | None) -> None:
     worker = Worker().serve()
     worker.send(1)

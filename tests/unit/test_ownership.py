@@ -14,12 +14,14 @@ from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, MessageSize
 from faust.types import TP
 
 from app import ownership as module
+from app import takeover
 from app.ownership import Ownership
 from app.settings import Settings
 from marq.core import markers as m
-from marq.core.markers import Own
+from marq.core.markers import End, Own, Release
 from marq.core.owner import Phase
 from marq.core.policies import QueueSettings
+from marq.core.rows import Record
 from marq.errors import RowError
 
 TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2)
@@ -32,12 +34,13 @@ class Kafka:
         self.logs: dict[TP, list[Any]] = defaultdict(list)
         self.assigned = {TP("q", 0), TP("m", 0), TP("q", 1), TP("m", 1)}
         self.answers = True
+        self.silent: set[TP] = set()
         self.started: dict[TP, tuple[int, int]] = {}  # offset, generation
         self.refused: list[Exception] = []  # for the next appends to a table
 
     def append(self, topic: str, partition: int, value: bytes | None, *_: Any) -> asyncio.Future[Any]:
         future = asyncio.get_running_loop().create_future()
-        if self.answers:
+        if self.answers and TP(topic, partition) not in self.silent:
             log = self.logs[TP(topic, partition)]
             log.append(SimpleNamespace(offset=len(log), timestamp=int(time.time() * 1000), value=value))
             future.set_result(log[-1])
@@ -71,6 +74,9 @@ class Table:
     def read(self, number: int, key: bytes) -> bytes | None:
         return self.rows.get(key)
 
+    def keys_of(self, number: int) -> list[bytes]:
+        return list(self.rows)
+
     def wipe(self, number: int) -> None:
         self.wiped.append(number)
 
@@ -93,13 +99,16 @@ class Tails:
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
+        self.broken: dict[int, Exception] = {}  # of a partition, each time
 
-    async def read_rest(self, tables: Any, numbers: Any) -> None:
+    async def read_rest(self, tables: Any, number: int) -> None:
+        if number in self.broken:
+            raise self.broken[number]
         if self.errors:
             raise self.errors.pop()
 
-    async def log_starts(self, topics: Any, numbers: Any) -> dict[int, tuple[int, int]]:
-        return dict.fromkeys(numbers, (0, 0))
+    async def log_starts(self, topics: Any, number: int) -> tuple[int, int]:
+        return (0, 0)
 
     async def trim(self, *_: Any) -> None: ...
 
@@ -168,15 +177,19 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TAKE_BACK_S", "RECOVER_AGAIN_S", "WRITE_AGAIN_S"):
+    for name in ("TAKE_BACK_S", "WRITE_AGAIN_S"):
         monkeypatch.setattr(module, name, 0.01)
+    for name in ("AGAIN_S", "AGAIN_MAX_S"):
+        monkeypatch.setattr(takeover, name, 0.01)
+    # the event of an agent
+    monkeypatch.setattr(module, "current_event", lambda: True)
 
 
 def run(scenario: Callable[[Desk], Awaitable[None]]) -> None:
     async def main() -> None:
         desk = Desk()
         await scenario(desk)
-        desk.ownership.on_revoked()
+        desk.ownership.stop_serving()
 
     asyncio.run(main())
 
@@ -236,7 +249,7 @@ def test_a_claim_that_is_confirmed_after_the_partitions_were_revoked_takes_nothi
         desk.kafka.answers = False
         desk.ownership.on_assigned(1)
         await asyncio.sleep(0.01)
-        desk.ownership.on_revoked()
+        desk.ownership.on_assignment(set())
         desk.kafka.answers = True
         await asyncio.sleep(0.05)
         assert not desk.ownership.held
@@ -247,7 +260,7 @@ def test_a_claim_that_is_confirmed_after_the_partitions_were_revoked_takes_nothi
 
 
 def test_a_claim_without_an_answer_is_made_again_with_a_new_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLAIM_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(takeover, "CLAIM_TIMEOUT_S", 0.02)
 
     async def scenario(desk: Desk) -> None:
         desk.kafka.answers = False
@@ -270,14 +283,52 @@ def test_recovery_goes_on_when_kafka_is_back() -> None:
     run(scenario)
 
 
-def test_a_worker_that_can_not_serve_in_time_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SERVE_TIMEOUT_S", 0.05)
+def test_a_partition_whose_markers_are_not_read_is_unserved_and_served_when_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PROGRESS_MS", 20)
 
     async def scenario(desk: Desk) -> None:
         desk.ownership.on_assigned(1)
-        await asyncio.sleep(0.1)  # no marker is ever read
-        (failure,) = desk.failures
-        assert "partitions [0, 1] are assigned but not served" in str(failure)
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            desk.ownership.on_timer()
+        assert "can't be read beyond offset 0" in desk.ownership.unserved[0]
+        assert not desk.ownership.ready
+        await desk.until(lambda: desk.ownership.ready)
+        assert not desk.ownership.unserved
+        assert not desk.failures
+
+    run(scenario)
+
+
+def test_a_partition_that_can_not_be_claimed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "CLAIM_TIMEOUT_S", 0.02)
+
+    async def scenario(desk: Desk) -> None:
+        desk.kafka.silent = {TP("m", 1)}
+        desk.ownership.on_assigned(1)
+        await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
+        await desk.until(lambda: 1 in desk.ownership.unserved)
+        assert "has not confirmed" in desk.ownership.unserved[1]
+        assert desk.ownership.ready, "what can be served is"
+        desk.kafka.silent = set()
+        await desk.until(lambda: not desk.ownership.unserved)
+        assert desk.ownership.held[1].serving
+        assert not desk.failures
+
+    run(scenario)
+
+
+def test_a_partition_whose_tables_can_not_be_read_holds_up_no_other() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.tails.broken = {1: KafkaConnectionError("no leader")}
+        desk.ownership.on_assigned(1)
+        await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
+        await desk.until(lambda: "no leader" in desk.ownership.unserved.get(1, ""))
+        desk.tails.broken = {}
+        await desk.until(lambda: len(desk.ownership.held) == 2 and desk.ownership.held[1].serving)
+        assert not desk.ownership.unserved
 
     run(scenario)
 
@@ -303,19 +354,24 @@ def test_a_claim_that_was_overtaken_while_tables_were_read_is_made_again(monkeyp
     run(scenario)
 
 
-def test_rows_that_stay_wrong_are_read_from_a_wiped_store_and_then_stop_the_worker(
+def test_rows_that_stay_wrong_are_read_from_a_wiped_store_and_leave_that_partition_unserved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    original = module.Owner.restore
+
     def restore(owner: Any, *args: Any) -> None:
-        raise RowError("a row is missing")
+        if owner.number == 1:
+            raise RowError("a row is missing")
+        original(owner, *args)
 
     monkeypatch.setattr(module.Owner, "restore", restore)
 
     async def scenario(desk: Desk) -> None:
         desk.ownership.on_assigned(1)
-        await desk.until(lambda: desk.failures)
-        assert isinstance(desk.failures[0], RowError)
-        assert desk.tables["messages"].wiped
+        await desk.until(lambda: "a row is missing" in desk.ownership.unserved.get(1, ""))
+        assert set(desk.tables["messages"].wiped) == {1}
+        assert desk.ownership.held[0].serving
+        assert not desk.failures
 
     run(scenario)
 
@@ -394,5 +450,179 @@ def test_reading_ahead_of_a_full_partition_goes_on_for_a_while_after_a_receiver_
         assert not pauses(full)
         now += 1
         assert pauses(full)
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------------- rebalances
+
+
+def rebalanced(desk: Desk, *numbers: int) -> None:
+    """The group has agreed on a new assignment."""
+    generation = desk.app.consumer_generation_id + 1
+    desk.app.rebalancing = True
+    desk.kafka.assigned = {TP(topic, n) for topic in ("q", "m") for n in numbers}
+    desk.app.consumer_generation_id = generation
+    desk.ownership.on_assignment(set(numbers))
+    desk.app.rebalancing = False
+    desk.ownership.on_assigned(generation)
+
+
+class Waits:
+    """A receiver that takes what there is."""
+
+    def __init__(self) -> None:
+        self.got: list[list[int]] = []
+
+    def handed(self, held: Any, handout: Any) -> None:
+        self.got.append(handout.offsets)
+
+    def wake(self, held: Any) -> None: ...
+
+    def starving(self, held: Any) -> bool:
+        return False
+
+    def wants(self, queue: str) -> bool:
+        return True
+
+    def forget(self, held: Any) -> None: ...
+
+
+def messages(desk: Desk, number: int, count: int) -> None:
+    """Messages arrive."""
+    held = desk.ownership.held[number]
+    position = held.owner.partition.position
+    records = [Record(position + i, int(time.time() * 1000), b"work", b"x") for i in range(count)]
+    desk.ownership.on_queue_chunk(
+        SimpleNamespace(  # type: ignore[arg-type]
+            partition=number, generation=held.generation, start=position, next=position + count, records=records
+        )
+    )
+
+
+def take(desk: Desk, number: int, receiver: Any, limit: int = 1) -> Any:
+    """A receiver asks one partition; the start is on its way when this returns."""
+    held = desk.ownership.held[number]
+    pending = held.owner.acquire(["work"], limit, receiver, module.now_ms(), lease_ms=30_000)
+    desk.ownership.drain(held)
+    return pending
+
+
+def markers_of(desk: Desk, number: int) -> list[m.Marker]:
+    return [marker for record in desk.kafka.logs[TP("m", number)] for marker in m.decode(record.value).markers]
+
+
+def test_a_partition_that_stays_is_served_through_a_rebalance_and_claimed_once() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        messages(desk, 0, 3)
+        owner, receiver = desk.ownership.held[0].owner, Waits()
+        desk.app.rebalancing = True
+        take(desk, 0, receiver)
+        await asyncio.sleep(0.01)
+        assert receiver.got == [[0]], "while the group rejoins"
+        take(desk, 0, receiver)  # on its way when the assignment comes
+        rebalanced(desk, 0)
+        await asyncio.sleep(0.01)
+        assert receiver.got == [[0], [1]]
+        assert desk.ownership.held[0].owner is owner
+        assert desk.owns(0) == 1
+        assert desk.kafka.started[TP("m", 0)][1] == 2
+        assert desk.kafka.started[TP("q", 0)] == (3, 2)
+        assert desk.ownership.ready
+
+    run(scenario)
+
+
+def test_a_partition_that_comes_is_taken_over_while_the_others_stay() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.kafka.assigned = {TP("q", 0), TP("m", 0)}
+        await desk.serve()
+        rebalanced(desk, 0, 1)
+        await desk.until(lambda: desk.ownership.ready)
+        assert (desk.owns(0), desk.owns(1)) == (1, 1)
+
+    run(scenario)
+
+
+def test_a_partition_that_leaves_releases_what_was_started_and_drops_what_was_not_sent() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        messages(desk, 1, 2)
+        receiver = Waits()
+        desk.kafka.silent = {TP("m", 1)}
+        taken = take(desk, 1, receiver)
+        await asyncio.sleep(0)  # it is sent, Kafka has not confirmed it
+        outbox = desk.ownership.outbox(1)
+        outbox.put([Own("us", "late"), End(5, [0, 1], "acked", 1)])
+        rebalanced(desk, 0)
+        desk.kafka.silent = set()
+        await asyncio.sleep(0.01)
+        assert [type(marker) for marker in markers_of(desk, 1)] == [Own, End, Release]
+        release = markers_of(desk, 1)[-1]
+        assert isinstance(release, Release)
+        assert (release.delivery, release.offsets, release.counted) == (taken.delivery, [0, 1], False)
+        assert not receiver.got
+
+    run(scenario)
+
+
+def test_a_worker_that_stops_takes_nothing_any_more() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        held = desk.ownership.held[0]
+        assert await desk.ownership.hand_over(1.0)
+        rebalanced(desk, 0, 1)
+        await asyncio.sleep(0.02)
+        assert not desk.ownership.held
+        assert held.owner.phase is Phase.LEFT
+        assert not desk.ownership.ready
+        assert desk.owns(0) == 1
+
+    run(scenario)
+
+
+def test_a_damaged_row_concerns_its_partition_alone() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        held, other = desk.ownership.held[0], desk.ownership.held[1]
+
+        def damaged(*args: Any) -> None:
+            raise RowError("checksum")
+
+        held.owner.work = damaged  # type: ignore[method-assign]
+        desk.ownership.on_timer()
+        assert desk.ownership.unserved[0] == "checksum"
+        assert desk.tables["messages"].wiped == [0]
+        await desk.until(lambda: desk.ownership.ready and not desk.ownership.unserved)
+        assert desk.ownership.held[1] is other
+        assert desk.owns(0) == 2
+
+    run(scenario)
+
+
+def test_a_marker_of_a_later_version_stops_the_worker_with_a_line_that_names_it() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.kafka.append("m", 1, b'{"v": 2, "markers": []}')
+        desk.read(1)
+        assert "version 2" in str(desk.failures[0])
+        assert "version 2" in desk.ownership.unserved[1]
+        assert 1 not in desk.ownership.held
+
+    run(scenario)
+
+
+def test_a_fifo_queue_that_is_held_up_makes_its_partition_read_on() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.ownership.receivers = [Waits()]
+        held = desk.ownership.held[0]
+        held.owner.partition.bytes = desk.ownership.settings.read_ahead_bytes
+        desk.ownership.regulate(held)
+        assert held.paused
+        held.owner.partition._held_up.add("work")
+        desk.ownership.regulate(held)
+        assert not held.paused
 
     run(scenario)

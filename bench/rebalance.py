@@ -1,0 +1,105 @@
+"""What a worker that joins and leaves does to deliveries: the longest gaps in partitions that stay and that move."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from app.broker import EmbeddedBroker
+from app.processes import WorkerProcess
+from bench.cycle import Bench, percentile, result
+
+WORKERS = 3
+READ = "q0"
+PARKED = "parked"
+
+
+def run(*, times: int, parked: int, rate: int, pause_s: float) -> None:
+    """Start three workers; another one joins and leaves so many times while messages are sent."""
+    with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder, EmbeddedBroker(Path(folder) / "kafka") as broker:
+        bench = Bench(broker.bootstrap, Path(folder), 100)
+        name = bench.new_name("rebalance")
+        topic = asyncio.run(bench.create(name))
+        asyncio.run(bench.send(topic, parked, names=[PARKED]))
+        environment = {"MARQ_HANDLERS": "bench.gaps", "BENCH_QUEUES": READ, "MARQ_HOLD_MS": "1000"}
+        with bench.worker(name, **environment) as first:
+            others = [WorkerProcess(MARQ_DATA_DIR=f"{folder}/data{i}") for i in range(1, WORKERS)]
+            try:
+                for worker in others:
+                    worker.wait_ready()
+                sent: list[int] = []
+                stop = threading.Event()
+                sender = threading.Thread(target=lambda: sent.append(asyncio.run(_send(bench, topic, rate, stop))))
+                sender.start()
+                _wait_parked(bench, [first, *others], parked)
+                time.sleep(pause_s)
+                began_ms = _now_ms()
+                for _ in range(times):
+                    with WorkerProcess(MARQ_DATA_DIR=f"{folder}/data{WORKERS}") as joining:
+                        joining.wait_ready()
+                        time.sleep(pause_s)
+                    time.sleep(pause_s)
+                ended_ms = _now_ms()
+                stop.set()
+                sender.join()
+                time.sleep(2)
+            finally:
+                for worker in others:
+                    worker.stop()
+        _report(bench.folder / name, began_ms, ended_ms, sent[0], times)
+
+
+async def _send(bench: Bench, topic: str, rate: int, stop: threading.Event) -> int:
+    total = 0
+    while not stop.is_set():
+        total += await bench.send_at_rate(topic, rate, 1.0)
+    return total
+
+
+def _wait_parked(bench: Bench, workers: list[WorkerProcess], parked: int) -> None:
+    deadline = time.monotonic() + 120
+    while sum(p["persisted"] for worker in workers for p in bench.state(worker)["partitions"]) < parked:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"not all is in the tables: {[bench.state(worker) for worker in workers]}")
+        time.sleep(0.2)
+
+
+def _report(folder: Path, began_ms: int, ended_ms: int, sent: int, times: int) -> None:
+    seen: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    messages: dict[tuple[int, int], int] = defaultdict(int)
+    attempts = 0
+    for file in folder.glob("*.gaps"):
+        for line in file.read_text().splitlines():
+            partition, offset, attempt, at_ms = map(int, line.split())
+            seen[partition].append((at_ms, int(file.stem)))
+            messages[partition, offset] += 1
+            attempts += attempt > 1
+    stays: list[int] = []
+    moves: list[int] = []
+    for deliveries in seen.values():
+        deliveries.sort()
+        for (before_ms, before), (after_ms, after) in itertools.pairwise(deliveries):
+            if began_ms <= after_ms <= ended_ms:
+                (stays if before == after else moves).append(after_ms - before_ms)
+    result(
+        phase="rebalance",
+        times=times,
+        sent=sent,
+        lost=sent - len(messages),
+        twice=sum(count - 1 for count in messages.values()),
+        attempts_above_one=attempts,
+        stay_longest_ms=max(stays),
+        stay_over_100_ms=sum(gap > 100 for gap in stays),
+        moves=len(moves),
+        move_p50_ms=percentile(list(map(float, moves)), 0.5),
+        move_longest_ms=max(moves),
+    )
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,69 @@
+"""Partitions are dealt out evenly, and move only where that makes shares more even."""
+
+from __future__ import annotations
+
+import random
+
+from app.assignor import share_out
+
+
+def moved(before: dict[str, list[int]], after: dict[str, list[int]]) -> int:
+    """Partitions that a member had who is still there, and has no more."""
+    return sum(len(set(had) - set(after[member])) for member, had in before.items() if member in after)
+
+
+def test_the_first_members_share_all() -> None:
+    assert share_out(4, {"a": []}) == {"a": [0, 1, 2, 3]}
+    assert sorted(len(share) for share in share_out(8, {"a": [], "b": [], "c": []}).values()) == [2, 3, 3]
+
+
+def test_nothing_moves_when_nothing_has_changed() -> None:
+    shares = {"a": [0, 5, 7], "b": [1, 2, 6], "c": [3, 4]}
+    assert share_out(8, shares) == shares
+
+
+def test_who_joins_gets_its_share_and_nobody_else_gets_anything() -> None:
+    before = {"a": [0, 1, 2], "b": [3, 4, 5], "c": [6, 7]}
+    after = share_out(8, {**before, "d": []})
+    assert len(after["d"]) == 2
+    assert moved(before, after) == 2
+
+
+def test_what_a_member_leaves_is_shared_and_all_others_stay() -> None:
+    before = {"a": [0, 1], "b": [2, 3], "c": [4, 5], "d": [6, 7]}
+    after = share_out(8, {member: had for member, had in before.items() if member != "b"})
+    assert moved(before, after) == 0
+    assert sorted(len(share) for share in after.values()) == [2, 3, 3]
+
+
+def test_of_two_who_say_they_have_a_partition_one_keeps_it() -> None:
+    after = share_out(4, {"a": [0, 1], "b": [1, 2, 3]})
+    assert sorted(p for share in after.values() for p in share) == [0, 1, 2, 3]
+    assert after["b"] == [1, 2] or after["b"] == [2, 3] or after["b"] == [1, 3]
+
+
+def test_more_members_than_partitions_and_partitions_that_are_no_more() -> None:
+    after = share_out(2, {"a": [0, 1, 9], "b": [], "c": []})
+    assert sorted(len(share) for share in after.values()) == [0, 1, 1]
+
+
+def test_any_history_stays_even_and_moves_as_little_as_can_be() -> None:
+    r = random.Random(3)
+    for _ in range(300):
+        count, shares, serial = r.randrange(1, 20), {"m0": []}, 0
+        for _ in range(20):
+            before = dict(shares)
+            if len(shares) > 1 and r.random() < 0.5:
+                del before[r.choice(list(before))]
+            else:
+                serial += 1
+                before[f"m{serial}"] = []
+            shares = share_out(count, before)
+            sizes = [len(share) for share in shares.values()]
+            assert max(sizes) - min(sizes) <= 1
+            assert sorted(p for share in shares.values() for p in share) == list(range(count))
+            # who is above its share has to give, nobody else does
+            least, larger = divmod(count, len(shares))
+            over = sorted((len(had) - least for had in before.values()), reverse=True)
+            must = sum(max(0, o - (i < larger)) for i, o in enumerate(over))
+            assert moved(before, shares) == must
