@@ -341,7 +341,7 @@ class Owner:
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
             self._fold(record.offset, timestamp_ms, batch, now_ms)
-            if self.phase is Phase.LOST or self.phase is Phase.FAILED:
+            if self.phase in (Phase.LOST, Phase.FAILED):
                 return True
         self.partition.skip_markers(stop)
         self._fold_acked(now_ms)
