@@ -7,7 +7,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from marq.errors import InternalError
+from aiokafka.errors import KafkaError
+
+from marq.errors import InternalError, MarqError
 
 Fail = Callable[[BaseException], None]
 Context = dict[str, Any]
@@ -22,7 +24,9 @@ def stop_on_faults(loop: asyncio.AbstractEventLoop, fail: Fail) -> None:
 
     def handle(loop: asyncio.AbstractEventLoop, context: Context) -> None:
         exc = context.get("exception")
-        if isinstance(exc, Exception) and _is_ours(exc.__traceback__):
+        # what a task ends with may be an answer that nobody waits for any more
+        expected = "future" in context and is_expected(exc)
+        if isinstance(exc, Exception) and not expected and _is_ours(exc.__traceback__):
             fail(_fault(context.get("message") or "a callback failed", exc))
         if before is not None:
             before(loop, context)
@@ -42,6 +46,11 @@ def stop_if_it_fails(task: asyncio.Task[Any], fail: Fail) -> None:
     task.add_done_callback(ended)
 
 
+def is_expected(exc: BaseException | None) -> bool:
+    """True for what Kafka, the network or a request explains."""
+    return isinstance(exc, MarqError | KafkaError | OSError) and not isinstance(exc, InternalError)
+
+
 def _fault(what: str, exc: Exception) -> InternalError:
     fault = InternalError(f"{what}: {exc!r}")
     fault.__cause__ = exc
@@ -51,8 +60,9 @@ def _fault(what: str, exc: Exception) -> InternalError:
 def _is_ours(trace: TracebackType | None) -> bool:
     """True if what asyncio called is ours, not a library's or a handler's."""
     while trace is not None:
-        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        package = module.partition(".")[0]
         if package not in ("asyncio", "uvloop", "contextvars"):
-            return package in OURS
+            return package in OURS and not module.startswith("marq.client")
         trace = trace.tb_next
     return False

@@ -22,6 +22,7 @@ from faust.streams import current_event
 from faust.types import TP
 from mode import Service
 
+from app.faults import is_expected
 from app.letters import Letters
 from app.outbox import NOBODY, Outbox
 from app.producer import ProducerFull
@@ -33,7 +34,7 @@ from marq.core.lateness import Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
-from marq.errors import InternalError, MarqError, NewerVersionError, RowError
+from marq.errors import InternalError, NewerVersionError, RowError
 
 if TYPE_CHECKING:
     from app.queues import Catalog
@@ -245,7 +246,7 @@ class Ownership(Service):
             return
         exc = task.exception()
         self.log.error("%s failed: %r", task.get_name(), exc)
-        if not isinstance(exc, MarqError | KafkaError | OSError) or isinstance(exc, InternalError):
+        if not is_expected(exc):
             self.app.fail(InternalError(f"{task.get_coro()} failed: {exc!r}"))
 
     # ------------------------------------------------------------------ what the agents call

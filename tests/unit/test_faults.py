@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -180,6 +181,9 @@ def test_rows_are_deleted_until_kafka_confirms_it(monkeypatch: pytest.MonkeyPatc
 
         desk.ownership.tails = SimpleNamespace(trim=trim)  # type: ignore[assignment]
         desk.ownership._retire(desk.held, Retire(["0/1/messages/1"], [], 0, 0))
+        async with asyncio.timeout(10):
+            while len(again) < 2:
+                await asyncio.sleep(0.001)
 
     assert not run(scenario)
     assert again == [(b"0/1/messages/1", None)] * 2
@@ -254,3 +258,27 @@ def test_a_search_at_other_workers_that_failed_is_made_again(monkeypatch: pytest
         assert hunted == ["q"]
 
     run(scenario)
+
+
+@pytest.mark.parametrize(("error", "stops"), [(KeyError("x"), True), (BrokerError("x"), False)])
+def test_a_task_of_ours_that_nobody_waits_for_stops_the_worker_by_an_error_of_our_own(
+    error: Exception, stops: bool
+) -> None:
+    async def scenario(failures: Failures) -> None:
+        ownership: Any = SimpleNamespace(_outboxes=Raising(error), stop_serving=lambda: None)
+        task = asyncio.ensure_future(Ownership.hand_over(ownership, 1.0))
+        await asyncio.sleep(0.01)
+        del task
+        gc.collect()
+
+    assert len(run(scenario)) == stops
+
+
+class Raising:
+    """Raises when it is looked into."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def values(self) -> Any:
+        raise self.error
