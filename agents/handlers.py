@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mode import Service
 
 from agents.elsewhere import Elsewhere
+from app.faults import stop_if_it_fails
 from app.ownership import Held
 from marq import handlers as registry
 from marq.clock import now_ms
@@ -178,6 +179,8 @@ class Runner:
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
             lease_ms = self.service.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+        if not self.service.ownership.room(held, 1, lease_ms):
+            return False
         size = handler.batch or 1
         calls = self.calls_of_start(self.room)
         ask = Ask(self, calls, lease_ms)
@@ -248,6 +251,7 @@ class Runner:
             task = asyncio.ensure_future(self._work())
             self.tasks.add(task)
             task.add_done_callback(self.tasks.discard)
+            stop_if_it_fails(task, lambda exc: self.service.ownership.app.fail(exc))
         if self.room > 0:
             self.take()
 

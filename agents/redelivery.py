@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from mode import Service
 
 from agents.guard import stop_on_error
+from app.ownership import TIMER_MS
 
 if TYPE_CHECKING:
     from app.worker import WorkerApp
 
 #: Seconds between looks at what is due.
-INTERVAL_S = 0.02
+INTERVAL_S = TIMER_MS / 1000
 
 
 class Redelivery(Service):

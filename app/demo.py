@@ -35,6 +35,7 @@ from app.logs import silenced
 from app.processes import WorkerProcess, errors_as_lines, stop_signals
 from app.settings import Settings, load
 from marq.client import AsyncService
+from marq.client.pace import Pace
 from marq.errors import BrokerError, MarqError
 
 #: Queue of an airline: this and its carrier code.
@@ -183,11 +184,14 @@ async def send(ledger: Ledger, settings: Settings, stopped: Callable[[], bool]) 
 async def process(ledger: Ledger, url: str, drop: float, timeout_s: float, stopped: Callable[[], bool]) -> None:
     """Receive from every queue until all is acknowledged; of what comes, drop a part at random."""
     chance = random.Random()
+    # all receivers together: the worker that is late is late for all of them
+    pace = Pace(timeout_s, BATCH)
 
     async def receive(service: AsyncService, name: str) -> None:
         queue = service.queue(name)
         while ledger.missing and not stopped():
-            messages = await queue.receive_many(BATCH, timeout=WAIT_S, visibility_timeout=timeout_s)
+            messages = await queue.receive_many(pace.limit, timeout=WAIT_S, visibility_timeout=timeout_s)
+            began = time.monotonic()
             kept, numbers, foreign = [], [], []
             for message in messages:
                 if message.headers.get(H_RUN) != ledger.run.encode():
@@ -205,6 +209,7 @@ async def process(ledger: Ledger, url: str, drop: float, timeout_s: float, stopp
                 await queue.ack_many(foreign)
             if kept:
                 failed = await queue.ack_many(kept)
+                pace.took(len(messages), time.monotonic() - began)
                 done = [number for number, error in zip(numbers, failed, strict=True) if error is None]
                 ledger.acked[done] += 1
 

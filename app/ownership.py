@@ -24,12 +24,15 @@ from mode import Service
 
 from app.breakers import Breakers
 from app.broker_time import BrokerTime
+from app.faults import is_expected
 from app.letters import Letters
 from app.outbox import NOBODY, Outbox
 from app.producer import ProducerFull
 from app.tails import Tails
 from app.takeover import TakeOver
+from app.turns import Turns
 from marq.clock import now_ms
+from marq.core.lateness import Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
@@ -58,6 +61,10 @@ READ_ON_MS = 250
 STUCK_MS = 2_000
 #: Longest time between two such readings while nothing comes of them.
 STUCK_MAX_MS = 30_000
+#: Milliseconds between calls of `Ownership.on_timer`.
+TIMER_MS = 20
+#: Milliseconds before those who were given nothing, because this worker was late, are served again.
+AGAIN_MS = 100
 
 
 class Receiver(Protocol):
@@ -145,6 +152,11 @@ class Ownership(Service):
         self.worker_name = ""
         self._shed_at_ms = 0
         self._watched_ms = 0
+        self._turns = Turns()
+        self.lateness = Lateness()
+        self.withheld = 0  # times that something was asked for and nothing was given, because this worker was late
+        self._timer_ms = -1
+        self._again_ms = -1  # when to serve those again
         self._outboxes: dict[int, Outbox] = {}
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: dict[int, asyncio.Task[None]] = {}
@@ -222,7 +234,11 @@ class Ownership(Service):
             self.app.fail(NewerVersionError(held.owner.reason))
 
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
-        """Run a side task of the worker; its failure is logged."""
+        """Run a side task of the worker.
+
+        A failure that Kafka or a request explains is logged, as the next checkpoint or timer does the same again; any
+        other stops the worker.
+        """
         task = asyncio.ensure_future(coroutine)
         self._background.add(task)
         task.add_done_callback(self._reap)
@@ -230,8 +246,12 @@ class Ownership(Service):
 
     def _reap(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self.log.error("%s failed: %r", task.get_name(), task.exception())
+        if task.cancelled() or task.exception() is None:
+            return
+        exc = task.exception()
+        self.log.error("%s failed: %r", task.get_name(), exc)
+        if not is_expected(exc):
+            self.app.fail(InternalError(f"{task.get_coro()} failed: {exc!r}"))
 
     # ------------------------------------------------------------------ what the agents call
 
@@ -265,13 +285,22 @@ class Ownership(Service):
     def on_timer(self) -> None:
         """Time passes: ticks, dead letters, expiry. Many times a second."""
         now = now_ms()
+        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
+        self._timer_ms = now
+        again = 0 <= self._again_ms <= now
+        if again:
+            self._again_ms = -1
         for held in list(self.held.values()):
+            if again and held.serving:
+                held.owner.partition.woken[""] = None
             if not held.serving:
                 if held.owner.phase is Phase.FAILED:
                     self.drain(held)
                 else:
                     self._watch(held, now)
                 continue
+            if self.lateness.held_back(now):
+                continue  # acks that came while this process stood still are read before any lease ends
             with self._alone(held):
                 with_ttl = self._with_ttl(held)
                 held.owner.tick(now, with_ttl)
@@ -326,6 +355,26 @@ class Ownership(Service):
     def _seek(self, held: Held, topic: str, offset: int) -> None:
         self.app.consumer.seek_chunks(TP(topic, held.number), offset, held.generation)
 
+    # ------------------------------------------------------------------ lateness
+
+    def room(self, held: Held, wanted: int, lease_ms: int) -> int:
+        """How many of `wanted` messages may be handed out under such a lease: fewer, or none, while acks are late."""
+        room = self.lateness.room(now_ms(), wanted, lease_ms, held.outbox.late_s * 1000)
+        if room == 0 and wanted:
+            self.withheld += 1
+            if self._again_ms < 0:
+                self._again_ms = now_ms() + AGAIN_MS
+        return room
+
+    def is_late(self, held: Held, lease_ms: int) -> bool:
+        """True if a partition hands out nothing under such a lease at the moment."""
+        return self.lateness.share(now_ms(), lease_ms, held.outbox.late_s * 1000) == 0.0
+
+    @property
+    def ack_age_s(self) -> float:
+        """Seconds that the oldest ack, extension or release has waited for Kafka."""
+        return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
+
     # ------------------------------------------------------------------ memory
 
     def regulate(self, held: Held) -> None:
@@ -372,12 +421,17 @@ class Ownership(Service):
     # ------------------------------------------------------------------ checkpoints
 
     def _step(self, held: Held) -> None:
-        owner = held.owner
+        owner, now = held.owner, now_ms()
+        begins = owner.checkpoint_is_due(now)
+        if begins and not self._turns.take(held.number, now):
+            return
         try:
-            step = owner.step(now_ms())
+            step = owner.step(now)
         except InternalError as exc:
             self.recover_again(held, str(exc))
             return
+        if begins and not isinstance(step, WriteRows):
+            self._turns.end(held.number)
         if isinstance(step, WriteRows):
             rows = [(self.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
         elif isinstance(step, WriteManifest):
@@ -397,6 +451,7 @@ class Ownership(Service):
             return
         failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
         if not failed:
+            self._turns.end(held.number)
             held.owner.written(now_ms())
             self.drain(held)
             return
@@ -415,14 +470,26 @@ class Ownership(Service):
 
     def _retire(self, held: Held, step: Retire) -> None:
         held.checkpoint_s = time.monotonic()
-        for key in step.rows:
-            self.tables[table_of(key)].write(key.encode(), None)
-        for key in step.manifests:
-            self.tables["progress"].write(key.encode(), None)
+        tables = [(self.tables[table_of(key)], key.encode()) for key in step.rows]
+        tables += [(self.tables["progress"], key.encode()) for key in step.manifests]
+        deleted = [(table, key, table.write(key, None)) for table, key in tables]
+        self.spawn(self._see_deleted(held, deleted))
         consumer = self.app.consumer
         consumer.set_commit_position(TP(self.topics.queue, held.number), step.position, held.generation)
         consumer.set_commit_position(TP(self.topics.markers, held.number), step.markers_position, held.generation)
         self.spawn(self.tails.trim(held, self.topics, step.position, step.markers_position))
+
+    async def _see_deleted(self, held: Held, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]) -> None:
+        """Delete again what Kafka did not confirm: nothing names these rows, and they would stay for ever."""
+        while deleted:
+            results = await asyncio.gather(*(future for _, _, future in deleted), return_exceptions=True)
+            failed = [d for d, result in zip(deleted, results, strict=True) if isinstance(result, BaseException)]
+            if not failed:
+                return
+            await asyncio.sleep(WRITE_AGAIN_S)
+            if self.held.get(held.number) is not held:
+                return  # the next owner finds them
+            deleted = [(table, key, table.write_again(held.number, key, None)) for table, key, _ in failed]
 
     # ------------------------------------------------------------------ assignment
 
@@ -509,6 +576,7 @@ class Ownership(Service):
     def _leave(self, held: Held) -> None:
         """Serve a partition no longer; say what is still to be said."""
         del self.held[held.number]
+        self._turns.end(held.number)
         held.outbox.drop_owners()
         last = held.owner.leave()
         held.outbox.writer = NOBODY
@@ -521,7 +589,14 @@ class Ownership(Service):
         """A foreign own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
         if self.held.get(held.number) is not held:
             return
-        if held.owner.phase is Phase.FAILED:
+        failed = held.owner.phase is Phase.FAILED
+        if failed and not isinstance(held.owner.error, RowError):
+            # an error of our own: the next recovery would meet it again
+            held.outbox.put(held.owner.appends)
+            self._leave(held)
+            self.app.fail(InternalError(f"partition {held.number}: {held.owner.reason}"))
+            return
+        if failed:
             reason = held.owner.reason
             self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)
             held.outbox.put(held.owner.appends)  # what receivers said

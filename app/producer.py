@@ -1,5 +1,8 @@
 """Appends to Kafka idempotently: Faust's producer, with a fast path for markers and a limit on what waits.
 
+aiokafka sends a broker one request at a time, with one batch of each partition in it. So what must not wait behind
+large records gets a *lane*: a producer, and a connection, of its own.
+
 A batch that the broker refuses, a topic that is not known yet, and a Kafka that is away are dealt with here, so that
 the future of an append always gets a result.
 """
@@ -9,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -23,7 +26,7 @@ from faust.types import TP, HeadersArg
 from faust.types.tuples import FutureMessage
 
 from app.connection import end_client
-from marq.errors import MarqError
+from marq.errors import InternalError, MarqError
 
 #: Seconds that a flush waits at most. Faust flushes while it holds up a rebalance.
 FLUSH_TIMEOUT_S = 5.0
@@ -87,10 +90,33 @@ class IdempotentProducer(driver.Producer):
         self.delivery_timeout_s = 3 * self.request_timeout
         #: Bytes of keys and values that Kafka has not confirmed yet.
         self.pending_bytes = 0
+        #: Topics whose records another producer writes.
+        self.lanes: dict[str, IdempotentProducer] = {}
         self._known: set[TP] = set()
         self._unconfirmed: dict[TP, dict[_Batch, float]] = {}  # when they were begun, in order
         self._waiting: dict[str, list[tuple[asyncio.Future, tuple]]] = {}
         self._tasks: set[asyncio.Task] = set()
+
+    async def divide(self, *lanes: Iterable[str]) -> None:
+        """Give the topics of each of `lanes` a producer of their own, which starts and stops with this one."""
+        for topics in lanes:
+            lane = type(self)(self.transport, loop=self.loop, beacon=self.beacon)
+            self.lanes.update(dict.fromkeys(topics, lane))
+            await self.add_runtime_dependency(lane)
+
+    @property
+    def unconfirmed_bytes(self) -> int:
+        """As `pending_bytes`, with those of the lanes."""
+        return self.pending_bytes + sum(lane.pending_bytes for lane in set(self.lanes.values()))
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self._ensure_producer()._sender.sender_task.add_done_callback(self._on_sender_end)
+
+    def _on_sender_end(self, task: asyncio.Task) -> None:
+        """Without this task nothing is ever sent again, and aiokafka tells nobody but those who append."""
+        if not task.cancelled() and not self.should_stop:
+            self.app.fail(InternalError(f"the task that writes to Kafka has ended: {task.exception()!r}"))
 
     def _settings_extra(self) -> Mapping[str, Any]:
         return {"acks": "all", "enable_idempotence": True}
@@ -111,6 +137,9 @@ class IdempotentProducer(driver.Producer):
             and timestamp in milliseconds. It fails with a KafkaError (too large, refused, not confirmed within
             `delivery_timeout_s`) or `ProducerFull`; nothing is raised here.
         """
+        lane = self.lanes.get(topic)
+        if lane is not None:
+            return lane.append(topic, partition, value, key, headers, timestamp_ms)
         if topic in self._waiting or TP(topic, partition) not in self._known:
             return self._append_later(topic, (topic, partition, value, key, headers, timestamp_ms))
         return self._append_now(topic, partition, value, key, headers, timestamp_ms)
@@ -123,7 +152,12 @@ class IdempotentProducer(driver.Producer):
         Returns:
             How many records, and the future of the first of them: the offsets of the others follow.
         """
-        if topic in self._waiting or TP(topic, partition) not in self._known or self._producer is None:
+        if (
+            topic in self.lanes
+            or topic in self._waiting
+            or TP(topic, partition) not in self._known
+            or self._producer is None
+        ):
             return [(1, self.append(topic, partition, value, key, headers)) for value, headers in records]
         runs: list[tuple[int, asyncio.Future[RecordMetadata]]] = []
         batches = self._producer._message_accumulator._batches
@@ -155,6 +189,9 @@ class IdempotentProducer(driver.Producer):
 
         Futures that fail for lack of time are not the end of it: this one grows until Kafka takes the record.
         """
+        lane = self.lanes.get(topic)
+        if lane is not None:
+            return lane.waited_s(topic, partition)
         began = next(iter(self._unconfirmed.get(TP(topic, partition), {}).values()), None)
         return 0.0 if began is None else self.loop.time() - began
 
@@ -288,7 +325,8 @@ class IdempotentProducer(driver.Producer):
     async def flush(self) -> None:
         """Wait until Kafka has confirmed everything, but no longer than `FLUSH_TIMEOUT_S`."""
         try:
-            await asyncio.wait_for(super().flush(), FLUSH_TIMEOUT_S)
+            lanes = (lane.flush() for lane in set(self.lanes.values()))
+            await asyncio.wait_for(asyncio.gather(super().flush(), *lanes), FLUSH_TIMEOUT_S)
         except TimeoutError:
             self.log.warning("%s bytes still not confirmed by Kafka after %s s", self.pending_bytes, FLUSH_TIMEOUT_S)
 

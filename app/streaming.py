@@ -95,7 +95,9 @@ class MarqApp(faust.App):
 
     def __init__(self, id: str, *, chunked_topics: Iterable[str] = (), **options: Any) -> None:
         self.chunked_topics = frozenset(chunked_topics)
-        self._failure: asyncio.Task | None = None
+        #: Why this worker is stopping, if it is for an error.
+        self.failure: BaseException | None = None
+        self._crash: asyncio.Task | None = None
         super().__init__(id, **options)
 
     # -- parts
@@ -126,8 +128,10 @@ class MarqApp(faust.App):
 
     def fail(self, exc: BaseException) -> None:
         """Stop the worker because of an error that it can't go on with."""
-        if self._failure is None:
-            self._failure = asyncio.ensure_future(self.crash(exc))
+        if self.failure is None:
+            self.failure = exc
+            self.log.error("Stopping: %s", exc)
+            self._crash = asyncio.ensure_future(self.crash(exc))
 
     def on_chunk_aside(self, chunk: Chunk) -> None:
         """A chunk that came while the group rejoins and agents stand still; there is no current event. Here it is

@@ -33,6 +33,7 @@ from agents.guard import stop_on_error
 from agents.redelivery import Redelivery
 from app.connection import await_kafka, faust_broker, faust_credentials
 from app.datadir import Worker, claim_worker, resolve_bootstrap
+from app.faults import stop_on_faults
 from app.logs import quiet_steps
 from app.ownership import Ownership
 from app.queues import Catalog
@@ -109,6 +110,7 @@ class WorkerApp(MarqApp):
         self.door = Door(self.ownership, settings, beacon=self.beacon)
         self.peers = self.door.peers = self.door.receiving.peers = Peers(self, beacon=self.beacon)
         self.handlers.connect(self.peers)
+        self.door.receiving.room, self.door.receiving.is_late = self.ownership.room, self.ownership.is_late
         self.handlers.meters = self.door.meters = self.door.receiving.meters = self.meters
         self.upkeep = Upkeep(self, beacon=self.beacon)
         self.moves = Moves(self, beacon=self.beacon)
@@ -166,7 +168,12 @@ class WorkerApp(MarqApp):
     # -- life
 
     async def on_start(self) -> None:
+        stop_on_faults(asyncio.get_running_loop(), self.fail)
         await super().on_start()
+        # acks wait neither behind messages nor behind the rows of a checkpoint
+        await self.producer.divide(
+            [self.topics_in_use.markers], [table.changelog_topic_name for table in self.tables.values()]
+        )
         await self.catalog.start()
         await asyncio.wait_for(self.catalog.read_up.wait(), 30)
         await asyncio.wait_for(self.catalog.share_secret(), 30)

@@ -8,6 +8,7 @@ from bench import cycle as cycle_bench
 from bench import door as door_bench
 from bench import growth as growth_bench
 from bench import hol as hol_bench
+from bench import overload as overload_bench
 from bench import pipeline as pipeline_bench
 from bench import rebalance as rebalance_bench
 from bench import sqs as sqs_bench
@@ -145,6 +146,19 @@ def audit(messages: int, size: int, queues: int, drop: float, conf: tuple[str, .
 def growth(messages: int, size: int, queues: int, checkpoints: int) -> None:
     """Millions of parked messages in the core: memory, restore, what is written. Needs no Kafka."""
     growth_bench.run(messages=messages, size=size, queues=queues, checkpoints=checkpoints)
+
+
+@bench.command()
+@click.option("--messages", default=1_000_000, show_default=True)
+@click.option("--receivers", default=64, show_default=True, help="Each takes 500, under a lease of 5 s.")
+@click.option("--loops", default=4, show_default=True, help="Busy loops of the phase `busy`.")
+@click.option("--demo-loops", default=8, show_default=True, help="Busy loops of the phase `demo`.")
+@click.option("--phases", default="quiet,busy,demo", show_default=True)
+def overload(messages: int, receivers: int, loops: int, demo_loops: int, phases: str) -> None:
+    """More work than the machine can do: nothing of it is done twice for that."""
+    overload_bench.run(
+        messages=messages, receivers=receivers, loops=loops, demo_loops=demo_loops, phases=phases.split(",")
+    )
 
 
 if __name__ == "__main__":

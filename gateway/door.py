@@ -22,6 +22,7 @@ from gateway.leases import Leases
 from gateway.placing import check_fit, fifo_headers
 from gateway.receipts import Receipt, Receipts, by_delivery
 from gateway.receiving import Received, Receiving
+from gateway.turnstile import Turnstile
 from marq.client.wire import Entry as Outgoing
 from marq.client.wire import Sent
 from marq.core.markers import End, Keepalive, Marker, Release
@@ -96,6 +97,7 @@ class Door(Service):
         self.leases = Leases(self)
         self._partition_turn = random.randrange(1 << 16)
         self._random = random.Random()
+        self.turnstile = Turnstile()
         self.meters: Meters | None = None
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
         self.received: Callable[[str], None] = lambda queue: None  # told of each receive
@@ -116,6 +118,7 @@ class Door(Service):
             UnavailableError: none was accepted, because Kafka is slow or away. Some may still get there.
             RequestError: the queue can't be sent to.
         """
+        await self.turnstile.turn(len(messages))
         await self._check_sendable(queue)
         topic, count = self.ownership.topics.queue, self.ownership.topics.partitions
         key, settings, life = queue.encode(), self.catalog.settings_of(queue), self.catalog.life_of(queue)
@@ -257,6 +260,7 @@ class Door(Service):
             RequestError: there is no such queue.
         """
         self.received(queue)
+        await self.turnstile.turn(limit)
         return await self.receiving.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
     # ------------------------------------------------------------------ acknowledge and the like

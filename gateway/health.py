@@ -1,4 +1,7 @@
-"""`/health/live`: the process answers. `/health/ready`: every assigned partition that can be served is."""
+"""`/health/live`: the process answers.
+
+`/health/ready`: every assigned partition that can be served is, and no error stops the worker.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ def define(app: WorkerApp) -> None:
     async def ready(view: Any, request: Any) -> Any:
         held = app.ownership.held
         serving = [number for number in sorted(held) if held[number].serving]
-        state: dict[str, Any] = {"ready": app.ownership.ready, "serving": serving}
+        ready = app.ownership.ready and app.failure is None
+        state: dict[str, Any] = {"ready": ready, "serving": serving}
         if app.ownership.unserved:
             state["unserved"] = sorted(app.ownership.unserved)
         if not app.keys:  # whoever asks
@@ -28,4 +32,6 @@ def define(app: WorkerApp) -> None:
             if app.ownership.unserved:
                 state["unserved"] = {str(n): reason for n, reason in sorted(app.ownership.unserved.items())}
             state["partitions"] = {str(n): held[n].owner.phase.value for n in sorted(held)}
-        return view.json(state, status=200 if app.ownership.ready else 503)
+            if app.failure is not None:
+                state["stopping"] = str(app.failure)
+        return view.json(state, status=200 if ready else 503)

@@ -155,7 +155,27 @@ class Collector:
             "marq_waiting_receives", "Receives that wait at this worker.", value=app.door.receiving.count
         )
         yield GaugeMetricFamily(
-            "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.pending_bytes
+            "marq_loop_lag_seconds",
+            "How late this worker's timers fire; seen at once, fading.",
+            value=app.ownership.lateness.lag_ms / 1000,
+        )
+        yield GaugeMetricFamily(
+            "marq_oldest_ack_seconds",
+            "How long the oldest ack, extension or release has waited for Kafka.",
+            value=app.ownership.ack_age_s,
+        )
+        yield CounterMetricFamily(
+            "marq_withheld_receives",
+            "Times that nothing was handed out, though it was there, because acks would have been late.",
+            value=app.ownership.withheld,
+        )
+        yield CounterMetricFamily(
+            "marq_stalls",
+            "Times that this worker stood still for a second or more.",
+            value=app.ownership.lateness.stalls,
+        )
+        yield GaugeMetricFamily(
+            "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.unconfirmed_bytes
         )
         yield self._queues()
         yield self._ages()

@@ -96,7 +96,18 @@ class Moves(Service):
 
     async def _run(self, queue: str, task: MoveTask) -> None:
         try:
-            state, moved, reason = await self._move_all(queue, task)
+            try:
+                state, moved, reason = await self._move_all(queue, task)
+            except MarqError:
+                raise
+            except Exception as exc:
+                self.log.exception("Messages of %r can't be moved", queue)
+                now = self._now(queue, task.id)
+                state, moved, reason = (
+                    "failed",
+                    now.moved if now is not None else task.moved,
+                    f"internal error: {exc!r}",
+                )
 
             def ended(now: MoveTask) -> MoveTask:
                 return msgspec.structs.replace(now, state=state, moved=moved, reason=reason)

@@ -193,8 +193,13 @@ class Peers(Service):
             return
         if done.exception() is not None:
             self.log.error("Looking for messages of %r elsewhere failed: %r", queue, done.exception())
+            asyncio.get_running_loop().call_later(RENEW_S, self._hunt_again, queue)
             return
         # a receive that began to wait between the hunt's last look and this found the hunt still there
+        if self.app.door.receiving.waiting_count(queue) and not self.should_stop:
+            self.hunt(queue)
+
+    def _hunt_again(self, queue: str) -> None:
         if self.app.door.receiving.waiting_count(queue) and not self.should_stop:
             self.hunt(queue)
 

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 WAITING_MAX = 10_000
 #: Seconds that a receive goes on waiting for a start that is on its way, beyond its own time.
 GRACE_S = 10.0
+#: Seconds after which a receiver may try again that was given nothing because this worker is late.
+LATE_S = 1.0
 #: Seconds that a receive which has something waits for more that is on its way from other partitions.
 ANSWER_AFTER_S = 0.02
 #: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
@@ -130,6 +132,9 @@ class Receiving:
         self._asking: dict[Waiter, None] = {}  # those with starts on their way
         self._turn = random.randrange(1 << 16)
         self._receives = 0
+        #: How many of so many messages a partition may hand out under a lease; and whether that is none.
+        self.room: Callable[[Held, int, int], int] = lambda held, wanted, lease_ms: wanted
+        self.is_late: Callable[[Held, int], bool] = lambda held, lease_ms: False
         ownership.receivers.append(self)
 
     @property
@@ -164,7 +169,7 @@ class Receiving:
         if not waiter.pending:
             if wait_ms <= 0 or self.closing:
                 await self._look_elsewhere(waiter)
-                return self._answer(waiter)
+                return self._answer_in_time(waiter)
             self._waiting.setdefault(queue, deque()).append(waiter)
             if self.peers is not None:
                 self.peers.hunt(queue)
@@ -176,6 +181,16 @@ class Receiving:
             timer.cancel()
             self.count -= 1
             self._finish(waiter)
+        return self._answer_in_time(waiter)
+
+    def _answer_in_time(self, waiter: Waiter) -> list[Received]:
+        if not waiter.messages and any(
+            h.serving and self.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
+            for h in self.ownership.held.values()
+        ):
+            raise UnavailableError(
+                f"this worker is too busy to hand out messages for {waiter.lease_ms} ms: acks would be late", LATE_S
+            )
         return self._answer(waiter)
 
     def _answer(self, waiter: Waiter) -> list[Received]:
@@ -305,6 +320,9 @@ class Receiving:
         """How many messages of one partition are on their way to the waiter now."""
         owner = held.owner
         if not owner.partition.has_ready(waiter.queue):
+            return 0
+        limit = self.room(held, limit, waiter.lease_ms)
+        if not limit:
             return 0
         try:
             pending = owner.acquire(

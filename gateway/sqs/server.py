@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -25,7 +26,7 @@ from gateway.sqs.moves import Moves
 from gateway.sqs.queues import Queues
 from gateway.sqs.sending import Sending
 from gateway.sqs.signature import Signatures
-from marq.errors import NotAllowedError
+from marq.errors import NotAllowedError, UnavailableError
 
 if TYPE_CHECKING:
     from app.worker import WorkerApp
@@ -93,6 +94,8 @@ class Server:
             if error.name == "InternalFailure":
                 log.exception("SQS action %s failed", action.name if action is not None else "?")
             response = json_protocol.problem(error) if target is not None else query_protocol.problem(error, request_id)
+            if isinstance(exc, UnavailableError):
+                response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_s)))
         response.headers[REQUEST_ID] = request_id
         return response
 

@@ -22,14 +22,23 @@ import msgspec
 
 from marq.client.batching import Batching
 from marq.client.operations import ACK, UNREAD, Action, Operations, extend
+from marq.client.pace import Ahead
 from marq.client.wire import BATCH_MAX, Delivery, Received
 from marq.clock import now_s
-from marq.errors import BadReceiptError, BadValueError, ClosedError, LeaseOverError, MarqError, UnavailableError
+from marq.errors import (
+    BadReceiptError,
+    BadValueError,
+    ClosedError,
+    LeaseOverError,
+    MarqError,
+    ServiceError,
+    UnavailableError,
+)
 
 logger = logging.getLogger("marq.client")
 
 PREFETCH = 100
-"""Messages taken ahead of their reader."""
+"""Messages taken ahead of their reader, at most: fewer, if it would not get to them soon."""
 
 MAX_IN_FLIGHT = 1_000
 """Messages held at once: unread, at work, or with an acknowledgement on its way."""
@@ -81,6 +90,8 @@ class Prefetcher(Generic[M]):
         self._decoder = decoder
         self.owner = owner(self)
         self._prefetch = prefetch
+        self._ahead = Ahead(visibility_timeout, prefetch)
+        self._reads = 0
         self._max_in_flight = max_in_flight
         self._lease_s = visibility_timeout
         # acknowledgements are tried for as long as this is open: without them the work would be done twice
@@ -96,6 +107,8 @@ class Prefetcher(Generic[M]):
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._fetch()), self._loop.create_task(self._keep_alive())]
+        for task in self._tasks:
+            task.add_done_callback(self._on_task_end)
         operations.prefetchers.add(self)
 
     # ------------------------------------------------------------------ the reader's side, in any thread
@@ -108,6 +121,7 @@ class Prefetcher(Generic[M]):
                 message = self.unread.popleft()
             except IndexError:
                 return None
+            self._reads += 1
             if message._lease_until > now:
                 return message
             # somebody else may have it by now
@@ -219,8 +233,9 @@ class Prefetcher(Generic[M]):
 
     def _wanted(self) -> int:
         """How many to ask for now; not a few while there are many: measured, fewer and larger receives are faster."""
-        missing = self._prefetch + self._readers - len(self.unread)
-        if missing < max(1, self._prefetch // 2):
+        ahead = self._ahead.limit(now_s(), self._reads) if self._prefetch else 0
+        missing = ahead + self._readers - len(self.unread)
+        if missing < max(1, ahead // 2):
             return 0
         return min(missing, self._max_in_flight - len(self.held), BATCH_MAX)
 
@@ -245,6 +260,12 @@ class Prefetcher(Generic[M]):
                 self._take_in(messages)
         except MarqError as exc:
             self._error = exc
+            self._arrived.set()
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        """Whoever reads is told of an error in here: without these tasks nothing comes, or leases end unseen."""
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            self._error = ServiceError(f"reading ahead of {self.queue!r} failed: {exc!r}")
             self._arrived.set()
 
     def _take_in(self, messages: list[M]) -> None:

@@ -1,7 +1,7 @@
 """The protocol by which one worker owns a partition: claim, recover, serve, checkpoint, lose.
 
     CLAIMING ──restore──► CATCHING_UP ──own marker folded──► SERVING ──foreign own folded──► LOST
-                                                             SERVING ──a row can't be read──► FAILED
+                                                             SERVING ──a row can't be read, a fold fails──► FAILED
                                                              SERVING ──leave()──► LEFT
                     (any) ──marker of a later protocol version──► STOPPED
 
@@ -61,7 +61,7 @@ class Phase(Enum):
     CATCHING_UP = "catching up"  # state restored, reading up to the own marker
     SERVING = "serving"
     LOST = "lost"  # another worker's own marker was folded: no effect may follow
-    FAILED = "failed"  # a row can't be read: no effect may follow; another claim recovers from the changelog
+    FAILED = "failed"  # a row can't be read, or a fold raised: no effect may follow; another claim recovers
     LEFT = "left"  # the partition was given away: nor here
     STOPPED = "stopped"  # a marker of a later protocol version was read: ``reason`` says which
 
@@ -341,7 +341,15 @@ class Owner:
     @property
     def reason(self) -> str:
         """Why the owner is ``FAILED`` or ``STOPPED``; else empty."""
-        return self._newer if self.partition.damage is None else str(self.partition.damage)
+        damage = self.partition.damage
+        if damage is None or isinstance(damage, RowError):
+            return self._newer if damage is None else str(damage)
+        return f"a marker could not be folded: {damage!r}"
+
+    @property
+    def error(self) -> Exception | None:
+        """What made the owner ``FAILED``: a `RowError`, which another recovery may mend, or an error of our own."""
+        return self.partition.damage
 
     @property
     def serving(self) -> bool:
@@ -389,7 +397,7 @@ class Owner:
                     self.partition.counters["unreadable_markers"] += 1
                     batch = m.Batch(m.VERSION, [])
             self._fold(record.offset, timestamp_ms, batch, now_ms)
-            if self.phase is Phase.LOST:
+            if self.phase in (Phase.LOST, Phase.FAILED):
                 return True
         self.partition.skip_markers(stop)
         self._fold_acked(now_ms)
@@ -435,6 +443,15 @@ class Owner:
             self._fold(self.partition.markers_position, known[0], known[1], now_ms)
 
     def _fold(self, offset: int, timestamp_ms: int, batch: m.Batch, now_ms: int) -> None:
+        try:
+            self._apply(offset, timestamp_ms, batch, now_ms)
+        except Exception as exc:
+            # Half of the record has taken effect, and it would never be folded again: no state to go on from.
+            if self.partition.damage is None:
+                self.partition.damage = exc
+                self.phase = Phase.FAILED
+
+    def _apply(self, offset: int, timestamp_ms: int, batch: m.Batch, now_ms: int) -> None:
         effects = self.partition.fold(offset, timestamp_ms, batch.markers)
         if now_ms - self._folded_ms > OUTAGE_MS:
             # no tick came through either: Kafka was away, and the time-out is for a changelog that alone does not move
@@ -903,6 +920,11 @@ class Owner:
         return now_ms - self._ticked_ms >= TICK_MAX_MS
 
     # ------------------------------------------------------------------ checkpoints
+
+    def checkpoint_is_due(self, now_ms: int) -> bool:
+        """True if :meth:`step` would begin a checkpoint now, and write up to a few MB."""
+        due = now_ms >= self._next_checkpoint_ms or self.under_pressure
+        return self._step == "idle" and self.phase is Phase.SERVING and due
 
     def step(self, now_ms: int) -> Step | None:
         """What to do next for the checkpoint; call in the event context of a marker of this partition.

@@ -127,7 +127,8 @@ class State:
         self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
         self.estimate_ms = -1  # broker time now, by the owner's own clock since it was told; -1: not known
-        self.damage: RowError | None = None  # a row could not be read: what is in memory is no state to go on from
+        # a row could not be read, or a fold raised: what is in memory is no state to go on from
+        self.damage: Exception | None = None
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}

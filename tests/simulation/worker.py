@@ -319,6 +319,9 @@ class Worker:
             self.copying.update(poison)
             self.send("poison", Sent(poison, "poison", confirmed=self._ends(poison, "poison"), failed=None))
         if owner.phase is Phase.FAILED:
+            if not isinstance(owner.error, RowError):
+                assert owner.error is not None
+                raise owner.error  # of our own: no fault that the simulator makes
             sim.note("w%d can't read: %s", self.number, owner.reason)
             sim.count("owners failed")
             sim.checks.partition(owner.partition, f"w{self.number} failed")

@@ -588,15 +588,15 @@ def test_several_threads_share_a_consumer(fake: FakeService, service: Service) -
 
 
 def test_a_batch_is_taken_from_what_is_there(fake: FakeService, service: Service) -> None:
-    fake.put("q", *[b"x"] * 30)
+    fake.put("q", *[b"x"] * 9)
     with service.queue("q").consume(prefetch=30) as messages:
-        until(lambda: len(fake.out) == 30)
-        assert len(messages.take(20)) == 20
-        rest = messages.take(20)
-        assert len(rest) == 10
+        until(lambda: len(fake.out) == 9)
+        assert len(messages.take(6)) == 6
+        rest = messages.take(6)
+        assert len(rest) == 3
         messages.ack_many(rest)
         messages.flush()
-        assert len(fake.acked) == 10
+        assert len(fake.acked) == 3
         assert messages.take(5, timeout=0.05) == []
 
 
@@ -658,3 +658,19 @@ def test_the_package_alone_brings_what_the_client_needs_and_says_that_it_is_type
 def python(code: str) -> subprocess.Popen[str]:
     """A process that runs `code`."""
     return subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_slow_reader_has_few_messages_ahead_and_loses_no_lease(fake: FakeService, service: Service) -> None:
+    fake.put("q", *(b"%d" % i for i in range(200)))
+    taken, ahead = [], []
+    with service.queue("q").consume(prefetch=100, visibility_timeout=1.0, confirm=True) as messages:
+        for message in messages:
+            time.sleep(0.1)
+            ahead.append(len(messages._prefetcher.unread))
+            message.ack()
+            taken.append(message.offset)
+            if len(taken) == 25:
+                break
+    assert taken == list(range(25))
+    assert max(ahead) <= 11  # not the hundred that would wait for ten leases
+    assert max(ahead[15:]) <= 3

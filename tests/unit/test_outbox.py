@@ -11,8 +11,10 @@ from aiokafka.errors import KafkaTimeoutError
 
 from app import outbox as module
 from app.outbox import IN_FLIGHT, Outbox, Writer
+from app.producer import ProducerFull
 from marq.core import markers as m
 from marq.core.markers import End, Own, Release, Start, Tick
+from marq.core.ranges import ranges_of
 from marq.errors import BrokerError
 
 
@@ -169,6 +171,83 @@ def test_what_a_former_writer_sent_is_told_to_it_alone() -> None:
         await turn()
         assert desk.told == [("sent", 1), ("took", 1, 4)]
         assert later.told == []
+
+    run(scenario)
+
+
+def ack(offset: int) -> m.End:
+    return m.End(1, ranges_of([offset]), "acked", 1)
+
+
+def test_what_receivers_say_goes_before_everything_that_waits() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.outbox.put([Tick(), Tick()])
+        desk.outbox.put([ack(1)])
+        desk.outbox.put([m.Release(1, 1, ranges_of([2]), 0)])
+        await turn()
+        (batch, _) = desk.kafka.appends[0]
+        assert [type(marker) for marker in batch.markers] == [m.End, m.Release, Tick, Tick]
+
+    run(scenario)
+
+
+def test_acks_and_releases_that_kafka_refused_are_said_again_until_it_takes_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 0.001)
+
+    async def scenario() -> None:
+        desk = Desk()
+        desk.outbox.put([ack(1), m.Release(1, 1, ranges_of([2]), 0), m.Keepalive(1, 1, ranges_of([3]), 5_000), Tick()])
+        await turn()
+        desk.kafka.appends[0][1].set_exception(ProducerFull("planted"))
+        await asyncio.sleep(0.02)
+        assert not desk.outbox.idle
+        desk.kafka.refuse(1)
+        await asyncio.sleep(0.02)
+        desk.kafka.confirm(2, 5)
+        await turn()
+        assert desk.kafka.batches() == [4, 2, 2]
+        assert [type(marker) for marker in desk.kafka.appends[2][0].markers] == [m.End, m.Release]
+        assert desk.outbox.idle
+
+    run(scenario)
+
+
+def test_who_waits_for_an_ack_is_told_and_says_it_again_himself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "AGAIN_S", 0.001)
+
+    async def scenario() -> None:
+        desk = Desk()
+        confirmed = desk.outbox.put_confirmed([ack(1)])
+        await turn()
+        desk.kafka.refuse(0)
+        with pytest.raises(BrokerError):
+            await confirmed
+        await asyncio.sleep(0.02)
+        assert desk.kafka.batches() == [1]
+
+    run(scenario)
+
+
+def test_it_tells_for_how_long_the_oldest_ack_has_waited() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.outbox.put([Tick()])
+        await turn()
+        assert desk.outbox.late_s == 0
+        desk.outbox.put([ack(1)])
+        await asyncio.sleep(0.01)
+        assert desk.outbox.late_s >= 0.01
+        desk.outbox.put([ack(2)])
+        assert desk.outbox.late_s >= 0.01
+        desk.kafka.confirm(1, 5)
+        await turn()
+        assert desk.outbox.late_s < 0.01 or len(desk.kafka.appends) == 3
+        desk.kafka.confirm(2, 6)
+        await turn()
+        assert desk.outbox.late_s == 0
 
     run(scenario)
 

@@ -1,0 +1,36 @@
+"""Partitions take turns at writing rows, so that their checkpoints don't come all in the same second."""
+
+from __future__ import annotations
+
+#: Partitions that write rows at once: each writes a few MB.
+AT_ONCE = 2
+#: Milliseconds after which one whose rows Kafka does not take keeps no other waiting any more.
+HELD_MAX_MS = 5_000
+#: Milliseconds for which a place in the queue is kept for one that does not come back.
+PLACE_MS = 2_000
+
+
+class Turns:
+    """Who may begin now. First come, first served; times are the worker's monotonic milliseconds."""
+
+    def __init__(self, at_once: int = AT_ONCE) -> None:
+        self._at_once = at_once
+        self._active: dict[int, int] = {}  # partition -> since when
+        self._queue: dict[int, int] = {}  # in order; when it last asked
+
+    def take(self, number: int, now_ms: int) -> bool:
+        """True if `number` may begin now, which it has to `end`; else it asks again soon."""
+        self._active = {n: since for n, since in self._active.items() if now_ms - since < HELD_MAX_MS}
+        self._queue[number] = now_ms
+        self._queue = {n: asked for n, asked in self._queue.items() if now_ms - asked < PLACE_MS}
+        free = self._at_once - len(self._active)
+        if number not in list(self._queue)[: max(0, free)]:
+            return False
+        del self._queue[number]
+        self._active[number] = now_ms
+        return True
+
+    def end(self, number: int) -> None:
+        """`number` has written its rows, or has none, or is not ours any more."""
+        self._active.pop(number, None)
+        self._queue.pop(number, None)
