@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from mode import Service
 
+from agents.elsewhere import Elsewhere
 from app.faults import stop_if_it_fails
 from app.ownership import Held
 from marq import handlers as registry
@@ -36,6 +37,7 @@ from marq.handlers import Handler, Retry
 from marq.message import ManualMessage, Message
 
 if TYPE_CHECKING:
+    from agents.elsewhere import Calls, Taken
     from app.ownership import Ownership
     from app.settings import Settings
     from gateway.metrics import Meters
@@ -109,6 +111,8 @@ class Runner:
         self.waiting: deque[tuple[Delivery, list[Message]]] = deque()  # calls that wait for their turn
         self.live: dict[Delivery, None] = {}
         self.asked: dict[int, int] = {}  # partition -> calls whose start is on its way
+        self.fetching: dict[str, int] = {}  # URL of another worker -> calls that it was asked for
+        self.elsewhere: dict[str, None] = {}  # URLs of workers that have something ready, the next one first
         self.tasks: set[asyncio.Task[None]] = set()
         self.calls = 0
         self.failures = 0
@@ -132,7 +136,8 @@ class Runner:
         limit = self.handler.concurrency + ahead
         if self.breaker.open_until_ms is not None:
             limit = self.breaker.room(now_ms()) or 0
-        return limit - self.running - len(self.waiting) - sum(self.asked.values())
+        under_way = sum(self.asked.values()) + sum(self.fetching.values())
+        return limit - self.running - len(self.waiting) - under_way
 
     def has_ready(self, held: Held) -> bool:
         """True if the partition may have something for this handler."""
@@ -177,7 +182,7 @@ class Runner:
         if not self.service.ownership.room(held, 1, lease_ms):
             return False
         size = handler.batch or 1
-        calls = min(self.room, max(1, START_MESSAGES // size))
+        calls = self.calls_of_start(self.room)
         ask = Ask(self, calls, lease_ms)
         try:
             taken = held.owner.acquire(
@@ -199,6 +204,10 @@ class Runner:
         self.asked[held.number] = self.asked.get(held.number, 0) + ask.calls
         return True
 
+    def calls_of_start(self, room: int) -> int:
+        """Calls that one start is for."""
+        return min(room, max(1, START_MESSAGES // (self.handler.batch or 1)))
+
     def handed(self, ask: Ask, held: Held, handout: Handout) -> None:
         """What was asked for has come, or not."""
         left = self.asked.get(held.number, 0) - ask.calls
@@ -208,18 +217,26 @@ class Runner:
             self.asked.pop(held.number, None)
         if handout.offsets:
             delivery = Delivery(held.number, handout.receipt, ask.lease_ms, handout.until_ms)
-            messages = self.service.messages(held, handout.offsets, self._settler(delivery))
-            delivery.left.update(handout.offsets)
-            self.live[delivery] = None
-            if not self.waiting:
-                self._progress_ms = now_ms()  # nobody has waited until now
-            size = self.handler.batch or 1
-            self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
-            if self.service.closing or self.breaker.room(now_ms()) == 0:  # which opened since these were asked for
-                self._return_waiting()
-            elif self.service.meters is not None:
-                self.service.meters.handed(messages)
+            self._begin(delivery, self.service.messages(held, handout.offsets, self._settler(delivery)))
         self.run()
+
+    def arrived(self, taken: Taken, until_ms: int) -> None:
+        """A delivery of a partition of another worker."""
+        delivery = Delivery(taken.partition, (taken.epoch, taken.delivery), taken.lease_ms, until_ms)
+        self._begin(delivery, self.service.messages_taken(taken, self._settler(delivery)))
+
+    def _begin(self, delivery: Delivery, messages: list[Message]) -> None:
+        """Messages of a delivery wait for their calls."""
+        delivery.left.update(message.offset for message in messages)
+        self.live[delivery] = None
+        if not self.waiting:
+            self._progress_ms = now_ms()  # nobody has waited until now
+        size = self.handler.batch or 1
+        self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
+        if self.service.closing or self.breaker.room(now_ms()) == 0:  # which opened since these were asked for
+            self._return_waiting()
+        elif self.service.meters is not None:
+            self.service.meters.handed(messages)
 
     def forget(self, number: int) -> None:
         """The partition went away: what is on its way there never comes."""
@@ -236,7 +253,17 @@ class Runner:
             task.add_done_callback(self.tasks.discard)
             stop_if_it_fails(task, lambda exc: self.service.ownership.app.fail(exc))
         if self.room > 0:
+            self.take()
+
+    def take(self) -> None:
+        """Take what there is room for: here, and of other workers where there is nothing here, or it is their turn."""
+        elsewhere = self.service.elsewhere if self.elsewhere else None
+        if elsewhere is not None and elsewhere.goes_first(self):
+            elsewhere.fetch(self)
+        if self.room > 0:
             self.ask()
+        if elsewhere is not None and self.room > 0:
+            elsewhere.fetch(self)
 
     async def _work(self) -> None:
         """Make calls one after the other while there are any: a task per call would cost more than many a handler."""
@@ -396,7 +423,7 @@ class Runner:
         if self.waiting and now - self._progress_ms > STALLED_MS:
             self._return_waiting()
         if self.breaker.open_until_ms is not None and self.room > 0 and not self.service.closing:
-            self.ask()
+            self.take()
         for delivery in self.live:
             if delivery.left and now >= delivery.extend_at_ms:
                 delivery.extend_at_ms = now + int(delivery.lease_ms * EXTEND_AFTER)
@@ -410,7 +437,7 @@ class Runner:
         """Give back, uncounted, what no call was made for; let running calls finish for a while."""
         self._return_waiting()
         deadline = asyncio.get_running_loop().time() + ASKED_GRACE_S
-        while self.asked and asyncio.get_running_loop().time() < deadline:
+        while (self.asked or self.fetching) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)  # starts on their way: given back as they come
         if self.tasks:
             _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
@@ -448,6 +475,7 @@ class Handlers(Service):
         self.settings = settings
         self.random = random.Random()
         self.meters: Meters | None = None
+        self.elsewhere: Elsewhere | None = None  # other workers; without it, this one is alone
         self.closing = False
         self.runners = [Runner(handler, self) for handler in registry.registered()]
         self._routes: dict[str, Runner | None] = {}
@@ -468,7 +496,22 @@ class Handlers(Service):
 
     def _max_receives_of(self, queue: str) -> int:
         runner = self.route(queue)
-        return runner.handler.max_receives if runner is not None else 0
+        if runner is not None:
+            return runner.handler.max_receives
+        return self.elsewhere.max_receives_of(queue) if self.elsewhere is not None else 0
+
+    def connect(self, peers: Calls) -> None:
+        """Take messages of other workers too, and let their handlers take those of this one."""
+        self.elsewhere = Elsewhere(self, peers)
+
+    def messages_taken(self, taken: Taken, settle: Callable[..., None] | None) -> list[Message]:
+        """What the handler gets of a delivery that began at another worker."""
+        topic, number = self.ownership.topics.queue, taken.partition
+        if settle is None:
+            return [Message(topic, number, queue, record, receives) for record, queue, receives in taken.messages]
+        return [
+            ManualMessage(settle, topic, number, queue, record, receives) for record, queue, receives in taken.messages
+        ]
 
     def messages(self, held: Held, offsets: list[int], settle: Callable[..., None] | None) -> list[Message]:
         """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
@@ -504,16 +547,26 @@ class Handlers(Service):
             for runner in self.runners:
                 if runner.room > 0:
                     runner.ask()
+            if self.elsewhere is not None:
+                self.elsewhere.wake()
 
     def starving(self, held: Held) -> bool:
-        return any(runner.room > 0 and not runner.has_ready(held) for runner in self.runners)
+        if any(runner.room > 0 and not runner.has_ready(held) for runner in self.runners):
+            return True
+        return self.elsewhere is not None and self.elsewhere.starving(held)
 
     def wants(self, queue: str) -> bool:
-        return self.route(queue) is not None
+        return self.route(queue) is not None or self.is_handled_elsewhere(queue)
+
+    def is_handled_elsewhere(self, queue: str) -> bool:
+        """Whether a handler of another worker gets the messages of `queue`."""
+        return self.elsewhere is not None and self.elsewhere.is_handled(queue)
 
     def forget(self, held: Held) -> None:
         for runner in self.runners:
             runner.forget(held.number)
+        if self.elsewhere is not None:
+            self.elsewhere.forget(held)
 
     # -- service
 
@@ -523,6 +576,11 @@ class Handlers(Service):
             await asyncio.sleep(0.2)
             for runner in self.runners:
                 runner.extend()
+
+    @Service.task
+    async def _renew(self) -> None:
+        if self.elsewhere is not None:
+            await self.elsewhere.renew()
 
     async def close(self) -> None:
         """Stop taking messages and settle what was taken."""

@@ -107,6 +107,24 @@ def queue(queue: str, assignments: tuple[str, ...]) -> None:
     click.echo(json.dumps(asyncio.run(change_settings(load(), queue, values))))
 
 
+@_command
+@click.option("--partition", "number", required=True, type=int, metavar="N", help="The partition that is unserved.")
+@click.option("--accept-loss", is_flag=True, help="Go on without the records that are gone.")
+def repair(number: int, accept_loss: bool) -> None:
+    """Say which records of a partition were deleted unread, and go on without them.
+
+    Works only while no worker serves the partition. Exit status 0: it goes on, or nothing is missing. 1: something is
+    missing, and was named. 2: it could not be done.
+    """
+    from app.repair import lines_of
+    from app.repair import repair as mend
+
+    found = asyncio.run(mend(load(), number, accept_loss=accept_loss))
+    for line in lines_of(found):
+        click.echo(line)
+    raise SystemExit(1 if found.losses and not found.done else 0)
+
+
 @cli.command("demo", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @click.pass_context
 def demo(context: click.Context) -> None:

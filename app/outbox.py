@@ -61,8 +61,15 @@ NOBODY = Writer("", lambda *_: None, lambda *_: None, lambda *_: None)
 class Outbox:
     """Markers of one partition on their way to the log."""
 
-    def __init__(self, producer: Callable[[], IdempotentProducer], topic: str, partition: int) -> None:
+    def __init__(
+        self,
+        producer: Callable[[], IdempotentProducer],
+        topic: str,
+        partition: int,
+        stamped: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._producer = producer
+        self._stamped = stamped  # told the broker's time stamp of each record
         self.topic = topic
         self.partition = partition
         self.writer = NOBODY
@@ -171,6 +178,7 @@ class Outbox:
                 if metadata.offset < 0 or not metadata.timestamp or metadata.timestamp < 0:
                     writer.failed(seq)
                 else:
+                    self._stamped(metadata.timestamp)
                     writer.took(seq, metadata.offset, metadata.timestamp, markers)
             finally:
                 if self._first or self._open:

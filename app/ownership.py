@@ -22,6 +22,8 @@ from faust.streams import current_event
 from faust.types import TP
 from mode import Service
 
+from app.breakers import Breakers
+from app.broker_time import BrokerTime
 from app.faults import is_expected
 from app.letters import Letters
 from app.outbox import NOBODY, Outbox
@@ -162,6 +164,8 @@ class Ownership(Service):
         self._closing = False
         self._threads = ThreadPoolExecutor(1, "marq-restore")
         self._background: set[asyncio.Task[Any]] = set()
+        self.broker_time = BrokerTime(lambda: now_ms())
+        self.breakers = Breakers(catalog.settings_of, lambda: now_ms())
         self.letters = Letters(self, now_ms)
         self.tails = Tails(app, settings)
 
@@ -184,7 +188,7 @@ class Ownership(Service):
         """Where markers for `partition` go, owned by us or not."""
         outbox = self._outboxes.get(partition)
         if outbox is None:
-            outbox = Outbox(lambda: self.app.producer, self.topics.markers, partition)
+            outbox = Outbox(lambda: self.app.producer, self.topics.markers, partition, self.broker_time.stamped)
             self._outboxes[partition] = outbox
         return outbox
 
@@ -640,6 +644,7 @@ class Ownership(Service):
         self._closing = True
         for task in self._recoveries.values():
             task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for held in list(self.held.values()):
             self._leave(held)
         for outbox in self._outboxes.values():
@@ -664,5 +669,4 @@ class Ownership(Service):
         self.stop_serving()
         for task in list(self._background):
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         await self.tails.close()

@@ -165,8 +165,8 @@ class Settings(BaseSettings):
     # Amazon SQS
     sqs_limits: Literal["strict", "relaxed"] = Field(
         "strict",
-        description="`strict`: the limits of Amazon SQS. `relaxed`: what marq can do, e.g. delays and visibility "
-        "timeouts of a week, 1,000 messages in a receive.",
+        description="`strict`: the limits of Amazon SQS. `relaxed`: what marq can do, e.g. delays of a year, "
+        "visibility timeouts of a week, 1,000 messages in a receive.",
     )
     sqs_account: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
         "000000000000", description="Account in the queue URLs and ARNs of requests that name none."

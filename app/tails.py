@@ -78,8 +78,8 @@ class Tails:
         """
         stores = {TopicPartition(table.changelog_topic_name, number): table for table in tables}
         async with self._reader() as consumer:
-            ends = await asyncio.wait_for(consumer.end_offsets(list(stores)), READ_TIMEOUT_S)
-            starts = await asyncio.wait_for(consumer.beginning_offsets(list(stores)), READ_TIMEOUT_S)
+            asked = asyncio.gather(consumer.end_offsets(list(stores)), consumer.beginning_offsets(list(stores)))
+            ends, starts = await asyncio.wait_for(asked, READ_TIMEOUT_S)
             todo: dict[TopicPartition, int] = {}
             for tp, table in stores.items():
                 persisted = table.persisted(number)
@@ -110,6 +110,12 @@ class Tails:
                 if now() - advanced_s > READ_TIMEOUT_S:
                     where = ", ".join(f"{tp.topic} from offset {position} on" for tp, position in todo.items())
                     raise TimeoutError(f"partition {number}: nothing could be read for {READ_TIMEOUT_S:.0f} s: {where}")
+
+    async def warm(self) -> None:
+        """Connect before the first partition is taken over."""
+        with contextlib.suppress(KafkaError, TimeoutError):
+            async with self._reader():
+                pass
 
     async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
         """First offsets that the queue and the markers topic of a partition still have."""

@@ -10,6 +10,7 @@ whole, which grows with what is there.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ from app.outbox import Outbox, Writer
 from marq.core.markers import Marker
 from marq.core.owner import Limits, Owner, Phase
 from marq.core.rows import table_of
-from marq.errors import MarqError, RowError
+from marq.errors import DeletedError, MarqError, RowError
 
 if TYPE_CHECKING:
     from app.ownership import Ownership
@@ -70,7 +71,7 @@ class TakeOver:
             except RowError as exc:
                 self.row_errors += 1
                 reason = str(exc)
-                if self.row_errors >= ATTEMPTS:
+                if self.row_errors >= ATTEMPTS and not isinstance(exc, DeletedError):
                     self._wipe()
                 if self.row_errors < 2 * ATTEMPTS:
                     self.ownership.log.warning(
@@ -104,6 +105,7 @@ class TakeOver:
                 partitions=ownership.topics.partitions,
             ),
             settings_of=ownership.catalog.settings_of,
+            breaker_of=ownership.breakers.of,
         )
         outbox = ownership.outbox(number)
         outbox.drop_owners()  # an earlier claim that was not even sent
@@ -126,15 +128,20 @@ class TakeOver:
 
     async def _restore(self, claim: _Claim) -> None:
         """Bring the local store up to date, and the state to where the newest manifest is."""
-        ownership, number = self.ownership, self.number
+        ownership, number, now = self.ownership, self.number, time.monotonic
+        began_s = now()
         await ownership.tails.read_rest(ownership.tables.values(), number)
         starts = await ownership.tails.log_starts(ownership.topics, number)
+        read_s = now()
 
         def restore() -> None:
             claim.owner.restore(*self._rows(), self._loader(), starts, claim.own_offset)
 
         # In a thread, because a million messages take seconds. Nothing else has this owner yet.
         await asyncio.get_running_loop().run_in_executor(self._threads, restore)
+        ownership.log.info(
+            "Partition %s: tables read in %.2f s, restored in %.2f s", number, read_s - began_s, now() - read_s
+        )
 
     def _rows(self) -> tuple[dict[str, bytes], list[str]]:
         """All manifests of the partition, and the keys of all its rows."""

@@ -46,6 +46,7 @@ from gateway.auth import Keys, is_loopback
 from gateway.door import Door
 from gateway.moves import Moves
 from gateway.peers import Peers
+from gateway.receivers import Receivers
 from gateway.sqs import server as sqs
 from gateway.upkeep import Upkeep
 from marq.errors import MarqError, SettingError
@@ -88,6 +89,7 @@ class WorkerApp(MarqApp):
     peers: Peers
     upkeep: Upkeep
     moves: Moves
+    receivers: Receivers
     redelivery: Redelivery
     place: Worker | None = None
     _topics: Topics | None = None
@@ -108,9 +110,11 @@ class WorkerApp(MarqApp):
         self.door = Door(self.ownership, settings, beacon=self.beacon)
         self.peers = self.door.peers = self.door.receiving.peers = Peers(self, beacon=self.beacon)
         self.door.receiving.room, self.door.receiving.is_late = self.ownership.room, self.ownership.is_late
+        self.handlers.connect(self.peers)
         self.handlers.meters = self.door.meters = self.door.receiving.meters = self.meters
         self.upkeep = Upkeep(self, beacon=self.beacon)
         self.moves = Moves(self, beacon=self.beacon)
+        self.receivers = Receivers(self, beacon=self.beacon)
         self.redelivery = Redelivery(self, beacon=self.beacon)
         queue.define(self, self.topic(settings.queue_topic))
         markers.define(self, self.topic(settings.markers_topic))
@@ -175,11 +179,13 @@ class WorkerApp(MarqApp):
         await asyncio.wait_for(self.catalog.share_secret(), 30)
         await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
-        await self.handlers.start()
+        self.ownership.spawn(self.ownership.tails.warm())
         await self.peers.start()
+        await self.handlers.start()
         await self.door.start()
         await self.upkeep.start()
         await self.moves.start()
+        await self.receivers.start()
         await self.redelivery.start()
 
     async def on_stop(self) -> None:
@@ -188,6 +194,7 @@ class WorkerApp(MarqApp):
         self._flush_s = HAND_OVER_S if await self.ownership.hand_over(HAND_OVER_S) else 0.0
         await self.redelivery.stop()
         await self.handlers.stop()
+        await self.receivers.stop()
         await self.moves.stop()
         await self.upkeep.stop()
         await self.door.stop()
@@ -219,6 +226,8 @@ class WorkerApp(MarqApp):
         super().on_rebalance_end()
         self.ownership.on_assigned(self.consumer_generation_id)
         self.peers.members_changed()
+        if self.handlers.elsewhere is not None:
+            self.handlers.elsewhere.renew_soon()
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:

@@ -20,7 +20,7 @@ from app.topics import MAX_MESSAGE_BYTES
 from gateway import problems
 from gateway.leases import Leases
 from gateway.placing import check_fit, fifo_headers
-from gateway.receipts import Receipts, by_delivery
+from gateway.receipts import Receipt, Receipts, by_delivery
 from gateway.receiving import Received, Receiving
 from gateway.turnstile import Turnstile
 from marq.client.wire import Entry as Outgoing
@@ -57,6 +57,8 @@ STALLED_S = 3.0
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.
 RECORD_ROOM_BYTES = 1024
+#: What is said of a receipt that is not that of its message's current delivery.
+LEASE_OVER = "the message is finished, or its lease is over"
 #: Headers of a small message that can't make it too large.
 HEADERS_UNCOUNTED = 100
 #: Beginning of the headers that the SQS gateway adds.
@@ -98,6 +100,7 @@ class Door(Service):
         self.turnstile = Turnstile()
         self.meters: Meters | None = None
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
+        self.received: Callable[[str], None] = lambda queue: None  # told of each receive
 
     @property
     def receipts(self) -> Receipts:
@@ -256,6 +259,7 @@ class Door(Service):
             UnavailableError: too many wait already.
             RequestError: there is no such queue.
         """
+        self.received(queue)
         await self.turnstile.turn(limit)
         return await self.receiving.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
@@ -269,7 +273,7 @@ class Door(Service):
     async def extend(self, receipts: Sequence[str], lease_ms: int) -> list[MarqError | None]:
         """Still at work: the lease ends `lease_ms` from now."""
         results = await self._settle(
-            receipts, lambda epoch, delivery, ranges: Keepalive(epoch, delivery, ranges, lease_ms)
+            receipts, lambda epoch, delivery, ranges: Keepalive(epoch, delivery, ranges, lease_ms), current=True
         )
         return self._counted("extend", results)
 
@@ -288,7 +292,9 @@ class Door(Service):
 
     async def _release(self, receipts: Sequence[str], delay_ms: int, counted: bool = True) -> list[MarqError | None]:
         return await self._settle(
-            receipts, lambda epoch, delivery, ranges: Release(epoch, delivery, ranges, delay_ms, counted)
+            receipts,
+            lambda epoch, delivery, ranges: Release(epoch, delivery, ranges, delay_ms, counted),
+            current=True,
         )
 
     async def _release_with_backoff(self, receipts: Sequence[str]) -> list[MarqError | None]:
@@ -332,7 +338,7 @@ class Door(Service):
                     if isinstance(done, MarqError):
                         results[i] = done
                     elif offset not in done:
-                        results[i] = LeaseOverError("the message is finished, or its lease is over")
+                        results[i] = LeaseOverError(LEASE_OVER)
         return self._counted("reject", results)
 
     async def _reject(
@@ -461,8 +467,9 @@ class Door(Service):
         return results
 
     async def _settle(
-        self, receipts: Sequence[str], marker: Callable[[int, int, list[int]], Marker]
+        self, receipts: Sequence[str], marker: Callable[[int, int, list[int]], Marker], *, current: bool = False
     ) -> list[MarqError | None]:
+        """Append a marker for each delivery. `current`: a delivery that is not its message's any more is an error."""
         results: list[MarqError | None] = [None] * len(receipts)
         read, good, where = self.receipts.read, [], []
         topics = self.ownership.topics
@@ -489,14 +496,43 @@ class Door(Service):
             if number < topics.partitions
         }
         if len(confirmed) == 1:
-            errors = {number: await _confirmed(future) for number, future in confirmed.items()}
+            outcomes = {number: await _confirmed(future) for number, future in confirmed.items()}
         else:
-            outcomes = await asyncio.gather(*(_confirmed(future) for future in confirmed.values()))
-            errors = dict(zip(confirmed, outcomes, strict=True))
-        if any(errors.values()):
+            found = await asyncio.gather(*(_confirmed(future) for future in confirmed.values()))
+            outcomes = dict(zip(confirmed, found, strict=True))
+        if any(isinstance(outcome, MarqError) for outcome in outcomes.values()):
             for i, receipt in zip(where, good, strict=True):
-                results[i] = errors[receipt[0]]
+                outcome = outcomes.get(receipt[0])
+                if isinstance(outcome, MarqError):
+                    results[i] = outcome
+        if current:
+            await self._check_current(outcomes, good, where, results)
         return results
+
+    async def _check_current(
+        self,
+        outcomes: dict[int, int | MarqError],
+        receipts: Sequence[Receipt],
+        where: Sequence[int],
+        results: list[MarqError | None],
+    ) -> None:
+        """Fill in an error for each receipt whose marker, which is in the log, came too late; the owners know."""
+        places: dict[int, list[int]] = {}
+        for k, receipt in enumerate(receipts):
+            if isinstance(outcomes.get(receipt[0]), int):
+                places.setdefault(receipt[0], []).append(k)
+        answers = await asyncio.gather(
+            *(
+                self.leases.took_effect(number, outcomes[number], [receipts[k][1:4] for k in chosen])  # type: ignore[arg-type]
+                for number, chosen in places.items()
+            )
+        )
+        for chosen, answer in zip(places.values(), answers, strict=True):
+            for n, k in enumerate(chosen):
+                if isinstance(answer, MarqError):
+                    results[where[k]] = answer
+                elif not answer[n]:
+                    results[where[k]] = LeaseOverError(LEASE_OVER)
 
     # ------------------------------------------------------------------ queues
 
@@ -555,6 +591,7 @@ class Door(Service):
         if self.peers is not None:
             self.peers.register("reject", self.reject_here)
             self.peers.register("leases", self.leases.states_here)
+            self.peers.register("effects", self.leases.effects_here)
             self.peers.register("move", self.move_here)
 
 
@@ -562,14 +599,14 @@ def _stalled_error() -> UnavailableError:
     return UnavailableError("Kafka has not confirmed what came earlier; try again later", 2.0)
 
 
-async def _confirmed(future: asyncio.Future[int]) -> MarqError | None:
+async def _confirmed(future: asyncio.Future[int]) -> int | MarqError:
+    """The offset of the record (-1: Kafka can't tell), or why it is not in the log."""
     try:
-        await asyncio.wait_for(future, CONFIRM_TIMEOUT_S)
+        return await asyncio.wait_for(future, CONFIRM_TIMEOUT_S)
     except BrokerError as exc:
         return UnavailableError(f"Kafka did not confirm it; it may still take effect: {exc}")
     except TimeoutError:
         return UnavailableError("Kafka did not confirm it in time; it may still take effect")
-    return None
 
 
 def _outcome_of(future: asyncio.Future[Any]) -> int | MarqError:

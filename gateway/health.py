@@ -22,12 +22,16 @@ def define(app: WorkerApp) -> None:
     async def ready(view: Any, request: Any) -> Any:
         held = app.ownership.held
         ready = app.ownership.ready and app.failure is None
-        state: dict[str, Any] = {"ready": ready}
+        serving = [number for number in sorted(held) if held[number].serving]
+        state: dict[str, Any] = {"ready": ready, "serving": serving}
+        if app.ownership.unserved:
+            state["unserved"] = sorted(app.ownership.unserved)
         if not app.keys:  # whoever asks
             state["worker"] = app.ownership.worker_name
             state["rebalancing"] = bool(app.rebalancing)
+            if app.ownership.unserved:
+                state["unserved"] = {str(n): reason for n, reason in sorted(app.ownership.unserved.items())}
             state["partitions"] = {str(n): held[n].owner.phase.value for n in sorted(held)}
-            state["unserved"] = {str(n): reason for n, reason in sorted(app.ownership.unserved.items())}
             if app.failure is not None:
                 state["stopping"] = str(app.failure)
         return view.json(state, status=200 if ready else 503)

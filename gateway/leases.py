@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,14 @@ from marq.errors import MarqError, UnavailableError
 if TYPE_CHECKING:
     from app.ownership import Held
     from gateway.door import Door
+
+
+#: Seconds in which the owner of a partition has to tell what became of an extension or release.
+EFFECT_TIMEOUT_S = 3.0
+#: Seconds before it is asked again, while the partition changes hands.
+ASK_AGAIN_S = 0.1
+#: Seconds between looks at whether a record has been folded; most are when Kafka confirms them.
+FOLDED_S = 0.002
 
 
 class Lease(Enum):
@@ -52,6 +61,37 @@ class Leases:
         except MarqError as exc:
             return exc
         return [Lease(state) for state in found]
+
+    async def took_effect(
+        self, number: int, record: int, deliveries: list[tuple[int, int, int]]
+    ) -> list[bool] | MarqError:
+        """Whether an extension or release in a record of the markers log had effect, per (epoch, delivery, offset).
+
+        An error if nobody can tell in time.
+        """
+        argument = {"partition": number, "record": record, "deliveries": deliveries}
+        deadline = time.monotonic() + EFFECT_TIMEOUT_S
+        while True:
+            try:
+                return await self._door.at_owner(number, "effects", argument, self.effects_here, list[bool])  # type: ignore[no-any-return]
+            except MarqError as exc:
+                if time.monotonic() > deadline:
+                    return UnavailableError(f"it is in the log, but whether it came in time is not known: {exc}")
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def effects_here(self, argument: dict[str, Any]) -> list[bool]:
+        """See `took_effect`, of a partition of this worker, as soon as it has folded the record."""
+        number, record = argument["partition"], argument["record"]
+        deadline = time.monotonic() + EFFECT_TIMEOUT_S
+        while True:
+            held = self._door.ownership.held.get(number)
+            if held is None or not held.serving:
+                raise UnavailableError(f"partition {number} is not served here")
+            if record < held.owner.partition.markers_position:
+                return [held.owner.took_effect(record, *delivery) for delivery in argument["deliveries"]]
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"partition {number} has not been read up to record {record} of its markers")
+            await asyncio.sleep(FOLDED_S)
 
     async def states_here(self, argument: dict[str, Any]) -> list[str]:
         """How deliveries stand in a partition of this worker."""

@@ -100,6 +100,7 @@ class Collector:
     def __init__(self, app: WorkerApp) -> None:
         self.app = app
         self.counts: dict[str, dict[str, int]] = {}
+        self.ages: dict[str, int] = {}  # of the oldest message of each queue, milliseconds
 
     def collect(self) -> Iterator[Metric]:
         app = self.app
@@ -125,6 +126,12 @@ class Collector:
                 if number is not None:
                     family.add_metric([str(one.number)], number)
             yield family
+        unserved = GaugeMetricFamily(
+            "marq_partition_unserved", "1: assigned to this worker, which can't serve it.", labels=["partition"]
+        )
+        for number in sorted(app.ownership.unserved.keys() - app.ownership.held.keys()):
+            unserved.add_metric([str(number)], 1)
+        yield unserved
         counted = CounterMetricFamily(
             "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
         )
@@ -171,11 +178,19 @@ class Collector:
             "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.unconfirmed_bytes
         )
         yield self._queues()
+        yield self._ages()
+        yield self._breakers()
+        yield self._without_receiver()
 
     def _handlers(self) -> Iterator[Metric]:
         labels = ["handler", "queues"]
         took = HistogramMetricFamily("marq_handler_call_seconds", "Time that a call of a handler took.", labels=labels)
         failures = CounterMetricFamily("marq_handler_failures", "Calls that raised an error.", labels=labels)
+        broken = GaugeMetricFamily(
+            "marq_handler_breaker_open",
+            "1 if the circuit breaker of the handler is open here.",
+            labels=labels,
+        )
         bounds = [*(str(float(bound)) for bound in DURATIONS_S), "+Inf"]
         same: dict[tuple[str, str], list[Runner]] = {}  # functions that were made in a loop have one name
         for runner in self.app.handlers.runners:
@@ -185,7 +200,9 @@ class Collector:
             buckets = zip(bounds, itertools.accumulate(durations), strict=True)
             took.add_metric(names, list(buckets), sum(runner.seconds for runner in runners))
             failures.add_metric(names, sum(runner.failures for runner in runners))
+            broken.add_metric(names, int(any(runner.breaker.state != "closed" for runner in runners)))
         yield took
+        yield broken
         yield failures
 
     def _queues(self) -> Metric:
@@ -205,6 +222,47 @@ class Collector:
                     rest[state] = rest.get(state, 0) + count
         for state, count in rest.items():
             family.add_metric(["", state], count)
+        return family
+
+    def _ages(self) -> Metric:
+        family = GaugeMetricFamily(
+            "marq_queue_oldest_seconds",
+            f"Age of the oldest unfinished message in this worker's partitions; of queues beyond the {QUEUES_MAX} with "
+            "the oldest, the greatest.",
+            labels=["queue"],
+        )
+        oldest = heapq.nlargest(QUEUES_MAX + 1, (q for q in self.ages if q), key=self.ages.__getitem__)
+        for queue in oldest[:QUEUES_MAX]:
+            family.add_metric([queue], self.ages[queue] / 1000)
+        for queue in oldest[QUEUES_MAX:]:
+            family.add_metric([""], self.ages[queue] / 1000)
+        return family
+
+    def _breakers(self) -> Metric:
+        family = GaugeMetricFamily(
+            "marq_queue_breaker_open",
+            f"1 if the circuit breaker of the queue is open or tries one message; at most {QUEUES_MAX} queues, open "
+            "ones first.",
+            labels=["queue"],
+        )
+        states = self.app.ownership.breakers.states()
+        for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q]["state"] == "closed"):
+            family.add_metric([queue], int(states[queue]["state"] != "closed"))
+        return family
+
+    def _without_receiver(self) -> Metric:
+        family = GaugeMetricFamily(
+            "marq_queue_without_receiver",
+            "Ready messages of queues that nobody in any worker receives from, of this worker's partitions; queues "
+            f"beyond the {QUEUES_MAX} largest are summed up.",
+            labels=["queue"],
+        )
+        without = self.app.receivers.without
+        largest = heapq.nlargest(len(without), without, key=without.__getitem__)
+        for queue in largest[:QUEUES_MAX]:
+            family.add_metric([queue], without[queue])
+        if len(largest) > QUEUES_MAX:
+            family.add_metric([""], sum(without[queue] for queue in largest[QUEUES_MAX:]))
         return family
 
 
@@ -236,6 +294,7 @@ def define(app: WorkerApp) -> None:
 
     async def metrics(request: web.Request) -> web.Response:
         collector.counts = await app.views.counts_here()
+        collector.ages = await app.views.ages_here()
         text = generate_latest(app.meters.registry)
         return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 

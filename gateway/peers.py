@@ -29,6 +29,7 @@ from gateway import problems
 from marq.errors import MarqError, NotAuthenticatedError, UnavailableError
 
 if TYPE_CHECKING:
+    from app.breakers import Events
     from app.worker import WorkerApp
 
 #: Seconds for an answer of another worker.
@@ -78,6 +79,9 @@ class Peers(Service):
         self._to_wake: dict[str, set[str]] = {}
         self.register("watch", self._on_watch)
         self.register("wake", self._on_wake)
+        breakers = app.ownership.breakers
+        breakers.tell, breakers.rank, breakers.spawn = self._tell_breakers, self._rank, app.ownership.spawn
+        self.register("breakers", breakers.on_told)
 
     # ------------------------------------------------------------------ who
 
@@ -164,7 +168,7 @@ class Peers(Service):
         if operation is None:
             raise web.HTTPNotFound
         argument = _decode(body)
-        if request.match_info["name"] == "receive":
+        if request.match_info["name"] in ("receive", "take"):
             # the asking worker may go away as any client may
             argument = (argument, request)
         answer = await operation(argument)
@@ -299,6 +303,18 @@ class Peers(Service):
                 await self.call(url, "wake", {"queues": list(queues)})
             except MarqError as exc:
                 self.log.debug("%s", exc)
+
+    async def _tell_breakers(self, events: Events) -> None:
+        told = await asyncio.gather(
+            *(self.call(url, "breakers", events) for url in self.others()), return_exceptions=True
+        )
+        for answer in told:
+            if isinstance(answer, BaseException):
+                self.log.debug("%s", answer)
+
+    def _rank(self) -> int:
+        """How many workers that own partitions come before us."""
+        return sum(url < self.url for url, numbers in self.members().items() if numbers)
 
     def expire(self) -> None:
         """End the watches of workers that don't renew them."""

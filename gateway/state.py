@@ -11,7 +11,7 @@ import base64
 import resource
 import time
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -62,14 +62,34 @@ class Scope(msgspec.Struct, forbid_unknown_fields=True):
     scope: Literal["worker", "cluster"] = "worker"
 
 
+class Census(NamedTuple):
+    """What is in the partitions of this worker."""
+
+    at_s: float  # monotonic
+    counts: dict[str, dict[str, int]]  # by queue and state
+    oldest: dict[str, int]  # queue -> when its oldest unfinished message was sent
+
+
 class Views:
     """All of them."""
 
     def __init__(self, app: WorkerApp) -> None:
         self.app = app
-        self._counts: tuple[float, dict[str, dict[str, int]]] = (-1e9, {})
+        self._census = Census(-1e9, {}, {})
+        self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest when last looked at
         self._counting: asyncio.Lock = asyncio.Lock()
-        for name in ("worker", "partitions", "counts", "digest", "messages", "message", "rows", "oldest"):
+        for name in (
+            "worker",
+            "partitions",
+            "counts",
+            "digest",
+            "messages",
+            "message",
+            "rows",
+            "oldest",
+            "breaker_states",
+            "unserved",
+        ):
             app.peers.register(name, getattr(self, f"{name}_here"))
 
     # ------------------------------------------------------------------ here
@@ -102,8 +122,20 @@ class Views:
         return {
             "worker": self.app.ownership.worker_name,
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "partitions": [self._describe(held) for _, held in sorted(self.app.ownership.held.items())],
+            "partitions": [self._describe(held) for _, held in sorted(self.app.ownership.held.items())]
+            + [
+                {"partition": n, "owner": self.app.ownership.worker_name, "phase": "unserved", "reason": reason}
+                for n, reason in sorted(self._unserved().items())
+            ],
         }
+
+    def _unserved(self) -> dict[int, str]:
+        """Partitions that were assigned to this worker and that it can't serve, with the reason."""
+        ownership = self.app.ownership
+        return {n: reason for n, reason in ownership.unserved.items() if n not in ownership.held}
+
+    async def unserved_here(self, _: Any = None) -> Any:
+        return self._unserved()
 
     def _describe(self, held: Held) -> dict[str, Any]:
         partition, now = held.owner.partition, time.monotonic()
@@ -138,18 +170,59 @@ class Views:
 
     async def counts_here(self, _: Any = None) -> Any:
         """Messages by queue and state; counted at most twice a second."""
+        return (await self._census_now()).counts
+
+    async def _census_now(self) -> Census:
         async with self._counting:
-            at, counts = self._counts
-            if time.monotonic() - at > COUNTS_KEPT_MS / 1000:
-                counts = {}
-                for held in self._serving():
-                    partition = held.owner.partition
-                    for queue, count in partition.segments.parked_counts().items():
-                        counts.setdefault(queue, dict.fromkeys(STATES, 0))["ready"] += count
-                    async for entry in _entries_in_turns(partition):
-                        counts.setdefault(entry.queue, dict.fromkeys(STATES, 0))[entry.state] += 1
-                self._counts = (time.monotonic(), counts)
-        return counts
+            if time.monotonic() - self._census.at_s > COUNTS_KEPT_MS / 1000:
+                self._census = await self._count()
+        return self._census
+
+    async def _count(self) -> Census:
+        """Look at every message, and at the stamp of the oldest of each queue and partition."""
+        counts: dict[str, dict[str, int]] = {}
+        lowest: dict[tuple[int, str], int] = {}
+        for held in self._serving():
+            partition, number = held.owner.partition, held.number
+            for queue, count in partition.segments.parked_counts().items():
+                counts.setdefault(queue, dict.fromkeys(STATES, 0))["ready"] += count
+                offset = partition.segments.lowest_parked(queue)
+                if offset is not None:
+                    lowest[number, queue] = offset
+            async for entry in _entries_in_turns(partition):
+                queue, offset = entry.queue, entry.offset
+                counts.setdefault(queue, dict.fromkeys(STATES, 0))[entry.state] += 1
+                place = number, queue
+                if offset < lowest.get(place, offset + 1):
+                    lowest[place] = offset
+            if partition.queue_id is not None:
+                # they are in a topic of the user's, which nobody counts
+                dead = counts.setdefault(partition.queue_id, dict.fromkeys(STATES, 0))
+                dead["dead"] = dead.get("dead", 0) + partition.counters["dead"]
+        return Census(time.monotonic(), counts, await self._oldest_of(lowest))
+
+    async def _oldest_of(self, lowest: dict[tuple[int, str], int]) -> dict[str, int]:
+        """By queue, when the oldest of the lowest messages of its partitions was sent."""
+        known, self._sent_ms = self._sent_ms, {}
+        oldest: dict[str, int] = {}
+        for (number, queue), offset in lowest.items():
+            sent_ms = known.get((number, offset))
+            if sent_ms is None:
+                held = self.app.ownership.held.get(number)
+                if held is None or not held.serving:
+                    continue
+                sent_ms = _sent_ms(held.owner.partition, offset)
+                await asyncio.sleep(0)  # a segment may have been read
+                if sent_ms is None:
+                    continue
+            self._sent_ms[number, offset] = sent_ms
+            oldest[queue] = min(sent_ms, oldest.get(queue, sent_ms))
+        return oldest
+
+    async def ages_here(self) -> dict[str, int]:
+        """Age of the oldest unfinished message of each queue, by the brokers' time now."""
+        oldest, now = (await self._census_now()).oldest, self.app.ownership.broker_time.now_ms
+        return {queue: max(0, (now or sent_ms) - sent_ms) for queue, sent_ms in oldest.items()}
 
     async def digest_here(self, number: int) -> Any:
         partition = self._held(number).owner.partition
@@ -205,7 +278,7 @@ class Views:
             "state": entry.state,
             "receives": entry.receives,
             "sent_ms": record.timestamp,
-            "age_ms": max(0, partition.latest_ms - record.timestamp),
+            "age_ms": max(0, (self.app.ownership.broker_time.now_ms or record.timestamp) - record.timestamp),
             "headers": [[name, _text(value)] for name, value in record.headers],
             "payload": base64.b64encode(payload[:SHOWN_BYTES]).decode(),
             "size_bytes": len(payload),
@@ -226,25 +299,22 @@ class Views:
 
     async def oldest_here(self, queues: Iterable[str]) -> Any:
         """Age of the oldest unfinished message of some queues."""
-        wanted = set(queues)
-        ages: dict[str, int] = {}
-        for held in self._serving():
-            partition = held.owner.partition
-            oldest: dict[str, tuple[int, int]] = {}  # offset, sent_ms
-            for queue in wanted:
-                offset = partition.segments.lowest_parked(queue)
-                if offset is not None and (at := _sent_ms(partition, offset)) is not None:
-                    oldest[queue] = offset, at
-                    await asyncio.sleep(0)
-            async for entry in _entries_in_turns(partition):
-                queue, offset = entry.queue, entry.offset
-                if queue in wanted and (queue not in oldest or offset < oldest[queue][0]):
-                    at = _sent_ms(partition, offset)
-                    if at is not None:
-                        oldest[queue] = offset, at
-            for queue, (_, at) in oldest.items():
-                ages[queue] = max(ages.get(queue, 0), partition.latest_ms - at)
-        return ages
+        ages = await self.ages_here()
+        return {queue: ages[queue] for queue in queues if queue in ages}
+
+    async def breaker_states_here(self, _: Any = None) -> Any:
+        """Circuit breakers by queue."""
+        return self.app.ownership.breakers.states()
+
+    async def _breakers(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        """The breakers of those queues that have one; where workers differ for a moment, the one that is not closed."""
+        settings_of = self.app.catalog.settings_of
+        new = {"state": "closed", "failures": 0, "pause_ms": 0}
+        found: dict[str, dict[str, Any]] = {name: new for name in names if settings_of(name).breaker_failures}
+        for one in (await self._everywhere("breaker_states"))[0] if found else ():
+            for name in found.keys() & one.keys():
+                found[name] = max(found[name], one[name], key=lambda b: (b["state"] != "closed", b["failures"]))
+        return found
 
     async def rows_here(self, argument: Any) -> Any:
         held = self._held(argument["partition"])
@@ -302,19 +372,26 @@ class Views:
         for one in found:
             for queue, states in one.items():
                 total = counts.setdefault(queue, dict.fromkeys(STATES, 0))
-                for state in STATES:
-                    total[state] += states[state]
+                for state, count in states.items():
+                    total[state] = total.get(state, 0) + count
         ages: dict[str, int] = {}
         for one in (await self._everywhere("oldest", [name for name in names if name in counts]))[0]:
             for queue, age in one.items():
                 ages[queue] = max(ages.get(queue, 0), age)
+        breakers, received = await self._breakers(names), await self.app.receivers.of(names)
         none = dict.fromkeys(STATES, 0)
         stats: list[dict[str, Any]] = []
         for name in names:
+            mine = counts.get(name, none)
             letters = counts.get(self.app.catalog.settings_of(name).dead_letters_of(name), none)
-            stats.append(
-                {"queue": name} | counts.get(name, none) | {"dead": sum(letters.values()), "oldest_ms": ages.get(name)}
-            )
+            dead = mine.get("dead", sum(letters.values()))
+            more = {
+                "dead": dead,
+                "oldest_ms": ages.get(name),
+                "breaker": breakers.get(name),
+                "has_receiver": received[name],
+            }
+            stats.append({"queue": name} | mine | more)
         return stats, missing
 
     async def queues(self, request: web.Request) -> web.Response:
@@ -326,14 +403,20 @@ class Views:
         ]
         stats, missing = await self._stats(names[: page.limit])
         more = names[page.limit - 1] if len(names) > page.limit else ""
-        return answer(request, {"queues": stats, "after": more, "missing": missing})
+        unserved = await self._unserved_everywhere()
+        return answer(request, {"queues": stats, "after": more, "missing": missing, "unserved": unserved})
+
+    async def _unserved_everywhere(self) -> dict[str, str]:
+        """Partitions of the cluster that nobody serves, with the reason: their messages are in no count."""
+        found, _ = await self._everywhere("unserved")
+        return {str(number): reason for one in found for number, reason in sorted(one.items())}
 
     async def queue(self, request: web.Request) -> web.Response:
         query_of(request, Nothing)
         name = request.match_info["queue"]
         self.app.catalog.require(name)
         stats, missing = await self._stats([name])
-        return answer(request, stats[0] | {"missing": missing})
+        return answer(request, stats[0] | {"missing": missing, "unserved": await self._unserved_everywhere()})
 
     async def messages(self, request: web.Request) -> web.Response:
         page, name = query_of(request, MessagesPage), request.match_info["queue"]

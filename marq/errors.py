@@ -38,6 +38,10 @@ class RowError(MarqError):
     """A row or manifest of a table can't be read, or its key names no table."""
 
 
+class DeletedError(RowError):
+    """A log begins beyond what was read of it: records were deleted unread."""
+
+
 class InternalError(MarqError):
     """A rule of our own is broken: the worker stops before it can do harm."""
 

@@ -18,12 +18,12 @@ acknowledges by ``message.ack()``, and what it leaves is delivered again when th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from marq.core.policies import DEAD_SUFFIX, HANDLER_MAX_RECEIVES
+from marq.core.policies import DEAD_SUFFIX, HANDLER_MAX_RECEIVES, check_delay
 from marq.errors import HandlerError
 
 BATCH_MAX = 10_000
@@ -33,9 +33,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Retry(Exception):
-    """Raised by a handler: give the message back for ``delay_ms`` (None: the usual back-off)."""
+    """Raised by a handler: give the message back for ``delay_ms``, up to a year (None: the usual back-off)."""
 
     def __init__(self, delay_ms: int | None = None) -> None:
+        if delay_ms is not None:
+            check_delay(delay_ms)
         super().__init__(delay_ms)
         self.delay_ms = delay_ms
 
@@ -79,8 +81,13 @@ class Handler:
 
         A pattern reaches dead letters only if it ends in ``.dead`` itself: else ``*`` would get what it failed on.
         """
-        dead = queue.endswith(DEAD_SUFFIX)
-        return any(fnmatchcase(queue, p) and (not dead or p.endswith(DEAD_SUFFIX)) for p in self.queues)
+        return does_match(self.queues, queue)
+
+
+def does_match(patterns: Iterable[str], queue: str) -> bool:
+    """True if messages of ``queue`` go to a handler of these names and patterns; see :meth:`Handler.matches`."""
+    dead = queue.endswith(DEAD_SUFFIX)
+    return any(fnmatchcase(queue, p) and (not dead or p.endswith(DEAD_SUFFIX)) for p in patterns)
 
 
 _registered: list[Handler] = []

@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from marq.core.policies import check_delay
+
 HEADER_KEY = "marq-key"
 """Header that holds the sender's own key: the record's key is the queue."""
 
@@ -75,5 +77,6 @@ class ManualMessage(Message):
         self._settle(self, None)
 
     def release(self, delay_ms: int = 0) -> None:
-        """Given back: delivered again after ``delay_ms``."""
+        """Given back: delivered again after ``delay_ms``, at most a year. Raises :exc:`BadValueError`."""
+        check_delay(delay_ms)
         self._settle(self, delay_ms)

@@ -82,7 +82,7 @@ class Verdict(NamedTuple):
     @property
     def whole(self) -> bool:
         """Whether the logs reach back to the beginning."""
-        return all(summary.first is not None and summary.since_ms is None for summary in self.summaries)
+        return all(summary.whole for summary in self.summaries)
 
 
 @click.command()
@@ -91,10 +91,18 @@ class Verdict(NamedTuple):
 @click.option("--archive", is_flag=True, help="Read what is archived from the archive, and the rest from Kafka.")
 @click.option("--offline", is_flag=True, help="Read the archive alone: no Kafka, no tables, no worker.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout.")
+@click.option("--accept-loss", is_flag=True, help="What a repair has given up is named, and is no fault.")
 @click.option("--faults", default=20, show_default=True, type=click.IntRange(1), help="So many faults are printed.")
 @job_options
 def command(
-    job: Job, worker: str | None, key_file: str | None, archive: bool, offline: bool, json_file: str | None, faults: int
+    job: Job,
+    worker: str | None,
+    key_file: str | None,
+    archive: bool,
+    offline: bool,
+    json_file: str | None,
+    accept_loss: bool,
+    faults: int,
 ) -> None:
     """Prove that no message was lost: fold both logs, and compare with the tables and a worker.
 
@@ -110,7 +118,15 @@ def command(
     if worker is not None:
         states_of(worker, key, 1)  # whether it answers is known before Java is started
     with job.session("audit") as spark:
-        verdict = audit(spark, job, worker=worker, key=key, archive=archive or offline, offline=offline)
+        verdict = audit(
+            spark,
+            job,
+            worker=worker,
+            key=key,
+            archive=archive or offline,
+            offline=offline,
+            accept_loss=accept_loss,
+        )
     result = as_json(verdict)
     for line in _lines(verdict, faults):
         click.echo(line, err=json_file == "-")
@@ -135,6 +151,7 @@ def audit(
     key: str | None = None,
     archive: bool = False,
     offline: bool = False,
+    accept_loss: bool = False,
 ) -> Verdict:
     """Audit an installation.
 
@@ -142,6 +159,7 @@ def audit(
         worker: address of a worker whose state has to agree; up to its positions the logs are walked.
         archive: what is archived is read from there.
         offline: nothing but the archive is read.
+        accept_loss: what was given up by a repair is no fault.
 
     Raises:
         MarqError: it could not be found out.
@@ -161,7 +179,7 @@ def audit(
             if attempt == ATTEMPTS:
                 raise
             continue
-        plans = {n: _plan(n, job, logs, tables, states.get(n)) for n in logs.bounds}
+        plans = {n: _plan(n, job, logs, tables, states.get(n), accept_loss) for n in logs.bounds}
         rows = table_rows(spark, job.kafka, tables) if tables is not None else None
         summaries, found = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
         missing = any(fault.kind == "tables" and fault.offset < 0 for fault in found)
@@ -250,7 +268,14 @@ def _joined(number: int, old: Bounds, kafka: Bounds, stop: tuple[int, int]) -> t
     return (queue_start, markers_start), (min(old.queue_end, stop[0]), min(old.markers_end, stop[1]))
 
 
-def _plan(number: int, job: Job, logs: Logs, tables: Snapshot | None, state: Mapping[str, Any] | None) -> bytes:
+def _plan(
+    number: int,
+    job: Job,
+    logs: Logs,
+    tables: Snapshot | None,
+    state: Mapping[str, Any] | None,
+    accept_loss: bool,
+) -> bytes:
     bound = logs.bounds[number]
     newest = tables.newest.get(number) if tables is not None else None
     return msgspec.msgpack.encode(
@@ -265,6 +290,7 @@ def _plan(number: int, job: Job, logs: Logs, tables: Snapshot | None, state: Map
             manifest=None if newest is None else newest.value,
             live=None if state is None else dict(state),
             faults_max=FAULTS_MAX,
+            accept_loss=accept_loss,
         )
     )
 
@@ -305,6 +331,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "proven": verdict.proven,
         "whole": verdict.whole,
         "since_ms": max((s.since_ms for s in summaries if s.since_ms is not None), default=None),
+        "deleted_unread": sum(_records_lost(summary) for summary in summaries),
         "messages": sum(sum(summary.sent.values()) for summary in summaries),
         "done": dict(_total(counts for summary in summaries for counts in summary.done.values())),
         "held": dict(_total(counts for summary in summaries for counts in summary.held.values())),
@@ -324,11 +351,16 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 def _lines(verdict: Verdict, faults: int) -> Iterable[str]:
     """The result for people."""
     result, summaries = as_json(verdict), verdict.summaries
-    since = "since the beginning"
-    if not verdict.whole:
-        begin = "the logs begin" if result["since_ms"] is None else _time(result["since_ms"])
-        since = f"sent since {begin}: what was before is no longer in the logs, and not audited"
+    since = "since the beginning" if verdict.whole else "of what the logs still have"
     yield f"{result['messages']:,} messages in {len(result['queues'])} queues, {len(summaries)} partitions, {since}"
+    if not verdict.whole:
+        yield from _beginnings(summaries)
+    for summary in summaries:
+        for deleted in summary.deleted:
+            how = "given up by a repair" if deleted.given_up else "never read"
+            amount = f"{deleted.stop - deleted.start:,} records, {deleted.unfinished:,} messages not known to be done"
+            place = f"{summary.partition}:{deleted.start} to {summary.partition}:{deleted.stop - 1}"
+            yield f"  DELETED UNREAD in the {deleted.log} topic: {place} ({amount}), {how}"
     done = ", ".join(f"{name} {amount:,}" for name, amount in sorted(result["done"].items())) or "none"
     held = ", ".join(f"{name} {amount:,}" for name, amount in result["held"].items() if amount) or "none"
     yield f"  done: {done}; held: {held}"
@@ -348,11 +380,36 @@ def _lines(verdict: Verdict, faults: int) -> Iterable[str]:
         agree = sum(summary.live == "agrees" for summary in summaries)
         yield f"  worker {verdict.worker}: counts and digests of {agree} of {len(summaries)} partitions agree"
     if verdict.proven:
-        yield f"PROVEN: nothing is lost, nothing came again after its end ({verdict.seconds:.1f} s)"
+        lost = result["deleted_unread"]
+        but = f" but the {lost:,} records that a repair has given up" if lost else ""
+        scope = "" if verdict.whole else ", as far back as the logs reach"
+        yield f"PROVEN{scope}: nothing is lost{but}, nothing came again after its end ({verdict.seconds:.1f} s)"
         return
     yield f"WRONG: {verdict.fault_count:,} faults ({verdict.seconds:.1f} s); partition:offset queue what"
     for fault in verdict.faults[:faults]:
         yield f"  {fault}"
+
+
+def _records_lost(summary: Summary) -> int:
+    return sum(deleted.stop - deleted.start for deleted in summary.deleted if deleted.log == "queue")
+
+
+def _beginnings(summaries: list[Summary]) -> Iterable[str]:
+    """From where on each partition is audited; what was before is no longer in the logs."""
+    whole = [str(summary.partition) for summary in summaries if summary.whole]
+    if whole:
+        yield f"  since the beginning: partitions {', '.join(whole)}"
+    for summary in summaries:
+        if summary.whole:
+            continue
+        begin = f"its queue topic begins at offset {summary.queue[0]}, its markers at {summary.markers[0]}"
+        if summary.first is None:
+            proven = "no message is seen whole"
+        elif summary.since_ms is None:
+            proven = f"audited from offset {summary.first} on, no message since"
+        else:
+            proven = f"audited from offset {summary.first} on, sent since {_time(summary.since_ms)}"
+        yield f"  partition {summary.partition}: {proven} ({begin})"
 
 
 def _time(at_ms: int) -> str:

@@ -13,6 +13,7 @@ from marq.core.digest import STATES, Digest, digest_of, entries
 from marq.core.lives import Envelope, Lives
 from marq.core.markers import Batch
 from marq.core.partition import Partition
+from marq.core.ranges import RangeSet, count
 from marq.errors import RowError
 from pipeline import walk
 from pipeline.fingerprints import fingerprints, without_payloads
@@ -37,6 +38,17 @@ class Plan(walk.Plan):
     manifest: bytes | None
     live: dict[str, Any] | None  # the answer of the worker, if one was asked
     faults_max: int
+    accept_loss: bool = False  # what was given up by a repair is no fault
+
+
+class Deleted(msgspec.Struct):
+    """Records that were deleted before any manifest had them."""
+
+    log: str  # queue, markers
+    start: int
+    stop: int
+    unfinished: int  # not known to be done; of markers: messages whose progress is not known
+    given_up: bool  # by a repair
 
 
 class Summary(msgspec.Struct):
@@ -59,6 +71,8 @@ class Summary(msgspec.Struct):
     recovered: int | None  # unfinished messages that the tables have, below the manifest's position
     compared: int  # of these, payloads that were compared with the log
     live: str | None  # of the worker: agrees, differs
+    whole: bool  # both logs reach back to their beginning
+    deleted: list[Deleted]
 
 
 class Auditor(walk.Walker):
@@ -76,6 +90,7 @@ class Auditor(walk.Walker):
         self._since_ms: int | None = None
         self._faults: list[Fault] = []
         self._fault_count = 0
+        self._deleted: list[Deleted] = []
         self._summary: Summary | None = None
 
     # -- before the logs
@@ -99,22 +114,33 @@ class Auditor(walk.Walker):
         if told.manifest is not None:
             self._recover(rows.decode_manifest(told.manifest))
         elif told.tables and (told.markers_start or (told.queue_start and told.queue_id is None)):
-            self._wrong("manifest", "records were deleted from the logs, but there is no manifest")
+            for log, start in (("queue", told.queue_start), ("markers", told.markers_start)):
+                unknown = start if log == "queue" else 0
+                self._deleted_unread(log, 0, start, unknown, "and there is no manifest")
         self._rows.clear()
 
     def _recover(self, manifest: rows.Manifest) -> None:
         told = self.told
-        for name, position, start, stop in (
-            ("queue", manifest.position, told.queue_start, told.queue_stop),
-            ("markers", manifest.markers_position, told.markers_start, told.markers_stop),
+        for loss in manifest.lost:
+            self._deleted.append(Deleted(loss.log, loss.start, loss.stop, loss.unfinished, given_up=True))
+            if not told.accept_loss:
+                what = f"{_named(self._deleted[-1])} were deleted unread, and given up by a repair"
+                self._wrong("given up", what)
+        of = f"of the newest manifest (epoch {manifest.epoch})"
+        unknown = told.queue_start - manifest.position
+        if unknown > 0:
+            unknown -= count(RangeSet(manifest.done).within(manifest.position, told.queue_start))
+            place = f"beyond the position {manifest.position} {of}"
+            self._deleted_unread("queue", manifest.position, told.queue_start, unknown, place)
+        if told.markers_start > manifest.markers_position:
+            place = f"beyond the position {manifest.markers_position} {of}"
+            self._deleted_unread("markers", manifest.markers_position, told.markers_start, 0, place)
+        if self._deleted and not self._deleted[-1].given_up:
+            return
+        for name, position, stop in (
+            ("queue", manifest.position, told.queue_stop),
+            ("markers", manifest.markers_position, told.markers_stop),
         ):
-            if position < start:
-                self._wrong(
-                    "manifest",
-                    f"the {name} log begins at {start}, beyond the position {position} of the newest manifest (epoch "
-                    f"{manifest.epoch}): records were deleted unread",
-                )
-                return
             if position > stop:
                 self._wrong(
                     "manifest",
@@ -133,6 +159,12 @@ class Auditor(walk.Walker):
         prints = fingerprints(value for key, value in less.rows.items() if rows.kind_of(key) == "messages")
         self._stored = {entry.offset: prints.get(entry.offset) for entry in entries(self.recovered)}
         self._recovered_count = len(self._stored)
+
+    def _deleted_unread(self, log: str, start: int, stop: int, unfinished: int, place: str) -> None:
+        if stop > start:
+            self._deleted.append(Deleted(log, start, stop, unfinished, given_up=False))
+            what = f"{_named(self._deleted[-1])} were deleted unread: the log begins at {stop}, {place}"
+            self._wrong("deleted unread", what)
 
     @property
     def _is_whole(self) -> bool:
@@ -306,6 +338,8 @@ class Auditor(walk.Walker):
             recovered=self._recovered_count,
             compared=self._compared,
             live=live,
+            whole=not told.queue_start and not told.markers_start,
+            deleted=self._deleted,
         )
 
     # -- what was found
@@ -333,3 +367,9 @@ class Auditor(walk.Walker):
             types = (pa.int32(), pa.string(), pa.int64(), pa.string(), pa.string(), pa.binary())
             columns = [pa.array(list(c), t) for c, t in zip(zip(*found, strict=True), types, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names=list(names))
+
+
+def _named(deleted: Deleted) -> str:
+    unsure = f", {deleted.unfinished:,} not known to be done" if deleted.log == "queue" else ""
+    amount = deleted.stop - deleted.start
+    return f"offsets {deleted.start} to {deleted.stop - 1} of the {deleted.log} topic ({amount:,} records{unsure})"

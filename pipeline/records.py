@@ -25,7 +25,7 @@ from pyspark.sql.types import (
 
 from marq.core.markers import decode
 from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES, QUEUE_NAME_MAX
-from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES
+from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, SPAN_MAX_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarkerError
 from marq.message import HEADER_KEY
@@ -172,16 +172,19 @@ def _reason(queue_id: str | None) -> Column:
                 "headers",
                 lambda header: (
                     F.contains(header["key"], F.lit(BAD_NAME))
-                    | (header["key"].isin(H_DELAY, H_TTL) & ~_is_number(header["value"]))
+                    | (header["key"].isin(H_DELAY, H_TTL) & ~_is_span(header["value"]))
                 ),
             ),
             F.lit(0),
-        )["key"],
+        ),
+    )
+    wrong = F.when(_is_number(malformed["value"]), F.lit(f" is more than {SPAN_MAX_MS} milliseconds")).otherwise(
+        F.lit(" is not a number of milliseconds")
     )
     found = (
         F.when(size > most, F.lit(f"larger than {MESSAGE_MAX_BYTES} bytes"))
-        .when(F.contains(malformed, F.lit(BAD_NAME)), F.lit("the name of a header is not UTF-8"))
-        .when(malformed.isNotNull(), F.concat(F.lit("header "), malformed, F.lit(" is not a number of milliseconds")))
+        .when(F.contains(malformed["key"], F.lit(BAD_NAME)), F.lit("the name of a header is not UTF-8"))
+        .when(malformed.isNotNull(), F.concat(F.lit("header "), malformed["key"], wrong))
         .otherwise(F.lit(None).cast("string"))
     )
     if queue_id is not None:
@@ -232,6 +235,10 @@ def last_header(name: str) -> Column:
 def _is_number(value: Column) -> Column:
     """As the core reads numbers: 1 to 15 decimal digits, nothing else."""
     return F.coalesce(F.decode(value, "ISO-8859-1").rlike(r"\A[0-9]{1,15}\z"), F.lit(False))
+
+
+def _is_span(value: Column) -> Column:
+    return F.coalesce(_number(value) <= SPAN_MAX_MS, F.lit(False))
 
 
 def _number(value: Column) -> Column:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 from marq.core.partition import MESSAGE_MAX_BYTES
+from marq.core.reading import SPAN_MAX_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import PipelineError
 from pipeline import files
@@ -160,6 +161,10 @@ def checked(rows: DataFrame, queue: Column, fifo: Mapping[str, bool]) -> DataFra
 
 
 def not_milliseconds(name: str, value: Column) -> tuple[Column, Column]:
-    """The check of a column that has to hold milliseconds, or null."""
-    reason = F.concat(F.lit(f"{name} "), F.substring(value, 1, 40), F.lit(" is not a number of milliseconds"))
-    return value.isNotNull() & ~value.rlike(DIGITS), reason
+    """The check of a column that has to hold milliseconds, of a year at most, or null."""
+    is_number = value.rlike(DIGITS)
+    wrong = F.when(is_number, F.lit(f" is more than {SPAN_MAX_MS} milliseconds")).otherwise(
+        F.lit(" is not a number of milliseconds")
+    )
+    reason = F.concat(F.lit(f"{name} "), F.substring(value, 1, 40), wrong)
+    return value.isNotNull() & ~F.coalesce(is_number & (value.try_cast("long") <= SPAN_MAX_MS), F.lit(False)), reason

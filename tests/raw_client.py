@@ -6,6 +6,9 @@ import asyncio
 import struct
 
 _PRODUCE, _VERSION = 0, 7
+#: Errors of a topic that was just created: not known everywhere yet.
+_PASSING = {3, 6}
+_PASSING_S = 15
 
 
 def _string(text: str | None) -> bytes:
@@ -17,6 +20,15 @@ async def produce(bootstrap: str, topic: str, partition: int, batch: bytes) -> i
 
     A broker that ends the connection instead answers -1, as to what it can't even parse.
     """
+    deadline = asyncio.get_running_loop().time() + _PASSING_S
+    while (error := await _ask(bootstrap, topic, partition, batch)) in _PASSING:
+        if asyncio.get_running_loop().time() > deadline:
+            break
+        await asyncio.sleep(0.1)
+    return error
+
+
+async def _ask(bootstrap: str, topic: str, partition: int, batch: bytes) -> int:
     host, _, port = bootstrap.partition(":")
     body = _string(None) + struct.pack(">hii", -1, 10_000, 1)  # no transaction, acks, timeout, topics
     body += _string(topic) + struct.pack(">iii", 1, partition, len(batch)) + batch

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from app.topics import MAX_MESSAGE_BYTES
 from gateway.door import RECORD_ROOM_BYTES
-from marq.core.policies import TIME_MAX_MS, TTL_MAX_MS
+from marq.core.policies import DELAY_MAX_MS, TIME_MAX_MS, TTL_MAX_MS
 
 Mode = Literal["strict", "relaxed"]
 
@@ -46,7 +46,7 @@ STRICT = Limits(
 )
 RELAXED = Limits(
     strict=False,
-    delay_s=TIME_MAX_MS // 1000,
+    delay_s=DELAY_MAX_MS // 1000,
     visibility_s=TIME_MAX_MS // 1000,
     retention_s=(1, TTL_MAX_MS // 1000),
     wait_s=60,

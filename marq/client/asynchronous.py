@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
@@ -15,7 +16,7 @@ from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.operations import ACK, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
 from marq.client.wire import Delivery, Outgoing, QueueInfo, Received, Sent
-from marq.errors import MarqError
+from marq.errors import LeaseOverError, MarqError
 
 T = TypeVar("T", bound=Tracked)
 
@@ -65,7 +66,13 @@ class AsyncMessage(Tracked, eq=False):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if not self._settled:
-            await (self.ack() if kind is None else self.release())
+            if kind is None:
+                await self.ack()
+            else:
+                with contextlib.suppress(
+                    LeaseOverError
+                ):  # then it comes again anyway; the caller's error is the one to see
+                    await self.release()
 
 
 _decoder = msgspec.msgpack.Decoder(Received[AsyncMessage])

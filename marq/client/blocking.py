@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import ssl
 import threading
@@ -31,7 +32,7 @@ from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.operations import ACK, UNREAD, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
 from marq.client.wire import Delivery, Outgoing, QueueInfo, Received, Sent
-from marq.errors import ClosedError, MarqError
+from marq.errors import ClosedError, LeaseOverError, MarqError
 
 T = TypeVar("T")
 
@@ -217,7 +218,10 @@ class Message(Tracked, eq=False):
             if kind is None:
                 self.ack()
             else:
-                self.release()
+                with contextlib.suppress(
+                    LeaseOverError
+                ):  # then it comes again anyway; the caller's error is the one to see
+                    self.release()
 
 
 _decoder = msgspec.msgpack.Decoder(Received[Message])

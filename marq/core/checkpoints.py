@@ -100,6 +100,7 @@ class Checkpoints(Deliveries):
             delivery=self.delivery,
             purges=dict(self.purges),
             counters=dict(self.counters),
+            lost=list(self.lost),
             broker_ms=self.broker_ms,
             tick_ms=self.tick_ms,
         )
@@ -422,6 +423,7 @@ class Checkpoints(Deliveries):
         self.delivery = manifest.delivery
         self.purges = dict(manifest.purges)
         self.counters = Counter(manifest.counters)
+        self.lost = list(manifest.lost)
         pages: list[tuple[int, Page, tuple[rows.PageRow, list[rows.IndexRow]]]] = []
         ids: list[tuple[int, str, int, Any]] = []
         unpaged: list[tuple[str, int]] = []

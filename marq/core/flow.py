@@ -1,30 +1,37 @@
-"""Limits on what one queue has in flight in one partition, and the circuit breaker. Kept by the owner, not in the log.
+"""Limits on what one queue has in flight in one partition, and the circuit breaker of a queue. Not in the log.
 
     closed ──(a run of failures)──► open ──(pause over)──► probing ──success──► closed
                                       ▲                        │
                                       └────────failure─────────┘
 
-Both are decisions of the owner about what to start next; a new owner counts what is in flight from the state, and
-begins with a closed breaker.
+Both are decisions of the owner about what to start next; a new owner counts what is in flight from the state. Owners
+share the breaker of a queue if they are given the same one; its listener may tell others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from marq.core.policies import QueueSettings, share
 
+FOREVER_MS = 1 << 62
+
 
 class Breaker:
-    """Opens after so many failures in a row; after a pause one message is tried."""
+    """Opens after so many failures in a row; after a pause one message is tried, the probe.
 
-    __slots__ = ("failures", "open_until_ms", "probing")
+    ``probe`` of its methods: whether it was the probe (None: whatever is finished while one is out).
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("__weakref__", "failures", "listener", "open_until_ms", "probing", "probing_until_ms")
+
+    def __init__(self, listener: Callable[[Breaker, str, int], None] | None = None) -> None:
         self.failures = 0  # in a row
         self.open_until_ms: int | None = None  # None: closed
         self.probing = False  # one message is being tried
+        self.probing_until_ms = 0  # when it is given up, if nothing is heard of it
+        self.listener = listener  # told (breaker, event, milliseconds): failed, opened, probing, spared, succeeded
 
     @property
     def state(self) -> str:
@@ -35,56 +42,100 @@ class Breaker:
         """How many messages may be started now; None: as many as there are."""
         if self.open_until_ms is None:
             return None
-        return 0 if self.probing or now_ms < self.open_until_ms else 1
+        return 0 if now_ms < (self.probing_until_ms if self.probing else self.open_until_ms) else 1
 
-    def tried(self) -> None:
-        """A message was started. If the breaker is open, it is the probe."""
-        if self.open_until_ms is not None:
-            self.probing = True
-
-    def succeeded(self) -> None:
-        """A message was acknowledged."""
-        if self.open_until_ms is not None and not self.probing:
-            return  # left over from before it opened
-        self.failures = 0
-        self.open_until_ms = None
-        self.probing = False
-
-    def failed(self, limit: int, pause_ms: int, now_ms: int) -> bool:
-        """A message was given back, or its lease ended; True if that opened the breaker (never for ``limit`` 0)."""
-        self.failures += 1
-        if not limit or (self.failures < limit and not self.probing):
+    def tried(self, now_ms: int = 0, for_ms: int = FOREVER_MS) -> bool:
+        """A message was started; True if the breaker is open, so that it is the probe."""
+        if self.open_until_ms is None:
             return False
-        if self.open_until_ms is not None and not self.probing:
-            return False  # left over from before it opened
-        self.open_until_ms = now_ms + pause_ms
-        self.probing = False
+        self.probing, self.probing_until_ms = True, now_ms + for_ms
+        self._tell("probing", for_ms)
         return True
 
-    def spared(self) -> None:
-        """The probe came back without having been tried."""
-        self.probing = False
+    def succeeded(self, probe: bool | None = None) -> None:
+        """A message was acknowledged."""
+        if self.open_until_ms is not None and not (self.probing if probe is None else probe):
+            return  # left over from before it opened
+        if self.failures or self.open_until_ms is not None:
+            self._close()
+            self._tell("succeeded")
+
+    def failed(self, limit: int, pause_ms: int, now_ms: int, probe: bool | None = None) -> bool:
+        """A message was given back, or its lease ended; True if that opened the breaker (never for ``limit`` 0)."""
+        if self.open_until_ms is not None:
+            if not limit or not (self.probing if probe is None else probe):
+                return False  # left over from before it opened
+            self.failures += 1
+            self._open(now_ms, pause_ms)
+            return True
+        self.failures += 1
+        if not limit or self.failures < limit:
+            self._tell("failed")
+            return False
+        self._open(now_ms, pause_ms)
+        return True
+
+    def spared(self, probe: bool | None = None) -> None:
+        """A message came back without having been tried."""
+        if self.probing and probe is not False:
+            self.probing = False
+            self._tell("spared")
+
+    def heard(self, event: str, amount: int, limit: int, pause_ms: int, now_ms: int) -> None:
+        """Another owner's breaker of the same queue told this; ``amount``: failures, or milliseconds."""
+        if event == "failed" and self.open_until_ms is None:
+            self.failures += amount
+            if limit and self.failures >= limit:
+                self._open(now_ms, pause_ms)
+        elif event == "opened":
+            self.failures = max(self.failures, limit)
+            self.open_until_ms, self.probing = now_ms + amount, False
+        elif event == "probing" and self.open_until_ms is not None:
+            self.probing, self.probing_until_ms = True, now_ms + amount
+        elif event == "spared":
+            self.probing = False
+        elif event == "succeeded":
+            self._close()
+
+    def _open(self, now_ms: int, pause_ms: int) -> None:
+        self.open_until_ms, self.probing = now_ms + pause_ms, False
+        self._tell("opened", pause_ms)
+
+    def _close(self) -> None:
+        self.failures, self.open_until_ms, self.probing = 0, None, False
+
+    def _tell(self, event: str, amount: int = 1) -> None:
+        if self.listener is not None:
+            self.listener(self, event, amount)
 
 
 class Flow:
     """What one queue has in flight in one partition."""
 
-    __slots__ = ("breaker", "by_receiver", "offsets", "woken")
+    __slots__ = ("breaker", "by_receiver", "offsets", "probe", "refused")
 
-    def __init__(self) -> None:
+    def __init__(self, breaker: Breaker | None = None) -> None:
         self.offsets: dict[int, str] = {}  # started or about to be -> receiver
         self.by_receiver: Counter[str] = Counter()
-        self.breaker = Breaker()
-        self.woken = False  # receivers were told that the pause of the breaker is over
+        self.breaker = breaker or Breaker()  # of the queue: other partitions may have the same one
+        self.probe = -1  # the message by which an open breaker finds out
+        self.refused = False  # a receiver got nothing because of the breaker, and waits to be told when that is over
 
-    def add(self, offsets: Iterable[int], receiver: str) -> None:
-        """These are being started for ``receiver``."""
+    def add(self, offsets: Sequence[int], receiver: str, now_ms: int = 0, probe_ms: int = FOREVER_MS) -> None:
+        """These are being started for ``receiver``; ``probe_ms``: how long to wait for word of a probe."""
         for offset in offsets:
             self.remove(offset)
             self.offsets[offset] = receiver
             self.by_receiver[receiver] += 1
-        self.breaker.tried()
-        self.woken = False
+        if self.breaker.tried(now_ms, probe_ms):
+            self.probe = offsets[0]
+
+    def is_probe(self, offset: int) -> bool:
+        """Whether this was the probe; once."""
+        if offset != self.probe:
+            return False
+        self.probe = -1
+        return True
 
     def remove(self, offset: int) -> bool:
         """This one is not in flight any more; False if it was not."""

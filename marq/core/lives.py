@@ -16,7 +16,7 @@ import msgspec
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.partition import H_DELAY, H_TTL, Partition
 from marq.core.policies import QUEUE_NAME_MAX
-from marq.core.reading import BAD_NAME, milliseconds
+from marq.core.reading import BAD_NAME, SPAN_MAX_MS, milliseconds
 from marq.errors import RowError
 
 VERSION = 1
@@ -433,10 +433,14 @@ class Lives:
 
 
 def _is_malformed(envelope: Envelope) -> bool:
-    return any(
-        BAD_NAME in name or (name in (H_DELAY, H_TTL) and milliseconds(value) is None)
-        for name, value in envelope.headers
-    )
+    for name, value in envelope.headers:
+        if BAD_NAME in name:
+            return True
+        if name in (H_DELAY, H_TTL):
+            amount = milliseconds(value)
+            if amount is None or amount > SPAN_MAX_MS:
+                return True
+    return False
 
 
 def visible_ms(envelope: Envelope) -> int:

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 from marq.core import markers as m
 from marq.core import rows
-from marq.core.flow import Flow, is_limited
+from marq.core.flow import Breaker, Flow, is_limited
 from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.partition import Checkpoint, Due, Partition
 from marq.core.policies import QueueSettings, SettingsOf
-from marq.core.ranges import offsets_in, ranges_of
+from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Unreadable
-from marq.errors import InternalError, MarkerError, NewerVersionError, RowError
+from marq.errors import DeletedError, InternalError, MarkerError, NewerVersionError, RowError
 
 TICK_MIN_MS = 100
 """The timer appends at most one tick per this time and partition …"""
@@ -44,6 +44,12 @@ FLOWS_SLACK = 1_000
 
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
+
+IGNORED_MAX = 10_000
+"""Extensions and releases without effect that are remembered, message by message, for those who ask."""
+
+LOSSES_MAX = 1_000
+"""Losses that are remembered one by one; of more, the two oldest of a log become one."""
 
 DEAD_RECEIVER = "dlq"
 
@@ -159,6 +165,7 @@ class Owner:
         limits: Limits = DEFAULT_LIMITS,
         settings_of: SettingsOf = lambda queue: QueueSettings(),
         load: Callable[[str], bytes] | None = None,
+        breaker_of: Callable[[str], Breaker] = lambda queue: Breaker(),
     ) -> None:
         self.number = number
         self.worker = worker
@@ -175,6 +182,7 @@ class Owner:
         self.partition = self._new_partition(load)
         self.under_pressure = False  # memory is short: the next checkpoint writes all payloads, and comes at once
         self._load = load
+        self._breaker_of = breaker_of
         self._delivery = 0
         self._pending: dict[int, Pending] = {}
         self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
@@ -185,6 +193,9 @@ class Owner:
         self._fence = ""
         self._fences = 0
         self._next_checkpoint_ms = 0
+        # (epoch, delivery, offset) of extensions and releases without effect -> the first record that had one
+        self._ignored: dict[tuple[int, int, int], int] = {}
+        self._ignored_from = 0  # of records below it nothing is known
         self.flows: dict[str, Flow] = {}  # of queues with limits
         self._flows_max = FLOWS_SLACK
         self._flow_of: dict[int, str] = {}  # offset in flight -> its queue, if that has limits
@@ -212,26 +223,36 @@ class Owner:
         load: Callable[[str], bytes],
         log_start: tuple[int, int],
         own_offset: int = -1,
+        *,
+        accept_loss: bool = False,
     ) -> None:
         """Take the state from the tables, read after the own marker was acknowledged.
 
         ``manifests``: all of this partition; ``row_keys``: all its rows; ``log_start``: first offsets still in the
         queue and markers topics; ``own_offset``: where the own marker is. Ends up ``LOST``, with nothing taken, if the
         newest manifest is of a later epoch: claim again. Raises :exc:`RowError` if a named row is missing or damaged,
-        or a log begins beyond the manifest's position (which means that another owner has gone on: recover again).
+        and :exc:`DeletedError` if a log begins beyond the manifest's position: another owner has gone on (recover
+        again), or somebody has deleted records that no owner had read. ``accept_loss``: go on without those; once the
+        own marker is folded, :meth:`give_up` says what is gone.
         """
         assert self.phase is Phase.CLAIMING
         decoded = {key: rows.decode_manifest(value) for key, value in manifests.items()}
         newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
         self._load = load
         if newest is None:
-            if log_start[1] or (log_start[0] and self.limits.queue_id is None):
-                raise RowError(
+            if (log_start[1] or (log_start[0] and self.limits.queue_id is None)) and not accept_loss:
+                raise DeletedError(
                     f"partition {self.number}: the logs begin at {log_start}, but there is no manifest: records were "
-                    "deleted, so another owner has written one meanwhile"
+                    "deleted, so another owner has written one meanwhile, or they were deleted unread; "
+                    f"`python -m app repair --partition {self.number}` names them"
                 )
             self.partition = self._new_partition(load)
-            self.partition.start_at(*log_start)
+            if accept_loss:
+                # a topic of the user's may begin anywhere
+                self.partition.start_at(0 if self.limits.queue_id is None else log_start[0], 0)
+                self._skip_deleted_markers(log_start[1])
+            else:
+                self.partition.start_at(*log_start)
             self._orphans = list(row_keys)
         else:
             manifest = decoded.pop(newest)
@@ -243,18 +264,53 @@ class Owner:
                 ("queue", manifest.position, log_start[0]),
                 ("markers", manifest.markers_position, log_start[1]),
             ):
-                if start > position:
-                    raise RowError(
+                if start > position and not accept_loss:
+                    raise DeletedError(
                         f"partition {self.number}: the {name} topic begins at {start}, beyond the position "
-                        f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread"
+                        f"{position} of the newest manifest (epoch {manifest.epoch}): records were deleted unread; "
+                        f"`python -m app repair --partition {self.number}` names them"
                     )
             present = set(row_keys)
             self.partition = Partition.restore(
                 self.number, manifest, load, queue_id=self.limits.queue_id, present=present
             )
+            if accept_loss:
+                self._skip_deleted_markers(log_start[1])
             self._orphans = sorted(present.difference(self.partition.named_keys()))
             self._old_manifests = [newest, *decoded]
+        self._ignored_from = self.partition.markers_position
         self.phase = Phase.CATCHING_UP
+
+    def _skip_deleted_markers(self, start: int) -> None:
+        """Progress that was recorded up to ``start`` is gone: what it finished comes again."""
+        partition, position = self.partition, self.partition.markers_position
+        if start > position:
+            unsure = len(partition.messages) + partition.segments.parked_total()
+            self._note_loss(rows.Loss("markers", position, start, unsure, partition.last_timestamp_ms))
+            partition.skip_markers(start)
+
+    def _note_loss(self, loss: rows.Loss) -> None:
+        lost = self.partition.lost
+        lost.append(loss)
+        if len(lost) > LOSSES_MAX:
+            first, second = [one for one in lost if one.log == lost[0].log][:2]
+            lost.remove(second)
+            unfinished = first.unfinished + second.unfinished
+            lost[0] = rows.Loss(first.log, first.start, second.stop, unfinished, second.at_ms)
+
+    def give_up(self, queue_start: int) -> list[rows.Loss]:
+        """Go on where the queue topic begins now, though that is beyond what was read; all that was ever given up.
+
+        Every marker up to the own one is folded: what they say is done counts as that.
+        """
+        assert self.phase is Phase.SERVING
+        partition, position = self.partition, self.partition.position
+        if queue_start > position:
+            unfinished = queue_start - position - count(partition.ahead.within(position, queue_start))
+            self._note_loss(rows.Loss("queue", position, queue_start, unfinished, partition.last_timestamp_ms))
+            partition.counters["deleted_unread"] += unfinished
+            partition.ingest(position, queue_start, [])
+        return list(partition.lost)
 
     def _new_partition(self, load: Callable[[str], bytes] | None) -> Partition:
         if load is None:
@@ -422,6 +478,8 @@ class Owner:
                 self._step = "retire"
             elif kind is Purge and self.handouts:
                 self._withdraw(effect)
+            elif (kind is Keepalive or kind is Release) and len(effect) < count(marker.offsets):  # type: ignore[union-attr]
+                self._note_ignored(offset, marker, effect)  # type: ignore[arg-type]
             if self._flow_of and (kind is End or kind is Release or kind is Purge):
                 self._landed(marker, effect, now_ms)
         if batch.by == self.nonce:
@@ -456,6 +514,27 @@ class Owner:
         """Tell the partition how late it is by our own clock: it delivers nothing that has expired by that."""
         partition = self.partition
         partition.estimate_ms = partition.broker_ms + now_ms - self._told_ms if self.told else -1
+
+    def _note_ignored(self, record: int, marker: Keepalive | Release, effect: list[int]) -> None:
+        took, ignored = set(effect), self._ignored
+        for offset in offsets_in(marker.offsets):
+            if offset not in took:
+                ignored.setdefault((marker.epoch, marker.delivery, offset), record)
+        while len(ignored) > IGNORED_MAX:
+            oldest = next(iter(ignored))
+            self._ignored_from = max(self._ignored_from, ignored.pop(oldest) + 1)
+
+    def took_effect(self, record: int, epoch: int, delivery: int, offset: int) -> bool:
+        """Whether the extension or release of a delivery in the markers record ``record``, which is folded, had effect.
+
+        A delivery that is over never comes back: what one record could not extend or release, no later one can.
+        """
+        assert record < self.partition.markers_position  # -1: somewhere below it
+        ignored = self._ignored.get((epoch, delivery, offset))
+        if ignored is not None:
+            return 0 <= record < ignored
+        # of a record that was folded before the state was restored, what is there now is all that is known
+        return record >= self._ignored_from or self.partition.is_current(offset, epoch, delivery)
 
     def _withdraw(self, ended: list[int]) -> None:
         """Offsets that ended later in the same chunk as their start are not handed out any more."""
@@ -565,7 +644,7 @@ class Owner:
             elif settings.fifo and shared_fate and more:
                 limit = 0
             if limited and more:
-                self.flows[queue].add(more, name)
+                self.flows[queue].add(more, name, now_ms, 2 * lease_ms + settings.breaker_pause_ms)
                 self._flow_of.update(dict.fromkeys(more, queue))
             taken += more
             if len(taken) >= limit:
@@ -618,6 +697,7 @@ class Owner:
             room = flow.breaker.room(now_ms)
             if room is not None:
                 wanted = min(wanted, room)
+                flow.refused |= not room
         room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
         if room < wanted:
             self._expire(queue, flow, settings, now_ms)
@@ -629,13 +709,14 @@ class Owner:
         for queue, flow in list(self.flows.items()):
             breaker = flow.breaker
             failing = breaker.room(now_ms) == 0 or (breaker.failures and self.partition.has_ready(queue))
+            failing = failing or flow.refused
             if not flow.offsets and not failing:
                 del self.flows[queue]
         self._flows_max = 2 * len(self.flows) + FLOWS_SLACK
 
     def _flow(self, queue: str) -> Flow:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""
-        flow, partition = Flow(), self.partition
+        flow, partition = Flow(self._breaker_of(queue)), self.partition
         for offset, hold in partition.holds.items():
             if partition.leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
                 flow.offsets[offset] = hold.receiver
@@ -648,10 +729,12 @@ class Owner:
         partition = self.partition
         for offset in flow.expired(lambda o: o in partition.reserved or partition.leased(o)):
             self._flow_of.pop(offset, None)
+            probe = flow.is_probe(offset)
             if offset in partition.messages and partition.receives(offset):
-                flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms)
+                opened = flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms, probe)
+                flow.refused |= opened
             else:
-                flow.breaker.spared()
+                flow.breaker.spared(probe)
 
     def _landed(self, marker: Marker | None, effect: list[int], now_ms: int) -> None:
         """Messages of queues with limits were acknowledged, given back or ended; None: not even started."""
@@ -661,26 +744,27 @@ class Owner:
             if flow is None or queue is None:
                 continue
             flow.remove(offset)
-            settings = self.settings_of(queue)
+            settings, probe = self.settings_of(queue), flow.is_probe(offset)
             if isinstance(marker, Release):
                 if marker.counted:
-                    flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms)
+                    opened = flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms, probe)
+                    flow.refused |= opened
                 else:
-                    flow.breaker.spared()
+                    flow.breaker.spared(probe)
             elif isinstance(marker, End) and marker.outcome == "acked":
-                flow.breaker.succeeded()
+                flow.breaker.succeeded(probe)
             else:
-                flow.breaker.spared()
+                flow.breaker.spared(probe)
             if self.partition.has_ready(queue):
                 self.partition.woken[queue] = None
             if not flow.offsets and not is_limited(settings):
                 del self.flows[queue]
 
     def _wake_probes(self, now_ms: int) -> None:
-        """Tell receivers when the pause of a breaker is over."""
+        """Tell receivers that a breaker refused when its pause is over, or it was closed, here or elsewhere."""
         for queue, flow in self.flows.items():
-            if not flow.woken and flow.breaker.open_until_ms is not None and flow.breaker.room(now_ms):
-                flow.woken = True
+            if flow.refused and flow.breaker.room(now_ms) != 0:
+                flow.refused = False
                 if self.partition.has_ready(queue):
                     self.partition.woken[queue] = None
 

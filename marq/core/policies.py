@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from marq.errors import BadValueError
+
 VISIBILITY_TIMEOUT_MS = 30_000
 """Lease of a delivery when nothing else is said (Amazon SQS's default)."""
 
@@ -27,9 +29,12 @@ LEASE_MIN_MS = 100
 """Shortest lease that can be asked for: a shorter one would be over before the answer arrives."""
 
 TIME_MAX_MS = 7 * 24 * 3600 * 1000
-"""Longest lease, delay or back-off: a week."""
+"""Longest lease: a week. It can be extended without an end."""
 
-TTL_MAX_MS = 366 * 24 * 3600 * 1000
+DELAY_MAX_MS = 366 * 24 * 3600 * 1000
+"""Longest delay of a message, a release or a back-off: a year, however it is said."""
+
+TTL_MAX_MS = DELAY_MAX_MS
 """Longest time that a message is kept unfinished: a year."""
 
 QUEUE_NAME_MAX = 255
@@ -40,7 +45,7 @@ MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Least and greatest limit that a queue can set for its messages."""
 
 Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
-Delay = Annotated[int, Meta(ge=0, le=TIME_MAX_MS)]
+Delay = Annotated[int, Meta(ge=0, le=DELAY_MAX_MS)]
 Ttl = Annotated[int, Meta(ge=0, le=TTL_MAX_MS)]
 Receives = Annotated[int, Meta(ge=0, le=1_000_000)]
 MessageBytes = Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)]
@@ -62,7 +67,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     max_in_flight: InFlight = 0  # 0: no limit
     max_in_flight_per_receiver: InFlight = 0  # 0: no limit; receivers are told apart by the name that they give
     backoff_ms: Delay = 0  # delay of a release that names none, doubled per attempt; 0: at once
-    backoff_max_ms: Delay = 0  # 0: no limit but TIME_MAX_MS
+    backoff_max_ms: Delay = 0  # 0: a week
     breaker_failures: Receives = 0  # so many failures in a row open the circuit breaker; 0: there is none
     breaker_pause_ms: Annotated[int, Meta(ge=100, le=TIME_MAX_MS)] = 30_000  # until one message is tried
     fifo: bool = False  # the messages of a group are delivered in order; fixed when the queue is made
@@ -79,6 +84,12 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
         if not self.backoff_ms:
             return 0
         return backoff_ms(attempt, self.backoff_ms, self.backoff_max_ms or TIME_MAX_MS, random)
+
+
+def check_delay(delay_ms: int) -> None:
+    """Raises `BadValueError` for a delay that can't be."""
+    if not 0 <= delay_ms <= DELAY_MAX_MS:
+        raise BadValueError(f"a delay of {delay_ms} ms; at least 0, at most {DELAY_MAX_MS} (366 days)")
 
 
 def share(limit: int, number: int, partitions: int) -> int:

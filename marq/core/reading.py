@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from marq.core.backlog import group_number
 from marq.core.dedup import digest_of, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
+from marq.core.policies import DELAY_MAX_MS
 from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
 from marq.message import RESERVED
 
@@ -32,6 +33,9 @@ from one that was sent so, and all readers of the log have to decide alike."""
 H_DELAY = "marq-delay-ms"
 
 H_TTL = "marq-ttl-ms"
+
+SPAN_MAX_MS = DELAY_MAX_MS
+"""Longest delay, and time to live, that a header may name."""
 
 H_ORIGIN = "marq-origin"
 H_DEDUP = "marq-dedup"
@@ -194,6 +198,8 @@ class Reading(Lanes):
                 amount = milliseconds(value)
                 if amount is None:
                     return f"header {name} is not a number of milliseconds"
+                if amount > SPAN_MAX_MS:
+                    return f"header {name} is more than {SPAN_MAX_MS} milliseconds"
                 if name == H_DELAY:
                     delay_ms = amount
                 else:

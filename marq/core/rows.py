@@ -145,6 +145,16 @@ class MessagesRow(msgspec.Struct, array_like=True):
         return [Record(o, ts, key, value, tuple(headers)) for o, ts, key, value, headers in self.messages]
 
 
+class Loss(msgspec.Struct, array_like=True, frozen=True):
+    """Records that were deleted before an owner had read them, and that somebody has decided to go on without."""
+
+    log: str  # queue, markers
+    start: int
+    stop: int
+    unfinished: int  # messages among them that were not known to be done; of markers: that may be done in truth
+    at_ms: int  # of log time
+
+
 class Manifest(msgspec.Struct):
     """All that recovery needs beside the rows that it names, or that these name. Offsets; milliseconds."""
 
@@ -165,6 +175,7 @@ class Manifest(msgspec.Struct):
     tick_ms: int = -1  # stamp of the last of these ticks
     # of version 0.1: offset, elsewhere "partition:offset" -> first copy's offset, clock_ms; rows of "origins" since
     copied: dict[int | str, tuple[int, int]] = {}
+    lost: list[Loss] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode

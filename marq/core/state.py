@@ -117,6 +117,7 @@ class State:
         self.segments = Segments()
         self.purges: dict[str, int] = {}
         self.counters: Counter[str] = Counter()
+        self.lost: list[rows.Loss] = []  # what was deleted unread and given up, in order
         self.delays: dict[int, int] = {}  # offset -> ready when broker_ms gets there, or when it is started
         self.elapsed: dict[int, int] = {}  # the same, got there: it waits again should broker_ms fall below
         self.ttls: dict[int, int] = {}  # offset -> expires when broker_ms gets there

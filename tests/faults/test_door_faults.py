@@ -20,6 +20,7 @@ from marq.errors import MarqError
 from tests.faults.trio import NAMES, Trio
 from tests.integration.cluster import until
 from tests.integration.door_client import Client
+from tests.integration.duplicates import Done, Place
 from tests.kafka import unique
 
 #: Messages that one consumer holds at once: more than these can't come again because of one fault.
@@ -38,6 +39,7 @@ class Traffic:
         self.failed = 0
         self.received: list[tuple[bytes, int, int, int]] = []  # id, partition, offset, attempt
         self.errors: list[BaseException] = []
+        self.refused: set[Place] = set()  # of consumers that were told that an acknowledgement failed
         self._serial = 0
         self._sending, self._receiving = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=self._send, args=(sender,))]
@@ -75,6 +77,7 @@ class Traffic:
             self.errors.append(error)
 
     def _receive(self, urls: list[str]) -> None:
+        mine: set[Place] = set()
         try:
             with (
                 Service(urls, retry_for=PATIENCE_S) as service,
@@ -85,10 +88,12 @@ class Traffic:
                 while self._receiving.is_set():
                     for message in messages.take(HELD, timeout=0.2):
                         self._note(message)
+                        mine.add((message.partition, message.offset))
                         message.ack()
         except MarqError as error:
             # an acknowledgement that failed is a message that comes again: the check at the end sees it
             print(f"  a consumer: {error}")
+            self.refused |= mine
         except BaseException as error:
             self.errors.append(error)
 
@@ -98,7 +103,7 @@ class Traffic:
     def progress(self) -> int:
         return len(self.received)
 
-    def check(self, what: str, faults: int, consumers: int) -> None:
+    def check(self, trio: Trio, what: str, faults: int, consumers: int) -> None:
         """Wait until all that was confirmed has been received; then the total-queue check."""
         self.stop_sending()
         until(lambda: self.confirmed <= {i for i, *_ in self.received}, "all that was confirmed is received", 60)
@@ -118,6 +123,9 @@ class Traffic:
         )
         assert lost == set()
         assert self.confirmed, "nothing was sent"
+        explained = trio.explained([Done(*received[1:]) for received in self.received], self.refused)
+        print(f"done twice because: {explained}")
+        assert not explained.unexplained, explained.unexplained[:20]
         assert again <= faults * consumers * HELD
         assert twice <= faults * BATCH
 
@@ -151,7 +159,7 @@ def test_a_rolling_restart_under_load_loses_nothing(trio: Trio) -> None:
                     goes_on(running)
                 trio.start_up(name)
                 goes_on(running)
-        running.check("rolling restart, twice around", 2 * len(NAMES), len(consumers))
+        running.check(trio, "rolling restart, twice around", 2 * len(NAMES), len(consumers))
     for worker in trio.workers[:-3]:
         assert worker.process.returncode == 0, worker.log[-3000:]
 
@@ -165,7 +173,7 @@ def test_a_kill_of_the_worker_that_the_clients_talk_to_loses_nothing(trio: Trio)
         goes_on(running)
         trio.start_up("a")
         goes_on(running)
-        running.check("kill -9 of the worker that all clients talk to", 1, len(consumers))
+        running.check(trio, "kill -9 of the worker that all clients talk to", 1, len(consumers))
 
 
 def test_queues_and_receipts_survive_the_kill_of_all_workers(trio: Trio) -> None:

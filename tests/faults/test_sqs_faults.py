@@ -9,19 +9,27 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
+from gateway.receipts import read_unchecked
 from tests.faults.trio import NAMES, Trio
 from tests.integration.cluster import until
+from tests.integration.duplicates import Done, Place
 from tests.integration.sqs_client import Queue, client_of
 
 GROUPS = 12
 CONSUMERS = 3
 VISIBILITY_S = 4
+
+
+def delivery_of(message: Any) -> Done:
+    """Which delivery a message is, by its receipt."""
+    partition, _, _, offset, attempt, _ = read_unchecked(message["ReceiptHandle"])
+    return Done(partition, offset, attempt)
 
 
 class Traffic:
@@ -34,6 +42,8 @@ class Traffic:
         self.confirmed: set[tuple[str, int]] = set()
         self.received: dict[tuple[str, int], set[str]] = {}  # group and number -> ids of messages
         self.deleting: set[tuple[str, int]] = set()
+        self.done: list[Done] = []
+        self.refused: set[Place] = set()  # whose deletion failed
         self.wrong: list[str] = []
         self.again = self.failures = 0
         self._threads = [threading.Thread(target=self._guarded, args=(self._send, 0))]
@@ -91,20 +101,28 @@ class Traffic:
         places = self._at(start)
         queue = next(places)
         while self._receiving.is_set():
+            messages: list[Any] = []
             try:
                 messages = queue.receive(10, wait_s=1)
                 with self._lock:
                     self._note(messages)
                 if messages:
                     entries = [{"Id": f"{i}", "ReceiptHandle": m["ReceiptHandle"]} for i, m in enumerate(messages)]
-                    queue.sqs.delete_message_batch(QueueUrl=queue.url, Entries=entries)
+                    answer = queue.sqs.delete_message_batch(QueueUrl=queue.url, Entries=entries)
+                    self._refuse(messages[int(one["Id"])] for one in answer.get("Failed", ()))
             except (ClientError, BotoCoreError):
                 self.failures += 1
+                self._refuse(messages)
                 queue = next(places)
                 time.sleep(0.2)
 
+    def _refuse(self, messages: Iterable[Any]) -> None:
+        with self._lock:
+            self.refused |= {(one.partition, one.offset) for one in map(delivery_of, messages)}
+
     def _note(self, messages: list[Any]) -> None:
         for message in messages:
+            self.done.append(delivery_of(message))
             group, _, text = message["Body"].partition(" ")
             number = int(text)
             if self._fifo and number and (group, number - 1) not in self.deleting:
@@ -118,7 +136,7 @@ class Traffic:
         before = len(self.received)
         until(lambda: self.wrong or len(self.received) > before + 100, "messages go round", 90)
 
-    def check(self, what: str) -> None:
+    def check(self, trio: Trio, what: str) -> None:
         self.stop_sending()
         until(lambda: self.wrong or self.confirmed <= self.received.keys(), "all that was sent is received", 90)
         time.sleep(VISIBILITY_S + 2)  # what was not deleted comes again
@@ -129,6 +147,9 @@ class Traffic:
             f"redelivered={self.again} sent twice={twice} failed requests={self.failures}"
         )
         assert self.wrong == []
+        explained = trio.explained(self.done, self.refused)
+        print(f"done twice because: {explained}")
+        assert not explained.unexplained, explained.unexplained[:20]
         assert len(self.confirmed) > 100
         if self._fifo:
             assert twice == 0
@@ -148,4 +169,4 @@ def test_kills_of_workers_lose_nothing_and_groups_keep_their_order(trio: Trio, k
             traffic.goes_on()
             trio.start_up(name)
             traffic.goes_on()
-        traffic.check(f"kill -9 of two of three workers, one after the other, {kind}")
+        traffic.check(trio, f"kill -9 of two of three workers, one after the other, {kind}")

@@ -26,7 +26,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,7 @@ from aiokafka.errors import KafkaError
 from app.connection import end_client
 from app.settings import Settings
 from app.topics import Topics, ensure_topics
+from tests.integration.duplicates import Done, Explained, Place, explain
 from tests.kafka import unique
 
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # of the sender, while its broker is away
@@ -535,6 +536,9 @@ class Cluster:
         print(f"total-queue check: {total}")
         assert not total.lost, total.lost[:20]
         assert not total.unexpected, total.unexpected[:20]
+        explained = self.explained([Done(*s[2:5], s.pid, s.queue.startswith("thread-")) for s in self.finished()])
+        print(f"done twice because: {explained}")
+        assert not explained.unexplained, explained.unexplained[:20]
         twice = [key for key, times in Counter((s.id, s.attempt) for s in self.begun()).items() if times > 1]
         assert not twice, f"deliveries of one number: {twice[:20]}"
         ends, states = self.ends(), self.partition_states()
@@ -543,6 +547,17 @@ class Cluster:
             finished = sum(counters.get(outcome, 0) for outcome in ("acked", "dead", "expired", "purged", "poison"))
             assert finished == end, f"partition {number}: {finished} of {end} finished: {counters}"
         return total
+
+    def explained(self, done: list[Done], refused: Collection[Place] = ()) -> Explained:
+        """Why messages were done more than once, by what is in the log; `refused`: see `explain`."""
+        if len({one[:2] for one in done}) == len(done):
+            return Explained()
+        markers: dict[int, list[Any]] = {n: [] for n in range(self.partitions)}
+        for record in self.read(self.environment.get("MARQ_MARKERS_TOPIC", f"{self.name}.markers"), self.partitions):
+            markers[record.partition].append(record)
+        assert all(records and records[0].offset == 0 for records in markers.values()), "the logs were trimmed"
+        killed = {w.pid for w in self.workers if w.process.poll()}
+        return explain(done, markers, killed=killed, refused=refused)
 
     def errors_logged(self) -> list[str]:
         """Lines of ERROR and above in the logs of all workers."""

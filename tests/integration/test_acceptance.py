@@ -295,6 +295,7 @@ def test_a_topic_of_the_users_is_one_queue_and_is_never_written_to(user_topic: C
     worker = user_topic.start()
     assert "CreateTime" in worker.log
     until(lambda: user_topic.counters()["dead"] == 12, "all are dead after their attempts")
+    until(lambda: worker.get("/v1/queues/fail-theirs/stats")[1]["dead"] == 12, "dead letters are counted")
     seen = user_topic.begun("fail-theirs")
     assert {s.id for s in seen} == {s.id for s in user_topic.sent}
     assert Counter(s.attempt for s in seen) == {1: 12, 2: 12, 3: 12}

@@ -67,6 +67,31 @@ def test_a_message_given_back_comes_again_counted_and_delayed(queue: Queue) -> N
     again.ack()
 
 
+def test_an_older_delivery_can_not_be_extended_or_given_back(service: Service, queue: Queue) -> None:
+    queue.send(b"x")
+    first = queue.receive(timeout=5, visibility_timeout=1)
+    second = queue.receive(timeout=10)
+    assert first is not None and second is not None
+    with pytest.raises(errors.LeaseOverError):
+        first.extend(60)
+    with pytest.raises(errors.LeaseOverError):
+        first.release()
+    (result,) = queue.extend_many([first])
+    assert isinstance(result, errors.LeaseOverError)
+    second.ack()
+
+    async def extend_and_release(url: str) -> None:
+        async with AsyncService(url) as asynchronous:
+            (one,) = await asynchronous.queue(queue.name).receive_many(1, timeout=10)
+            await one.release()
+            for late in (one.extend(60), one.release()):
+                with pytest.raises(errors.LeaseOverError):
+                    await late
+
+    queue.send(b"y")
+    asyncio.run(extend_and_release(queue._operations.connection.addresses[0]))
+
+
 def test_a_rejected_message_is_a_dead_letter(service: Service, queue: Queue) -> None:
     queue.send(b"bad")
     message = queue.receive(timeout=5)

@@ -112,6 +112,40 @@ def test_a_message_that_is_not_acknowledged_comes_again(clients: list[Client], q
     clients[0].ack(second)
 
 
+def test_an_extension_or_release_of_an_older_delivery_is_lease_over_at_any_worker(
+    clients: list[Client], queue: str
+) -> None:
+    clients[1].send(queue, b"x")
+    (first,) = clients[2].receive(queue, 1, 3000, visibility_timeout_ms=1000)
+    (second,) = clients[0].receive(queue, 1, 5000)
+
+    for client in clients:
+        for (result,) in (client.extend(first), client.release(first)):
+            assert result["error"]["type"].endswith("lease-over")
+        assert client.extend(second) == [{"ok": True}]
+    assert clients[2].release(second, delay_ms=60_000) == [{"ok": True}]
+
+
+def test_the_circuit_breaker_of_a_queue_is_one_in_all_workers(clients: list[Client], queue: str) -> None:
+    settings = {"breaker_failures": 4, "breaker_pause_ms": 60_000}
+    assert clients[0].request("PUT", f"/v1/queues/{queue}", settings).status == 201
+    for client in clients:
+        until(lambda client=client: client.request("GET", f"/v1/queues/{queue}").status == 200, "the queue is known")
+    clients[0].send(queue, *(b"%d" % i for i in range(30)))
+
+    failed = 0
+    while got := clients[failed % 3].receive(queue, 1, 1_000):
+        clients[(failed + 1) % 3].release(*got, delay_ms=600_000)
+        failed += len(got)
+
+    assert 4 <= failed <= 4 + len(clients), "and not four in each partition"
+    for client in clients:
+        breaker = client.request("GET", f"/v1/queues/{queue}/stats").body["breaker"]
+        assert (breaker["state"], breaker["pause_ms"] > 0) == ("open", True)
+    metrics = clients[0].request("GET", "/metrics").body.decode()
+    assert f'marq_queue_breaker_open{{queue="{queue}"}} 1.0' in metrics
+
+
 def test_a_client_that_goes_away_while_it_waits_costs_no_attempt(clients: list[Client], queue: str) -> None:
     host, port = clients[0].url.removeprefix("http://").split(":")
     body = b'{"wait_ms": 20000}'

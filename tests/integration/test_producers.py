@@ -159,6 +159,28 @@ def test_what_can_be_written_by_hand_only(multiplexed: Cluster) -> None:
     assert not multiplexed.errors_logged()
 
 
+def test_headers_that_are_larger_than_a_row_are_poison_and_their_copies_are_cut(multiplexed: Cluster) -> None:
+    queue, before = "order-headers", multiplexed.counters()["poison"]
+    key = queue.encode()
+    good = Raw(b"x", key, [(b"id", b"good")])
+    one = Raw(b"x", key, [(b"h", b"v" * (5 << 20))])
+    many = Raw(b"x" * 70_000, key, [(b"h", b"v")] * (MESSAGE_MAX_BYTES // (HEADER_OVERHEAD_BYTES + 2)))
+    for large in (one, many):
+        raw = batch(good, large, good, codec="zstd")
+        assert asyncio.run(produce(multiplexed.bootstrap, multiplexed.queue_topic, 0, raw)) == 0
+    multiplexed.wait_begun(queue, 4)
+    until(lambda: multiplexed.counters()["poison"] == before + 2, "both are finished")
+    multiplexed.settle()
+    copies = [r for r in multiplexed.read(f"{multiplexed.name}.poison") if r.key == key]
+    first, second = copies
+    assert '"headers_bytes"' in dict(first.headers)["marq-poison-cut"].decode()
+    assert first.value == b"x"
+    assert len(second.headers) > 300_000
+    assert len(second.value) > 60_000
+    assert len(multiplexed.begun(queue)) == 4
+    assert not multiplexed.errors_logged()
+
+
 def test_markers_that_cant_be_decoded_change_nothing(multiplexed: Cluster) -> None:
     """Any client with the right to acknowledge may write what it likes into the markers topic."""
     markers, queue = f"{multiplexed.name}.markers", "order-after-bad-markers"

@@ -134,6 +134,16 @@ def test_the_timeout_of_a_message_that_is_not_in_flight_can_not_be_changed(queue
         queue.change(message, 10)
 
 
+def test_the_timeout_of_an_older_delivery_can_not_be_changed(queue: Queue) -> None:
+    queue.send()
+    (first,) = queue.receive(VisibilityTimeout=1)
+    (second,) = queue.receive(wait_s=5)
+    for timeout_s in (10, 0):
+        with refused(PREFIX + "MessageNotInflight", "MessageNotInflight"):
+            queue.change(first, timeout_s)
+    queue.change(second, 0)
+
+
 def test_deleted_means_gone_and_may_be_said_twice(cluster: Cluster, queue: Queue) -> None:
     queue.send()
     (message,) = queue.receive(VisibilityTimeout=1)

@@ -30,6 +30,8 @@ LEASE_MS = 600_000
 MESSAGES = 6
 #: More than a worker appends while the test runs (one a second while a lease is on).
 TICKS = 300
+#: Codecs of batches with a record that Java's client fails at; each costs Spark another read.
+LONG_CODECS = ("gzip", "zstd")
 
 
 def ordinary(here: Installation, number: int) -> None:
@@ -220,8 +222,10 @@ def test_lives_that_began_before_the_logs_are_left_out_and_the_tables_stand_for_
 
     verdict = audit(spark, here.job)
 
-    assert [(f.partition, f.kind) for f in verdict.faults] == [(1, "manifest")]
+    assert [(f.partition, f.kind) for f in verdict.faults] == [(1, "deleted unread"), (1, "deleted unread")]
+    assert "offsets 0 to 2 of the queue topic" in verdict.faults[0].what
     assert "there is no manifest" in verdict.faults[0].what
+    assert as_json(verdict)["deleted_unread"] == 3
     assert verdict.summaries[0].first is None
     assert not as_json(verdict)["whole"]
     assert verdict.summaries[0].recovered == 4
@@ -235,7 +239,8 @@ def test_records_that_were_deleted_before_a_manifest_had_them_are_found(
     checkpoint(here, 0, position=2, rows={})
     trim(here, 0, 4, 3)
     (fault,) = audit(spark, here.job).faults
-    assert fault.kind == "manifest" and "beyond the position 2" in fault.what
+    assert fault.kind == "deleted unread" and "beyond the position 2" in fault.what
+    assert "offsets 2 to 3 of the queue topic (2 records, 2 not known to be done)" in fault.what
 
 
 @pytest.mark.slow
@@ -321,25 +326,25 @@ def test_records_of_every_kind_are_to_the_audit_what_they_are_to_the_worker(
     topic, bootstrap = here.settings.queue_topic, here.kafka.bootstrap
     good, bad_name = Raw(b"x", b"work-q"), Raw(b"x", b"work-q", [(b"\xff\xfe", b"v")])
     long = Raw(b"x", b"work-q", length=999)
-    large = Raw(b"x", b"work-q", [(b"h", b"v")] * (MESSAGE_MAX_BYTES // (HEADER_OVERHEAD_BYTES + 2)))
+    large = Raw(b"x", b"work-q", [(b"h", b"v")] * (MESSAGE_MAX_BYTES // (HEADER_OVERHEAD_BYTES + 2) + 1))
     with here.cluster() as cluster:
         worker = cluster.start().wait_ready()
         for codec in CODECS:
             assert asyncio.run(produce(bootstrap, topic, 0, batch(good, bad_name, good, codec=codec))) == 0
             # the broker takes it, and Java's client fails at it
-            if codec != "none":
+            if codec in LONG_CODECS:
                 assert asyncio.run(produce(bootstrap, topic, 0, batch(good, long, good, codec=codec))) == 0
         assert asyncio.run(produce(bootstrap, topic, 0, batch(good, large, good, codec="zstd"))) == 0
         (end,) = cluster.ends().values()
         cluster.settle()
-        undecodable = 2 * (len(CODECS) - 1)
+        undecodable = 2 * len(LONG_CODECS)
         assert cluster.counters()["poison"] == len(CODECS) + 1 + undecodable
 
         verdict = audit(spark, here.job, worker=worker.url)
         assert verdict.faults == []
         (summary,) = verdict.summaries
-        assert summary.done["work-q"] == {"acked": 3 * len(CODECS) + 1}
-        assert end == 6 * len(CODECS)
+        assert summary.done["work-q"] == {"acked": 2 * len(CODECS) + len(LONG_CODECS) + 2}
+        assert end == 3 * (len(CODECS) + len(LONG_CODECS) + 1)
 
     plain = installation(partitions=1)
     topic = plain.settings.queue_topic

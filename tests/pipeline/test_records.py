@@ -78,7 +78,23 @@ def numbered(contents: list[tuple[Any, Any, Any]]) -> list[Record]:
 
 digits = st.one_of(
     st.sampled_from(
-        [b"0", b"00", b"5", b"-5", b"+5", b" 5", b"5\n", b"1_0", b"9" * 15, b"9" * 16, b"", b"\xb2", b"\xff"]
+        [
+            b"0",
+            b"00",
+            b"5",
+            b"-5",
+            b"+5",
+            b" 5",
+            b"5\n",
+            b"1_0",
+            b"9" * 15,
+            b"9" * 16,
+            b"31622400000",
+            b"31622400001",
+            b"",
+            b"\xb2",
+            b"\xff",
+        ]
     ),
     st.integers(0, 10**15).map(lambda n: str(n).encode()),
     st.binary(max_size=3),

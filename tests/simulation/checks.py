@@ -197,6 +197,7 @@ class Checks:
         self._in_time(owner, taken)
         if pending is not None:
             self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + pending.lease_ms
+        self._none_is_ending(owner, taken)
         if offer is None or owner.phase is not Phase.SERVING:
             return
         if (offer.first or offer.again) and offer.sure and not taken and not self._waits_for_reading(owner, queues[0]):
@@ -227,6 +228,21 @@ class Checks:
             count = len(new.get(group, ()))
             if count < len(offsets) and count < most - 1:
                 self._bad("fairness", f"took {most} of one group and {count} of {group!r}, which has {offsets}")
+
+    def _none_is_ending(self, owner: Owner, taken: list[int]) -> None:
+        """Nothing of a FIFO group is taken while one before it is about to be ended: that may fail."""
+        ref, highest = self.sim.reference, dict[tuple[str | None, bytes], int]()
+        for offset in taken:
+            message = ref.messages[offset]
+            if self.sim.settings[message.queue or ""].fifo:
+                highest[message.queue, message.group] = offset
+        if not highest:
+            return
+        for offset in owner.partition.reserved.difference(taken):
+            message = ref.messages[offset]
+            lower = offset in owner.partition.messages and offset < highest.get((message.queue, message.group), -1)
+            if lower and not message.double and not message.poison:
+                self._bad("order", f"took {taken}, though {offset} of the same group is reserved")
 
     def _waits_for_reading(self, owner: Owner, queue: str) -> bool:
         """True if a message in flight may not have been read yet, so that nothing of a FIFO queue is delivered."""

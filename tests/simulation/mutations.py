@@ -384,6 +384,14 @@ def _newest_group_first(backlog_class: Any) -> Any:
     return mutated
 
 
+def _takes_expired_away(stale_head: Any) -> Any:
+    def mutated(self: Partition, lane: Any, settings: Any, found: list[int]) -> None:
+        stale_head(self, lane, settings, found)
+        lane.set_fresh([o for o in lane.fresh if o not in found])
+
+    return mutated
+
+
 def _takes_before_it_reads(unpark: Any) -> Any:
     def mutated(self: Partition, lane: Any) -> None:
         name = lane.backlog.name
@@ -627,8 +635,8 @@ MUTATIONS = {
         "an owner that can't read a row stops", _replaced(Partition, "_records", _goes_on_after_damage)
     ),
     "an expired message passed over": Mutation(
-        "a FIFO group waits for the end of a message that has expired, parked ones too",
-        _replaced(Partition, "_note_out", lambda method: lambda *args: None),
+        "a message that has expired keeps its place in its FIFO group until its end",
+        _replaced(Partition, "_stale_head", _takes_expired_away),
     ),
     "one tick is enough": Mutation(
         "broker time is told by two ticks that agree", _replaced(Partition, "_tell_time", _one_tick_is_enough)

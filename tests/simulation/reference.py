@@ -155,7 +155,7 @@ class Reference:
             if poison:
                 break
             if name in ("marq-delay-ms", "marq-ttl-ms"):
-                if not value.isdigit():
+                if not value.isdigit() or int(value) > 366 * 86_400_000:
                     poison = True
                 elif name == "marq-delay-ms":
                     due = record.timestamp + int(value) if int(value) else 0

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 
+from marq.core import rows
 from marq.core.lives import Envelope
+from pipeline.audit import Found, Verdict, _lines, as_json
 from pipeline.auditor import SUMMARY, Auditor, Plan, Summary
 from pipeline.walk import SKEW_MS
 from tests.simulation.simulator import Simulator, run
@@ -60,6 +63,100 @@ def test_a_run_with_all_its_records_is_proven() -> None:
         assert faults == [], f"seed {seed}"
         assert (summary.first, summary.since_ms) == (0, None)
         assert sum(summary.sent.values()) == len(simulator.queue.records)
+
+
+def audited_from(queue_start: int, markers_start: int, manifest: rows.Manifest | None, **more: Any) -> Verdict:
+    """The verdict on logs that begin there and hold nothing any more."""
+    plan = Plan(
+        queue_start=queue_start,
+        queue_stop=max(queue_start, 10),
+        markers_start=markers_start,
+        markers_stop=max(markers_start, 10),
+        queue_id=more.pop("queue_id", None),
+        archived=0,
+        tables=True,
+        manifest=None if manifest is None else rows.encode_manifest(manifest),
+        live=None,
+        faults_max=10,
+        **more,
+    )
+    auditor = Auditor(3, msgspec.msgpack.encode(plan))
+    auditor.begin()
+    auditor.end()
+    found = [row for batch in auditor.results() for row in batch.to_pylist()]
+    summaries = [msgspec.msgpack.decode(row["data"], type=Summary) for row in found if row["kind"] == SUMMARY]
+    faults = [Found(r["partition"], r["offset"], r["queue"], r["kind"], r["what"]) for r in found if r["what"]]
+    return Verdict(summaries, faults, len(faults), False, True, None, 1.0)
+
+
+def manifest_at(position: int, markers_position: int, *, done: Any = (), lost: Any = ()) -> rows.Manifest:
+    return rows.Manifest(
+        v=rows.VERSION,
+        epoch=2,
+        rows={},
+        position=position,
+        markers_position=markers_position,
+        done=list(done),
+        clock_ms=0,
+        last_timestamp_ms=0,
+        own=2,
+        delivery=0,
+        purges={},
+        counters={},
+        lost=list(lost),
+    )
+
+
+def said(verdict: Verdict) -> str:
+    return "\n".join(_lines(verdict, 20))
+
+
+def test_nothing_is_proven_since_the_beginning_of_a_partition_whose_records_are_gone() -> None:
+    """Though they were read, and finished, before they were deleted; and though nothing was sent since."""
+    verdict = audited_from(7_550, 0, manifest_at(7_550, 10))
+
+    assert verdict.proven and not verdict.whole
+    assert "since the beginning" not in said(verdict)
+    assert "partition 3: audited from offset 7550 on, no message since (its queue topic begins at offset 7550" in said(
+        verdict
+    )
+    assert "PROVEN, as far back as the logs reach" in said(verdict)
+
+
+def test_nothing_is_proven_since_the_beginning_of_a_topic_of_the_users_that_begins_later() -> None:
+    verdict = audited_from(50, 0, None, queue_id="theirs")
+
+    assert verdict.proven and not verdict.whole
+
+
+@pytest.mark.parametrize(
+    ("manifest", "named", "unfinished"),
+    [
+        (manifest_at(100, 10, done=[110, 120]), "3:100 to 3:149 (50 records, 40 messages not known to be done)", 40),
+        (None, "3:0 to 3:149 (150 records, 150 messages not known to be done)", 150),
+    ],
+)
+def test_records_that_were_deleted_unread_are_counted_and_named(
+    manifest: rows.Manifest | None, named: str, unfinished: int
+) -> None:
+    verdict = audited_from(150, 0, manifest)
+
+    assert not verdict.proven
+    assert [fault.kind for fault in verdict.faults] == ["deleted unread"]
+    assert f"DELETED UNREAD in the queue topic: {named}, never read" in said(verdict)
+    assert as_json(verdict)["partitions"][0]["deleted"][0]["unfinished"] == unfinished
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_what_a_repair_gave_up_is_a_fault_unless_that_is_accepted(accepted: bool) -> None:
+    loss = rows.Loss("queue", 100, 150, 40, 0)
+    verdict = audited_from(150, 0, manifest_at(150, 10, lost=[loss]), accept_loss=accepted)
+
+    assert verdict.proven is accepted
+    assert [fault.kind for fault in verdict.faults] == ([] if accepted else ["given up"])
+    assert "3:100 to 3:149 (50 records, 40 messages not known to be done), given up by a repair" in said(verdict)
+    assert as_json(verdict)["deleted_unread"] == 50
+    assert not accepted or "nothing is lost but the 50 records that a repair has given up" in said(verdict)
 
 
 def test_messages_from_before_the_logs_begin_are_left_out_and_the_rest_is_proven() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import struct
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
 from app import batches
-from app.batches import PATIENCE, DecodingError, Fault, FetchedRecords, decompress
+from app.batches import PATIENCE, DecodingError, Fault, FetchedRecords, decode_with, decompress
 from marq.core.reading import Unreadable
 from tests.raw_batches import CODECS, MS, Raw, batch, offsets_from
 
@@ -307,3 +311,77 @@ def test_any_damage_is_survived_and_reading_always_moves_on() -> None:
         offsets = [r.offset for r in read.records]
         assert read.next > 0, round_
         assert offsets == sorted(set(offsets)), round_
+
+
+# ---------------------------------------------------------------------- around aiokafka's fetcher
+
+
+class Fetcher:
+    """What is needed of aiokafka's, with a broker that answers what it is told to."""
+
+    def __init__(self) -> None:
+        self._client: Any = self
+        self._records: dict[TopicPartition, Any] = {}
+        self._prefetch_backoff = 0.1
+        self._max_partition_fetch_bytes = 100
+        self.answer = b""
+        self.left: Any = None  # of the records, for aiokafka's own decoder
+        self.position = SimpleNamespace(has_valid_position=True, position=5, paused=False, consumed_to=self._moved)
+        self.assignment = SimpleNamespace(active=True, state_value=lambda tp: self.position)
+        self.faults: list[tuple[TopicPartition, Fault]] = []
+        decode_with(self, lambda topic: topic == "t", lambda tp, fault: self.faults.append((tp, fault)))
+
+    def _moved(self, position: int) -> None:
+        self.position.position = position
+
+    async def send(self, node_id: int, request: Any) -> Any:
+        part = (3, 0, 50, 50, 0, [], -1, self.answer)
+        return SimpleNamespace(API_VERSION=11, topics=[("t", [part]), ("other", [part])])
+
+    async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
+        response = await self._client.send(node_id, request)
+        self.left = {topic: parts[0][-1] for topic, parts in response.topics}
+        return False
+
+    def fetch(self, answer: bytes) -> list[Any]:
+        """The records that a fetch brings, with the answer of the broker."""
+        self.answer = answer
+        request = FetchRequest(100, 1, 1000, 1, [("t", [(3, self.position.position, 100)])])
+        assert asyncio.run(self._proc_fetch_request(self.assignment, 1, request)) or not answer
+        result = self._records.pop(TP, None)
+        return [] if result is None else list(result.getall(10))
+
+
+def test_the_records_of_some_topics_are_kept_from_aiokafka() -> None:
+    fetcher = Fetcher()
+    records = fetcher.fetch(batch(*THREE, base=5))
+    assert [r.value for r in records] == [b"a", b"b", b"c"]
+    assert fetcher.left == {"t": b"", "other": batch(*THREE, base=5)}
+    assert fetcher.position.position == 8
+
+
+def test_what_was_sought_away_from_meanwhile_is_not_taken() -> None:
+    fetcher = Fetcher()
+    fetcher.answer = batch(*THREE, base=5)
+    request = FetchRequest(100, 1, 1000, 1, [("t", [(3, 4, 100)])])
+    assert not asyncio.run(fetcher._proc_fetch_request(fetcher.assignment, 1, request))
+    assert not fetcher._records
+
+
+def test_a_batch_that_is_cut_off_is_asked_for_whole_and_given_up_in_the_end() -> None:
+    fetcher = Fetcher()
+    raw = batch(Raw(b"v" * 1000), base=5)
+    assert fetcher.fetch(raw[:200]) == []
+    assert fetcher._max_partition_fetch_bytes == len(raw)
+    # it comes whole
+    assert [r.offset for r in fetcher.fetch(raw)] == [5]
+
+    # it never does
+    raw = batch(Raw(b"v" * 1000), base=6)
+    for _ in range(PATIENCE):
+        assert fetcher.fetch(raw[:200]) == []
+    assert fetcher.position.position == 6
+    (given_up,) = fetcher.fetch(raw[:200])
+    assert type(given_up) is Unreadable and given_up.offset == 6
+    assert fetcher.position.position == 7
+    assert fetcher.faults == [(TP, Fault(6, 7, "the length or the offset of a batch is wrong"))]

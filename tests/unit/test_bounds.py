@@ -81,6 +81,7 @@ PARTITION = {
     "holds": PER_MESSAGE,
     "ahead": CONSTANT,  # ranges above the position: what was delivered there and finished, before it was read again
     "segments": lambda h: 30 * h.unfinished + 60,
+    "lost": lambda h: owner_module.LOSSES_MAX,
     "purges": CONSTANT,  # one a queue, while what is purged is not read
     "recent": PER_ID,
     "origins": PER_ID,
@@ -126,6 +127,7 @@ OWNER = {
     "_acked": CONSTANT,
     "flows": lambda h: 10 * len(h.owner._flow_of) + 3 * SLACK,
     "_flow_of": PER_MESSAGE,
+    "_ignored": lambda h: owner_module.IGNORED_MAX,
     "_orphans": CONSTANT,
     "_old_manifests": CONSTANT,
 }

@@ -118,6 +118,14 @@ def test_a_message_as_a_block_is_acknowledged_at_its_end_and_given_back_if_it_ra
     assert fake.rejected == [(mine.offset, None)]
 
 
+def test_a_block_that_raises_after_its_lease_was_over_shows_its_own_error(fake: FakeService, service: Service) -> None:
+    fake.put("q", b"late")
+    (late,) = service.queue("q").receive_many(1, timeout=1)
+    fake.refused[late.receipt] = "lease-over"
+    with pytest.raises(ValueError, match="mine"), late:
+        raise ValueError("mine")
+
+
 def test_a_batch_is_answered_per_message_in_order(service: Service) -> None:
     results = service.queue("q").send_many([b"a", "refused", Outgoing("c", delay=1.0, ttl=2.0, group="g")])
     assert [type(r) for r in results] == [Sent, errors.TooLargeError, Sent]

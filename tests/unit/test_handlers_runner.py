@@ -54,6 +54,7 @@ class Desk:
         self.queue = QueueSettings()
         self.service = SimpleNamespace(
             closing=False,
+            elsewhere=None,
             random=random.Random(1),
             meters=None,
             log=logging.getLogger("desk"),

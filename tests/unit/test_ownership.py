@@ -385,7 +385,7 @@ def test_a_partition_with_a_row_that_cannot_be_read_is_filled_again_and_claimed_
         desk.ownership.on_timer()
         assert 0 not in desk.ownership.held
         assert all(table.wiped == [0] for table in desk.tables.values())
-        await desk.until(lambda: desk.ownership.ready)
+        await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
         assert (desk.owns(0), desk.owns(1)) == (2, 1)
         assert desk.ownership.held[1] is other
         await desk.until(lambda: any(b"acked" in r.value or b"offsets" in r.value for r in desk.kafka.logs[TP("m", 0)]))

@@ -134,6 +134,8 @@ def test_a_hole_of_a_billion_offsets_costs_nothing() -> None:
         (b"q", [("marq-delay-ms", None)], "header marq-delay-ms is not a number of milliseconds"),
         (b"q", [("marq-ttl-ms", b"")], "header marq-ttl-ms is not a number of milliseconds"),
         (b"q", [("marq-ttl-ms", b"9" * 5_000)], "header marq-ttl-ms is not a number of milliseconds"),
+        (b"q", [("marq-delay-ms", b"31622400001")], "header marq-delay-ms is more than 31622400000 milliseconds"),
+        (b"q", [("marq-ttl-ms", b"31622400001")], "header marq-ttl-ms is more than 31622400000 milliseconds"),
         (b"q", [("any", b"x"), (BAD_NAME + "x", b"x")], "the name of a header is not UTF-8"),
     ],
 )

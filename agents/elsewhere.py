@@ -1,0 +1,416 @@
+"""Handlers get messages of every partition in the cluster: what one worker's handlers lack, owners elsewhere have.
+
+    worker with handlers                  owner
+      handlers(specs) ─────────────────►    notes who handles what; says for which handlers something is ready
+                      ◄─────────────────  ready(handlers)   something became ready (nothing is reserved)
+      take(spec, …)   ─────────────────►    starts deliveries and answers with their messages
+
+So services whose workers have different handlers share one cluster. Acknowledgements, extensions and releases are
+markers, which any worker writes. A call that gets lost costs time, never a message: specs are sent again and again, and
+what was started and not answered goes back uncounted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+
+from app.ownership import Held
+from marq.clock import now_ms
+from marq.core.markers import Release
+from marq.core.owner import Handout, Pending
+from marq.core.ranges import ranges_of
+from marq.core.rows import Record
+from marq.core.segments import Segment
+from marq.errors import MarqError
+from marq.handlers import does_match
+
+if TYPE_CHECKING:
+    from agents.handlers import Handlers, Runner
+
+#: Seconds after which specs are sent again …
+RENEW_S = 2.0
+#: … and after which an owner forgets those that were not.
+FORGET_S = 10.0
+#: Seconds that an owner waits for the rest of a take after its first delivery has begun, and for the first one.
+REST_S = 0.02
+FIRST_S = 3.0
+#: Seconds in which what becomes ready is gathered before others are told.
+GATHER_S = 0.01
+#: First pause after a take that found something, but got nothing, as where a limit holds it up; it doubles.
+FRUITLESS_S = 0.005
+#: Queues of which a spec remembers whether they are its own.
+ROUTES_MAX = 100_000
+
+
+class Spec(msgspec.Struct):
+    """A handler as other workers have to know it."""
+
+    name: str
+    queues: tuple[str, ...]
+    batch: int
+    lease_ms: int | None
+    max_receives: int
+
+
+class Taken(msgspec.Struct, array_like=True):
+    """A delivery that began at its owner."""
+
+    partition: int
+    epoch: int
+    delivery: int
+    lease_ms: int
+    messages: list[tuple[Record, str, int]]  # record, queue, receives
+
+
+class Calls(Protocol):
+    """The other workers, as `gateway.peers` has them."""
+
+    url: str
+
+    def others(self) -> list[str]:
+        """Those that own partitions."""
+
+    def members(self) -> dict[str, set[int]]:
+        """All, and their partitions."""
+
+    def register(self, name: str, operation: Any) -> None:
+        """What `name` does when another worker calls it."""
+
+    async def call(self, url: str, name: str, argument: Any, kind: Any = None) -> Any:
+        """Ask one of them."""
+
+
+class Remote:
+    """The handlers of another worker, as an owner knows them."""
+
+    def __init__(self) -> None:
+        self.specs: list[Spec] = []
+        self.until_s = 0.0
+        self.hungry: set[int] = set()  # those that found nothing here, and want to be told
+        self.fruitless: dict[int, int] = {}  # takes in a row that got nothing
+        self._routes: dict[str, int] = {}
+
+    def take_over(self, specs: list[Spec], until_s: float) -> None:
+        if specs != self.specs:
+            self.specs, self._routes = specs, {}
+        self.until_s = until_s
+
+    def route(self, queue: str) -> int:
+        """Number of the handler that gets the messages of `queue`; -1: none."""
+        number = self._routes.get(queue)
+        if number is None:
+            if len(self._routes) > ROUTES_MAX:
+                self._routes.clear()
+            found = (i for i, s in enumerate(self.specs) if does_match(s.queues, queue))
+            number = self._routes[queue] = next(found, -1)
+        return number
+
+
+class Taking:
+    """A take under way."""
+
+    def __init__(self, gone: Callable[[], bool]) -> None:
+        self.gone = gone
+        self.done = False
+        self.pending: list[tuple[Held, Pending]] = []
+        self.taken: list[Taken] = []
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def finish(self) -> None:
+        """Answer with what has begun; what still comes goes back."""
+        self.done = True
+        for _, pending in self.pending:
+            pending.gone = True
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class RemoteAsk:
+    """What a take asked one partition for. A receiver of its owner."""
+
+    __slots__ = ("elsewhere", "lease_ms", "taking")
+
+    def __init__(self, elsewhere: Elsewhere, taking: Taking, lease_ms: int) -> None:
+        self.elsewhere = elsewhere
+        self.taking = taking
+        self.lease_ms = lease_ms
+
+    def handed(self, held: Held, handout: Handout) -> None:
+        taking, (epoch, delivery) = self.taking, handout.receipt
+        taking.pending = [(h, p) for h, p in taking.pending if h is not held or p.delivery != delivery]
+        if handout.offsets:
+            if taking.done or taking.gone():
+                held.owner.release(handout.offsets, handout.receipt, counted=False)
+            else:
+                if not taking.taken:
+                    asyncio.get_running_loop().call_later(REST_S, taking.finish)
+                messages = self.elsewhere.read(held, handout.offsets)
+                taking.taken.append(Taken(held.number, epoch, delivery, self.lease_ms, messages))
+        if not taking.pending:
+            taking.finish()
+
+
+class Elsewhere:
+    """Both sides: handlers here that take from others, and partitions here that others take from."""
+
+    def __init__(self, handlers: Handlers, peers: Calls) -> None:
+        self.handlers = handlers
+        self.ownership = handlers.ownership
+        self.peers = peers
+        self.remotes: dict[str, Remote] = {}  # URL -> its handlers
+        self._specs = [
+            Spec(h.name, h.queues, h.batch, h.visibility_timeout_ms, h.max_receives)
+            for h in (runner.handler for runner in handlers.runners)
+        ]
+        self._takings: set[Taking] = set()
+        self._told = asyncio.Event()
+        self._looking = False
+        self._turn = 0
+        peers.register("handlers", self.on_handlers)
+        peers.register("ready", self.on_ready)
+        peers.register("take", self.on_take)
+
+    # ------------------------------------------------------------------ one with handlers
+
+    async def renew(self) -> None:
+        """Tell all owners what is handled here, now and from time to time."""
+        while True:
+            self._told.clear()
+            if self._specs and not self.handlers.closing:
+                urls = self.peers.others()
+                for runner in self.handlers.runners:
+                    for url in runner.elsewhere.keys() - set(urls):
+                        del runner.elsewhere[url]
+                await asyncio.gather(*(self._introduce(url) for url in urls))
+            self._expire()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), RENEW_S)
+
+    def renew_soon(self) -> None:
+        """Partitions have changed hands."""
+        self._told.set()
+
+    async def _introduce(self, url: str) -> None:
+        try:
+            answer = await self.peers.call(url, "handlers", {"url": self.peers.url, "specs": self._specs})
+        except MarqError as exc:
+            self.handlers.log.debug("%s", exc)
+            return
+        self._became_ready(url, answer["ready"])
+
+    async def on_ready(self, argument: Any) -> Any:
+        """Another worker has something for handlers of ours."""
+        self._became_ready(argument["url"], argument["ready"])
+        return {}
+
+    def _became_ready(self, url: str, numbers: list[int]) -> None:
+        for number in numbers:
+            runner = self.handlers.runners[number]
+            runner.elsewhere[url] = None
+            runner.run()
+
+    def goes_first(self, runner: Runner) -> bool:
+        """Whether it is the turn of partitions elsewhere, of workers that don't have this handler themselves."""
+        members = self.peers.members()
+        theirs = sum(
+            len(members.get(url, ()))
+            for url in runner.elsewhere
+            if not any(spec.name == runner.handler.name for spec in self._specs_of(url))
+        )
+        self._turn += 1
+        return self._turn % (theirs + max(1, len(self.ownership.held))) < theirs
+
+    def _specs_of(self, url: str) -> list[Spec]:
+        remote = self.remotes.get(url)
+        return remote.specs if remote is not None else []
+
+    def fetch(self, runner: Runner) -> None:
+        """Ask others for what there is room for, one call at a time to each of them."""
+        for url in list(runner.elsewhere):
+            room = runner.room
+            if room <= 0:
+                return
+            if url not in runner.fetching:
+                runner.fetching[url] = runner.calls_of_start(room)
+                self.ownership.spawn(self._fetch(runner, url))
+
+    async def _fetch(self, runner: Runner, url: str) -> None:
+        calls, asked_ms = runner.fetching[url], now_ms()
+        argument = {"url": self.peers.url, "number": self.handlers.runners.index(runner), "calls": calls}
+        found: list[Taken] = []
+        try:
+            found = await self.peers.call(url, "take", argument, list[Taken])
+        except MarqError as exc:
+            self.handlers.log.info("%s", exc)
+        finally:
+            runner.fetching.pop(url, None)
+        if not found:
+            runner.elsewhere.pop(url, None)  # it says when there is more
+        else:
+            runner.elsewhere[url] = runner.elsewhere.pop(url, None)  # the next time others go first
+        for taken in found:
+            # counted from before it was asked for: the lease began later
+            runner.arrived(taken, asked_ms + taken.lease_ms)
+        runner.run()
+
+    # ------------------------------------------------------------------ an owner
+
+    async def on_handlers(self, argument: Any) -> Any:
+        """Note what another worker handles; for which of its handlers something is ready here."""
+        remote = self.remotes.setdefault(argument["url"], Remote())
+        specs = msgspec.convert(argument["specs"], list[Spec])
+        remote.take_over(specs, asyncio.get_running_loop().time() + FORGET_S)
+        ready = [number for number in range(len(specs)) if self._has_ready(remote, number)]
+        remote.hungry = set(range(len(specs))).difference(ready)
+        return {"ready": ready}
+
+    def _has_ready(self, remote: Remote, number: int) -> bool:
+        return any(True for held in self._serving() for _ in self._queues_of(held, remote, number))
+
+    def _serving(self) -> list[Held]:
+        return [held for held in self.ownership.held.values() if held.serving]
+
+    def _queues_of(self, held: Held, remote: Remote, number: int) -> Iterator[str]:
+        route = remote.route
+        return (queue for queue in held.owner.partition.queues() if route(queue) == number)
+
+    def wake(self) -> None:
+        """Something became ready in a partition here."""
+        if not self._looking and any(remote.hungry for remote in self.remotes.values()):
+            self._looking = True
+            asyncio.get_running_loop().call_later(GATHER_S, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        for url, remote in self.remotes.items():
+            ready = [number for number in remote.hungry if self._has_ready(remote, number)]
+            if ready:
+                remote.hungry.difference_update(ready)
+                self.ownership.spawn(self._tell(url, ready))
+
+    async def _tell(self, url: str, ready: list[int]) -> None:
+        try:
+            await self.peers.call(url, "ready", {"url": self.peers.url, "ready": ready})
+        except MarqError as exc:
+            self.handlers.log.debug("%s", exc)  # it introduces itself again
+
+    async def on_take(self, argument: Any) -> list[Taken]:
+        """Begin deliveries for a handler of another worker: what there is right now."""
+        argument, request = argument
+        remote, number = self.remotes.get(argument["url"]), argument["number"]
+        if remote is None or number >= len(remote.specs) or self.handlers.closing:
+            return []  # it introduces itself again
+        taking = Taking(lambda: request.transport is None or request.transport.is_closing())
+        self._take(taking, remote, number, argument["calls"])
+        if not taking.pending and not taking.taken:
+            times = remote.fruitless[number] = remote.fruitless.get(number, 0) + 1
+            pause_s = min(FRUITLESS_S * 2 ** min(times, 10), RENEW_S)
+            asyncio.get_running_loop().call_later(pause_s, self._tell_again, remote, number)
+            return []
+        remote.fruitless.pop(number, None)
+        timer = asyncio.get_running_loop().call_later(FIRST_S, taking.finish)
+        self._takings.add(taking)
+        try:
+            await taking.future
+        finally:
+            timer.cancel()
+            self._takings.discard(taking)
+            taking.finish()
+        if taking.gone():
+            self._give_back(taking.taken)
+            return []
+        return taking.taken
+
+    def _tell_again(self, remote: Remote, number: int) -> None:
+        if number < len(remote.specs):
+            remote.hungry.add(number)
+            self.wake()
+
+    def _take(self, taking: Taking, remote: Remote, number: int, calls: int) -> None:
+        spec, held = remote.specs[number], self._serving()
+        left = calls * (spec.batch or 1)
+        self._turn += 1
+        for i in range(len(held)):
+            one = held[(self._turn + i) % len(held)]
+            queues = list(self._queues_of(one, remote, number))
+            if not queues:
+                continue
+            queues = queues[self._turn % len(queues) :] + queues[: self._turn % len(queues)]
+            lease_ms = spec.lease_ms or self.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+            if not self.ownership.room(one, 1, lease_ms):
+                continue
+            pending = one.owner.acquire(
+                queues,
+                left,
+                RemoteAsk(self, taking, lease_ms),
+                now_ms(),
+                lease_ms=lease_ms,
+                shared_fate=bool(spec.batch),
+                batch=spec.batch or 1,
+                name=spec.name,
+            )
+            if pending is None:
+                continue
+            taking.pending.append((one, pending))
+            appends, one.owner.appends = one.owner.appends, []
+            one.outbox.put(appends)
+            left -= len(pending.offsets)
+            if left <= 0:
+                return
+
+    def _give_back(self, taken: list[Taken]) -> None:
+        for one in taken:
+            offsets = sorted(record.offset for record, _, _ in one.messages)
+            release = Release(one.epoch, one.delivery, ranges_of(offsets), 0, counted=False)
+            self.ownership.outbox(one.partition).put([release])
+
+    def read(self, held: Held, offsets: list[int]) -> list[tuple[Record, str, int]]:
+        """The messages of a delivery."""
+        partition = held.owner.partition
+        found: list[tuple[Record, str, int]] = []
+        for offset in offsets:
+            record = partition.messages[offset]
+            queue = partition.queue_of(offset) or ""
+            if type(record) is Segment:
+                record = partition.record(offset)
+            receives = partition.holds[offset].receives
+            copy = Record(offset, record.timestamp, record.key, record.value, list(record.headers))
+            found.append((copy, queue, receives))
+        return found
+
+    def max_receives_of(self, queue: str) -> int:
+        """The maximum of the handler elsewhere that gets `queue`; 0: none."""
+        for _, remote in sorted(self.remotes.items()):
+            number = remote.route(queue)
+            if number >= 0:
+                return remote.specs[number].max_receives
+        return 0
+
+    def is_handled(self, queue: str) -> bool:
+        """Whether a handler elsewhere gets the messages of `queue`."""
+        return any(remote.route(queue) >= 0 for remote in self.remotes.values())
+
+    def starving(self, held: Held) -> bool:
+        """Whether a handler elsewhere waits for what this partition has not read yet."""
+        return any(
+            not any(True for _ in self._queues_of(held, remote, number))
+            for remote in self.remotes.values()
+            for number in remote.hungry
+        )
+
+    def forget(self, held: Held) -> None:
+        """The partition went away: what was on its way there never comes."""
+        for taking in self._takings:
+            taking.pending = [(h, p) for h, p in taking.pending if h is not held]
+            if not taking.pending:
+                taking.finish()
+
+    def _expire(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for url in [url for url, remote in self.remotes.items() if remote.until_s < now]:
+            del self.remotes[url]

@@ -1,0 +1,118 @@
+"""A real broker whose clock is wrong, or goes on while no worker runs. Needs libfaketime (Debian: `faketime`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.broker import EmbeddedBroker
+from marq.errors import BrokerError
+from tests.integration.cluster import Cluster
+from tests.integration.door_client import Client
+
+HOUR_S = 3_600
+HOUR_MS = 1_000 * HOUR_S
+MINUTE_MS = 60_000
+LIBRARY = next(iter(sorted(map(str, Path("/usr/lib").glob("*/faketime/libfaketime.so.1")))), "")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not LIBRARY, reason="libfaketime is not installed (Debian: apt-get install faketime)"),
+]
+
+
+class Clock:
+    """The wall clock of the broker. Its monotonic one is never changed."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.set(0)
+
+    def set(self, off_s: int) -> None:
+        """From now on it is off by so much."""
+        draft = self.file.with_suffix(".tmp")
+        draft.write_text(f"+{off_s}\n")
+        draft.replace(self.file)
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Clock:
+    return Clock(tmp_path / "faketimerc")
+
+
+@pytest.fixture
+def cluster(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Workers without handlers, at a broker of their own."""
+    broker = EmbeddedBroker(tmp_path / "broker")
+    with monkeypatch.context() as patch:
+        for name, value in {
+            "LD_PRELOAD": LIBRARY,
+            "FAKETIME_TIMESTAMP_FILE": str(clock.file),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }.items():
+            patch.setenv(name, value)
+        try:
+            broker.start()
+        except BrokerError as error:
+            pytest.skip(f"this Java does not run under this libfaketime: {error}")
+    with broker, Cluster(broker.bootstrap, tmp_path, partitions=2, handlers="", checkpoint_ms=300) as cluster:
+        yield cluster
+
+
+def payloads(client: Client, queue: str, count: int = 100, wait_ms: int = 3_000) -> set[bytes]:
+    return {message["payload"] for message in client.drain(queue, count, wait_ms)}
+
+
+def test_a_broker_that_is_an_hour_off_for_a_while_expires_and_delays_nothing(cluster: Cluster, clock: Clock) -> None:
+    client = Client(cluster.start().url)
+    client.send("kept", *[b"%d" % i for i in range(20)], ttl_ms=10 * MINUTE_MS)
+    client.send("later", *[b"%d" % i for i in range(20)], delay_ms=10 * MINUTE_MS)
+    client.send("soon", b"soon", delay_ms=40_000)
+    first = payloads(client, "kept", 10)
+
+    clock.set(HOUR_S)
+    time.sleep(15)  # far more than two ticks
+    meanwhile = payloads(client, "later", wait_ms=0)
+    clock.set(0)
+    time.sleep(3)
+
+    assert meanwhile == set()
+    assert len(first | payloads(client, "kept")) == 20
+    assert payloads(client, "later", wait_ms=500) == set()
+    assert payloads(client, "soon", 1, wait_ms=60_000) == {b"soon"}
+    assert payloads(client, "later", wait_ms=500) == set()
+
+
+def test_an_hour_without_any_worker_counts_in_full(cluster: Cluster, clock: Clock) -> None:
+    worker = cluster.start()
+    client = Client(worker.url)
+    client.send("q", b"expired", ttl_ms=HOUR_MS // 2)
+    client.send("q", b"kept", ttl_ms=2 * HOUR_MS)
+    client.send("q", b"over", delay_ms=HOUR_MS // 2)
+    client.send("q", b"delayed", delay_ms=2 * HOUR_MS)
+    worker.stop()
+
+    clock.set(HOUR_S)
+    client = Client(cluster.start().url)
+
+    assert payloads(client, "q", 2) == {b"kept", b"over"}
+    assert payloads(client, "q", wait_ms=500) == set()
+
+
+def test_an_hour_off_hides_no_second_sending_and_swallows_no_message(cluster: Cluster, clock: Clock) -> None:
+    client = Client(cluster.start().url)
+    client.send("q", b"first", deduplication_id="1")
+    clock.set(HOUR_S)
+    client.send("q", b"wrong", deduplication_id="2")
+    clock.set(0)
+
+    client.send("q", b"again", deduplication_id="1")
+    client.send("q", b"later", deduplication_id="2")
+
+    assert payloads(client, "q", 3) == {b"first", b"wrong", b"later"}
+    assert payloads(client, "q", wait_ms=500) == set()

@@ -1,0 +1,110 @@
+"""One limit of delays, however they are said; and where messages with a group go."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from gateway import json_api
+from gateway.door import Door
+from gateway.sqs.limits import RELAXED
+from marq.client.wire import Entry, Outgoing, to_wire
+from marq.core.policies import DELAY_MAX_MS, QueueSettings
+from marq.errors import BadValueError
+from marq.handlers import Retry
+from marq.message import ManualMessage
+from tests.unit.core_helpers import TwoLogs
+
+
+def test_a_delay_in_a_header_is_at_most_a_year_and_then_the_message_is_delivered() -> None:
+    logs = TwoLogs()
+    logs.own()
+    message, beyond = logs.send(delay_ms=DELAY_MAX_MS), logs.send(delay_ms=DELAY_MAX_MS + 1)
+    logs.read()
+    assert logs.states([message, beyond]) == ["delayed", "poison"]
+
+    logs.now_ms += DELAY_MAX_MS - 60_000
+    logs.wait(30_000)
+    assert logs.state(message) == "delayed"
+    logs.wait(40_000)
+    assert logs.take() == [message]
+
+
+@pytest.mark.parametrize("delay_ms", [DELAY_MAX_MS, DELAY_MAX_MS + 1])
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda ms: msgspec.convert({"delay_ms": ms}, QueueSettings),
+        lambda ms: msgspec.json.decode(b'{"payload": "", "delay_ms": %d}' % ms, type=json_api.Message),
+        lambda ms: msgspec.json.decode(b'{"receipts": ["x"], "delay_ms": %d}' % ms, type=json_api.Release),
+        lambda ms: msgspec.convert(sent_by_client(ms), json_api.Message),
+        lambda ms: Retry(ms),
+        lambda ms: ManualMessage(lambda *_: None, "t", 0, "q", None, 1).release(ms),
+    ],
+    ids=["setting", "JSON", "release over JSON", "client", "handler", "manual handler"],
+)
+def test_a_delay_is_at_most_a_year_wherever_it_is_said(said: Any, delay_ms: int) -> None:
+    if delay_ms > DELAY_MAX_MS:
+        with pytest.raises((msgspec.ValidationError, BadValueError)):
+            said(delay_ms)
+    else:
+        said(delay_ms)
+
+
+def sent_by_client(delay_ms: int) -> dict[str, Any]:
+    entry: Entry = to_wire(Outgoing(b"x", delay=delay_ms / 1000))
+    assert entry.delay_ms == delay_ms
+    return msgspec.to_builtins(entry) | {"payload": "eA=="}
+
+
+def test_a_delay_over_sqs_without_its_limits_is_the_same() -> None:
+    assert RELAXED.delay_s * 1000 == DELAY_MAX_MS
+
+
+# ---------------------------------------------------------------------- groups
+
+
+class Producer:
+    """Takes runs of records."""
+
+    def __init__(self) -> None:
+        self.partitions: list[int] = []
+
+    def append_run(self, topic: str, number: int, key: bytes, records: list[Any]) -> list[Any]:
+        self.partitions.append(number)
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(SimpleNamespace(offset=0))
+        return [(len(records), future)]
+
+
+@pytest.mark.parametrize(("fifo", "partitions"), [(False, 8), (True, 1)])
+def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_is_spread(
+    fifo: bool, partitions: int
+) -> None:
+    producer = Producer()
+    settings = QueueSettings(fifo=fifo, content_deduplication=fifo, deduplication_scope="group" if fifo else "queue")
+
+    async def known(queue: str) -> None: ...
+
+    catalog = SimpleNamespace(
+        secret=b"s", settings_of=lambda queue: settings, life_of=lambda queue: 0, require_or_make=known
+    )
+    ownership = SimpleNamespace(
+        catalog=catalog,
+        held={},
+        receivers=[],
+        topics=SimpleNamespace(queue="t", partitions=8),
+        app=SimpleNamespace(producer=producer),
+    )
+
+    async def main() -> None:
+        door = Door(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        for i in range(16):
+            await door.send("q", [Entry(b"%d" % i, group="same")])
+
+    asyncio.run(main())
+    assert len(set(producer.partitions)) == partitions

@@ -1,0 +1,336 @@
+"""Handlers of one worker get the messages that lie in the partitions of another one, which has no handlers for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from agents import elsewhere
+from agents.handlers import Handlers
+from marq import handlers as registry
+from marq.core import markers as m
+from marq.core.markers import Marker
+from marq.core.policies import QueueSettings
+from marq.handlers import handler
+from tests.unit.core_helpers import Worker
+
+_Calls = dict[str, Any]
+
+
+class Log:
+    """The markers of all partitions, which any worker writes to; owners fold them at once."""
+
+    def __init__(self) -> None:
+        self.owners: dict[int, tuple[Node, Any]] = {}
+        self.written: list[tuple[str, int, Marker]] = []
+
+
+class Outbox:
+    def __init__(self, log: Log, writer: str, number: int) -> None:
+        self.log, self.writer, self.number = log, writer, number
+
+    def put(self, markers: list[Marker]) -> None:
+        if markers:
+            self.log.written += [(self.writer, self.number, marker) for marker in markers]
+            node, held = self.log.owners[self.number]
+            held.worker.broker.append(m.encode(markers))
+            asyncio.get_running_loop().call_soon(node.fold, held)
+
+    def put_confirmed(self, markers: list[Marker]) -> asyncio.Future[int]:
+        self.put(markers)
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future.set_result(0)
+        return future
+
+
+class Node:
+    """One worker: its partitions, handlers, and calls to the others."""
+
+    def __init__(self, name: str, cluster: Cluster, numbers: list[int]) -> None:
+        self.url, self.cluster = name, cluster
+        self.operations: _Calls = {}
+        self.calls: list[str] = []
+        self.held = {number: self._hold(number) for number in numbers}
+        catalog = SimpleNamespace(settings_of=cluster.settings_of, max_receives_of=None)
+        self.ownership = SimpleNamespace(
+            held=self.held,
+            receivers=[],
+            catalog=catalog,
+            topics=SimpleNamespace(queue="t"),
+            outbox=lambda number: Outbox(cluster.log, name, number),
+            spawn=asyncio.ensure_future,
+            room=lambda held, wanted, lease_ms: wanted,
+        )
+        settings = SimpleNamespace(queue_id=None, backoff_ms=0, backoff_max_ms=0)
+        self.handlers = Handlers(self.ownership, settings)  # type: ignore[arg-type]
+        self.handlers.connect(self)  # type: ignore[arg-type]
+        assert self.handlers.elsewhere is not None
+        self.elsewhere = self.handlers.elsewhere
+
+    def _hold(self, number: int) -> Any:
+        worker = Worker(settings=self.cluster.settings).serve()
+        held = SimpleNamespace(
+            number=number,
+            serving=True,
+            owner=worker.owner,
+            worker=worker,
+            outbox=Outbox(self.cluster.log, self.url, number),
+        )
+        self.cluster.log.owners[number] = (self, held)
+        return held
+
+    def fold(self, held: Any) -> None:
+        """As the ownership does, with what was appended."""
+        held.worker.read_markers()
+        while held.owner.handouts:
+            handouts, held.owner.handouts = held.owner.handouts, []
+            for handout in handouts:
+                handout.receiver.handed(held, handout)
+        appends, held.owner.appends = held.owner.appends, []
+        held.outbox.put(appends)
+        if held.owner.partition.woken:
+            held.owner.partition.woken.clear()
+            self.handlers.wake(held)
+            appends, held.owner.appends = held.owner.appends, []
+            held.outbox.put(appends)
+
+    def send(self, number: int, count: int = 1, queue: str = "q") -> None:
+        held = self.held[number]
+        held.worker.send(count, queue=queue)
+        self.fold(held)
+
+    # -- the other workers
+
+    def others(self) -> list[str]:
+        return [url for url, node in self.cluster.nodes.items() if url != self.url and node.held]
+
+    def members(self) -> dict[str, set[int]]:
+        return {url: set(node.held) for url, node in self.cluster.nodes.items()}
+
+    def register(self, name: str, operation: Any) -> None:
+        self.operations[name] = operation
+
+    async def call(self, url: str, name: str, argument: Any, kind: Any = None) -> Any:
+        self.calls.append(name)
+        argument = msgspec.msgpack.decode(msgspec.msgpack.encode(argument))
+        if name == "take":
+            argument = argument, self.cluster.request
+        answer = msgspec.msgpack.encode(await self.cluster.nodes[url].operations[name](argument))
+        return msgspec.msgpack.decode(answer) if kind is None else msgspec.msgpack.decode(answer, type=kind)
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.log = Log()
+        self.nodes: dict[str, Node] = {}
+        self.settings: dict[str, QueueSettings] = {}
+        self.request = SimpleNamespace(transport=SimpleNamespace(is_closing=lambda: False))
+        self._renewing: list[asyncio.Task[None]] = []
+
+    def settings_of(self, queue: str) -> QueueSettings:
+        return self.settings.get(queue, QueueSettings())
+
+    def add(self, name: str, numbers: list[int]) -> Node:
+        """A worker with the handlers that are registered now."""
+        node = self.nodes[name] = Node(name, self, numbers)
+        self._renewing.append(asyncio.ensure_future(node.elsewhere.renew()))
+        return node
+
+    def stop(self) -> None:
+        for task in self._renewing:
+            task.cancel()
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers() -> Iterator[None]:
+    registry.clear()
+    yield
+    registry.clear()
+
+
+def run(scenario: Callable[[Cluster], Awaitable[None]]) -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        try:
+            await scenario(cluster)
+        finally:
+            cluster.stop()
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def handled_by(queue: str = "q", **options: Any) -> list[Any]:
+    """Register a handler that notes its messages."""
+    seen: list[Any] = []
+
+    @handler(queue, **options)
+    async def note(messages: Any) -> None:
+        seen.extend(messages if isinstance(messages, list) else [messages])
+
+    return seen
+
+
+def left(node: Node) -> int:
+    return sum(len(held.owner.partition.messages) for held in node.held.values())
+
+
+def test_messages_in_partitions_of_a_worker_without_handlers_are_handled() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        seen = handled_by()
+        cluster.add("a", [0])
+        stores.send(1, 20)
+        await until(lambda: not left(stores))
+        assert sorted((s.partition, s.offset, s.queue, s.attempt) for s in seen) == [(1, i, "q", 1) for i in range(20)]
+        assert seen[0].payload == b"x"
+
+    run(scenario)
+
+
+def test_what_becomes_ready_later_is_told_and_nothing_is_asked_for_meanwhile() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        seen = handled_by()
+        idle = cluster.add("a", [])
+        await until(lambda: idle.calls == ["handlers"])
+        await asyncio.sleep(0.05)
+        assert idle.calls == ["handlers"]
+        stores.send(1)
+        await until(lambda: seen)
+        await until(lambda: not left(stores))
+        assert stores.calls == ["ready"]
+
+    run(scenario)
+
+
+def test_services_with_different_handlers_share_one_cluster() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        orders = handled_by("orders")
+        first = cluster.add("a", [0])
+        registry.clear()
+        clicks = handled_by("clicks", batch=10)
+        second = cluster.add("b", [1])
+        for node, number in ((first, 0), (second, 1)):
+            node.send(number, 10, "orders")
+            node.send(number, 10, "clicks")
+        await until(lambda: not left(first) and not left(second))
+        assert {s.queue for s in orders} == {"orders"} and len(orders) == 20
+        assert {s.queue for s in clicks} == {"clicks"} and len(clicks) == 20
+
+    run(scenario)
+
+
+def test_a_worker_that_always_has_work_of_its_own_takes_its_turn_elsewhere() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        seen = handled_by()
+        busy = cluster.add("a", [0])
+        stores.send(1, 50)
+        while not any(s.partition == 1 for s in seen):
+            busy.send(0, 20)
+            await asyncio.sleep(0.001)
+            assert len(seen) < 5_000
+
+    run(scenario)
+
+
+def test_the_first_handler_that_matches_gets_the_message_elsewhere_too() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        special, rest = handled_by("orders"), handled_by("*")
+        cluster.add("a", [0])
+        stores.send(1, 3, "orders")
+        stores.send(1, 3, "other")
+        await until(lambda: not left(stores))
+        assert ({s.queue for s in special}, {s.queue for s in rest}) == ({"orders"}, {"other"})
+
+    run(scenario)
+
+
+def test_an_owner_without_the_handler_knows_its_maximum_of_receives() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        handled_by("orders", max_receives=7)
+        cluster.add("a", [0])
+        await until(lambda: stores.elsewhere.remotes)
+        assert stores.ownership.catalog.max_receives_of("orders") == 7
+        assert stores.ownership.catalog.max_receives_of("other") == 0
+
+    run(scenario)
+
+
+def test_what_was_started_for_a_worker_that_went_away_goes_back_uncounted() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        seen = handled_by()
+        cluster.request.transport = None
+        cluster.add("a", [0])
+        stores.send(1)
+        held = stores.held[1]
+        await until(lambda: any(isinstance(marker, m.Release) for _, _, marker in cluster.log.written))
+        assert not seen
+        assert held.owner.partition.receives(0) == 0
+
+    run(scenario)
+
+
+def test_a_handler_that_stops_gives_back_what_comes_from_elsewhere() -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        seen = handled_by()
+        stopping = cluster.add("a", [0])
+        await until(lambda: stores.elsewhere.remotes)
+        stores.send(1)
+        stopping.handlers.closing = True
+        await asyncio.sleep(0.1)
+        assert not seen
+        assert stores.held[1].owner.partition.receives(0) == 0
+
+    run(scenario)
+
+
+def test_a_limit_that_holds_messages_up_is_no_reason_to_ask_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        cluster.settings["q"] = QueueSettings(max_in_flight=1)
+        stores = cluster.add("b", [1])
+        done = asyncio.Event()
+
+        @handler("q", concurrency=10)
+        async def wait(message: Any) -> None:
+            await done.wait()
+
+        asks = cluster.add("a", [0])
+        stores.send(1, 5)
+        await until(lambda: "take" in asks.calls)
+        await asyncio.sleep(0.3)
+        assert asks.calls.count("take") < 12
+        done.set()
+        await until(lambda: not left(stores))
+
+    run(scenario)
+
+
+def test_handlers_that_are_not_heard_of_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "FORGET_S", 0.02)
+    monkeypatch.setattr(elsewhere, "RENEW_S", 0.05)
+
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        handled_by()
+        gone = cluster.add("a", [0])
+        await until(lambda: stores.elsewhere.is_handled("q"))
+        gone.handlers.closing = True
+        await until(lambda: not stores.elsewhere.remotes)
+
+    run(scenario)

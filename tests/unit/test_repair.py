@@ -1,0 +1,134 @@
+"""`repair`: what it writes, in which order, and what it refuses (`tests/integration/test_repair.py`: with Kafka)."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app import repair as module
+from app.repair import Repair, lines_of
+from marq.core import markers as m
+from marq.core.markers import Own
+from marq.core.rows import Loss
+from marq.errors import NotPossibleError
+from tests.unit.core_helpers import Worker
+from tests.unit.test_owner_repair import history
+
+TOPICS = SimpleNamespace(
+    queue="q",
+    markers="m",
+    partitions=1,
+    changelogs={"messages": "c-messages", "markers": "c-markers", "progress": "c-progress"},
+)
+SETTINGS = SimpleNamespace(queue_id=None)
+
+
+class Logs:
+    """The logs and tables of a worker's partition."""
+
+    topics = TOPICS
+
+    def __init__(self, worker: Worker, queue_start: int, markers_start: int = 0) -> None:
+        self.worker = worker
+        self.begin = queue_start, markers_start
+        self.written: list[tuple[str, str]] = []
+        self.meanwhile: Any = lambda: None  # happens after the own marker was appended
+
+    async def tables(self) -> dict[str, bytes]:
+        return dict(self.worker.table)
+
+    async def starts(self) -> tuple[int, int]:
+        return self.begin
+
+    async def end(self, topic: str) -> int:
+        return len(self.worker.broker.log)
+
+    async def read(self, topic: str, start: int, stop: int) -> list[Any]:
+        return list(self.worker.broker.log[start:stop])
+
+    async def append(self, topic: str, key: bytes | None, value: bytes) -> int:
+        self.written.append((topic, (key or b"").decode()))
+        if key is None:
+            offset = self.worker.broker.append(value)
+            self.meanwhile()
+            return offset
+        self.worker.table[key.decode()] = value
+        return 0
+
+
+def repair(logs: Logs, accept_loss: bool) -> Repair:
+    return asyncio.run(module._repair(SETTINGS, TOPICS, logs, 0, accept_loss))  # type: ignore[arg-type]
+
+
+def test_what_is_gone_is_named_and_nothing_is_written_without_being_accepted() -> None:
+    logs = Logs(history(), queue_start=8)
+    found = repair(logs, accept_loss=False)
+
+    assert not found.done and [(loss.start, loss.stop, loss.unfinished) for loss in found.losses] == [(6, 8, 1)]
+    assert logs.written == []
+    assert "nothing was changed" in lines_of(found)[-1]
+
+
+def test_accepted_it_is_an_own_marker_then_rows_then_the_manifest() -> None:
+    logs = Logs(history(), queue_start=8)
+    found = repair(logs, accept_loss=True)
+
+    assert found.done and len(found.losses) == 1
+    topics = [topic for topic, _ in logs.written]
+    assert (topics[0], topics[-1]) == ("m", "c-progress")
+    assert topics.count("m") == topics.count("c-progress") == 1
+    next_one = Worker(logs.worker.broker, name="w3", table=logs.worker.table, queue_log=logs.worker.queue_log)
+    next_one.claim()
+    next_one.restore((8, 0))
+    next_one.read_markers()
+    next_one.read_queue()
+    next_one.wait(60_000)
+    (handout,) = next_one.receive(10)
+    assert handout.offsets == [2, 8, 9]
+
+
+def test_a_second_loss_is_told_alone_and_both_are_kept() -> None:
+    worker = history()
+    repair(Logs(worker, queue_start=8), accept_loss=True)
+    found = repair(Logs(worker, queue_start=9), accept_loss=True)
+
+    assert [(loss.start, loss.stop) for loss in found.losses] == [(8, 9)]
+    assert repair(Logs(worker, queue_start=9), accept_loss=True) == Repair(0, [], False)
+
+
+def test_where_nothing_is_missing_nothing_is_written() -> None:
+    logs = Logs(history(), queue_start=0)
+
+    assert repair(logs, accept_loss=True) == Repair(0, [], False)
+    assert logs.written == []
+
+
+def test_a_worker_that_wrote_a_manifest_meanwhile_has_the_partition() -> None:
+    worker = history()
+    logs = Logs(worker, queue_start=8)
+
+    def take_over() -> None:
+        logs.begin = 0, 0
+        other = Worker(worker.broker, name="w9", table=worker.table, queue_log=worker.queue_log)
+        worker.broker.append(m.encode([Own("w9", other.owner.nonce)], other.owner.nonce, 0))
+        other.restore()
+        other.read_markers()
+        other.read_queue()
+        other.checkpoint()
+
+    logs.meanwhile = take_over
+    with pytest.raises(NotPossibleError, match="has taken partition 0 meanwhile"):
+        repair(logs, accept_loss=True)
+    assert [topic for topic, _ in logs.written] == ["m"]
+
+
+def test_lost_markers_are_told_as_messages_that_come_again() -> None:
+    (line, _) = lines_of(Repair(3, [Loss("markers", 5, 9, 4, 0)], False))
+
+    assert line == (
+        "partition 3: offsets 5 to 8 of the markers topic (4 records) were deleted unread; of 4 messages, "
+        "those that they said are done come again"
+    )

@@ -1,0 +1,208 @@
+"""What the views say of queues: ages that go on, dead letters of topic mode."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.breakers import Breakers
+from app.broker_time import PLAUSIBLE_MS, BrokerTime
+from gateway import state
+from gateway.metrics import QUEUES_MAX, Collector
+from gateway.state import Views
+from marq.core.owner import Limits
+from marq.core.policies import QueueSettings
+from tests.unit.core_helpers import Worker
+from tests.unit.test_metrics import app, collector, samples
+
+__all__ = ["app", "collector"]  # fixtures
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 5_000
+
+
+class Desk:
+    """The views of a worker with one partition."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.clock = Clock()
+        self.worker = Worker(limits=Limits(**limits)).serve()
+        self.broker_time = BrokerTime(lambda: self.clock.now_ms)
+        self.broker_time.stamped(self.worker.broker.now_ms)
+        held = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
+        self.operations: dict[str, Any] = {}
+        self.settings = QueueSettings()
+        self.breakers = Breakers(lambda queue: self.settings, lambda: self.clock.now_ms)
+        self.views = Views(
+            SimpleNamespace(  # type: ignore[arg-type]
+                ownership=SimpleNamespace(
+                    held={0: held},
+                    broker_time=self.broker_time,
+                    topics=SimpleNamespace(queue="t"),
+                    breakers=self.breakers,
+                    worker_name="w1",
+                    unserved={},
+                ),
+                catalog=SimpleNamespace(settings_of=lambda queue: self.settings),
+                peers=SimpleNamespace(register=self.operations.__setitem__, everywhere=self.everywhere),
+                receivers=SimpleNamespace(of=self.received),
+            )
+        )
+
+    async def everywhere(self, name: str, argument: Any) -> dict[str, Any]:
+        return {"here": await self.operations[name](argument)}
+
+    async def received(self, queues: list[str]) -> dict[str, bool]:
+        return dict.fromkeys(queues, False)
+
+    async def stats(self, queue: str) -> dict[str, Any]:
+        (found,), _ = await self.views._stats([queue])
+        return found
+
+
+def run(scenario: Callable[[Desk], Awaitable[None]], **limits: Any) -> None:
+    async def main() -> None:
+        await scenario(Desk(**limits))
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def _counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "COUNTS_KEPT_MS", -1)
+
+
+def test_the_age_of_the_oldest_message_goes_on_where_nothing_happens() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.worker.send()
+        desk.clock.now_ms += 3_000
+        desk.worker.send(queue="other")
+        for age_ms in (3_000, 63_000):
+            assert (await desk.stats("q"))["oldest_ms"] == age_ms
+            assert (await desk.views.message_here({"partition": 0, "offset": 0}))["age_ms"] == age_ms
+            desk.clock.now_ms += 60_000
+
+    run(scenario)
+
+
+def test_the_age_is_that_of_the_oldest_in_memory_and_on_disk() -> None:
+    async def scenario(desk: Desk) -> None:
+        parked = desk.worker.send(2)
+        desk.worker.clock_ms += 20_000
+        desk.worker.checkpoint()
+        desk.worker.owner.partition.shed(1 << 40, [])
+        desk.worker.checkpoint()
+        desk.worker.broker.now_ms += 10_000
+        desk.clock.now_ms += 10_000
+        desk.worker.send(1)
+        assert (await desk.stats("q"))["oldest_ms"] == 10_000
+        (handout,) = desk.worker.receive(2)
+        assert handout.offsets == parked
+        desk.worker.owner.acked(parked, handout.receipt)
+        desk.worker.flush()
+        assert (await desk.stats("q"))["oldest_ms"] == 0
+
+    run(scenario)
+
+
+def test_dead_letters_of_topic_mode_are_those_that_became_some() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.worker.send(3)
+        (handout,) = desk.worker.receive(3)
+        desk.worker.owner.ended_as("dead", handout.offsets[:2])
+        desk.worker.flush()
+        assert (await desk.stats("theirs")) == {
+            "queue": "theirs",
+            "ready": 0,
+            "delayed": 0,
+            "in_flight": 1,
+            "dead": 2,
+            "oldest_ms": 0,
+            "breaker": None,
+            "has_receiver": False,
+        }
+
+    async def main() -> None:
+        desk = Desk(queue_id="theirs")
+        receive = desk.worker.receive
+        desk.worker.receive = lambda limit: receive(limit, "theirs")  # type: ignore[method-assign, assignment, misc]
+        await scenario(desk)
+
+    asyncio.run(main())
+
+
+def test_the_breaker_of_a_queue_is_told_and_is_a_metric(app: Any, collector: Collector) -> None:
+    settings = QueueSettings(breaker_failures=2, breaker_pause_ms=9_000)
+
+    async def scenario(desk: Desk) -> None:
+        desk.settings = settings
+        assert (await desk.stats("q"))["breaker"] == {"state": "closed", "failures": 0, "pause_ms": 0}
+        breaker = desk.breakers.of("q")
+        for _ in range(2):
+            breaker.failed(2, 9_000, desk.clock.now_ms)
+        desk.clock.now_ms += 1_000
+        assert (await desk.stats("q"))["breaker"] == {"state": "open", "failures": 2, "pause_ms": 8_000}
+
+    run(scenario)
+    breakers = app.ownership.breakers = Breakers(lambda queue: settings, lambda: 0)
+    fine, broken = breakers.of("fine"), breakers.of("broken")
+    assert not fine.failed(2, 9_000, 0) and broken.failed(1, 9_000, 0)
+    found = {labels: value for (name, labels), value in samples(app.meters.registry).items() if "queue_break" in name}
+    assert found == {("fine",): 0, ("broken",): 1}
+
+
+def test_a_partition_that_can_not_be_served_is_named_with_its_reason() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.views.app.ownership.unserved = {3: "records were deleted unread", 0: "it is served by now"}
+        assert (await desk.views.unserved_here()) == {3: "records were deleted unread"}
+        assert (await desk.views._unserved_everywhere()) == {"3": "records were deleted unread"}
+
+    run(scenario)
+
+
+def test_a_partition_that_can_not_be_served_is_a_metric(app: Any, collector: Collector) -> None:
+    app.ownership.unserved = {3: "records were deleted unread"}
+    assert samples(app.meters.registry)["marq_partition_unserved", ("3",)] == 1
+
+
+# ---------------------------------------------------------------------- metric
+
+
+def test_the_oldest_of_each_queue_is_a_metric_with_so_many_labels(app: Any, collector: Collector) -> None:
+    collector.ages = {f"q{i}": i * 1_000 for i in range(1, QUEUES_MAX + 4)} | {"": 1 << 40}
+    found = {labels: value for (name, labels), value in samples(app.meters.registry).items() if "oldest" in name}
+    assert len(found) == QUEUES_MAX + 1
+    assert found[f"q{QUEUES_MAX + 3}",] == QUEUES_MAX + 3
+    assert found["",] == 3
+
+
+# ---------------------------------------------------------------------- the brokers' time
+
+
+def test_the_brokers_time_goes_on_by_the_workers_clock() -> None:
+    clock = Clock()
+    time = BrokerTime(lambda: clock.now_ms)
+    assert time.now_ms is None
+    time.stamped(1_000_000)
+    clock.now_ms += 500_000
+    assert time.now_ms == 1_500_000
+
+
+@pytest.mark.parametrize("off_ms", [86_400_000, -86_400_000])
+def test_one_wrong_stamp_changes_nothing_and_a_second_one_that_agrees_does(off_ms: int) -> None:
+    clock = Clock()
+    time = BrokerTime(lambda: clock.now_ms)
+    time.stamped(1_000_000)
+    time.stamped(1_000_000 + off_ms)
+    assert time.now_ms == 1_000_000
+    time.stamped(1_000_100)
+    time.stamped(1_000_000 + off_ms)
+    assert time.now_ms == 1_000_100
+    time.stamped(1_000_000 + off_ms + PLAUSIBLE_MS)
+    assert time.now_ms == 1_000_000 + off_ms + PLAUSIBLE_MS
