@@ -342,6 +342,8 @@ class Elsewhere:
                 continue
             queues = queues[self._turn % len(queues) :] + queues[: self._turn % len(queues)]
             lease_ms = spec.lease_ms or self.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+            if not self.ownership.room(one, 1, lease_ms):
+                continue
             pending = one.owner.acquire(
                 queues,
                 left,

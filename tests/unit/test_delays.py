@@ -74,6 +74,9 @@ class Producer:
     def __init__(self) -> None:
         self.partitions: list[int] = []
 
+    def waited_s(self, topic: str, partition: int) -> float:
+        return 0.0
+
     def append_run(self, topic: str, number: int, key: bytes, records: list[Any]) -> list[Any]:
         self.partitions.append(number)
         future = asyncio.get_running_loop().create_future()

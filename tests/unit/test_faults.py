@@ -70,7 +70,7 @@ class Desk:
             Settings(kafka="kafka://nowhere:1"),
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},
-            SimpleNamespace(),  # type: ignore[arg-type]
+            SimpleNamespace(settings_of=None),  # type: ignore[arg-type]
         )
         self.owner = SimpleNamespace(
             phase=Phase.SERVING,

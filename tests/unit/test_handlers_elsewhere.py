@@ -64,6 +64,7 @@ class Node:
             topics=SimpleNamespace(queue="t"),
             outbox=lambda number: Outbox(cluster.log, name, number),
             spawn=asyncio.ensure_future,
+            room=lambda held, wanted, lease_ms: wanted,
         )
         settings = SimpleNamespace(queue_id=None, backoff_ms=0, backoff_max_ms=0)
         self.handlers = Handlers(self.ownership, settings)  # type: ignore[arg-type]
