@@ -23,8 +23,9 @@ $(READY): pyproject.toml constraints.txt
 run: setup
 	@exec $(BIN)/python -m app up
 
+# Two files at a time: most tests with a Kafka wait more than they work. ARGS="-n 0" runs them one after the other.
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not containers" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not containers" $(ARGS)
 
 # The cases that take minutes, too: kills at many moments, clusters, chaos.
 test-slow: setup

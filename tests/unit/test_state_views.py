@@ -176,11 +176,8 @@ def test_a_partition_that_can_not_be_served_is_a_metric(app: Any, collector: Col
 
 def test_the_oldest_of_each_queue_is_a_metric_with_so_many_labels(app: Any, collector: Collector) -> None:
     collector.ages = {f"q{i}": i * 1_000 for i in range(1, QUEUES_MAX + 4)} | {"": 1 << 40}
-    found = {
-        labels: value
-        for (name, labels), value in samples(app.meters.registry).items()
-        if name == "marq_queue_oldest_seconds"
-    }
+    every = samples(app.meters.registry).items()
+    found = {labels: value for (name, labels), value in every if name == "marq_queue_oldest_seconds"}
     assert len(found) == QUEUES_MAX + 1
     assert found[f"q{QUEUES_MAX + 3}",] == QUEUES_MAX + 3
     assert found["",] == 3
