@@ -30,6 +30,7 @@ from app.outbox import NOBODY, Outbox
 from app.producer import ProducerFull
 from app.tails import Tails
 from app.takeover import TakeOver
+from app.topics import MAX_RECORD_BYTES
 from app.turns import Turns
 from marq.clock import now_ms
 from marq.core.lateness import Lateness
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
 
 #: Seconds before a partition that another worker took, or that was let go of for an error, is taken over again.
 TAKE_BACK_S = 1.0
+#: Longest such time, and milliseconds in which another row that can't be read doubles it.
+TAKE_BACK_MAX_S = 60.0
+DAMAGE_MEMORY_MS = 300_000
+#: A manifest of more bytes is told in the log: far from the limit of a record, and far more than there should be.
+MANIFEST_WARN_BYTES = 512 * 1024
 #: Milliseconds without progress after which a partition that is not served yet counts as unserved.
 PROGRESS_MS = 10_000
 #: Seconds before rows of a checkpoint that Kafka did not confirm are written again.
@@ -94,6 +100,7 @@ class Held:
         "caught_up_to",
         "checkpoint_s",
         "generation",
+        "manifest_bytes",
         "number",
         "outbox",
         "owner",
@@ -116,6 +123,7 @@ class Held:
         # topic -> position when it was last looked at; when it may be read again, and the pause after that
         self.watched: dict[str, tuple[int, int, int]] = {}
         self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
+        self.manifest_bytes = 0  # of the newest manifest
 
     @property
     def serving(self) -> bool:
@@ -158,6 +166,8 @@ class Ownership(Service):
         self._timer_ms = -1
         self._again_ms = -1  # when to serve those again
         self._outboxes: dict[int, Outbox] = {}
+        # partition -> how often in a row a row could not be read, and until when the next time is one more
+        self._damages: dict[int, tuple[int, int]] = {}
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: dict[int, asyncio.Task[None]] = {}
         self._generation = -1
@@ -436,11 +446,27 @@ class Ownership(Service):
             rows = [(self.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
         elif isinstance(step, WriteManifest):
             rows = [(self.tables["progress"], step.key.encode(), step.value)]
+            self._weigh(held, len(step.value))
         else:
             if isinstance(step, Retire):
                 self._retire(held, step)
             return
         self._when_written(held, rows, [table.write(key, value) for table, key, value in rows])
+
+    def _weigh(self, held: Held, manifest_bytes: int) -> None:
+        """A manifest has to fit a record. It is said long before it does not."""
+        if held.manifest_bytes <= MANIFEST_WARN_BYTES < manifest_bytes:
+            self.log.warning(
+                "The manifest of partition %s has %s bytes, of at most %s: %s messages in segments, %s queues purged "
+                "ahead of reading, %s ids of messages",
+                held.number,
+                manifest_bytes,
+                MAX_RECORD_BYTES,
+                held.owner.partition.segments.parked_total(),
+                len(held.owner.partition.purges),
+                len(held.owner.partition.recent),
+            )
+        held.manifest_bytes = manifest_bytes
 
     def _when_written(self, held: Held, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
         done = asyncio.gather(*futures, return_exceptions=True)
@@ -617,11 +643,17 @@ class Ownership(Service):
             return
         self._leave(held)
         self.is_unserved(held.number, reason)
+        delay_s = TAKE_BACK_S
         if wipe:
             for table in self.tables.values():
                 table.wipe(held.number)
+            # a row that is damaged in the changelog, too, would be met again each time it is wanted
+            count, until_ms = self._damages.get(held.number, (0, 0))
+            count = count + 1 if now_ms() < until_ms else 0
+            delay_s = min(TAKE_BACK_S * 2**count, TAKE_BACK_MAX_S)
+            self._damages[held.number] = (count, now_ms() + DAMAGE_MEMORY_MS)
         if not self._closing:
-            self._take_over(held.number, TAKE_BACK_S)
+            self._take_over(held.number, delay_s)
 
     def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
         """What has to be read next of a log is gone: another owner has gone on, or somebody deleted it."""

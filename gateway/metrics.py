@@ -114,6 +114,8 @@ class Collector:
                 lambda h: len(h.owner.partition.messages) + h.owner.partition.segments.parked_total(),
             ),
             "payload_bytes": ("Payload in memory.", lambda h: h.owner.partition.bytes),
+            "segments": ("Rows of payloads in the messages table.", lambda h: len(h.owner.partition.segments)),
+            "manifest_bytes": ("Size of the newest manifest.", lambda h: h.manifest_bytes),
             "checkpoint_age_seconds": (
                 "Time since the last complete checkpoint.",
                 lambda h: None if h.checkpoint_s is None else time.monotonic() - h.checkpoint_s,
