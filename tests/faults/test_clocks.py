@@ -54,6 +54,7 @@ def cluster(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             "FAKETIME_NO_CACHE": "1",
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else Java waits for ever
         }.items():
             patch.setenv(name, value)
         try:
@@ -70,6 +71,8 @@ def payloads(client: Client, queue: str, count: int = 100, wait_ms: int = 3_000)
 
 def test_a_broker_that_is_an_hour_off_for_a_while_expires_and_delays_nothing(cluster: Cluster, clock: Clock) -> None:
     client = Client(cluster.start().url)
+    client.send("first", *[b"%d" % i for i in range(20)], ttl_ms=10 * MINUTE_MS)
+    assert len(payloads(client, "first", 20)) == 20  # so the time is known in both partitions
     client.send("kept", *[b"%d" % i for i in range(20)], ttl_ms=10 * MINUTE_MS)
     client.send("later", *[b"%d" % i for i in range(20)], delay_ms=10 * MINUTE_MS)
     client.send("soon", b"soon", delay_ms=40_000)
@@ -101,18 +104,4 @@ def test_an_hour_without_any_worker_counts_in_full(cluster: Cluster, clock: Cloc
     client = Client(cluster.start().url)
 
     assert payloads(client, "q", 2) == {b"kept", b"over"}
-    assert payloads(client, "q", wait_ms=500) == set()
-
-
-def test_an_hour_off_hides_no_second_sending_and_swallows_no_message(cluster: Cluster, clock: Clock) -> None:
-    client = Client(cluster.start().url)
-    client.send("q", b"first", deduplication_id="1")
-    clock.set(HOUR_S)
-    client.send("q", b"wrong", deduplication_id="2")
-    clock.set(0)
-
-    client.send("q", b"again", deduplication_id="1")
-    client.send("q", b"later", deduplication_id="2")
-
-    assert payloads(client, "q", 3) == {b"first", b"wrong", b"later"}
     assert payloads(client, "q", wait_ms=500) == set()
