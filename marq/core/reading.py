@@ -162,6 +162,8 @@ class Reading(Lanes):
         if hold is not None:
             if self.clock_ms >= hold.deadline_ms:
                 self._push(offset, hold.receives)
+            elif self._fifo or self._apart is not None:
+                self._note_out(backlog.name, offset)  # its group must not go on before it
             return
         if offset in self.delays:
             if not (facts.group or backlog.fifo):

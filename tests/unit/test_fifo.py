@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from marq.core import memory
 from marq.core.markers import End, Keepalive, encode
 from marq.core.owner import Handout
+from marq.core.partition import H_GROUP
 from marq.core.policies import QueueSettings
 from marq.core.ranges import ranges_of
 from tests.unit.core_helpers import LEASE_MS, Broker, TwoLogs, Worker
@@ -465,3 +466,22 @@ def test_a_queue_is_held_up_no_longer_than_what_was_not_read_is_in_flight() -> N
     acknowledge(n, handouts[1])
     assert "q" in n.owner.partition.woken
     assert [h.offsets for h in n.receive(2, "q")] == [behind[:2]]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["order kept already", "order kept later"])
+def test_a_message_that_waits_when_it_is_read_holds_its_group_up(kept: bool) -> None:
+    """Its delivery was given back with a delay, before it was read again."""
+    logs = TwoLogs()
+    logs.own()
+    logs.send("other" if not kept else "q", headers=[(H_GROUP, b"a")])
+    waits = logs.send(headers=[(H_GROUP, b"z")])
+    behind = logs.send(headers=[(H_GROUP, b"z")])
+    logs.release(logs.start(waits), delay_ms=60_000)
+    logs.read(1)
+    assert logs.take(1, "q" if kept else "other", FIFO) == [0]
+
+    logs.read()
+
+    assert logs.take(10, "q", FIFO) == []
+    logs.wait(60_000)
+    assert logs.take(10, "q", FIFO) == [waits, behind]
