@@ -22,5 +22,7 @@ Nothing here imports anything of ours from outside ``marq.core`` and ``marq.erro
 ``deliveries``  what is delivered next, and what is due to be ended
 ``checkpoints`` the state as rows and a manifest, and back
 ``owner``       the protocol by which one worker owns a partition and hands messages out
+``flow``        limits and circuit breakers of a queue
+``lateness``    how much a worker that is late may still hand out
 ==============  ======================================================================
 """
