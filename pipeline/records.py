@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 #: Version of the tables' rows.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 HEADER_REASON = "marq-poison-reason"
 
@@ -64,6 +64,7 @@ MARKER = StructType(
         StructField("worker", StringType()),
         StructField("nonce", StringType()),
         StructField("fence", StringType()),
+        StructField("sure", BooleanType()),
     ]
 )
 

@@ -7,7 +7,7 @@ the columns that it lacks (null in its rows), which is all that later versions m
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from marq.errors import PipelineError
@@ -138,12 +138,23 @@ def _check_source(path: str, found: Mapping[str, str], source: str) -> None:
 
 
 def _upgrade(spark: SparkSession, path: str, schema: StructType, version: int) -> None:
-    there = set(spark.read.format("delta").load(path).columns)
-    # nullable whatever the schema says: old rows have nothing there
-    missing = [f"`{field.name}` {field.dataType.simpleString()}" for field in schema if field.name not in there]
+    missing = list(_missing(spark.read.format("delta").load(path).schema, schema))
     if missing:
         spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({', '.join(missing)})")
     set_property(spark, path, VERSION, str(version))
+
+
+def _missing(there: StructType, schema: StructType, prefix: str = "") -> Iterator[str]:
+    """Columns that a table lacks, and fields of structs in its arrays. Nullable: old rows have nothing there."""
+    from pyspark.sql.types import ArrayType, StructType
+
+    for field in schema:
+        if field.name not in there.names:
+            yield f"{prefix}`{field.name}` {field.dataType.simpleString()}"
+            continue
+        old, new = there[field.name].dataType, field.dataType
+        if isinstance(new, ArrayType) and isinstance(new.elementType, StructType):
+            yield from _missing(old.elementType, new.elementType, f"{prefix}`{field.name}`.element.")
 
 
 def kept_small() -> dict[str, str]:

@@ -324,7 +324,7 @@ def test_rows_of_the_tables_are_shown_decoded(clients: list[Client], queue: str)
     clients[0].send(queue, b"x")
     until(lambda: clients[0].request("GET", "/v1/tables/progress/0").body["rows"], "a manifest is there")
     (row,) = clients[1].request("GET", "/v1/tables/progress/0?limit=1").body["rows"]
-    assert row["row"]["v"] == 1
+    assert row["row"]["v"] == 2
     assert clients[2].request("GET", "/v1/tables/messages/0").status == 200
     assert clients[2].request("GET", "/v1/tables/markers/1").status == 200
     assert clients[2].request("GET", "/v1/tables/nope/0").status == 404

@@ -77,7 +77,7 @@ def test_workers_alone_may_call_what_is_for_workers(cluster: Cluster) -> None:
 
 
 def test_health_is_open_and_says_nothing_more(cluster: Cluster) -> None:
-    assert with_key(cluster, None).request("GET", "/health/ready").body == {"ready": True}
+    assert with_key(cluster, None).request("GET", "/health/ready").body == {"ready": True, "serving": [0]}
 
 
 def test_a_key_reaches_only_its_queues(cluster: Cluster) -> None:

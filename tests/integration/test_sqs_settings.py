@@ -165,7 +165,7 @@ def test_relaxed_limits_are_those_of_marq(relaxed: Worker) -> None:
     deletes = [{"Id": f"{i}", "ReceiptHandle": m["ReceiptHandle"]} for i, m in enumerate(got)]
     assert len(queue.sqs.delete_message_batch(QueueUrl=queue.url, Entries=deletes)["Successful"]) == 301
     with refused("InvalidParameterValue"):
-        queue.send(DelaySeconds=week + 1)
+        queue.send(DelaySeconds=366 * 24 * 3600 + 1)
     with refused("InvalidParameterValue"):
         queue.receive(1001)
 

@@ -194,7 +194,7 @@ def test_rows_that_cant_be_sent_stop_the_job_before_it_sends_or_are_put_aside(
     assert [(row["origin"], row["error"].partition(" (")[0]) for row in rejected] == [
         ("my rows.jsonl row 4", "no payload: column 'body' is null"),
         ("my rows.jsonl row 5", "delay -1 is not a number of milliseconds"),
-        ("my rows.jsonl row 6", "a message of 4194326 bytes; at most 4193280 with key and headers"),
+        ("my rows.jsonl row 6", "a message of 4194329 bytes; at most 4193280 with key and headers"),
         ("my rows.jsonl row 7", "the group is empty"),
         ("my rows.jsonl row 8", "malformed JSON"),
     ]

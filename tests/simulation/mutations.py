@@ -395,7 +395,7 @@ def _takes_expired_away(stale_head: Any) -> Any:
 def _takes_before_it_reads(unpark: Any) -> Any:
     def mutated(self: Partition, lane: Any) -> None:
         name = lane.backlog.name
-        segment = self.segments.next_parked(name, lane.group)
+        segment = self.segments.lowest_with(name, lane.group)
         taken = [] if segment is None else self.segments.unpark_lane(segment, name, lane.group)
         if segment is not None:
             self._records(segment)
