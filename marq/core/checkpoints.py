@@ -101,6 +101,8 @@ class Checkpoints(Deliveries):
             purges=dict(self.purges),
             counters=dict(self.counters),
             lost=list(self.lost),
+            ids_skipped=self.recent.skipped(),
+            origins_skipped=self.origins.skipped(),
             broker_ms=self.broker_ms,
             tick_ms=self.tick_ms,
         )
@@ -451,6 +453,8 @@ class Checkpoints(Deliveries):
         for _, key, checksum, parts in sorted(ids):
             (self.recent if rows.kind_of(key) == "dedup" else self.origins).restore(key, checksum, *parts)
             yield
+        self.recent.skip(manifest.ids_skipped)
+        self.origins.skip(manifest.origins_skipped)
         for origin, (copy, _) in sorted(manifest.copied.items(), key=lambda item: item[1]):
             if copy < manifest.position:
                 name = origin if isinstance(origin, str) else f"{number}:{origin}"

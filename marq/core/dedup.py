@@ -151,7 +151,7 @@ class Recent:
             if self._quiet_ms >= self._window_ms + SLACK_MS:
                 self._end_silence(min(timestamp_ms, before_ms), offset)
 
-    def _accept(self, digest: bytes, offset: int, timestamp_ms: int) -> None:
+    def _accept(self, digest: bytes, offset: int, timestamp_ms: int, forget: bool = True) -> None:
         self._quiet_ms = 0
         last_ms = self._last_ms
         if timestamp_ms != last_ms:
@@ -159,7 +159,8 @@ class Recent:
                 self._clock_ms += min(max(timestamp_ms - last_ms, 0), STEP_MS)
                 self._before_ms = last_ms
             self._last_ms = timestamp_ms
-        self._forget(offset)
+        if forget:
+            self._forget(offset)
         number = self._base + len(self._digests)
         known = self._by_digest.get(digest)
         if known is None:
@@ -267,17 +268,30 @@ class Recent:
         del self._rows[:gone]
         return {row.key: row.checksum for row in self._rows}
 
+    def skipped(self) -> int:
+        """How many of the ids in the rows that :meth:`rows` returned last are forgotten there, from the first one on.
+
+        One who reads on from the position has to be told. By itself it might forget those behind them too early: the
+        oldest id that counts keeps all behind it.
+        """
+        done = self._forgotten_at[0][0] if self._forgotten_at and self._forgotten_at[0][1] < 0 else 0
+        return max(0, done - self._rows[0].end + self._rows[0].ids) if self._rows else 0
+
     def forget_unwritten(self) -> None:
         """For a fold that writes no rows: let go of what is remembered only to be written."""
         self._unwritten = max(self._unwritten, self._live)
-        self._forgotten_at.clear()
+        self._forgotten_at = deque([(self._live, -1)])
         self._trim()
 
     def restore(self, key: str, checksum: int, digests: list[bytes], offsets: list[int], times: list[int]) -> None:
-        """Take a row up again, in the order in which they were written."""
+        """Take a row up again, in the order in which they were written; :meth:`skip` has to follow the last one."""
         for digest, offset, timestamp_ms in zip(digests, offsets, times, strict=True):
-            self._accept(digest, offset, timestamp_ms)
+            self._accept(digest, offset, timestamp_ms, forget=False)
         self.written(key, checksum, len(digests))
+
+    def skip(self, count: int) -> None:
+        """The first ``count`` ids of what was restored are forgotten already."""
+        self._forget_below(count, -1)
 
     def offset_of(self, digest: bytes) -> int | None:
         """Where the record is that an id was accepted with; None if it is not remembered."""

@@ -170,6 +170,8 @@ class Manifest(msgspec.Struct):
     delivery: int  # highest delivery number folded in that epoch
     purges: dict[str, int]  # queue -> before, where still above ``position``
     counters: dict[str, int]
+    ids_skipped: int = 0  # so many of the ids in dedup rows are forgotten already, from the first one on …
+    origins_skipped: int = 0  # … and of those in origins rows
     packed_done: bytes = b""  # ``done`` when it is long: zlib of msgpack of the distances between its numbers
     broker_ms: int = -1  # broker time, as ticks have told it
     tick_ms: int = -1  # stamp of the last of these ticks

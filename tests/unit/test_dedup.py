@@ -296,3 +296,24 @@ def test_a_fold_that_writes_no_rows_keeps_no_more_than_what_is_remembered() -> N
         logs.ack(logs.start(*logs.partition.messages))
         logs.partition.forget_hints()
     assert len(logs.partition.recent._digests) < 6_000
+
+
+def test_an_id_that_keeps_those_behind_it_does_so_for_one_who_begins_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first id, of a clock that ran ahead, is forgotten late. Whoever starts with the second must not be early."""
+    monkeypatch.setattr(dedup, "KEEP_MORE_MS", 1_000)
+    monkeypatch.setattr(dedup, "STEP_MS", 2_000)
+    monkeypatch.setattr(dedup, "BACK_MS", 1_000)
+    stamps = [20_000, 1_000, 1_100, 40_000, 40_100, 20_100, 60_000, 20_200, 1_200]
+    live = Recent(window_ms=3_000)
+    for offset, stamp in enumerate(stamps):
+        assert not live.is_duplicate(b"%016d" % offset, offset, stamp)
+    for digests, offsets, times in live.unwritten(len(stamps)):
+        live.written("row", 1, len(digests))
+        kept = (digests, offsets, times)
+    assert live.rows(len(stamps)) and live.entries()[0][1] == 1
+
+    again = Recent(window_ms=3_000)
+    again.restore("row", 1, *kept)
+    again.skip(live.skipped())
+
+    assert again.entries() == live.entries()
