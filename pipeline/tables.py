@@ -86,9 +86,9 @@ def open_table(
         return DeltaTable.forPath(spark, path)
     if _version(path, found, version) != version:
         _upgrade(spark, path, schema, version)
-    for key, value in (properties or {}).items():
-        if key not in found:
-            set_property(spark, path, key, value)
+    lacking = {key: value for key, value in (properties or {}).items() if key not in found}
+    if lacking:
+        set_properties(spark, path, lacking)
     return DeltaTable.forPath(spark, path)
 
 
@@ -113,7 +113,13 @@ def properties_of(spark: SparkSession, path: str) -> dict[str, str]:
 
 
 def set_property(spark: SparkSession, path: str, key: str, value: str) -> None:
-    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{key}' = '{value}')")
+    set_properties(spark, path, {key: value})
+
+
+def set_properties(spark: SparkSession, path: str, properties: Mapping[str, str]) -> None:
+    """Set them at once: Delta refuses some that do not fit those that are there."""
+    listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})")
 
 
 def _version(path: str, found: Mapping[str, str], ours: int) -> int:

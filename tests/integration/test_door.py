@@ -142,8 +142,9 @@ def test_the_circuit_breaker_of_a_queue_is_one_in_all_workers(clients: list[Clie
     for client in clients:
         breaker = client.request("GET", f"/v1/queues/{queue}/stats").body["breaker"]
         assert (breaker["state"], breaker["pause_ms"] > 0) == ("open", True)
-    metrics = clients[0].request("GET", "/metrics").body.decode()
-    assert f'marq_queue_breaker_open{{queue="{queue}"}} 1.0' in metrics
+    metrics = [client.request("GET", "/metrics").body.decode() for client in clients]
+    # one of the workers may have no partition, and so no breaker of its own
+    assert any(f'marq_queue_breaker_open{{queue="{queue}"}} 1.0' in text for text in metrics)
 
 
 def test_a_client_that_goes_away_while_it_waits_costs_no_attempt(clients: list[Client], queue: str) -> None:

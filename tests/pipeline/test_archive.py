@@ -12,10 +12,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.types import ArrayType, StructField
 
 from app.tails import Tails
 from app.topics import ensure_topics
-from marq.core.markers import End, Own, Start
+from marq.core.markers import End, Own, Start, Tick
 from marq.errors import PipelineError, TopicError
 from pipeline import archive, files, records, tables
 from pipeline.logs import Archive, Bounds, bounds, logs
@@ -52,7 +53,7 @@ def test_messages_and_markers_are_archived_as_they_were(spark: SparkSession, ins
 
     first, *others = rows(spark, here)
     today = datetime.datetime.now(datetime.UTC).date()
-    assert (first.schema_version, first.topic, first.partition, first.offset) == (1, here.settings.queue_topic, 0, 0)
+    assert (first.schema_version, first.topic, first.partition, first.offset) == (2, here.settings.queue_topic, 0, 0)
     assert (first.queue, bytes(first.key), bytes(first.payload), first.size) == ("orders", b"orders", b"hello", 5)
     assert (bytes(first.sender_key), first.delay_ms, first.ttl_ms, first.group) == (b"k", 50, None, "g")
     assert [(h.key, h.value) for h in first.headers][2:] == [("marq-group", b"g"), ("a", None)]
@@ -259,8 +260,8 @@ def test_a_checkpoint_whose_table_is_gone_is_refused(spark: SparkSession, instal
 def test_a_table_of_a_later_version_is_refused(spark: SparkSession, installation: Make) -> None:
     here = installation()
     run_archive(spark, here.job)
-    spark.sql(f"ALTER TABLE delta.`{here.job.path(archive.MARKERS)}` SET TBLPROPERTIES ('{tables.VERSION}' = '2')")
-    with pytest.raises(PipelineError, match="has rows of version 2, and this marq reads up to 1; upgrade marq"):
+    spark.sql(f"ALTER TABLE delta.`{here.job.path(archive.MARKERS)}` SET TBLPROPERTIES ('{tables.VERSION}' = '3')")
+    with pytest.raises(PipelineError, match="has rows of version 3, and this marq reads up to 2; upgrade marq"):
         run_archive(spark, here.job)
 
 
@@ -274,8 +275,22 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacks(spark: Spa
     run_archive(spark, here.job)
     assert [row.origin for row in rows(spark, here)] == ["0:1"]
     properties = tables.properties_of(spark, path)
-    assert properties[tables.VERSION] == "1"
+    assert properties[tables.VERSION] == "2"
     assert properties["delta.dataSkippingStatsColumns"] == "partition,offset,timestamp"
+
+
+def test_a_table_of_version_1_gets_the_fields_that_its_markers_lack(spark: SparkSession, installation: Make) -> None:
+    here = installation()
+    path = here.job.path(archive.MARKERS)
+    struct = type(records.MARKER)
+    fields = [f for f in records.MARKERS if f.name != "markers"]
+    marker = struct([f for f in records.MARKER if f.name != "sure"])
+    earlier = struct([*fields, StructField("markers", ArrayType(marker))])
+    tables.open_table(spark, path, earlier, version=1, partition_by=["day"])
+    here.mark(0, [Tick("", False)])
+    run_archive(spark, here.job)
+    (row,) = spark.read.format("delta").load(path).collect()
+    assert [marker.sure for marker in row.markers] == [False]
 
 
 def test_records_that_were_deleted_before_they_were_archived_are_an_error(
