@@ -262,6 +262,9 @@ class Deliveries(Order):
         now_ms = self.broker_ms
         for offset in suspects:
             placeless = offset not in self.messages and self.ttls.get(offset, now_ms + 1) <= now_ms
+            if placeless and not expire:
+                self._suspects.append(offset)
+                continue
             if placeless:
                 self._unfinished(offset)  # parked: only what is to be ended may lose its place
             if not self.ready(offset):

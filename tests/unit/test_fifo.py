@@ -485,3 +485,21 @@ def test_a_message_that_waits_when_it_is_read_holds_its_group_up(kept: bool) -> 
     assert logs.take(10, "q", FIFO) == []
     logs.wait(60_000)
     assert logs.take(10, "q", FIFO) == [waits, behind]
+
+
+def test_a_parked_message_whose_time_is_over_keeps_its_place_while_nothing_may_expire_yet() -> None:
+    """A new owner does not know how late it is: it looks, and ends nothing."""
+    logs = TwoLogs()
+    logs.own()
+    over = logs.send(ttl_ms=1_000, delay_ms=1, headers=[(H_GROUP, b"y")])
+    logs.send(headers=[(H_GROUP, b"y")])
+    logs.read()
+    for _ in range(4):
+        logs.wait(500)  # its delay is over, so it is looked at for its time to live, which is over, too
+    logs.persist()
+    logs.partition.shed(1 << 30)
+
+    logs.partition.due(lambda queue: FIFO, expire=False)
+
+    assert logs.take(10, "q", FIFO) == [], "its group waits for its end"
+    assert over in logs.partition.due(lambda queue: FIFO).expired
