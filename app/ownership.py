@@ -482,7 +482,7 @@ class Ownership(Service):
             self.drain(held)
             return
         for row, error in failed:
-            if not isinstance(error, (KafkaTimeoutError, ProducerFull)):
+            if not isinstance(error, (KafkaTimeoutError, TimeoutError, ProducerFull)):
                 self.app.fail(InternalError(f"partition {held.number}: row {row[1]!r} was not written: {error!r}"))
                 return
         self.log.warning("Partition %s: Kafka has not confirmed %s rows, writing them again", held.number, len(failed))
