@@ -250,7 +250,7 @@ class Segment:
         else:
             for number, count in Counter(compress(self._of, states.translate(_IS_PARKED))).items():
                 self._counts[number] = count
-        return [(str(queue), group) for (queue, group), n in zip(self._lanes, self._counts, strict=True) if n]
+        return self.lanes_with_parked()
 
     def take_parked(self, queue: str, group: int) -> list[int]:
         """Those of one group of ``queue``, parked no more; there must be an index."""
