@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from app.ownership import Held
+from app.engine.ownership import Held
 from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
@@ -68,7 +68,7 @@ class Taken(msgspec.Struct, array_like=True):
 
 
 class Calls(Protocol):
-    """The other workers, as `gateway.peers` has them."""
+    """The other workers, as `app.cluster.peers` has them."""
 
     url: str
 

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 from mode import Service
 
 from agents.elsewhere import Elsewhere
-from app.faults import stop_if_it_fails
-from app.ownership import Held
+from app.engine.faults import stop_if_it_fails
+from app.engine.ownership import Held
 from marq import handlers as registry
 from marq.clock import now_ms
 from marq.core.flow import Breaker
@@ -38,7 +38,7 @@ from marq.message import ManualMessage, Message
 
 if TYPE_CHECKING:
     from agents.elsewhere import Calls, Taken
-    from app.ownership import Ownership
+    from app.engine.ownership import Ownership
     from app.settings import Settings
     from gateway.metrics import Meters
 

@@ -30,25 +30,26 @@ from yarl import URL
 
 from agents import handlers, markers, queue
 from agents.guard import stop_on_error
+from agents.housekeeping import Upkeep
 from agents.redelivery import Redelivery
-from app.connection import await_kafka, faust_broker, faust_credentials
-from app.datadir import Worker, claim_worker, resolve_bootstrap
-from app.faults import stop_on_faults
+from app.cluster.peers import Peers
+from app.engine.catalog import Catalog
+from app.engine.faults import stop_on_faults
+from app.engine.ownership import Ownership
+from app.kafka.connection import await_kafka, faust_broker, faust_credentials
+from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
+from app.kafka.topics import Topics, ensure_topics
 from app.logs import quiet_steps
-from app.ownership import Ownership
-from app.queues import Catalog
+from app.service.moves import Moves
+from app.service.operations import Door
+from app.service.watches import Receivers
 from app.settings import Settings, load
-from app.streaming import MarqApp, UnreadTables, create_app
-from app.topics import Topics, ensure_topics
-from app.transport import Chunk
-from gateway import health, json_api, leftovers, metrics, state
+from app.streaming.faust_app import MarqApp, UnreadTables, create_app
+from app.streaming.transport import Chunk
+from gateway import health, json_api, leftovers, metrics
+from gateway import views as state
 from gateway.auth import Keys, is_loopback
-from gateway.door import Door
-from gateway.moves import Moves
-from gateway.peers import Peers
-from gateway.receivers import Receivers
 from gateway.sqs import server as sqs
-from gateway.upkeep import Upkeep
 from marq.errors import MarqError, SettingError
 from tables import markers as markers_table
 from tables import messages as messages_table

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 from aiohttp import ClientSession
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
 from marq.client import AsyncService, Service

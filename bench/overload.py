@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.broker import EmbeddedBroker
-from app.datadir import running_workers
+from app.kafka.broker import EmbeddedBroker
+from app.kafka.datadir import running_workers
 from app.processes import WorkerProcess
 from bench.cycle import Bench, result
 from bench.door import _cpu_s

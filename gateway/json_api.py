@@ -1,4 +1,4 @@
-"""The JSON API (msgpack too): HTTP and codec around the operations of `gateway.door`."""
+"""The JSON API (msgpack too): HTTP and codec around the operations of `app.service.operations`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
-from gateway import peers, problems
+from app.cluster import peers
+from app.service import problems
+from app.service.operations import Door, Outgoing, QueueInfo, Sent
+from app.service.receives import Received
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser
-from gateway.door import Door, Outgoing, QueueInfo, Sent
 from gateway.openapi import Operation
-from gateway.receiving import Received
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease, QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError, UnavailableError
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.letters import H_DEDUP_WAS, H_FIRST, H_FROM, H_RECEIVES
-from gateway.leases import Lease
-from gateway.receipts import queue_crc
-from gateway.receiving import Received
+from app.engine.copies import H_DEDUP_WAS, H_FIRST, H_FROM, H_RECEIVES
+from app.service.leases import Lease
+from app.service.receipts import queue_crc
+from app.service.receives import Received
 from gateway.sqs import batches, messages
 from gateway.sqs.attributes import wait_s_of
 from gateway.sqs.call import Call

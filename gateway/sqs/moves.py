@@ -9,15 +9,15 @@ from uuid import uuid4
 
 import msgspec
 
-from app.queues import MoveTask
-from gateway.moves import KEPT
+from app.engine.catalog import MoveTask
+from app.service.moves import KEPT
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value
 from gateway.sqs.urls import queue_of_arn
 from marq.errors import NotPossibleError
 
 if TYPE_CHECKING:
-    from gateway import moves
+    from app.service import moves
     from gateway.sqs.queues import Queues
 
 PER_SECOND_MAX = 500

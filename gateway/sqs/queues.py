@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.queues import Draft, QueueRecord
+from app.engine.catalog import Draft, QueueRecord
 from gateway.json_api import may_see
 from gateway.sqs import attributes as attribute
 from gateway.sqs.attributes import BESIDE, Attributes
@@ -19,8 +19,8 @@ from gateway.sqs.urls import queue_of
 from marq.errors import NotAllowedError
 
 if TYPE_CHECKING:
-    from gateway.door import Door
-    from gateway.state import Views
+    from app.service.operations import Door
+    from gateway.views import Views
 
 #: Queues on one page.
 PAGE_MAX = 1_000

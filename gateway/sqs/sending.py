@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gateway.door import Outgoing, Sent
-from gateway.placing import UnfitError, deduplication_id_of
+from app.service.fifo import UnfitError, deduplication_id_of
+from app.service.operations import Outgoing, Sent
 from gateway.sqs import batches, messages
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from marq.errors import BrokerError
 from tests.integration.cluster import Cluster
 from tests.integration.door_client import Client

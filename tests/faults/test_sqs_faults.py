@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gateway.receipts import read_unchecked
+from app.service.receipts import read_unchecked
 from tests.faults.trio import NAMES, Trio
 from tests.integration.cluster import until
 from tests.integration.duplicates import Done, Place

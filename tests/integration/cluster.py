@@ -36,9 +36,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from app.connection import end_client
+from app.kafka.connection import end_client
+from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
-from app.topics import Topics, ensure_topics
 from tests.integration.duplicates import Done, Explained, Place, explain
 from tests.kafka import unique
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from tests.integration.cluster import Cluster, until
 from tests.integration.door_client import Client
 from tests.kafka import unique

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import ArrayType, StructField
 
-from app.tails import Tails
-from app.topics import ensure_topics
+from app.engine.changelogs import Tails
+from app.kafka.topics import ensure_topics
 from marq.core.markers import End, Own, Start, Tick
 from marq.errors import PipelineError, TopicError
 from pipeline import archive, files, records, tables

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.service.operations import Door
 from gateway import json_api
-from gateway.door import Door
 from gateway.sqs.limits import RELAXED
 from marq.client.wire import Entry, Outgoing, to_wire
 from marq.core.policies import DELAY_MAX_MS, QueueSettings

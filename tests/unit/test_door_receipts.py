@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway.door import Door
-from gateway.receipts import queue_crc
+from app.service.operations import Door
+from app.service.receipts import queue_crc
 from marq.core.markers import Marker
 from marq.errors import LeaseOverError, MarqError, UnavailableError
 from tests.unit.core_helpers import LEASE_MS, Worker
@@ -146,7 +146,7 @@ def test_a_lease_that_is_over_while_nobody_else_has_the_message_can_be_extended(
 
 
 def test_where_nobody_can_tell_whether_it_came_in_time_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.leases.EFFECT_TIMEOUT_S", 0.02)
+    monkeypatch.setattr("app.service.leases.EFFECT_TIMEOUT_S", 0.02)
 
     async def scenario(desk: Desk) -> None:
         desk.worker.send()

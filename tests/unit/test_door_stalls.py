@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.door import STALLED_S, Door
+from app.service.operations import STALLED_S, Door
 from marq.client.wire import Entry
 from marq.core.markers import End, Marker
 from marq.core.placing import fifo_partition

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
-from app import ownership as ownership_module
-from app.faults import stop_on_faults
-from app.outbox import Outbox, Writer
-from app.ownership import Held, Ownership
-from app.producer import IdempotentProducer
+from app.cluster.peers import Peers
+from app.engine import ownership as ownership_module
+from app.engine.faults import stop_on_faults
+from app.engine.outbox import Outbox, Writer
+from app.engine.ownership import Held, Ownership
 from app.settings import Settings
-from app.streaming import MarqApp
+from app.streaming.faust_app import MarqApp
+from app.streaming.producer import IdempotentProducer
 from gateway import health
-from gateway.peers import Peers
 from marq.core.markers import Tick
 from marq.core.owner import Phase, Retire
 from marq.errors import BrokerError, InternalError, RowError
@@ -237,7 +237,7 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
 
 
 def test_a_search_at_other_workers_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.peers.RENEW_S", 0.001)
+    monkeypatch.setattr("app.cluster.peers.RENEW_S", 0.001)
 
     async def scenario(failures: Failures) -> None:
         hunted: list[str] = []

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from app import ownership as ownership_module
-from app.ownership import AGAIN_MS, TIMER_MS, Held, Ownership
+from app.engine import ownership as ownership_module
+from app.engine.ownership import AGAIN_MS, TIMER_MS, Held, Ownership
+from app.service import receives as receiving_module
+from app.service.receipts import Receipts
+from app.service.receives import Receiving
 from app.settings import Settings
-from gateway import receiving as receiving_module
-from gateway.receipts import Receipts
-from gateway.receiving import Receiving
 from marq.core.lateness import STALL_MS
 from marq.core.markers import End, Start, Tick
 from marq.core.ranges import ranges_of

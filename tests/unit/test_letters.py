@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
-from app import fitting, letters
-from app.letters import H_CUT, H_FROM, POISON_ROOM_BYTES, Letters
-from app.topics import MAX_RECORD_BYTES
+from app.engine import copies as letters
+from app.engine import fitting
+from app.engine.copies import H_CUT, H_FROM, POISON_ROOM_BYTES, Letters
+from app.kafka.topics import MAX_RECORD_BYTES
 from marq.core.markers import Tick
 from marq.core.partition import H_ORIGIN, H_POISON
 from marq.core.policies import QueueSettings

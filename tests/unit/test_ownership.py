@@ -13,9 +13,9 @@ import pytest
 from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, MessageSizeTooLargeError
 from faust.types import TP
 
-from app import ownership as module
-from app import takeover
-from app.ownership import Ownership
+from app.engine import ownership as module
+from app.engine import takeover
+from app.engine.ownership import Ownership
 from app.settings import Settings
 from marq.core import markers as m
 from marq.core.markers import End, Own, Release

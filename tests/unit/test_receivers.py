@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gateway import receivers as module
-from gateway.receivers import NAMED_AFTER_MS, Receivers
+from app.service import watches as module
+from app.service.watches import NAMED_AFTER_MS, Receivers
 from marq.core.policies import QueueSettings
 from marq.errors import UnavailableError
 

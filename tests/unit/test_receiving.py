@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from gateway import receiving as module
-from gateway.receipts import Receipts
-from gateway.receiving import Receiving
+from app.service import receives as module
+from app.service.receipts import Receipts
+from app.service.receives import Receiving
 from marq.core.markers import Release
 from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker

@@ -9,7 +9,7 @@ from marq.core.partition import H_DEDUP, H_GROUP
 from marq.errors import BadValueError
 
 if TYPE_CHECKING:
-    from gateway.door import Outgoing
+    from app.service.operations import Outgoing
     from marq.core.policies import QueueSettings
 
 

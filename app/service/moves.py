@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from mode import Service
 
-from app.queues import Draft, MoveTask, QueueRecord
+from app.engine.catalog import Draft, MoveTask, QueueRecord
 from marq.errors import MarqError, NotPossibleError, UnavailableError
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from marq.errors import MarqError, UnavailableError
 
 if TYPE_CHECKING:
-    from app.ownership import Held
-    from gateway.door import Door
+    from app.engine.ownership import Held
+    from app.service.operations import Door
 
 
 #: Seconds in which the owner of a partition has to tell what became of an extension or release.

@@ -1,6 +1,6 @@
 """Views: what is in the queues, partitions and tables. Any worker answers for the whole cluster.
 
-Each worker describes what it owns (the functions called `…_here`, registered with `gateway.peers`); the one that is
+Each worker describes what it owns (the functions called `…_here`, registered with `app.cluster.peers`); the one that is
 asked puts the answers together. A worker that does not answer is named under `missing`.
 """
 
@@ -28,7 +28,7 @@ from marq.core.segments import Segment
 from marq.errors import BadValueError, MarqError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
-    from app.ownership import Held
+    from app.engine.ownership import Held
     from app.worker import WorkerApp
 
 #: Milliseconds for which counts are used again: to count, every message has to be looked at.

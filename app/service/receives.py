@@ -1,7 +1,7 @@
 """Receives: who waits for messages, and what comes to them from the partitions of this worker and from other workers.
 
 Per queue, those who wait are served first come, first served. A receive asks the partitions here first; when they have
-nothing it waits here, and `gateway.peers` looks for messages at the other workers.
+nothing it waits here, and `app.cluster.peers` looks for messages at the other workers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.ownership import Held
-from gateway.receipts import Receipts, by_delivery, queue_crc
+from app.engine.ownership import Held
+from app.service.receipts import Receipts, by_delivery, queue_crc
 from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
@@ -26,9 +26,9 @@ from marq.errors import MarqError, RowError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
 
 if TYPE_CHECKING:
-    from app.ownership import Ownership
+    from app.cluster.peers import Peers
+    from app.engine.ownership import Ownership
     from gateway.metrics import Meters
-    from gateway.peers import Peers
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class Receiving:
         gone: Callable[[], bool],
         whole: bool = False,
     ) -> list[Received]:
-        """See `gateway.door.Door.receive`."""
+        """See `app.service.operations.Door.receive`."""
         if self.count >= WAITING_MAX:
             raise UnavailableError(f"{WAITING_MAX} receives wait here already; try again later", 1.0)
         self.catalog.require_receivable(queue)

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from app.jars import default_cache_dir, install
+from app.kafka.jars import default_cache_dir, install
 from marq.errors import BrokerError
 
 KAFKA_VERSION = "4.3.0"

@@ -20,7 +20,7 @@ from marq.errors import BrokerError
 if TYPE_CHECKING:
     from aiokafka.structs import RecordMetadata
 
-    from app.producer import IdempotentProducer
+    from app.streaming.producer import IdempotentProducer
 
 log = logging.getLogger(__name__)
 

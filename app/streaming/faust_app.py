@@ -1,8 +1,8 @@
 """The Faust app of marq: the settings it depends on, and the checks that Faust does not make.
 
-`MarqApp` is `faust.App` with the transport of `app/transport.py` and the tables of `app/table.py`. How each of them
-guards against what Faust does is written there; here is what concerns the app as a whole: ownership of a partition is
-one thing, so its queue, its markers and its tables must always be with the same worker.
+`MarqApp` is `faust.App` with the transport of `transport` and the tables of `raw_table`. How each of them guards
+against what Faust does is written there; here is what concerns the app as a whole: ownership of a partition is one
+thing, so its queue, its markers and its tables must always be with the same worker.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from faust.types.auth import CredentialsT
 from faust.web.drivers import aiohttp as web_driver
 from mode import Service
 
-from app.assignor import StickyAssignor
+from app.kafka.topics import MAX_RECORD_BYTES
 from app.logs import calm_client
-from app.producer import IdempotentProducer
-from app.table import SegmentTable
-from app.topics import MAX_RECORD_BYTES
-from app.transport import Chunk, ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
+from app.streaming.assignor import StickyAssignor
+from app.streaming.producer import IdempotentProducer
+from app.streaming.raw_table import SegmentTable
+from app.streaming.transport import Chunk, ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
 from marq.errors import MarqError
 
 #: Bytes of a batch of smaller records.

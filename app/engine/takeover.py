@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiokafka.errors import KafkaError
 
-from app.outbox import Outbox, Writer
+from app.engine.outbox import Outbox, Writer
 from marq.core.markers import Marker
 from marq.core.owner import Limits, Owner, Phase
 from marq.core.rows import table_of
 from marq.errors import DeletedError, MarqError, RowError
 
 if TYPE_CHECKING:
-    from app.ownership import Ownership
+    from app.engine.ownership import Ownership
 
 #: Seconds for Kafka to confirm an own marker before the claim is tried again, with a new nonce.
 CLAIM_TIMEOUT_S = 10.0

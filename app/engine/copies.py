@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 
-from app import fitting
-from app.topics import MAX_RECORD_BYTES
+from app.engine import fitting
+from app.kafka.topics import MAX_RECORD_BYTES
 from marq.core import markers as m
 from marq.core.partition import H_DEDUP, H_DELAY, H_ORIGIN, H_POISON, H_TTL, Unreadable
 from marq.core.placing import fifo_partition
@@ -26,7 +26,7 @@ from marq.core.state import group_name, stored_size
 from marq.errors import LeaseOverError, MarqError, NotPossibleError, UnavailableError
 
 if TYPE_CHECKING:
-    from app.ownership import Held, Ownership
+    from app.engine.ownership import Held, Ownership
     from marq.core.owner import Handout
 
 H_FROM = "marq-dead-queue"

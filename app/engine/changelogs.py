@@ -12,15 +12,15 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
 
-from app.connection import end_client, kafka_client_args
+from app.kafka.connection import end_client, kafka_client_args
 from marq.clock import now_ms
 
 if TYPE_CHECKING:
-    from app.ownership import Held
+    from app.engine.ownership import Held
+    from app.kafka.topics import Topics
     from app.settings import Settings
-    from app.streaming import MarqApp
-    from app.table import SegmentTable
-    from app.topics import Topics
+    from app.streaming.faust_app import MarqApp
+    from app.streaming.raw_table import SegmentTable
 
 #: Milliseconds between deletions of old records of one partition.
 TRIM_INTERVAL_MS = 30_000

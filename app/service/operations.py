@@ -15,14 +15,14 @@ import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 from mode import Service
 
-from app.producer import ProducerFull
-from app.topics import MAX_MESSAGE_BYTES
-from gateway import problems
-from gateway.leases import Leases
-from gateway.placing import check_fit, fifo_headers
-from gateway.receipts import Receipt, Receipts, by_delivery
-from gateway.receiving import Received, Receiving
-from gateway.turnstile import Turnstile
+from app.kafka.topics import MAX_MESSAGE_BYTES
+from app.service import problems
+from app.service.fifo import check_fit, fifo_headers
+from app.service.leases import Leases
+from app.service.receipts import Receipt, Receipts, by_delivery
+from app.service.receives import Received, Receiving
+from app.service.turnstile import Turnstile
+from app.streaming.producer import ProducerFull
 from marq.client.wire import Entry as Outgoing
 from marq.client.wire import Sent
 from marq.core.markers import End, Keepalive, Marker, Release
@@ -42,11 +42,11 @@ from marq.errors import (
 from marq.message import HEADER_KEY, RESERVED
 
 if TYPE_CHECKING:
-    from app.ownership import Held, Ownership
-    from app.queues import QueueRecord
+    from app.cluster.peers import Peers
+    from app.engine.catalog import QueueRecord
+    from app.engine.ownership import Held, Ownership
     from app.settings import Settings
     from gateway.metrics import Meters
-    from gateway.peers import Peers
     from marq.core.policies import QueueSettings
 
 #: Seconds until Kafka has to confirm what a request appended.

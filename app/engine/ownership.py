@@ -1,6 +1,6 @@
 """The partitions that this worker owns: connects `marq.core.owner` with Kafka.
 
-    assigned ─► taken over (`app.takeover`) ─► served ─► let go of
+    assigned ─► taken over (`app.engine.takeover`) ─► served ─► let go of
 
 The log decides who owns a partition, so a rebalance is no reason to stop serving: what stays with this worker is not
 touched, and what leaves is let go of when the new assignment is known. All runs in the event loop of the worker, so
@@ -22,16 +22,16 @@ from faust.streams import current_event
 from faust.types import TP
 from mode import Service
 
-from app.breakers import Breakers
-from app.broker_time import BrokerTime
-from app.faults import is_expected
-from app.letters import Letters
-from app.outbox import NOBODY, Outbox
-from app.producer import ProducerFull
-from app.tails import Tails
-from app.takeover import TakeOver
-from app.topics import MAX_RECORD_BYTES
-from app.turns import Turns
+from app.engine.breakers import Breakers
+from app.engine.broker_time import BrokerTime
+from app.engine.changelogs import Tails
+from app.engine.copies import Letters
+from app.engine.faults import is_expected
+from app.engine.outbox import NOBODY, Outbox
+from app.engine.takeover import TakeOver
+from app.engine.turns import Turns
+from app.kafka.topics import MAX_RECORD_BYTES
+from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
 from marq.core.lateness import Lateness
 from marq.core.markers import Marker
@@ -40,12 +40,12 @@ from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
 
 if TYPE_CHECKING:
-    from app.queues import Catalog
+    from app.engine.catalog import Catalog
+    from app.kafka.topics import Topics
     from app.settings import Settings
-    from app.streaming import MarqApp
-    from app.table import SegmentTable
-    from app.topics import Topics
-    from app.transport import Chunk
+    from app.streaming.faust_app import MarqApp
+    from app.streaming.raw_table import SegmentTable
+    from app.streaming.transport import Chunk
 
 #: Seconds before a partition that another worker took, or that was let go of for an error, is taken over again.
 TAKE_BACK_S = 1.0

@@ -15,8 +15,8 @@ from marq.core.policies import name_problem
 from marq.errors import MarqError
 
 if TYPE_CHECKING:
-    from app.ownership import Held
-    from app.queues import QueueRecord
+    from app.engine.catalog import QueueRecord
+    from app.engine.ownership import Held
     from app.worker import WorkerApp
 
 #: Seconds between looks.

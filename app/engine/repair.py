@@ -23,9 +23,9 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
 from faust.assignor.client_assignment import ClientMetadata
 
-from app.connection import end_client, kafka_client_args
+from app.kafka.connection import end_client, kafka_client_args
+from app.kafka.topics import MAX_RECORD_BYTES, Topics, ensure_topics
 from app.settings import Settings
-from app.topics import MAX_RECORD_BYTES, Topics, ensure_topics
 from marq.core import markers as m
 from marq.core.owner import Limits, Owner, Phase, WriteManifest, WriteRows
 from marq.core.rows import Loss, Manifest, decode_manifest, table_of

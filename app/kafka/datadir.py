@@ -1,6 +1,6 @@
 """The data folder: which part of it this worker has for itself, and where the broker is.
 
-<data_dir>/broker.json     the embedded broker (see `app.broker`)
+<data_dir>/broker.json     the embedded broker (see `app.kafka.broker`)
 <data_dir>/worker-0/       local tables of one worker process; `lock` in it is held while the process lives,
                            `web_port` says where its HTTP is
 <data_dir>/worker-1/       of the next one, and so on
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from app.broker import bootstrap_of
+from app.kafka.broker import bootstrap_of
 from app.settings import Settings, is_explicit
 from marq.errors import BrokerError, DataDirError, SettingError
 

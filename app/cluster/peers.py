@@ -25,11 +25,11 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from mode import Service
 
-from gateway import problems
+from app.service import problems
 from marq.errors import MarqError, NotAuthenticatedError, UnavailableError
 
 if TYPE_CHECKING:
-    from app.breakers import Events
+    from app.engine.breakers import Events
     from app.worker import WorkerApp
 
 #: Seconds for an answer of another worker.

@@ -30,10 +30,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.batches import decode_with
-from app.connection import end_client, kafka_client_args, unreachable
-from app.datadir import resolve_bootstrap
+from app.kafka.connection import end_client, kafka_client_args, unreachable
+from app.kafka.datadir import resolve_bootstrap
 from app.logs import silenced
+from app.streaming.batches import decode_with
 from marq.core.policies import MESSAGE_BYTES_MIN, QueueSettings, name_problem
 from marq.errors import BadValueError, MarqError, UnavailableError, UnknownQueueError
 

@@ -16,9 +16,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
-from app.access import as_lines, missing_rights
-from app.connection import admin_client
-from app.datadir import resolve_bootstrap
+from app.kafka.access import as_lines, missing_rights
+from app.kafka.connection import admin_client
+from app.kafka.datadir import resolve_bootstrap
 from app.settings import Settings, is_explicit
 from marq.core.partition import MESSAGE_MAX_BYTES
 from marq.errors import TopicError

@@ -13,9 +13,9 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from app.datadir import resolve_bootstrap
+from app.kafka.datadir import resolve_bootstrap
+from app.kafka.probe import Trouble, find_trouble
 from app.logs import silenced
-from app.probe import Trouble, find_trouble
 from app.settings import Settings
 from marq.errors import BrokerError, SettingError
 

@@ -1,4 +1,4 @@
-"""Reads Kafka in chunks: the Faust transport below every agent of marq. What it appends with is `app.producer`.
+"""Reads Kafka in chunks: the Faust transport below every agent of marq. `app.streaming.producer` appends.
 
 A *chunk* is what one fetch returned for one partition, with the fetch positions before and after it. For the topics
 in `app.chunked_topics` an agent gets one event per chunk (`event.value` is the `Chunk`), which costs a Faust event per
@@ -9,7 +9,7 @@ The way of a chunk, two threads and one hand-over:
     broker -> aiokafka's fetcher -> ChunkThread._pump -> ChunkConsumer.deliver -> queue of the agent -> agent
               (consumer thread)                          (main thread)
 
-The records in what the fetcher gets are decoded by `app.batches`, which has an answer to what can't be.
+The records in what the fetcher gets are decoded by `app.streaming.batches`, which has an answer to what can't be.
 
 Rules, and who keeps them:
 - Gate: after an assignment nothing is delivered from a partition until `start_from` was called in this generation and
@@ -47,9 +47,9 @@ from faust.types.tuples import ConsumerMessage
 from mode import Service
 from mode.utils.queues import ThrowableQueue
 
-from app.batches import Fault, decode_with
-from app.connection import end_client
-from app.producer import IdempotentProducer
+from app.kafka.connection import end_client
+from app.streaming.batches import Fault, decode_with
+from app.streaming.producer import IdempotentProducer
 from marq.errors import MarqError
 
 #: Records in one chunk at most: bounds how long an agent's body holds the event loop.

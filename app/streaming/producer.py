@@ -25,7 +25,7 @@ from faust.transport.producer import ProducerBuffer
 from faust.types import TP, HeadersArg
 from faust.types.tuples import FutureMessage
 
-from app.connection import end_client
+from app.kafka.connection import end_client
 from marq.errors import InternalError, MarqError
 
 #: Seconds that a flush waits at most. Faust flushes while it holds up a rebalance.
