@@ -517,7 +517,7 @@ class Handlers(Service):
         """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
         partition, names = held.owner.partition, self._names
         topic, number, topic_mode = self.ownership.topics.queue, held.number, self.settings.queue_id
-        holds, records = partition.holds, partition.messages
+        deliveries, records = partition.deliveries, partition.messages
         made: list[Message] = []
         for offset in offsets:
             record = records[offset]
@@ -530,7 +530,7 @@ class Handlers(Service):
                     if len(names) > 100_000:
                         names.clear()
                     queue = names[record.key] = record.key.decode()
-            receives = holds[offset].receives
+            receives = deliveries[offset].receives
             if settle is None:
                 made.append(Message(topic, number, queue, record, receives))
             else:

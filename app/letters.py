@@ -148,11 +148,11 @@ class Letters:
         partition = held.owner.partition
         taken = []
         for offset in offsets:
-            hold = partition.holds.get(offset)
+            delivered = partition.deliveries.get(offset)
             if (
-                hold is not None
-                and hold.leased
-                and (hold.epoch, hold.delivery) == receipt
+                delivered is not None
+                and delivered.leased
+                and (delivered.epoch, delivered.delivery) == receipt
                 and offset in partition.messages
                 and offset not in partition.reserved
             ):
@@ -182,7 +182,9 @@ class Letters:
             to: the queue; None: that of which each is a dead letter.
         """
         mover = _Mover()
-        pending = held.owner.hold(queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER)
+        pending = held.owner.acquire_to_end(
+            queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER
+        )
         moved: dict[int, Place | MarqError] = {}
         if pending is not None:
             self._ownership.drain(held)

@@ -370,14 +370,14 @@ class Receiving:
     def _read(self, waiter: Waiter, held: Held, handout: Handout) -> None:
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
-        make, holds, messages = self.receipts.make, partition.holds, partition.messages
+        make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
         add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
         for offset in handout.offsets:
             record = messages[offset]
             if type(record) is Segment:
                 record = partition.record(offset)
-            attempt = holds[offset].receives
+            attempt = deliveries[offset].receives
             headers: dict[str, bytes] = {}
             key = group = None
             for header, value in record.headers:

@@ -263,9 +263,18 @@ class Auditor(walk.Walker):
             if offset not in partition.messages:
                 self._fault(Fault("lost", offset, None, "is not done by any marker, but the fold does not hold it"))
                 continue
-            hold, state = partition.holds.get(offset), states.get(offset)
-            if (hold.state() if hold is not None else None) != (None if state is None else tuple(state[:5])):
-                self._fault(Fault("fold", offset, None, f"is held as {hold and hold.state()}, the markers say {state}"))
+            delivered, state = partition.deliveries.get(offset), states.get(offset)
+            if (delivered.as_tuple() if delivered is not None else None) != (
+                None if state is None else tuple(state[:5])
+            ):
+                self._fault(
+                    Fault(
+                        "fold",
+                        offset,
+                        None,
+                        f"is held as {delivered and delivered.as_tuple()}, the markers say {state}",
+                    )
+                )
         if len(partition.messages) > len(self.witness.open):
             for offset in partition.messages.keys() - self.witness.open.keys():
                 self._fault(Fault("fold", offset, None, "is held, though a marker has ended it"))

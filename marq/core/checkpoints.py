@@ -19,7 +19,7 @@ from marq.core.dedup import Recent, origin_digest
 from marq.core.deliveries import Deliveries
 from marq.core.ranges import RangeSet, offsets_in, ranges_of
 from marq.core.segments import FULL, Page, Segment, mergeable
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, block_of, size_of
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, size_of
 from marq.errors import RowError
 
 #: A messages row holds at most so many messages …
@@ -279,7 +279,7 @@ class Checkpoints(Deliveries):
 
     def _write_tail(self, epoch: int, new_rows: list[Row]) -> None:
         """The markers rows of changed blocks above the position; those of segments have their pages written."""
-        holds, persisted = self.holds, self.persisted
+        deliveries, persisted = self.deliveries, self.persisted
         dirty, self._dirty = self._dirty, set()
         if self.segments:
             for block in dirty:
@@ -288,16 +288,16 @@ class Checkpoints(Deliveries):
         dirty.update(block for block in self._marker_rows if (block + 1) << state.BLOCK_BITS <= persisted)
         offsets_of = self._offsets_by_block(dirty)
         for block in sorted(dirty):
-            groups: dict[Hold, list[int]] = {}
+            groups: dict[DeliveryState, list[int]] = {}
             for offset in offsets_of(block):
-                hold = holds.get(offset)
-                if hold is not None:
-                    groups.setdefault(hold, []).append(offset)
+                delivered = deliveries.get(offset)
+                if delivered is not None:
+                    groups.setdefault(delivered, []).append(offset)
             old = self._marker_rows.pop(block, None)
             if old is not None:
                 self._garbage.append(old[0])
             if groups:
-                row = rows.MarkersRow(rows.VERSION, block, [], _hold_rows(groups))
+                row = rows.MarkersRow(rows.VERSION, block, [], _delivery_rows(groups))
                 key, value = self._row_key(epoch, "markers"), rows.encode(row)
                 self._marker_rows[block] = (key, rows.checksum(value))
                 new_rows.append((key, value))
@@ -321,13 +321,13 @@ class Checkpoints(Deliveries):
 
     def _page_row(self, page: Page, doubles: list[int]) -> rows.PageRow:
         segments = page.segments
-        groups: dict[Hold, list[int]] = {}
+        groups: dict[DeliveryState, list[int]] = {}
         for segment in segments:
             if segment.has_loose():
                 for offset in segment.loose():
-                    hold = self.holds.get(offset)
-                    if hold is not None:
-                        groups.setdefault(hold, []).append(offset)
+                    delivered = self.deliveries.get(offset)
+                    if delivered is not None:
+                        groups.setdefault(delivered, []).append(offset)
         own_doubles = doubles[bisect_left(doubles, segments[0].start) : bisect_left(doubles, segments[-1].stop)]
         return rows.PageRow(
             rows.VERSION,
@@ -335,7 +335,7 @@ class Checkpoints(Deliveries):
                 rows.SegmentState(*rows.epoch_and_number_of(s.key), s.checksum, s.index_checksum, s.done_bits())
                 for s in segments
             ],
-            _hold_rows(groups),
+            _delivery_rows(groups),
             ranges_of(own_doubles),
         )
 
@@ -351,11 +351,11 @@ class Checkpoints(Deliveries):
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
         """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""
-        holds, persisted = self.holds, self.persisted
-        if len(dirty) << state.BLOCK_BITS < 4 * len(holds) or len(dirty) < 8:
+        deliveries, persisted = self.deliveries, self.persisted
+        if len(dirty) << state.BLOCK_BITS < 4 * len(deliveries) or len(dirty) < 8:
             return lambda block: range(max(block << state.BLOCK_BITS, persisted), (block + 1) << state.BLOCK_BITS)
         blocks: dict[int, list[int]] = {}
-        for offset in sorted([o for o in holds if o >= persisted]):
+        for offset in sorted([o for o in deliveries if o >= persisted]):
             blocks.setdefault(block_of(offset), []).append(offset)
         return lambda block: blocks.get(block, ())
 
@@ -465,9 +465,9 @@ class Checkpoints(Deliveries):
         if unpaged or unfinished:
             yield from self._restore_unpaged(unpaged, unfinished)
         while self._timers and self._timers[0][0] <= self.clock_ms:
-            hold = heappop(self._timers)[2]
-            self._timed -= len(hold.offsets)
-            self._come_back(hold)
+            delivered = heappop(self._timers)[2]
+            self._timed -= len(delivered.offsets)
+            self._come_back(delivered)
         return self
 
     def _index_of(self, s: rows.SegmentState, present: Collection[str] | None) -> rows.IndexRow:
@@ -484,16 +484,16 @@ class Checkpoints(Deliveries):
         return segment
 
     def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> None:
-        self._restore_holds(row.holds)
+        self._restore_deliveries(row.deliveries)
         self.doubles.update(offsets_in(row.doubles))
         self.segments.add_page(page)
         special = set(offsets_in(row.doubles))
-        for hold in row.holds:
-            special.update(offsets_in(hold.offsets))
+        for delivered in row.deliveries:
+            special.update(offsets_in(delivered.offsets))
         for segment, index in zip(page.segments, indexes, strict=True):
             offsets, is_open = segment.offsets, segment.is_open
             for place, due_ms in zip(index.delays[::2], index.delays[1::2], strict=True):
-                if is_open(place) and offsets[place] not in self.holds:
+                if is_open(place) and offsets[place] not in self.deliveries:
                     self._delay_until(offsets[place], due_ms)
                     special.add(offsets[place])
             for place, expires_ms in zip(index.ttls[::2], index.ttls[1::2], strict=True):
@@ -505,8 +505,8 @@ class Checkpoints(Deliveries):
 
     def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
         """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
-        holds, delays, doubles = self.holds, self.delays, self.doubles
-        waiting = [o for o in special if o in holds or o in delays or o in doubles]
+        deliveries, delays, doubles = self.deliveries, self.delays, self.doubles
+        waiting = [o for o in special if o in deliveries or o in delays or o in doubles]
         for queue, group in self.segments.park_open(segment, waiting):
             backlog = self._backlog(queue)
             self.woken[queue] = None
@@ -521,20 +521,20 @@ class Checkpoints(Deliveries):
             elif group and offset in delays and offset not in doubles:
                 self._lane(self._backlog(queue_id), group).add(offset)
 
-    def _restore_holds(self, holds: Iterable[rows.HoldRow]) -> None:
-        for h in holds:
+    def _restore_deliveries(self, deliveries: Iterable[rows.DeliveryRow]) -> None:
+        for h in deliveries:
             offsets = list(offsets_in(h.offsets))
-            hold = Hold(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, offsets)
-            self.holds.update(dict.fromkeys(offsets, hold))
-            self._highest_hold = max(self._highest_hold, offsets[-1])
-            self._set_timer(hold)
+            delivered = DeliveryState(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, offsets)
+            self.deliveries.update(dict.fromkeys(offsets, delivered))
+            self._highest_delivered = max(self._highest_delivered, offsets[-1])
+            self._set_timer(delivered)
 
     def _restore_markers(self, key: str, checksum: int, row: rows.MarkersRow, unfinished: RangeSet) -> None:
         self._marker_rows[row.block] = (key, checksum)
         for start, stop in zip(*[iter(row.unfinished)] * 2, strict=True):
             unfinished.add(start, stop)
         self.doubles.update(offsets_in(row.doubles))
-        self._restore_holds(row.holds)
+        self._restore_deliveries(row.deliveries)
 
     # ------------------------------------------------------------------ manifests of version 1
 
@@ -554,7 +554,7 @@ class Checkpoints(Deliveries):
             described = [(record.offset, *self._describe(record, self._facts(record))) for record in held]
             segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described, size)
             self.segments.add(segment)
-            special = [o for o, *_ in described if o in self.holds or o in self.delays or o in self.doubles]
+            special = [o for o, *_ in described if o in self.deliveries or o in self.delays or o in self.doubles]
             self._park_restored(segment, special)
             found += len(held)
             yield
@@ -588,8 +588,8 @@ def _of_places(offsets: Sequence[int], *times_ms: dict[int, int]) -> list[int]:
     return found
 
 
-def _hold_rows(groups: dict[Hold, list[int]]) -> list[rows.HoldRow]:
+def _delivery_rows(groups: dict[DeliveryState, list[int]]) -> list[rows.DeliveryRow]:
     return [
-        rows.HoldRow(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, ranges_of(offsets))
+        rows.DeliveryRow(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, ranges_of(offsets))
         for h, offsets in groups.items()
     ]

@@ -256,17 +256,17 @@ class Lives:
     def unfinished(self, partition: Partition) -> Iterator[Unfinished]:
         """Every message that was read and is not done, in no order; nothing may be folded meanwhile."""
         stories: dict[Event | None, Story] = {None: NOTHING}
-        holds, delays, clock_ms = partition.holds, partition.delays, partition.clock_ms
+        deliveries, delays, clock_ms = partition.deliveries, partition.delays, partition.clock_ms
         for offset, envelope in self.sent.items():
-            hold = holds.get(offset)
-            if hold is not None and clock_ms < hold.deadline_ms:
-                state = "in_flight" if hold.leased else "delayed"
+            delivered = deliveries.get(offset)
+            if delivered is not None and clock_ms < delivered.deadline_ms:
+                state = "in_flight" if delivered.leased else "delayed"
             else:
                 state = "delayed" if offset in delays else "ready"
             event = self.last.get(offset)
             story = stories.get(event)
             if story is None:
-                over = hold is not None and clock_ms >= hold.deadline_ms
+                over = delivered is not None and clock_ms >= delivered.deadline_ms
                 story = stories[event] = self._story(event, None, partition.last_timestamp_ms, None, lease_over=over)
             yield Unfinished(envelope, state, story)
 

@@ -92,7 +92,7 @@ class Reading(Lanes):
         if stop <= position:
             return True
         messages, size, expected = self.messages, 0, position
-        plain = not self.ahead and self._highest_hold < position and not self.purges
+        plain = not self.ahead and self._highest_delivered < position and not self.purges
         last_key: Any = self  # equal to no key
         push = None
         for record in records:
@@ -147,7 +147,7 @@ class Reading(Lanes):
             return
         if type(facts) is Facts:
             if offset < self.purges.get(facts.queue, 0):
-                if self.holds.pop(offset, None) is not None:
+                if self.deliveries.pop(offset, None) is not None:
                     self._dirty.add(block_of(offset))
                 return
             if double:
@@ -158,10 +158,10 @@ class Reading(Lanes):
         if type(facts) is not Facts or double:
             return
         backlog = self._backlog(facts.queue)
-        hold = self.holds.get(offset)
-        if hold is not None:
-            if self.clock_ms >= hold.deadline_ms:
-                self._push(offset, hold.receives)
+        delivered = self.deliveries.get(offset)
+        if delivered is not None:
+            if self.clock_ms >= delivered.deadline_ms:
+                self._push(offset, delivered.receives)
             elif self._fifo or self._apart is not None:
                 self._note_out(backlog.name, offset)  # its group must not go on before it
             return
@@ -220,7 +220,7 @@ class Reading(Lanes):
             return None, 0
         if offset in self.doubles:
             return facts.queue, facts.group  # it is only waited for that its owner ends it
-        if facts.delay_ms and offset not in self.holds:
+        if facts.delay_ms and offset not in self.deliveries:
             self._delay_until(offset, record.timestamp + facts.delay_ms)
         if facts.ttl_ms:
             self._expire_at(offset, record.timestamp + facts.ttl_ms)
@@ -255,11 +255,11 @@ class Reading(Lanes):
 
     def _absent(self, start: int, stop: int) -> None:
         """Offsets that the log does not hold: finished for ever."""
-        if self._highest_hold >= start:
-            holds = self.holds
-            within: Iterable[int] = range(start, stop) if stop - start < len(holds) else list(holds)
+        if self._highest_delivered >= start:
+            deliveries = self.deliveries
+            within: Iterable[int] = range(start, stop) if stop - start < len(deliveries) else list(deliveries)
             for offset in within:
-                if start <= offset < stop and holds.pop(offset, None) is not None:
+                if start <= offset < stop and deliveries.pop(offset, None) is not None:
                     self._dirty.add(block_of(offset))
 
 

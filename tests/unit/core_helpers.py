@@ -173,10 +173,10 @@ class TwoLogs:
             return "poison"
         if offset in p.doubles:
             return "double"
-        hold = p.holds.get(offset)
-        if hold is not None and hold.leased and p.clock_ms < hold.deadline_ms:
+        delivered = p.deliveries.get(offset)
+        if delivered is not None and delivered.leased and p.clock_ms < delivered.deadline_ms:
             return "in flight"
-        if offset in p.delays or (hold is not None and p.clock_ms < hold.deadline_ms):
+        if offset in p.delays or (delivered is not None and p.clock_ms < delivered.deadline_ms):
             return "delayed"
         return "ready"
 
@@ -275,7 +275,7 @@ def picture(partition: Partition) -> dict[str, Any]:
         "tick_ms": p.tick_ms,
         "own": p.own,
         "unfinished": dict(sorted(unfinished.items())),
-        "holds": {o: h.state() for o, h in sorted(p.holds.items())},
+        "deliveries": {o: h.as_tuple() for o, h in sorted(p.deliveries.items())},
         "ahead": p.ahead.ranges(),
         "purges": p.purges,
         "delays": dict(sorted(p.delays.items())),
@@ -318,7 +318,7 @@ class Broker:
 
 
 class Worker:
-    """One worker's hold on partition 0, with the plumbing that the real worker has around it, by hand."""
+    """One worker's ownership of partition 0, with the plumbing that the real worker has around it, by hand."""
 
     def __init__(
         self,

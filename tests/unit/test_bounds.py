@@ -51,7 +51,7 @@ def size(value: Any) -> int:
             + sum(1 + len(segment.offsets) for segment in value)
             + sum(len(groups) for groups in value.queues.values())
         )
-    if isinstance(value, dedup.Recent | owner_module.Flow | state.Hold | owner_module.Pending):
+    if isinstance(value, dedup.Recent | owner_module.Flow | state.DeliveryState | owner_module.Pending):
         return sum(size(getattr(value, name)) for name in value.__slots__)
     return 0
 
@@ -78,7 +78,7 @@ CONSTANT: Callable[[Here], int] = lambda h: 60  # noqa: E731
 
 PARTITION = {
     "messages": PER_MESSAGE,
-    "holds": PER_MESSAGE,
+    "deliveries": PER_MESSAGE,
     "ahead": CONSTANT,  # ranges above the position: what was delivered there and finished, before it was read again
     "segments": lambda h: 30 * h.unfinished + 60,
     "lost": lambda h: owner_module.LOSSES_MAX,
@@ -291,7 +291,7 @@ def test_a_fold_that_writes_no_rows_gathers_no_blocks() -> None:
     assert len(logs.partition._dirty) < 2 * SLACK
     logs.start(kept)
     logs.checkpoint()
-    assert logs.recovered().holds.keys() == {kept}
+    assert logs.recovered().deliveries.keys() == {kept}
 
 
 def test_a_queue_whose_structures_were_cleared_away_keeps_the_order_of_its_groups() -> None:

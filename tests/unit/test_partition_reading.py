@@ -84,7 +84,7 @@ def test_a_start_of_a_hole_that_was_not_read_yet_comes_to_nothing() -> None:
     logs.read()
 
     assert logs.states([message, missing]) == ["in flight", "done"]
-    assert missing not in logs.partition.holds
+    assert missing not in logs.partition.deliveries
 
 
 def test_a_start_of_a_hole_has_no_effect() -> None:
