@@ -60,17 +60,18 @@ class Checkpoints(Deliveries):
     """Writes the state down, and takes it up again."""
 
     def checkpoint(
-        self, epoch: int, now_ms: int, window_offsets: int, hold_ms: int, *, whole: bool = False
+        self, epoch: int, now_ms: int, window_offsets: int, persist_after_ms: int, *, whole: bool = False
     ) -> Checkpoint | None:
         """The state as rows to write and a manifest, captured in this instant; None if nothing changed.
 
-        ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read ``hold_ms`` ago,
-        are written with their payload, so that the position, and what is read again after a crash, stay bounded.
-        At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state at what was read.
+        ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read
+        ``persist_after_ms`` ago, are written with their payload, so that the position, and what is read again after a
+        crash, stay bounded. At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state
+        at what was read.
         """
         new_rows: list[Row] = []
         old_segments = len(self.segments)
-        position = self._new_position(now_ms, window_offsets, hold_ms)
+        position = self._new_position(now_ms, window_offsets, persist_after_ms)
         if whole:
             position = self.position
         waiting, partial = self._persist(epoch, position, new_rows, whole)
@@ -144,14 +145,14 @@ class Checkpoints(Deliveries):
     def _extent(self) -> tuple[int, ...]:
         return (self.persisted, self.position, self.markers_position - self._ticks, self.own)
 
-    def _new_position(self, now_ms: int, window_offsets: int, hold_ms: int) -> int:
+    def _new_position(self, now_ms: int, window_offsets: int, persist_after_ms: int) -> int:
         """Up to where everything unfinished is to have its payload in a segment."""
         seen = self._seen_at
         seen.append((now_ms, self.position))
         held = 0
-        while len(seen) > 1 and seen[1][0] <= now_ms - hold_ms:
+        while len(seen) > 1 and seen[1][0] <= now_ms - persist_after_ms:
             del seen[0]
-        if seen[0][0] <= now_ms - hold_ms:
+        if seen[0][0] <= now_ms - persist_after_ms:
             held = seen[0][1]
         return max(self.persisted, held, self.position - window_offsets)
 
@@ -304,13 +305,13 @@ class Checkpoints(Deliveries):
 
     def _write_pages(self, epoch: int, new_rows: list[Row]) -> None:
         changed = self.segments.tidy()
-        doubles = sorted(o for o in self.doubles if o < self.persisted) if changed else []
+        duplicates = sorted(o for o in self.duplicates if o < self.persisted) if changed else []
         while changed:
             page = changed.pop()
             for segment in page.segments:
                 if segment.index_checksum < 0:
                     self._write_index(segment, new_rows)
-            value = rows.encode(self._page_row(page, doubles))
+            value = rows.encode(self._page_row(page, duplicates))
             if len(value) > PAGE_BYTES and len(page.segments) > 1:
                 changed += self.segments.split(page)
                 continue
@@ -319,7 +320,7 @@ class Checkpoints(Deliveries):
             page.key, page.checksum = self._row_key(epoch, "pages"), rows.checksum(value)
             new_rows.append((page.key, value))
 
-    def _page_row(self, page: Page, doubles: list[int]) -> rows.PageRow:
+    def _page_row(self, page: Page, duplicates: list[int]) -> rows.PageRow:
         segments = page.segments
         groups: dict[DeliveryState, list[int]] = {}
         for segment in segments:
@@ -328,7 +329,9 @@ class Checkpoints(Deliveries):
                     delivered = self.deliveries.get(offset)
                     if delivered is not None:
                         groups.setdefault(delivered, []).append(offset)
-        own_doubles = doubles[bisect_left(doubles, segments[0].start) : bisect_left(doubles, segments[-1].stop)]
+        own_duplicates = duplicates[
+            bisect_left(duplicates, segments[0].start) : bisect_left(duplicates, segments[-1].stop)
+        ]
         return rows.PageRow(
             rows.VERSION,
             [
@@ -336,7 +339,7 @@ class Checkpoints(Deliveries):
                 for s in segments
             ],
             _delivery_rows(groups),
-            ranges_of(own_doubles),
+            ranges_of(own_duplicates),
         )
 
     def _write_ids(self, epoch: int, new_rows: list[Row]) -> None:
@@ -485,9 +488,9 @@ class Checkpoints(Deliveries):
 
     def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> None:
         self._restore_deliveries(row.deliveries)
-        self.doubles.update(offsets_in(row.doubles))
+        self.duplicates.update(offsets_in(row.duplicates))
         self.segments.add_page(page)
-        special = set(offsets_in(row.doubles))
+        special = set(offsets_in(row.duplicates))
         for delivered in row.deliveries:
             special.update(offsets_in(delivered.offsets))
         for segment, index in zip(page.segments, indexes, strict=True):
@@ -505,8 +508,8 @@ class Checkpoints(Deliveries):
 
     def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
         """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
-        deliveries, delays, doubles = self.deliveries, self.delays, self.doubles
-        waiting = [o for o in special if o in deliveries or o in delays or o in doubles]
+        deliveries, delays, duplicates = self.deliveries, self.delays, self.duplicates
+        waiting = [o for o in special if o in deliveries or o in delays or o in duplicates]
         for queue, group in self.segments.park_open(segment, waiting):
             backlog = self._backlog(queue)
             self.woken[queue] = None
@@ -518,7 +521,7 @@ class Checkpoints(Deliveries):
             if queue_id is None:
                 if offset not in self.poison:  # version 0.1 wrote it, too
                     self.poison[offset] = str(self._facts(self.record(offset)))
-            elif group and offset in delays and offset not in doubles:
+            elif group and offset in delays and offset not in duplicates:
                 self._lane(self._backlog(queue_id), group).add(offset)
 
     def _restore_deliveries(self, deliveries: Iterable[rows.DeliveryRow]) -> None:
@@ -533,7 +536,7 @@ class Checkpoints(Deliveries):
         self._marker_rows[row.block] = (key, checksum)
         for start, stop in zip(*[iter(row.unfinished)] * 2, strict=True):
             unfinished.add(start, stop)
-        self.doubles.update(offsets_in(row.doubles))
+        self.duplicates.update(offsets_in(row.duplicates))
         self._restore_deliveries(row.deliveries)
 
     # ------------------------------------------------------------------ manifests of version 1
@@ -554,7 +557,7 @@ class Checkpoints(Deliveries):
             described = [(record.offset, *self._describe(record, self._facts(record))) for record in held]
             segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described, size)
             self.segments.add(segment)
-            special = [o for o, *_ in described if o in self.deliveries or o in self.delays or o in self.doubles]
+            special = [o for o, *_ in described if o in self.deliveries or o in self.delays or o in self.duplicates]
             self._park_restored(segment, special)
             found += len(held)
             yield

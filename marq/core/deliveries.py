@@ -226,7 +226,7 @@ class Deliveries(Order):
         self.reserved.difference_update(offsets)
 
     def due(self, settings_of: SettingsOf, ttl_queues: Iterable[str] = (), expire: bool = True) -> Due:
-        """What is past its maximum receive count or TTL, is a dead letter's double, or poison; reserved until done.
+        """What is past its maximum receive count or TTL, is a dead letter's duplicate, or poison; reserved until done.
 
         Without ``expire`` nothing expires yet: it is not known how late it is.
         """
@@ -249,7 +249,7 @@ class Deliveries(Order):
             self.put_back([*dead, *expired, *heads])
             self._suspects += suspects
             raise
-        purged = [o for o in self.doubles if o not in self.reserved]
+        purged = [o for o in self.duplicates if o not in self.reserved]
         poison = [(o, why) for o, why in self.poison.items() if o not in self.reserved and o in self.messages]
         self.reserved.update(purged)
         self.reserved.update(o for o, _ in poison)

@@ -185,7 +185,7 @@ class Folding(Reading):
                 return effect
             for offset in offsets_in(m.offsets):
                 if self._unfinished(offset):
-                    if offset in self.doubles:
+                    if offset in self.duplicates:
                         self.counters["duplicates"] += 1
                     self._drop(offset)
                     self.deliveries.pop(offset, None)
@@ -194,7 +194,7 @@ class Folding(Reading):
             deliveries, messages, epoch, delivery = self.deliveries, self.messages, m.epoch, m.delivery
             if not delivery:
                 deliveries = {}  # the receipt of no delivery
-            plain = not (self.delays or self.ttls or self.poison or self.doubles)
+            plain = not (self.delays or self.ttls or self.poison or self.duplicates)
             persisted, size = self.persisted, 0
             for offset in flat(m.offsets):
                 delivered = deliveries.get(offset)

@@ -206,7 +206,7 @@ class Lanes(State):
 
     def _deliverable(self, offset: int) -> bool:
         """True if ``offset`` will be delivered sooner or later: it has its place in the order of its group."""
-        return offset in self.messages and offset not in self.poison and offset not in self.doubles
+        return offset in self.messages and offset not in self.poison and offset not in self.duplicates
 
     def _in_order(self, lane: Lane) -> bool:
         """True if the first message of ``lane`` may be taken; else the lane is blocked, or has nothing."""
@@ -293,7 +293,7 @@ class Lanes(State):
         self.elapsed.pop(offset, None)
         self.ttls.pop(offset, None)
         self.poison.pop(offset, None)
-        self.doubles.discard(offset)
+        self.duplicates.discard(offset)
 
     def _touch(self, ranges: Sequence[int]) -> None:
         for i in range(0, len(ranges), 2):

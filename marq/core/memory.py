@@ -83,7 +83,7 @@ class Memory(Folding):
         parked: dict[tuple[str, int], list[int]] = {}
         for offset in going:
             queue = self.queue_of(offset)
-            if queue is None or offset in self.deliveries or offset in self.delays or offset in self.doubles:
+            if queue is None or offset in self.deliveries or offset in self.delays or offset in self.duplicates:
                 segment = self.segments.find(offset)
                 assert segment is not None
                 self.messages[offset] = segment

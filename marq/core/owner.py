@@ -71,7 +71,7 @@ class Limits(NamedTuple):
 
     checkpoint_ms: int = 2_000
     window_offsets: int = 100_000
-    hold_ms: int = 10_000
+    persist_after_ms: int = 10_000
     step_timeout_ms: int = 30_000
     queue_id: str | None = None  # topic mode
     partitions: int = 1  # over which the limits of a queue are spread
@@ -941,7 +941,7 @@ class Owner:
             window = 0 if self.under_pressure else limits.window_offsets
             self.under_pressure = False
             try:
-                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.persist_after_ms)
             except RowError:
                 return None  # of a segment that was to be merged; and serves no more
             if self._checkpoint is None:

@@ -142,7 +142,7 @@ class Reading(Lanes):
         """One record with everything that may be special about it."""
         offset = record.offset
         facts = self._facts(record)
-        double = type(facts) is Facts and self._is_double(facts, record)
+        duplicate = type(facts) is Facts and self._is_duplicate(facts, record)
         if offset in self.ahead:
             return
         if type(facts) is Facts:
@@ -150,12 +150,12 @@ class Reading(Lanes):
                 if self.deliveries.pop(offset, None) is not None:
                     self._dirty.add(block_of(offset))
                 return
-            if double:
-                self.doubles.add(offset)
+            if duplicate:
+                self.duplicates.add(offset)
         self._describe(record, facts)
         self.messages[offset] = record
         self.bytes += size_of(record)
-        if type(facts) is not Facts or double:
+        if type(facts) is not Facts or duplicate:
             return
         backlog = self._backlog(facts.queue)
         delivered = self.deliveries.get(offset)
@@ -218,7 +218,7 @@ class Reading(Lanes):
         if type(facts) is not Facts:
             self.poison[offset] = str(facts)
             return None, 0
-        if offset in self.doubles:
+        if offset in self.duplicates:
             return facts.queue, facts.group  # it is only waited for that its owner ends it
         if facts.delay_ms and offset not in self.deliveries:
             self._delay_until(offset, record.timestamp + facts.delay_ms)
@@ -236,15 +236,15 @@ class Reading(Lanes):
             self._delayed = [(due, o) for o, due in self.delays.items()]
             heapify(self._delayed)
 
-    def _is_double(self, facts: Facts, record: Any) -> bool:
+    def _is_duplicate(self, facts: Facts, record: Any) -> bool:
         """True if the same came before: a dead letter's copy, or the sending of a message. Once a record, in order."""
         offset: int = record.offset
-        double = False
+        duplicate = False
         if facts.dedup is not None:
-            double = self.recent.is_duplicate(digest_of(facts.queue, facts.dedup), offset, record.timestamp)
+            duplicate = self.recent.is_duplicate(digest_of(facts.queue, facts.dedup), offset, record.timestamp)
         if facts.origin is not None:
-            double |= self.origins.is_duplicate(origin_digest(facts.origin), offset, record.timestamp)
-        return double
+            duplicate |= self.origins.is_duplicate(origin_digest(facts.origin), offset, record.timestamp)
+        return duplicate
 
     def _expire_at(self, offset: int, expires_ms: int) -> None:
         self.ttls[offset] = expires_ms

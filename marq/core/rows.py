@@ -66,7 +66,7 @@ class DeliveryRow(msgspec.Struct, array_like=True):
 class MarkersRow(msgspec.Struct, array_like=True):
     """In-progress state of one block of offsets at or above the manifest's queue position.
 
-    ``deliveries``: those of offsets in the block. ``unfinished`` and ``doubles``: as in version 1 of the manifest,
+    ``deliveries``: those of offsets in the block. ``unfinished`` and ``duplicates``: as in version 1 of the manifest,
     which had no pages, for the offsets below its position; empty since.
     """
 
@@ -74,7 +74,7 @@ class MarkersRow(msgspec.Struct, array_like=True):
     block: int
     unfinished: Ranges
     deliveries: list[DeliveryRow]
-    doubles: Ranges = []
+    duplicates: Ranges = []
 
 
 class SegmentState(msgspec.Struct, array_like=True):
@@ -96,7 +96,7 @@ class PageRow(msgspec.Struct, array_like=True):
     v: int
     segments: list[SegmentState]
     deliveries: list[DeliveryRow]
-    doubles: Ranges
+    duplicates: Ranges
 
 
 class IndexRow(msgspec.Struct, array_like=True):

@@ -122,7 +122,7 @@ class State:
         self.elapsed: dict[int, int] = {}  # the same, got there: it waits again should broker_ms fall below
         self.ttls: dict[int, int] = {}  # offset -> expires when broker_ms gets there
         self.poison: dict[int, str] = {}  # offset -> reason
-        self.doubles: set[int] = set()  # second copies of one dead letter, and second sendings of one message
+        self.duplicates: set[int] = set()  # second copies of one dead letter, and second sendings of one message
         self.recent = Recent()  # ids of messages
         self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
@@ -248,7 +248,7 @@ class State:
         """True if ``offset`` may be delivered now."""
         if offset not in self.messages or offset in self.reserved or offset in self.delays:
             return False
-        if offset in self.poison or offset in self.doubles:
+        if offset in self.poison or offset in self.duplicates:
             return False
         delivered = self.deliveries.get(offset)
         return delivered is None or self.clock_ms >= delivered.deadline_ms

@@ -351,9 +351,10 @@ class Checks:
             waits = delayed and message.due_ms > moment.broker_ms
             if (waits, delayed and not waits) != (offset in p.delays, offset in p.elapsed):
                 self._bad("G4 delay", f"{who}: offset {offset} waits: {waits}, in memory {offset in p.delays}")
-            if (offset in p.poison, offset in p.doubles) != (message.poison, message.double):
+            if (offset in p.poison, offset in p.duplicates) != (message.poison, message.double):
                 self._bad(
-                    "G4 special", f"{who}: offset {offset} is poison {offset in p.poison}, double {offset in p.doubles}"
+                    "G4 special",
+                    f"{who}: offset {offset} is poison {offset in p.poison}, duplicate {offset in p.duplicates}",
                 )
             if here:
                 record = messages[offset]
@@ -465,7 +466,7 @@ class Checks:
                 "elapsed": p.elapsed,
                 "ttls": p.ttls,
                 "poison": p.poison,
-                "doubles": p.doubles,
+                "duplicates": p.duplicates,
                 "pending": owner._pending,
             }
             left = {name: value for name, value in left.items() if value}

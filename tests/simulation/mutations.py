@@ -444,9 +444,9 @@ def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
     return mutated
 
 
-def _without_doubles(restore_page: Any) -> Any:
+def _without_duplicates(restore_page: Any) -> Any:
     def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> None:
-        row.doubles = []
+        row.duplicates = []
         restore_page(self, page, row, indexes)
 
     return mutated
@@ -680,7 +680,7 @@ MUTATIONS = {
         "only the ids below the position are written", _replaced(Recent, "unwritten", _all_ids)
     ),
     "duplicates not read back": Mutation(
-        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_page", _without_doubles)
+        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_page", _without_duplicates)
     ),
     "an end not written to its page": Mutation(
         "the page of a segment is written anew when one of its messages is done",

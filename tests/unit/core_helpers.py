@@ -171,8 +171,8 @@ class TwoLogs:
             return "done"
         if offset in p.poison:
             return "poison"
-        if offset in p.doubles:
-            return "double"
+        if offset in p.duplicates:
+            return "duplicate"
         delivered = p.deliveries.get(offset)
         if delivered is not None and delivered.leased and p.clock_ms < delivered.deadline_ms:
             return "in flight"
@@ -205,9 +205,11 @@ class TwoLogs:
         except KeyError:
             raise RowError(f"row {key} is missing") from None
 
-    def checkpoint(self, *, window: int = 100_000, hold_ms: int = 1 << 40, now_ms: int = 0) -> Checkpoint | None:
+    def checkpoint(
+        self, *, window: int = 100_000, persist_after_ms: int = 1 << 40, now_ms: int = 0
+    ) -> Checkpoint | None:
         """Write a checkpoint into the table (payloads of everything more than ``window`` offsets behind)."""
-        checkpoint = self.partition.checkpoint(max(self.partition.own, 0), now_ms, window, hold_ms)
+        checkpoint = self.partition.checkpoint(max(self.partition.own, 0), now_ms, window, persist_after_ms)
         if checkpoint is not None:
             self.table.update(checkpoint.rows)
             self.manifest = checkpoint.manifest
@@ -282,7 +284,7 @@ def picture(partition: Partition) -> dict[str, Any]:
         "elapsed": dict(sorted(p.elapsed.items())),
         "ttls": dict(sorted(p.ttls.items())),
         "poison": dict(sorted(p.poison.items())),
-        "doubles": p.doubles,
+        "duplicates": p.duplicates,
         "origins": p.origins.entries(),
     }
 

@@ -92,7 +92,7 @@ PARTITION = {
     "_garbage": PER_MESSAGE,
     "ttls": PER_MESSAGE,
     "poison": PER_MESSAGE,
-    "doubles": PER_MESSAGE,
+    "duplicates": PER_MESSAGE,
     "reserved": PER_MESSAGE,
     "backlogs": lambda h: 8 * h.unfinished + 12 * SLACK,
     "woken": PER_MESSAGE,
@@ -112,7 +112,7 @@ PARTITION = {
     "_dirty": PER_MESSAGE,
     "_marker_rows": ROWS,
     "_written": CONSTANT,
-    "_seen_at": CONSTANT,  # checkpoints within `hold_ms`
+    "_seen_at": CONSTANT,  # checkpoints within `persist_after_ms`
     "_shed_all": CONSTANT,
 }
 
@@ -179,7 +179,7 @@ class Life:
 
     def __init__(self, seed: int) -> None:
         self.r = Random(seed)
-        self.worker = Worker(limits=Limits(checkpoint_ms=500, window_offsets=50, hold_ms=2_000))
+        self.worker = Worker(limits=Limits(checkpoint_ms=500, window_offsets=50, persist_after_ms=2_000))
         self.worker.owner.settings_of = lambda queue: KINDS[int(queue) % len(KINDS)]
         self.worker.serve()
         self.holding: list[tuple[tuple[int, int], list[int]]] = []

@@ -360,7 +360,7 @@ def test_whatever_happened_every_unfinished_message_is_delivered_in_the_end_and_
         story.mark(Tick(), after_ms=7_200_000)  # all delays are over
     story.wait(35_000)  # all leases are over
     expired = partition.due(lambda queue: DEFAULTS).expired
-    rest = unfinished(partition) - set(expired) - partition.doubles - set(partition.poison)
+    rest = unfinished(partition) - set(expired) - partition.duplicates - set(partition.poison)
 
     taken = [offset for queue in QUEUES for offset in iter_take(story, queue)]
 
