@@ -10,7 +10,7 @@ import msgspec
 
 from marq.core import rows
 from marq.core.digest import STATES, Digest, digest_of, entries
-from marq.core.lives import Envelope, Lives
+from marq.core.history import Envelope, Histories
 from marq.core.markers import Batch
 from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
@@ -107,7 +107,7 @@ class Auditor(walk.Walker):
         self.witness = Witness(
             first=told.queue_start,
             own=-1,
-            queue_of=Lives(queue_id=told.queue_id).queue_of,
+            queue_of=Histories(queue_id=told.queue_id).queue_of,
             report=self._fault,
             compacted=told.queue_id is not None,
         )
