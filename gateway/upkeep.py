@@ -144,7 +144,7 @@ class Upkeep(Service):
             if reason is not None:
                 for held in where:
                     if held.serving:
-                        held.owner.partition.set_aside(queue, reason)
+                        held.owner.partition.quarantine(queue, reason)
             elif settings.auto_create and any(h.serving and h.owner.partition.has_any(queue) for h in where):
                 to_make.append(queue)
         for i in range(0, len(to_make), MADE_AT_ONCE):
