@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from app.broker import EmbeddedBroker, bootstrap_of
-from app.connection import kafka_client_args, unreachable
-from app.datadir import running_workers
+from app.kafka.broker import EmbeddedBroker, bootstrap_of
+from app.kafka.connection import kafka_client_args, unreachable
+from app.kafka.datadir import running_workers
 from app.logs import silenced
 from app.processes import WorkerProcess, errors_as_lines, stop_signals
 from app.settings import Settings, load

@@ -232,7 +232,7 @@ class Settings(BaseSettings):
     @field_validator("queues")
     @classmethod
     def _queues_are_possible(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        from app.queues import check_declared
+        from app.engine.catalog import check_declared
 
         try:
             check_declared(value.items())

@@ -16,13 +16,13 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from agents.handlers import DURATIONS_S
+from app.service.problems import kind_of
 from gateway.json_api import secured
-from gateway.problems import kind_of
 
 if TYPE_CHECKING:
     from agents.handlers import Runner
+    from app.service.receives import Received
     from app.worker import WorkerApp
-    from gateway.receiving import Received
     from marq.errors import MarqError
     from marq.message import Message
 
@@ -150,11 +150,11 @@ class Collector:
         yield CounterMetricFamily(
             "marq_poison_without_copy",
             "Records that ended as poison without a copy, because the poison topic took none.",
-            value=app.ownership.letters.uncopied,
+            value=app.ownership.copies.uncopied,
         )
         yield from self._handlers()
         yield GaugeMetricFamily(
-            "marq_waiting_receives", "Receives that wait at this worker.", value=app.door.receiving.count
+            "marq_waiting_receives", "Receives that wait at this worker.", value=app.operations.receives.count
         )
         yield GaugeMetricFamily(
             "marq_loop_lag_seconds",

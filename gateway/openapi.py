@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway import problems
+from app.service import problems
 from marq import __version__
 from marq.core.policies import QUEUE_NAME_MAX
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from tests.integration.cluster import Cluster, Worker, by_id, until
 
 #: Session time-out of the workers: the shortest that the broker permits.

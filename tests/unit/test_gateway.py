@@ -11,9 +11,10 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import json_api, problems
+from app.service import problems
+from app.service.receipts import Receipts, queue_crc
+from gateway import json_api
 from gateway.auth import ALL, Keys, check_browser, is_loopback
-from gateway.receipts import Receipts, queue_crc
 from gateway.sqs import server as sqs
 from gateway.sqs.errors import SqsError
 from marq import errors
