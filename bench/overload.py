@@ -32,7 +32,7 @@ from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
 from app.processes import WorkerProcess
 from bench.cycle import Bench, result
-from bench.door import _cpu_s
+from bench.operations import _cpu_s
 from marq.client import AsyncService
 from marq.errors import MarqError
 
@@ -88,7 +88,7 @@ async def _phase(bench: Bench, broker: EmbeddedBroker, phase: str, messages: int
     topic = await bench.create(name)
     await bench.send(topic, messages, names=[QUEUE])
     with bench.worker(name, MARQ_HANDLERS="") as worker, busy_loops(loops):
-        receiving = Receiving(worker.url, messages)
+        receiving = Receives(worker.url, messages)
         pids = [worker.process.pid, broker.pid or 0]
         cpu, began = _cpu_of(pids), time.monotonic()
         load = os.getloadavg()[0]
@@ -113,7 +113,7 @@ async def _phase(bench: Bench, broker: EmbeddedBroker, phase: str, messages: int
     return messages / cpu
 
 
-class Receiving:
+class Receives:
     """Receivers in this process: each takes some, and acknowledges them."""
 
     def __init__(self, url: str, messages: int) -> None:

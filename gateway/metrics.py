@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from app.engine.ownership import Ownership
 from app.service.meters import DURATIONS_S, HandlerMeter, Meters
-from app.service.receives import Receiving
+from app.service.receives import Receives
 from app.service.watches import Receivers
 from gateway.json_api import secured
 
@@ -33,10 +33,10 @@ ACTION = "metrics-action"
 class Collector:
     """What is there when it is asked for."""
 
-    def __init__(self, ownership: Ownership, meters: Meters, receiving: Receiving, receivers: Receivers) -> None:
+    def __init__(self, ownership: Ownership, meters: Meters, receiving: Receives, receivers: Receivers) -> None:
         self.ownership = ownership
         self.meters = meters
-        self.receiving = receiving
+        self.receives = receiving
         self.receivers = receivers
         self.counts: dict[str, dict[str, int]] = {}
         self.ages: dict[str, int] = {}  # of the oldest message of each queue, milliseconds
@@ -89,11 +89,11 @@ class Collector:
         yield CounterMetricFamily(
             "marq_poison_without_copy",
             "Records that ended as poison without a copy, because the poison topic took none.",
-            value=ownership.letters.uncopied,
+            value=ownership.copies.uncopied,
         )
         yield from self._handlers()
         yield GaugeMetricFamily(
-            "marq_waiting_receives", "Receives that wait at this worker.", value=self.receiving.count
+            "marq_waiting_receives", "Receives that wait at this worker.", value=self.receives.count
         )
         yield GaugeMetricFamily(
             "marq_loop_lag_seconds",
@@ -230,7 +230,7 @@ def measured(meters: Meters) -> Any:
 
 def define(app: WorkerApp) -> None:
     """Register the route."""
-    collector = Collector(app.ownership, app.meters, app.door.receiving, app.receivers)
+    collector = Collector(app.ownership, app.meters, app.operations.receives, app.receivers)
     app.meters.registry.register(collector)
 
     async def metrics(request: web.Request) -> web.Response:
