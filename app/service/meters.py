@@ -9,9 +9,9 @@ from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
-from app.service.problems import kind_of
 from marq.core.flow import Breaker
 from marq.errors import MarqError
+from marq.protocol.problems import kind_of
 
 #: Upper bounds by which durations of calls of handlers are counted.
 DURATIONS_S = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

@@ -16,7 +16,6 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLarge
 from mode import Service
 
 from app.kafka.topics import MAX_MESSAGE_BYTES
-from app.service import problems
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
 from app.service.meters import Meters
@@ -41,6 +40,7 @@ from marq.errors import (
     UnavailableError,
 )
 from marq.message import HEADER_KEY, RESERVED
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
