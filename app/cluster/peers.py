@@ -25,8 +25,8 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from mode import Service
 
-from app.service import problems
 from marq.errors import MarqError, NotAuthenticatedError, UnavailableError
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.engine.breakers import Events

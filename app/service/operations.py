@@ -16,9 +16,9 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLarge
 from mode import Service
 
 from app.kafka.topics import MAX_MESSAGE_BYTES
-from app.service import problems
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
+from app.service.meters import Meters
 from app.service.receipts import Receipt, Receipts, by_delivery
 from app.service.receives import Received, Receives
 from app.service.turnstile import Turnstile
@@ -40,13 +40,13 @@ from marq.errors import (
     UnavailableError,
 )
 from marq.message import HEADER_KEY, RESERVED
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
     from app.engine.catalog import QueueRecord
     from app.engine.ownership import OwnedPartition, Ownership
     from app.settings import Settings
-    from gateway.metrics import Meters
     from marq.core.policies import QueueSettings
 
 #: Seconds until Kafka has to confirm what a request appended.
@@ -87,18 +87,18 @@ class QueueInfo(msgspec.Struct):
 class QueueService(Service):
     """The operations. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, settings: Settings, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ownership = ownership
         self.settings = settings
+        self.meters = meters
         self.catalog = ownership.catalog
         self._receipts: Receipts | None = None
-        self.receives = Receives(ownership, lambda: self.receipts)
+        self.receives = Receives(ownership, lambda: self.receipts, meters)
         self.leases = Leases(self)
         self._partition_turn = random.randrange(1 << 16)
         self._random = random.Random()
         self.turnstile = Turnstile()
-        self.meters: Meters | None = None
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
         self.received: Callable[[str], None] = lambda queue: None  # told of each receive
 
@@ -175,9 +175,8 @@ class QueueService(Service):
                 at += length
         if unavailable is not None and not accepted:
             raise unavailable
-        if self.meters is not None:
-            self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
-            self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
+        self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
+        self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
         return results
 
     async def _check_sendable(self, queue: str) -> None:
@@ -462,8 +461,7 @@ class QueueService(Service):
         return held
 
     def _counted(self, action: str, results: list[MarqError | None]) -> list[MarqError | None]:
-        if self.meters is not None:
-            self.meters.settle_all(action, results)
+        self.meters.settle_all(action, results)
         return results
 
     async def _settle(

@@ -12,6 +12,7 @@ import pytest
 from app.engine import ownership as ownership_module
 from app.engine.ownership import AGAIN_MS, TIMER_MS, OwnedPartition, Ownership
 from app.service import receives as receiving_module
+from app.service.meters import Meters
 from app.service.receipts import Receipts
 from app.service.receives import Receives
 from app.settings import Settings
@@ -50,7 +51,7 @@ class Desk:
         self.held = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
         receipts = Receipts(b"secret")
-        self.receives = Receives(self.ownership, lambda: receipts)
+        self.receives = Receives(self.ownership, lambda: receipts, Meters())
         self.receives.room, self.receives.is_late = self.ownership.room, self.ownership.is_late
 
     def pass_time(self, ms: int) -> None:
