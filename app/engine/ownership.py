@@ -26,11 +26,11 @@ from app.engine.breakers import Breakers
 from app.engine.broker_time import BrokerTime
 from app.engine.changelogs import Tails
 from app.engine.copies import Letters
-from app.engine.faults import is_expected
 from app.engine.outbox import NOBODY, Outbox
 from app.engine.takeover import TakeOver
 from app.engine.turns import Turns
 from app.kafka.topics import MAX_RECORD_BYTES
+from app.streaming.faults import is_expected
 from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
 from marq.core.lateness import Lateness
