@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mode import Service
 
 from agents.elsewhere import Elsewhere
-from app.engine.ownership import Held
+from app.engine.ownership import OwnedPartition
 from app.streaming.faults import stop_if_it_fails
 from marq import handlers as registry
 from marq.clock import now_ms
@@ -97,7 +97,7 @@ class Ask:
         self.calls = calls
         self.lease_ms = lease_ms
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         self.runner.handed(self, held, handout)
 
 
@@ -139,7 +139,7 @@ class Runner:
         under_way = sum(self.asked.values()) + sum(self.fetching.values())
         return limit - self.running - len(self.waiting) - under_way
 
-    def has_ready(self, held: Held) -> bool:
+    def has_ready(self, held: OwnedPartition) -> bool:
         """True if the partition may have something for this handler."""
         partition = held.owner.partition
         route = self.service.route
@@ -159,7 +159,7 @@ class Runner:
             else:
                 tries -= 1
 
-    def _ask(self, held: Held) -> bool:
+    def _ask(self, held: OwnedPartition) -> bool:
         handler, partition = self.handler, held.owner.partition
         route = self.service.route
         # not bool(backlog): with a thousand queues the call shows
@@ -208,7 +208,7 @@ class Runner:
         """Calls that one start is for."""
         return min(room, max(1, START_MESSAGES // (self.handler.batch or 1)))
 
-    def handed(self, ask: Ask, held: Held, handout: Handout) -> None:
+    def handed(self, ask: Ask, held: OwnedPartition, handout: Handout) -> None:
         """What was asked for has come, or not."""
         left = self.asked.get(held.number, 0) - ask.calls
         if left > 0:
@@ -513,7 +513,7 @@ class Handlers(Service):
             ManualMessage(settle, topic, number, queue, record, receives) for record, queue, receives in taken.messages
         ]
 
-    def messages(self, held: Held, offsets: list[int], settle: Callable[..., None] | None) -> list[Message]:
+    def messages(self, held: OwnedPartition, offsets: list[int], settle: Callable[..., None] | None) -> list[Message]:
         """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
         partition, names = held.owner.partition, self._names
         topic, number, topic_mode = self.ownership.topics.queue, held.number, self.settings.queue_id
@@ -539,10 +539,10 @@ class Handlers(Service):
 
     # -- receiver
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         raise AssertionError("deliveries go to the Ask that took them")
 
-    def wake(self, held: Held) -> None:
+    def wake(self, held: OwnedPartition) -> None:
         if not self.closing:
             for runner in self.runners:
                 if runner.room > 0:
@@ -550,7 +550,7 @@ class Handlers(Service):
             if self.elsewhere is not None:
                 self.elsewhere.wake()
 
-    def starving(self, held: Held) -> bool:
+    def starving(self, held: OwnedPartition) -> bool:
         if any(runner.room > 0 and not runner.has_ready(held) for runner in self.runners):
             return True
         return self.elsewhere is not None and self.elsewhere.starving(held)
@@ -562,7 +562,7 @@ class Handlers(Service):
         """Whether a handler of another worker gets the messages of `queue`."""
         return self.elsewhere is not None and self.elsewhere.is_handled(queue)
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: OwnedPartition) -> None:
         for runner in self.runners:
             runner.forget(held.number)
         if self.elsewhere is not None:

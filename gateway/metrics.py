@@ -150,11 +150,11 @@ class Collector:
         yield CounterMetricFamily(
             "marq_poison_without_copy",
             "Records that ended as poison without a copy, because the poison topic took none.",
-            value=app.ownership.letters.uncopied,
+            value=app.ownership.copies.uncopied,
         )
         yield from self._handlers()
         yield GaugeMetricFamily(
-            "marq_waiting_receives", "Receives that wait at this worker.", value=app.door.receiving.count
+            "marq_waiting_receives", "Receives that wait at this worker.", value=app.operations.receives.count
         )
         yield GaugeMetricFamily(
             "marq_loop_lag_seconds",

@@ -1,6 +1,6 @@
 """The front door: what people do with queues, whatever protocol they speak.
 
-Each protocol (JSON, SQS) translates its requests into calls of `Door` and its results and errors into answers; no rule
+Each protocol (JSON, SQS) translates its requests into calls of `QueueService` and its results and errors into answers; no rule
 of a queue stands there.
 """
 
@@ -21,7 +21,7 @@ from app.service import problems
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
 from app.service.receipts import Receipt, Receipts, by_delivery
-from app.service.receives import Received, Receiving
+from app.service.receives import Received, Receives
 from app.service.turnstile import Turnstile
 from app.streaming.producer import ProducerFull
 from marq.client.wire import Entry as Outgoing
@@ -45,7 +45,7 @@ from marq.message import HEADER_KEY, RESERVED
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
     from app.engine.catalog import QueueRecord
-    from app.engine.ownership import Held, Ownership
+    from app.engine.ownership import OwnedPartition, Ownership
     from app.settings import Settings
     from gateway.metrics import Meters
     from marq.core.policies import QueueSettings
@@ -85,7 +85,7 @@ class QueueInfo(msgspec.Struct):
     purging: bool
 
 
-class Door(Service):
+class QueueService(Service):
     """The operations. A receiver of the ownership."""
 
     def __init__(self, ownership: Ownership, settings: Settings, **kwargs: Any) -> None:
@@ -94,7 +94,7 @@ class Door(Service):
         self.settings = settings
         self.catalog = ownership.catalog
         self._receipts: Receipts | None = None
-        self.receiving = Receiving(ownership, lambda: self.receipts)
+        self.receives = Receives(ownership, lambda: self.receipts)
         self.leases = Leases(self)
         self._partition_turn = random.randrange(1 << 16)
         self._random = random.Random()
@@ -122,7 +122,7 @@ class Door(Service):
         await self.turnstile.turn(len(messages))
         await self._check_sendable(queue)
         topic, count = self.ownership.topics.queue, self.ownership.topics.partitions
-        key, settings, life = queue.encode(), self.catalog.settings_of(queue), self.catalog.life_of(queue)
+        key, settings, life = queue.encode(), self.catalog.settings_of(queue), self.catalog.generation_of(queue)
         append_run = self.ownership.app.producer.append_run
         results: list[Any] = [None] * len(messages)
         runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
@@ -262,7 +262,7 @@ class Door(Service):
         """
         self.received(queue)
         await self.turnstile.turn(limit)
-        return await self.receiving.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
+        return await self.receives.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
     # ------------------------------------------------------------------ acknowledge and the like
 
@@ -358,7 +358,7 @@ class Door(Service):
     async def reject_here(self, argument: dict[str, Any]) -> Rejected:
         """Dead letters of a partition of this worker: what became of these offsets."""
         held, receipt = self._serving(argument["partition"]), (argument["epoch"], argument["delivery"])
-        return await self.ownership.letters.reject(held, argument["offsets"], receipt, argument["reason"])
+        return await self.ownership.copies.reject(held, argument["offsets"], receipt, argument["reason"])
 
     # ------------------------------------------------------------------ move
 
@@ -436,7 +436,7 @@ class Door(Service):
     async def move_here(self, argument: dict[str, Any]) -> list[Moved]:
         """Move messages of a partition of this worker."""
         held = self._serving(argument["partition"])
-        found = await self.ownership.letters.move(
+        found = await self.ownership.copies.move(
             held, argument["queue"], argument["offsets"], argument["limit"], argument["to"]
         )
         return [
@@ -460,7 +460,7 @@ class Door(Service):
             raise UnavailableError(f"partition {number} is served by nobody right now")
         return await self.peers.call(url, name, argument, kind, 2 * CONFIRM_TIMEOUT_S)
 
-    def _serving(self, number: int) -> Held:
+    def _serving(self, number: int) -> OwnedPartition:
         held = self.ownership.held.get(number)
         if held is None or not held.serving:
             raise UnavailableError(f"partition {number} is not served here")

@@ -146,7 +146,7 @@ class Memory(Folding):
         idle = max(0, len(self.messages) - len(self.holds) - len(self.reserved))
         return self.bytes * idle <= READ_BACK_BYTES * len(self.messages)
 
-    def set_aside(self, queue: str, reason: str) -> int:
+    def quarantine(self, queue: str, reason: str) -> int:
         """The owner decides that what is ready of ``queue`` is poison; how many messages that is.
 
         It is no fact of the log: another owner, after a crash, decides again.

@@ -20,8 +20,8 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.errors import PipelineError, TopicError
 from pipeline import windows
 from pipeline.metrics import CHECKPOINT, METRICS, STATE, Counting
+from pipeline.metrics_walker import BUCKETS, COUNTS, MetricsWalker, Plan, bucket_of
 from pipeline.options import Job
-from pipeline.tally import BUCKETS, COUNTS, Plan, TallyWalker, bucket_of
 from tests.pipeline.lab import Installation, finish
 from tests.pipeline.tables_lab import read
 
@@ -61,7 +61,7 @@ class Tallied:
             else:
                 markers = max(markers, step[0] + 1)
         self._positions = (queue, markers)
-        walker = TallyWalker(0, msgspec.msgpack.encode(Plan(0, queue, 0, markers, None, MINUTE)))
+        walker = MetricsWalker(0, msgspec.msgpack.encode(Plan(0, queue, 0, markers, None, MINUTE)))
         for key, value in self._state:
             walker.row(key, value)
         walker.begin()

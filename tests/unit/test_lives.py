@@ -13,7 +13,7 @@ from marq.core.markers import End, Keepalive, Own, Purge, Release, Start, decode
 from marq.core.partition import Partition
 from marq.core.rows import Record, decode_manifest
 from marq.errors import RowError
-from pipeline.witness import Fault, Witness
+from pipeline.reference import Fault, ReferenceFold
 from tests.simulation.reference import Reference
 from tests.simulation.simulator import Simulator, run
 
@@ -38,7 +38,7 @@ class Walk:
         self.partition = Partition(number, queue_id=queue_id)
         self.lives = Lives(queue_id=queue_id)
         self.faults: list[Fault] = []
-        self.witness = Witness(
+        self.reference = ReferenceFold(
             first=0, own=-1, queue_of=self.lives.queue_of, report=self.faults.append, compacted=False
         )
         self.ended: list[Ended] = []
@@ -48,15 +48,15 @@ class Walk:
         position = self.partition.position
         if record.offset > position:
             self.lives.absent(position, record.offset)
-            self.witness.gone(position, record.offset)
+            self.reference.gone(position, record.offset)
         self.partition.ingest(position, record.offset + 1, [envelope(record)])
         self.lives.read([envelope(record)], self.partition)
-        self.witness.read([envelope(record)])
+        self.reference.read([envelope(record)])
 
     def fold(self, record: Record) -> None:
         batch = decode(record.value)
         effects = self.partition.fold(record.offset, record.timestamp, batch.markers)
-        assert [sorted(e) for e in effects] == self.witness.fold(record.offset, record.timestamp, batch)
+        assert [sorted(e) for e in effects] == self.reference.fold(record.offset, record.timestamp, batch)
         self.lives.folded(record.offset, record.timestamp, batch.markers, effects)
         self.ended += self.lives.ended
         self.lives.ended.clear()
@@ -165,8 +165,8 @@ def test_the_witness_agrees_with_the_fold_and_finds_nothing_wrong_with_what_can_
         simulator = run(seed, 300)
         walk = walked(simulator, in_time_order(simulator.queue.records, simulator.markers.records))
         assert walk.faults == [], f"seed {seed}: {walk.faults[:3]}"
-        assert not walk.witness.open and not walk.witness.states, f"seed {seed}"
-        assert sum(walk.witness.done.values()) == len(simulator.reference.messages), f"seed {seed}"
+        assert not walk.reference.open and not walk.reference.states, f"seed {seed}"
+        assert sum(walk.reference.done.values()) == len(simulator.reference.messages), f"seed {seed}"
 
 
 # ------------------------------------------------------------------ one life

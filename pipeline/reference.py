@@ -69,7 +69,7 @@ class _Attempt:
         self.unsure = False
 
 
-class Witness:
+class ReferenceFold:
     """Follows one partition. Offsets below ``first`` belong to lives that are not seen whole: they are left out.
 
     Parameters: ``queue_of``: name of the queue that a key stands for; ``compacted``: records may vanish from the queue

@@ -12,7 +12,7 @@ from marq.core.lives import Envelope, Lives, Story, visible_ms
 from marq.core.markers import Batch
 from marq.core.state import group_name
 from pipeline import walk
-from pipeline.resuming import Kept, ResumingWalker, filled, state_batch
+from pipeline.resuming import ResumeState, ResumingWalker, filled, state_batch
 
 #: Version of the rows of the state.
 STATE_VERSION = 1
@@ -53,7 +53,7 @@ LIFE = {
     "working_ms": _MS,
 }
 #: What a chronicler returns: a life, or a row of the state.
-CHRONICLE = pa.schema(LIFE | {"state_key": _NAME, "state_value": pa.binary()})
+LIFECYCLE = pa.schema(LIFE | {"state_key": _NAME, "state_value": pa.binary()})
 
 
 class Plan(walk.Plan):
@@ -62,7 +62,7 @@ class Plan(walk.Plan):
     run: int
 
 
-class Chronicler(ResumingWalker):
+class LifecycleWalker(ResumingWalker):
     """Emits a row for each life that ended, and at the end one for each that has not, and the state."""
 
     told: Plan
@@ -74,7 +74,7 @@ class Chronicler(ResumingWalker):
         self._unfinished: list[tuple[list[Envelope], str, Story]] = []
         self._state: list[tuple[str, bytes]] = []
 
-    def restore(self, kept: Kept, stored: dict[str, bytes]) -> None:
+    def restore(self, kept: ResumeState, stored: dict[str, bytes]) -> None:
         histories = sorted(key for key in stored if key.startswith("lives/"))
         self.lives = Lives.load((stored.pop(key) for key in histories), queue_id=self.told.queue_id)
 
@@ -105,7 +105,7 @@ class Chronicler(ResumingWalker):
             yield self._batch([(envelopes, state, None, None, story) for envelopes, state, story in self._unfinished])
             self._unfinished = []
         if self._state:
-            yield state_batch(CHRONICLE, self.number, self._state)
+            yield state_batch(LIFECYCLE, self.number, self._state)
             self._state = []
 
     def _batch(self, groups: list[tuple[list[Envelope], str, str | None, int | None, Story]]) -> pa.RecordBatch:
@@ -140,7 +140,7 @@ class Chronicler(ResumingWalker):
             "group": pa.array([_group(e) for e in envelopes], pa.string()),
             "waiting_ms": pa.array(waiting, pa.int64(), mask=np.repeat(never, counts)),
         }
-        return filled(CHRONICLE, columns, len(envelopes))
+        return filled(LIFECYCLE, columns, len(envelopes))
 
 
 def _group(envelope: Envelope) -> str | None:
