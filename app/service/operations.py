@@ -1,4 +1,4 @@
-"""The front door: what people do with queues, whatever protocol they speak.
+"""What people do with queues, whatever protocol they speak.
 
 Each protocol (JSON, SQS) translates its requests into calls of `QueueService` and its results and errors into answers; no rule
 of a queue stands there.
