@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from mode import Service
 
 from agents.elsewhere import Elsewhere
-from app.engine.faults import stop_if_it_fails
 from app.engine.ownership import OwnedPartition
 from app.service.meters import HandlerMeter, Meters
+from app.streaming.faults import stop_if_it_fails
 from marq import handlers as registry
 from marq.clock import now_ms
 from marq.core.flow import Breaker

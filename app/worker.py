@@ -34,7 +34,6 @@ from agents.housekeeping import Housekeeping
 from agents.redelivery import Redelivery
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
-from app.engine.faults import stop_on_faults
 from app.engine.ownership import Ownership
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
@@ -45,6 +44,7 @@ from app.service.moves import Moves
 from app.service.operations import QueueService
 from app.service.watches import Receivers
 from app.settings import Settings, load
+from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import MarqApp, UnreadTables, create_app
 from app.streaming.transport import Chunk
 from gateway import health, json_api, leftovers, metrics

@@ -1,7 +1,7 @@
 """What people do with queues, whatever protocol they speak.
 
-Each protocol (JSON, SQS) translates its requests into calls of `QueueService`, and results and errors into answers. The
-protocols hold no rule of a queue.
+Each protocol (JSON, SQS) translates its requests into calls of `QueueService` and its results and errors into answers; no rule
+of a queue stands there.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 from mode import Service
 
+from app.engine.copies import Rejected
 from app.kafka.topics import MAX_MESSAGE_BYTES
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
@@ -331,28 +332,32 @@ class QueueService(Service):
         outcomes = await asyncio.gather(
             *(self._reject(*delivery, sorted(places), reason) for delivery, places in deliveries.items())
         )
-        for places, done in zip(deliveries.values(), outcomes, strict=True):
+        for places, found in zip(deliveries.values(), outcomes, strict=True):
             for offset, entries in places.items():
+                if isinstance(found, MarqError):
+                    error: MarqError | None = found
+                elif offset in found.unsure:
+                    error = UnavailableError("Kafka did not confirm its dead letter; try again")
+                else:
+                    error = None if offset in found.done else LeaseOverError(LEASE_OVER)
                 for i in entries:
-                    if isinstance(done, MarqError):
-                        results[i] = done
-                    elif offset not in done:
-                        results[i] = LeaseOverError(LEASE_OVER)
+                    results[i] = error
         return self._counted("reject", results)
 
     async def _reject(
         self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
-    ) -> set[int] | MarqError:
+    ) -> Rejected | MarqError:
         argument = {"partition": number, "epoch": epoch, "delivery": delivery, "offsets": offsets, "reason": reason}
         try:
-            return set(await self.at_owner(number, "reject", argument, self.reject_here, list[int]))
+            found = await self.at_owner(number, "reject", argument, self.reject_here, Rejected)
         except MarqError as exc:
             return exc
+        return found  # type: ignore[no-any-return]
 
-    async def reject_here(self, argument: dict[str, Any]) -> list[int]:
-        """Dead letters of a partition of this worker: which offsets became some."""
+    async def reject_here(self, argument: dict[str, Any]) -> Rejected:
+        """Dead letters of a partition of this worker: what became of these offsets."""
         held, receipt = self._serving(argument["partition"]), (argument["epoch"], argument["delivery"])
-        return sorted(await self.ownership.copies.reject(held, argument["offsets"], receipt, argument["reason"]))
+        return await self.ownership.copies.reject(held, argument["offsets"], receipt, argument["reason"])
 
     # ------------------------------------------------------------------ move
 
