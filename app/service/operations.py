@@ -1,7 +1,7 @@
 """What people do with queues, whatever protocol they speak.
 
-Each protocol (JSON, SQS) translates its requests into calls of `QueueService` and its results and errors into answers; no rule
-of a queue stands there.
+Each protocol (JSON, SQS) translates its requests into calls of `QueueService`, and results and errors into answers. The
+protocols hold no rule of a queue.
 """
 
 from __future__ import annotations
