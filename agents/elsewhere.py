@@ -378,7 +378,7 @@ class Elsewhere:
             queue = partition.queue_of(offset) or ""
             if type(record) is Segment:
                 record = partition.record(offset)
-            receives = partition.holds[offset].receives
+            receives = partition.deliveries[offset].receives
             copy = Record(offset, record.timestamp, record.key, record.value, list(record.headers))
             found.append((copy, queue, receives))
         return found

@@ -35,16 +35,17 @@ from agents.housekeeping import Housekeeping
 from agents.redelivery import Redelivery
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
-from app.engine.faults import stop_on_faults
 from app.engine.ownership import Ownership
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import quiet_steps
+from app.service.meters import Meters
 from app.service.moves import Moves
 from app.service.operations import QueueService
 from app.service.watches import Receivers
 from app.settings import Settings, load
+from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
 from app.streaming.transport import Chunk
 from gateway import connections, health, json_api, leftovers, metrics
@@ -93,7 +94,7 @@ class WorkerApp(MarqApp):
 
     settings: Settings
     keys: Keys
-    meters: metrics.Meters
+    meters: Meters
     views: state.Views
     ownership: Ownership
     catalog: Catalog
@@ -120,12 +121,11 @@ class WorkerApp(MarqApp):
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
         self.ownership = Ownership(self, settings, lambda: self.topics_in_use, tables, self.catalog, beacon=self.beacon)
         handlers.import_modules(settings.handlers)
-        self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
-        self.operations = QueueService(self.ownership, settings, beacon=self.beacon)
+        self.handlers = handlers.Handlers(self.ownership, settings, self.meters, beacon=self.beacon)
+        self.operations = QueueService(self.ownership, settings, self.meters, beacon=self.beacon)
         self.peers = self.operations.peers = self.operations.receives.peers = Peers(self, beacon=self.beacon)
         self.handlers.connect(self.peers)
         self.operations.receives.room, self.operations.receives.is_late = self.ownership.room, self.ownership.is_late
-        self.handlers.meters = self.operations.meters = self.operations.receives.meters = self.meters
         self.housekeeping = Housekeeping(self, beacon=self.beacon)
         self.moves = Moves(self, beacon=self.beacon)
         self.receivers = Receivers(self, beacon=self.beacon)
@@ -361,7 +361,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
     settings = settings or load()
     if settings.log_level != "DEBUG":
         quiet_steps()
-    meters = metrics.Meters()
+    meters = Meters()
     keys = Keys(settings.keys.get_secret_value() if settings.keys is not None else None)
     app = create_app(
         cls=WorkerApp,

@@ -14,13 +14,13 @@ from aiohttp import web
 from msgspec import Meta
 
 from app.cluster import peers
-from app.service import problems
 from app.service.operations import Outgoing, QueueInfo, QueueService, Sent
 from app.service.receives import Received
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser
 from gateway.openapi import Operation
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease, QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError, UnavailableError
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.worker import WorkerApp

@@ -153,7 +153,7 @@ class Views:
             "checkpoint_age_ms": None if held.checkpoint_s is None else round((now - held.checkpoint_s) * 1000),
             "clock_ms": partition.clock_ms,
             "in_memory": len(partition.messages),
-            "held": len(partition.holds),
+            "held": len(partition.deliveries),
             "parked": partition.segments.parked_total(),
             "segments": len(partition.segments),
             "bytes": partition.bytes,
@@ -272,7 +272,7 @@ class Views:
         else:
             return base | {"state": "done"}
         payload = record.value or b""
-        hold = partition.holds.get(offset)
+        delivered = partition.deliveries.get(offset)
         return base | {
             "queue": entry.queue,
             "state": entry.state,
@@ -287,13 +287,13 @@ class Views:
             "ready_at_ms": partition.delays.get(offset),
             "expires_at_ms": partition.ttls.get(offset),
             "delivery": None
-            if hold is None
+            if delivered is None
             else {
-                "epoch": hold.epoch,
-                "delivery": hold.delivery,
-                "receiver": hold.receiver,
-                "leased": hold.leased,
-                "left_ms": max(0, hold.deadline_ms - partition.clock_ms),
+                "epoch": delivered.epoch,
+                "delivery": delivered.delivery,
+                "receiver": delivered.receiver,
+                "leased": delivered.leased,
+                "left_ms": max(0, delivered.deadline_ms - partition.clock_ms),
             },
         }
 
@@ -463,10 +463,10 @@ class Views:
 
 def entries_of(partition: Partition, offset: int) -> Iterable[Entry]:
     """The entry of one message in memory."""
-    hold = partition.holds.get(offset)
-    receives = hold.receives if hold is not None else 0
-    if hold is not None and partition.clock_ms < hold.deadline_ms:
-        state = "in_flight" if hold.leased else "delayed"
+    delivered = partition.deliveries.get(offset)
+    receives = delivered.receives if delivered is not None else 0
+    if delivered is not None and partition.clock_ms < delivered.deadline_ms:
+        state = "in_flight" if delivered.leased else "delayed"
     else:
         state = "delayed" if offset in partition.delays else "ready"
     yield Entry(offset, partition.queue_of(offset) or "", state, receives)

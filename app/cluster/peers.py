@@ -25,8 +25,8 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from mode import Service
 
-from app.service import problems
 from marq.errors import MarqError, NotAuthenticatedError, UnavailableError
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.engine.breakers import Events
@@ -57,6 +57,15 @@ Operation = Callable[[Any], Awaitable[Any]]
 
 class PeerError(UnavailableError):
     """Another worker did not answer, or refused."""
+
+
+async def _answers(*asked: Awaitable[Any]) -> list[Any]:
+    """What comes of each, in order: a `MarqError` is an answer; any other error is raised."""
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, MarqError):
+            raise answer
+    return answers
 
 
 class Peers(Service):
@@ -141,22 +150,21 @@ class Peers(Service):
                     raise problems.error_of(answer)
                 if response.status != 200:
                     raise PeerError(f"worker {url} answered {response.status} to {name}")
+                return _decode(answer) if kind is None else msgspec.msgpack.decode(answer, type=kind)
         except (ClientError, OSError, TimeoutError) as exc:
             raise PeerError(f"worker {url} did not answer to {name}: {exc or type(exc).__name__}") from exc
-        return _decode(answer) if kind is None else msgspec.msgpack.decode(answer, type=kind)
+        except msgspec.MsgspecError as exc:
+            raise PeerError(f"worker {url} did not answer to {name} as a worker does: {exc}") from exc
 
     async def everywhere(self, name: str, argument: Any) -> dict[str, Any]:
         """The answers of all workers, ours included, by URL; a `PeerError` where there was none."""
         urls = [url for url in self.members() if url != self.url]
-        answers = await asyncio.gather(
-            self._operations[name](argument),
-            *(self.call(url, name, argument) for url in urls),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, MarqError):
-                raise answer
+        answers = await _answers(self._operations[name](argument), *(self.call(url, name, argument) for url in urls))
         return dict(zip([self.url, *urls], answers, strict=True))
+
+    async def _ask_all(self, urls: list[str], name: str, argument: Any) -> list[Any]:
+        """The answers of other workers, in order; a `MarqError` where there was none."""
+        return await _answers(*(self.call(url, name, argument) for url in urls))
 
     async def serve(self, request: web.Request) -> web.Response:
         """The route that other workers call."""
@@ -225,10 +233,8 @@ class Peers(Service):
         if watch:
             answers = await asyncio.gather(*(self._watch(url, queue) for url in urls))
         else:
-            found = await asyncio.gather(
-                *(self.call(url, "watch", {"queues": [queue], "url": ""}) for url in urls), return_exceptions=True
-            )
-            answers = [isinstance(answer, dict) and queue in answer["ready"] for answer in found]
+            found = await self._ask_all(urls, "watch", {"queues": [queue], "url": ""})
+            answers = [not isinstance(answer, MarqError) and queue in answer["ready"] for answer in found]
         return [url for url, ready in zip(urls, answers, strict=True) if ready]
 
     def _watch(self, url: str, queue: str) -> asyncio.Future[bool]:
@@ -305,11 +311,8 @@ class Peers(Service):
                 self.log.debug("%s", exc)
 
     async def _tell_breakers(self, events: Events) -> None:
-        told = await asyncio.gather(
-            *(self.call(url, "breakers", events) for url in self.others()), return_exceptions=True
-        )
-        for answer in told:
-            if isinstance(answer, BaseException):
+        for answer in await self._ask_all(self.others(), "breakers", events):
+            if isinstance(answer, MarqError):
                 self.log.debug("%s", answer)
 
     def _rank(self) -> int:

@@ -15,10 +15,11 @@ import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 from mode import Service
 
+from app.engine.copies import Rejected
 from app.kafka.topics import MAX_MESSAGE_BYTES
-from app.service import problems
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
+from app.service.meters import Meters
 from app.service.receipts import Receipt, Receipts, by_delivery
 from app.service.receives import Received, Receives
 from app.service.turnstile import Turnstile
@@ -40,13 +41,13 @@ from marq.errors import (
     UnavailableError,
 )
 from marq.message import HEADER_KEY, RESERVED
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
     from app.engine.catalog import QueueRecord
     from app.engine.ownership import OwnedPartition, Ownership
     from app.settings import Settings
-    from gateway.metrics import Meters
     from marq.core.policies import QueueSettings
 
 #: Seconds until Kafka has to confirm what a request appended.
@@ -87,18 +88,18 @@ class QueueInfo(msgspec.Struct):
 class QueueService(Service):
     """The operations. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, settings: Settings, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ownership = ownership
         self.settings = settings
+        self.meters = meters
         self.catalog = ownership.catalog
         self._receipts: Receipts | None = None
-        self.receives = Receives(ownership, lambda: self.receipts)
+        self.receives = Receives(ownership, lambda: self.receipts, meters)
         self.leases = Leases(self)
         self._partition_turn = random.randrange(1 << 16)
         self._random = random.Random()
         self.turnstile = Turnstile()
-        self.meters: Meters | None = None
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
         self.received: Callable[[str], None] = lambda queue: None  # told of each receive
 
@@ -175,9 +176,8 @@ class QueueService(Service):
                 at += length
         if unavailable is not None and not accepted:
             raise unavailable
-        if self.meters is not None:
-            self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
-            self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
+        self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
+        self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
         return results
 
     async def _check_sendable(self, queue: str) -> None:
@@ -332,28 +332,32 @@ class QueueService(Service):
         outcomes = await asyncio.gather(
             *(self._reject(*delivery, sorted(places), reason) for delivery, places in deliveries.items())
         )
-        for places, done in zip(deliveries.values(), outcomes, strict=True):
+        for places, found in zip(deliveries.values(), outcomes, strict=True):
             for offset, entries in places.items():
+                if isinstance(found, MarqError):
+                    error: MarqError | None = found
+                elif offset in found.unsure:
+                    error = UnavailableError("Kafka did not confirm its dead letter; try again")
+                else:
+                    error = None if offset in found.done else LeaseOverError(LEASE_OVER)
                 for i in entries:
-                    if isinstance(done, MarqError):
-                        results[i] = done
-                    elif offset not in done:
-                        results[i] = LeaseOverError(LEASE_OVER)
+                    results[i] = error
         return self._counted("reject", results)
 
     async def _reject(
         self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
-    ) -> set[int] | MarqError:
+    ) -> Rejected | MarqError:
         argument = {"partition": number, "epoch": epoch, "delivery": delivery, "offsets": offsets, "reason": reason}
         try:
-            return set(await self.at_owner(number, "reject", argument, self.reject_here, list[int]))
+            found = await self.at_owner(number, "reject", argument, self.reject_here, Rejected)
         except MarqError as exc:
             return exc
+        return found  # type: ignore[no-any-return]
 
-    async def reject_here(self, argument: dict[str, Any]) -> list[int]:
-        """Dead letters of a partition of this worker: which offsets became some."""
+    async def reject_here(self, argument: dict[str, Any]) -> Rejected:
+        """Dead letters of a partition of this worker: what became of these offsets."""
         held, receipt = self._serving(argument["partition"]), (argument["epoch"], argument["delivery"])
-        return sorted(await self.ownership.copies.reject(held, argument["offsets"], receipt, argument["reason"]))
+        return await self.ownership.copies.reject(held, argument["offsets"], receipt, argument["reason"])
 
     # ------------------------------------------------------------------ move
 
@@ -462,8 +466,7 @@ class QueueService(Service):
         return held
 
     def _counted(self, action: str, results: list[MarqError | None]) -> list[MarqError | None]:
-        if self.meters is not None:
-            self.meters.settle_all(action, results)
+        self.meters.settle_all(action, results)
         return results
 
     async def _settle(

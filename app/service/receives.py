@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from app.engine.ownership import OwnedPartition
+from app.service.meters import Meters
 from app.service.receipts import Receipts, by_delivery, queue_crc
 from marq.clock import now_ms
 from marq.core.markers import Release
@@ -28,7 +29,6 @@ from marq.message import HEADER_KEY, RESERVED
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
     from app.engine.ownership import Ownership
-    from gateway.metrics import Meters
 
 log = logging.getLogger(__name__)
 
@@ -120,12 +120,12 @@ class Ask:
 class Receives:
     """All receives of this worker. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, receipts: Callable[[], Receipts]) -> None:
+    def __init__(self, ownership: Ownership, receipts: Callable[[], Receipts], meters: Meters) -> None:
         self.ownership = ownership
         self.catalog = ownership.catalog
         self.closing = False
         self.count = 0  # receives under way
-        self.meters: Meters | None = None
+        self.meters = meters
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
         self._receipts = receipts
         self._waiting: dict[str, deque[Waiter]] = {}
@@ -199,7 +199,7 @@ class Receives:
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
-        if self.meters is not None and waiter.messages and not waiter.away:  # else the worker that asked counts them
+        if waiter.messages and not waiter.away:  # else the worker that asked counts them
             self.meters.handed(waiter.messages)
         return waiter.messages
 
@@ -370,14 +370,14 @@ class Receives:
     def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
-        make, holds, messages = self.receipts.make, partition.holds, partition.messages
+        make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
         add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
         for offset in handout.offsets:
             record = messages[offset]
             if type(record) is Segment:
                 record = partition.record(offset)
-            attempt = holds[offset].receives
+            attempt = deliveries[offset].receives
             headers: dict[str, bytes] = {}
             key = group = None
             for header, value in record.headers:

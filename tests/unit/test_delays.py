@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.service.meters import Meters
 from app.service.operations import QueueService
 from gateway import json_api
 from gateway.sqs.limits import RELAXED
@@ -105,7 +106,7 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
     )
 
     async def main() -> None:
-        door = QueueService(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        door = QueueService(ownership, SimpleNamespace(queue_id=None), Meters())  # type: ignore[arg-type]
         for i in range(16):
             await door.send("q", [Entry(b"%d" % i, group="same")])
 

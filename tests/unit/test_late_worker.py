@@ -12,6 +12,7 @@ import pytest
 from app.engine import ownership as ownership_module
 from app.engine.ownership import AGAIN_MS, TIMER_MS, OwnedPartition, Ownership
 from app.service import receives as receiving_module
+from app.service.meters import Meters
 from app.service.receipts import Receipts
 from app.service.receives import Receives
 from app.settings import Settings
@@ -50,7 +51,7 @@ class Desk:
         self.held = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
         receipts = Receipts(b"secret")
-        self.receives = Receives(self.ownership, lambda: receipts)
+        self.receives = Receives(self.ownership, lambda: receipts, Meters())
         self.receives.room, self.receives.is_late = self.ownership.room, self.ownership.is_late
 
     def pass_time(self, ms: int) -> None:
@@ -166,3 +167,21 @@ def test_after_it_stood_still_acks_come_before_any_lease_ends(run: Any) -> None:
         assert await desk.receive(1) == []
 
     run(scenario, messages=1)
+
+
+def test_a_request_that_comes_before_the_timer_after_a_stall_gets_nothing(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.pass_time(TIMER_MS)
+        desk.core.clock_ms += 4_000  # and the timer is not called yet
+        with pytest.raises(UnavailableError):
+            await desk.receive(10, lease_ms=3_600_000)
+        for _ in range(0, 3_900, TIMER_MS):
+            desk.pass_time(TIMER_MS)
+        with pytest.raises(UnavailableError):
+            await desk.receive(10)
+        for _ in range(0, 3_900, TIMER_MS):
+            desk.pass_time(TIMER_MS)
+        assert len(await desk.receive(10)) == 10
+        assert desk.ownership.lateness.stalls == 1
+
+    run(scenario)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.service import receives as module
+from app.service.meters import Meters
 from app.service.receipts import Receipts
 from app.service.receives import Receives
 from marq.core.markers import Release
@@ -57,6 +58,7 @@ class Desk:
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
             ),
             lambda: receipts,
+            Meters(),
         )
 
     def confirm(self, number: int) -> None:

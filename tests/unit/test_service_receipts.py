@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from app.service.meters import Meters
 from app.service.operations import QueueService
 from app.service.receipts import queue_crc
 from marq.core.markers import Marker
@@ -61,7 +62,7 @@ class Desk:
             app=SimpleNamespace(producer=SimpleNamespace(waited_s=lambda topic, partition: 0.0)),
             outbox=lambda number: Outbox(self.worker, reads),
         )
-        return QueueService(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        return QueueService(ownership, SimpleNamespace(queue_id=None), Meters())  # type: ignore[arg-type]
 
     async def call(self, owner: QueueService, argument: Any) -> Any:
         return await owner.leases.effects_here(argument)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.service.meters import Meters
 from app.service.operations import STALLED_S, QueueService
 from marq.client.wire import Entry
 from marq.core.markers import End, Marker
@@ -40,7 +41,7 @@ class Desk:
             topics=SimpleNamespace(queue="queue", markers="markers", partitions=COUNT),
             outbox=self.outbox,
         )
-        self.operations = QueueService(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        self.operations = QueueService(ownership, SimpleNamespace(queue_id=None), Meters())  # type: ignore[arg-type]
 
     async def _made(self, queue: str) -> None: ...
 
