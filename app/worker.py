@@ -33,6 +33,7 @@ from agents import handlers, markers, queue
 from agents.guard import stop_on_error
 from agents.housekeeping import Housekeeping
 from agents.redelivery import Redelivery
+from app import bodies
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
 from app.engine.ownership import Ownership
@@ -67,6 +68,8 @@ COLLECT = (10_000, 10, 10)
 STOP_S = 9.0
 #: Seconds that requests under way get to be answered when the worker stops, and again as much to end.
 ANSWERS_S = 1.0
+#: Bytes that bodies of requests under way may have together; more where a single one may be that large.
+BODIES_BYTES = 64 * 1024 * 1024
 #: Seconds that threads without work get to end at the end of the process.
 IDLE_THREADS_S = 0.3
 #: Seconds that a leaving worker waits for its last acknowledgements to be durable.
@@ -105,6 +108,7 @@ class WorkerApp(MarqApp):
     moves: Moves
     receivers: Receivers
     redelivery: Redelivery
+    room: bodies.Room
     place: Worker | None = None
     connections: connections.Connections
     _topics: Topics | None = None
@@ -363,6 +367,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         quiet_steps()
     meters = Meters()
     keys = Keys(settings.keys.get_secret_value() if settings.keys is not None else None)
+    room = bodies.Room(max(2 * settings.max_body_bytes, BODIES_BYTES))
     app = create_app(
         cls=WorkerApp,
         app_id=app_id(settings),
@@ -378,7 +383,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,
-            "middlewares": [leftovers.freed(), metrics.measured(meters), json_api.guard(keys)],
+            "middlewares": [leftovers.freed(), metrics.measured(meters), json_api.guard(keys, room)],
         },
         web_tables_enabled=False,
         web_router_enabled=False,
@@ -387,6 +392,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
     )
     app.keys = keys
     app.meters = meters
+    app.room = room
     app.connections = connections.Connections(settings.max_connections, settings.max_connections_per_address)
     app.set_up(settings)
     return app

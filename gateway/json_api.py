@@ -13,13 +13,14 @@ import msgspec
 from aiohttp import web
 from msgspec import Meta
 
+from app import bodies
 from app.cluster import peers
 from app.service.operations import Outgoing, QueueInfo, QueueService, Sent
 from app.service.receives import Received
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser
 from gateway.openapi import Operation
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease, QueueSettings
-from marq.errors import BadValueError, MarqError, NotAllowedError, UnavailableError
+from marq.errors import BadValueError, MarqError, NotAllowedError, TooLargeError, UnavailableError
 from marq.protocol import problems
 
 if TYPE_CHECKING:
@@ -31,10 +32,14 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 #: Whoever asks may know whether a worker is well.
 HEALTH = "/health/"
-#: Seconds that a client has for the body of a request.
-BODY_TIMEOUT_S = 30.0
 #: Messages or receipts in one request.
 BATCH_MAX = 10_000
+#: Headers of one message.
+HEADERS_MAX = 100
+#: Names with a value in a request of JSON: to decode more would hold up all others.
+VALUES_MAX = 200_000
+#: Bytes of bodies without messages: of `BATCH_MAX` receipts, of `MOVE_MAX` places, of settings and others.
+RECEIPTS_BYTES, PLACES_BYTES, SETTINGS_BYTES = 640 * 1024, 128 * 1024, 64 * 1024
 #: Messages that one request moves.
 MOVE_MAX = 1_000
 #: Messages that one receive takes.
@@ -49,6 +54,7 @@ Receipts = Annotated[list[str], Meta(min_length=1, max_length=BATCH_MAX)]
 class Message(Outgoing, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One message of a send, with what values it may have."""
 
+    headers: Annotated[dict[str, bytes], Meta(max_length=HEADERS_MAX)] = {}  # noqa: RUF012 - a struct copies it
     delay_ms: Delay | None = None
     ttl_ms: Annotated[int, Meta(ge=1, le=TTL_MAX_MS)] | None = None
     group: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -166,24 +172,24 @@ Encode = Callable[[Any], bytes]
 
 
 class Body:
-    """Decodes one kind of request body."""
+    """Reads and decodes one kind of request body, of `limit_bytes` at most."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type, limit_bytes: int, room: bodies.Room | None = None) -> None:
         self._json = msgspec.json.Decoder(kind)
         self._msgpack = msgspec.msgpack.Decoder(kind)
+        self._limit_bytes = limit_bytes
+        self._room = room
 
     async def read(self, request: web.Request) -> Any:
         """The body of a request. Raises `BadValueError`, or an HTTP exception where it can't be read."""
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                raw = await request.read()
-        except TimeoutError:
-            raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+        raw = await bodies.read(request, self._limit_bytes, self._room)
         content_type = request.content_type
         try:
             if content_type == MSGPACK:
                 return self._msgpack.decode(raw or b"\x80")
             if content_type == JSON:
+                if len(raw) > VALUES_MAX and raw.count(b":") > VALUES_MAX:
+                    raise TooLargeError(f"more than {VALUES_MAX} names with a value in one request: send several")
                 return self._json.decode(raw or b"{}")
             if not raw:
                 return self._json.decode(b"{}")
@@ -260,12 +266,16 @@ def may_see(grants: Grants, queue: str) -> bool:
 class JsonApi:
     """The routes."""
 
-    def __init__(self, door: QueueService) -> None:
-        self.operations = door
-        self._send, self._receive = Body(Send), Body(Receive)
-        self._ack, self._extend, self._release = Body(Ack), Body(Extend), Body(Release)
-        self._reject, self._move = Body(Reject), Body(Move)
-        self._settings, self._nothing = Body(dict[str, Any]), Body(Nothing)
+    def __init__(self, operations: QueueService, max_body_bytes: int, room: bodies.Room) -> None:
+        self.operations = operations
+        self._send = Body(Send, max_body_bytes, room)
+        self._ack, self._extend, self._release, self._reject = (
+            Body(kind, RECEIPTS_BYTES, room) for kind in (Ack, Extend, Release, Reject)
+        )
+        self._move = Body(Move, PLACES_BYTES, room)
+        self._receive, self._settings, self._nothing = (
+            Body(kind, SETTINGS_BYTES, room) for kind in (Receive, dict[str, Any], Nothing)
+        )
 
     async def send(self, request: web.Request) -> web.Response:
         body: Send = await self._send.read(request)
@@ -348,8 +358,11 @@ Handler = Callable[[web.Request], Awaitable[Any]]
 GRANTS = web.RequestKey("grants", Grants)
 
 
-def guard(keys: Keys) -> Any:
-    """Middleware around everything that is served: who may, and every error as problem details."""
+def guard(keys: Keys, room: bodies.Room) -> Any:
+    """Middleware around everything that is served: who may, and every error as problem details.
+
+    At the end of a request, what its body took of the `room` is free again.
+    """
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> Any:
@@ -377,6 +390,8 @@ def guard(keys: Keys) -> Any:
         except Exception as exc:
             log.exception("%s %s failed", request.method, request.path)
             return problem(exc)
+        finally:
+            room.give_back(request)
 
     return guarded
 
@@ -461,7 +476,7 @@ def register(app: WorkerApp, operations: list[Operation]) -> None:
 
 def define(app: WorkerApp) -> list[Operation]:
     """Register the routes; what they are."""
-    operations = operations_of(JsonApi(app.operations))
+    operations = operations_of(JsonApi(app.operations, app.settings.max_body_bytes, app.room))
     register(app, operations)
     app.web.web_app.router.add_post(peers.PATH + "{name}", app.peers.serve)
     app.peers.register("receive", lambda argument: _receive_for_peer(app.operations, *argument))

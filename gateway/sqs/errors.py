@@ -67,6 +67,8 @@ KINDS: dict[str, Kind] = {
     "InternalFailure": Kind(_COMMON + "InternalFailure", "InternalFailure", 500, 500, "Receiver"),
 }
 
+#: Characters of an error's text: what it repeats of a request may be megabytes.
+TEXT_MAX = 2_000
 NO_QUEUE = "The specified queue does not exist."
 
 
@@ -74,7 +76,7 @@ class SqsError(RequestError):
     """An error that has a name of AWS's."""
 
     def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= TEXT_MAX else message[:TEXT_MAX] + "…")
         self.name = name
         self.kind = KINDS[name]
 

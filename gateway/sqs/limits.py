@@ -21,6 +21,7 @@ class Limits(NamedTuple):
     visibility_s: int
     retention_s: tuple[int, int]
     wait_s: int
+    body_bytes: int | None  # of a request; None: as large as any request may be
     message_bytes: int
     batch_bytes: int | None  # of all bodies and attributes of a request; None: no limit but that of requests
     entries: int  # in a batch
@@ -36,6 +37,7 @@ STRICT = Limits(
     visibility_s=43_200,
     retention_s=(60, 1_209_600),
     wait_s=20,
+    body_bytes=4 * MIB,  # 1 MiB of text that is not ASCII is 3 MiB of JSON, and of a form
     message_bytes=MIB,
     batch_bytes=MIB,
     entries=10,
@@ -50,6 +52,7 @@ RELAXED = Limits(
     visibility_s=TIME_MAX_MS // 1000,
     retention_s=(1, TTL_MAX_MS // 1000),
     wait_s=60,
+    body_bytes=None,
     message_bytes=MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES,
     batch_bytes=None,
     entries=1_000,

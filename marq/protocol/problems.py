@@ -9,6 +9,8 @@ import msgspec
 from marq import errors
 
 TYPE = "urn:marq:problem:"
+#: Characters of the text of an error: what it repeats of a request may be megabytes.
+DETAIL_MAX = 2_000
 CONTENT_TYPE = "application/problem+json"
 
 #: Status, name and title of each kind of error; the first that fits counts.
@@ -40,12 +42,16 @@ def kind_of(error: BaseException) -> tuple[int, str, str]:
 def entry(error: BaseException) -> dict[str, str]:
     """An error among the results of a batch."""
     _, name, title = kind_of(error)
-    return {"type": TYPE + name, "title": title, "detail": str(error)}
+    return {"type": TYPE + name, "title": title, "detail": _cut(str(error))}
 
 
 def body(status: int, name: str, title: str, detail: str) -> dict[str, object]:
     """A whole answer."""
-    return {"type": TYPE + name, "title": title, "status": status, "detail": detail}
+    return {"type": TYPE + name, "title": title, "status": status, "detail": _cut(detail)}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= DETAIL_MAX else text[:DETAIL_MAX] + "…"
 
 
 def error_of(answer: bytes) -> errors.MarqError:

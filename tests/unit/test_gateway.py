@@ -11,6 +11,7 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app import bodies
 from app.service.receipts import Receipts, queue_crc
 from gateway import json_api
 from gateway.auth import ALL, Keys, check_browser, is_loopback
@@ -187,15 +188,14 @@ def test_names_that_no_queue_can_have_are_not_remembered() -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (json_api, sqs):
-        monkeypatch.setattr(module, "BODY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(bodies, "TIMEOUT_S", 0.02)
 
     async def run() -> None:
         content = StreamReader(Mock(_reading_paused=False), 1 << 16)
         request = make_mocked_request("POST", "/", payload=content)
         with pytest.raises(web.HTTPRequestTimeout):
-            await json_api.Body(json_api.Message).read(request)
+            await json_api.Body(json_api.Message, 1000).read(request)
         with pytest.raises(SqsError, match="did not come within"):
-            await sqs.Server._body(None, request)  # type: ignore[arg-type]
+            await sqs.Server._body(Mock(_body_bytes=1000, _room=None), request)
 
     asyncio.run(run())
