@@ -97,7 +97,7 @@ class MarqApp(faust.App):
         self.chunked_topics = frozenset(chunked_topics)
         #: Why this worker is stopping, if it is for an error.
         self.failure: BaseException | None = None
-        self._crash: asyncio.Task | None = None
+        self._crashing: asyncio.Task | None = None  # `_crash` is a method of Faust's
         super().__init__(id, **options)
 
     # -- parts
@@ -131,7 +131,7 @@ class MarqApp(faust.App):
         if self.failure is None:
             self.failure = exc
             self.log.error("Stopping: %s", exc)
-            self._crash = asyncio.ensure_future(self.crash(exc))
+            self._crashing = asyncio.ensure_future(self.crash(exc))
 
     def on_chunk_aside(self, chunk: Chunk) -> None:
         """A chunk that came while the group rejoins and agents stand still; there is no current event. Here it is

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import faust
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
@@ -19,6 +21,7 @@ from app.ownership import Held, Ownership
 from app.producer import IdempotentProducer
 from app.settings import Settings
 from app.streaming import MarqApp
+from app.worker import build
 from gateway import health
 from gateway.peers import Peers
 from marq.core.markers import Tick
@@ -282,3 +285,39 @@ class Raising:
 
     def values(self) -> Any:
         raise self.error
+
+
+def test_a_failure_ends_the_process_that_runs_the_worker() -> None:
+    """The worker's own service waits for that: if it does not hear of the failure, the process goes on as it is."""
+
+    async def scenario(failures: Failures) -> None:
+        app = build(Settings(kafka="kafka://127.0.0.1:1"))
+        worker = faust.Worker(app, redirect_stdouts=False)
+        worker.on_init_dependencies()  # what Faust does first when it starts
+        ended = asyncio.ensure_future(worker.wait_until_stopped())
+        app.fail(InternalError("planted"))
+        await asyncio.wait_for(ended, 5)
+        assert str(worker.crash_reason) == "planted"
+
+    run(scenario)
+
+
+def test_no_attribute_of_ours_hides_a_method_of_fausts() -> None:
+    """One that did kept every failed worker alive: a service calls such methods of itself and of its parents."""
+
+    async def scenario(failures: Failures) -> None:
+        app = build(Settings(kafka="kafka://127.0.0.1:1"))
+        parts = [app, *vars(app).values(), *app.tables.values(), app.consumer, app.consumer._thread, app.producer]
+        parts += [app.tables, app.tables.recovery, app.assignor]
+        hidden = {
+            f"{type(part).__name__}.{name}"
+            for part in parts
+            for name, value in getattr(part, "__dict__", {}).items()
+            for base in type(part).__mro__
+            if base.__module__.partition(".")[0] in ("faust", "mode")
+            and inspect.isfunction(base.__dict__.get(name))
+            and not callable(value)
+        }
+        assert not hidden
+
+    run(scenario)
