@@ -28,6 +28,7 @@ from app.faults import is_expected
 from app.letters import Letters
 from app.outbox import NOBODY, Outbox
 from app.producer import ProducerFull
+from app.stalls import Stalls
 from app.tails import Tails
 from app.takeover import TakeOver
 from app.topics import MAX_RECORD_BYTES
@@ -177,6 +178,7 @@ class Ownership(Service):
         self.broker_time = BrokerTime(lambda: now_ms())
         self.breakers = Breakers(catalog.settings_of, lambda: now_ms())
         self.letters = Letters(self, now_ms)
+        self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
         self.tails = Tails(app, settings)
 
     @property
@@ -318,6 +320,7 @@ class Ownership(Service):
                 self.drain(held)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
+            self.stalls.look()
             for held in self.held.values():
                 self._read_again(held, now)
 

@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLarge
 from mode import Service
 
 from app.producer import ProducerFull
+from app.stalls import STALLED_S
 from app.topics import MAX_MESSAGE_BYTES
 from gateway import problems
 from gateway.leases import Leases
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 
 #: Seconds until Kafka has to confirm what a request appended.
 CONFIRM_TIMEOUT_S = 10.0
-#: Seconds that a record of a partition may wait for Kafka: then no more go there, before they pile up.
-STALLED_S = 3.0
 #: Messages of one request that go to one partition in a row: enough for a full batch, few enough to spread.
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.

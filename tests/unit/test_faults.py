@@ -218,7 +218,9 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
             failure=None,
             keys=(),
             rebalancing=False,
-            ownership=SimpleNamespace(ready=True, held={}, unserved={}, worker_name="w"),
+            ownership=SimpleNamespace(
+                ready=True, held={}, unserved={}, worker_name="w", stalls=SimpleNamespace(now=dict)
+            ),
         )
         health.define(app)
         view = SimpleNamespace(json=lambda state, status=200: (status, json.dumps(state)))
