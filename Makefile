@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "marq needs Python 3.11 or later; none found. Set PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[worker,pipeline,demo,dev]"
-	$(BIN)/python -m app.broker
+	$(BIN)/python -m app.kafka.broker
 	$(BIN)/python -m pipeline.jars
 	@touch $@
 

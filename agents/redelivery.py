@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mode import Service
 
 from agents.guard import stop_on_error
-from app.ownership import TIMER_MS
+from app.engine.ownership import TIMER_MS
 
 if TYPE_CHECKING:
     from app.worker import WorkerApp

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench.cycle import PARTITIONS, Bench, percentile, result
 from tests.integration.duplicates import Done, Explained, explain

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 from zlib import crc32
 
-from app.jars import default_cache_dir, install
+from app.kafka.jars import default_cache_dir, install
 from marq.errors import PipelineError
 
 SPARK_VERSION = "4.2.0"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from app.broker import default_cache_dir, install_kafka, java_command
+from app.kafka.broker import default_cache_dir, install_kafka, java_command
 
 COMPILER = "org.eclipse.jdt:ecj:3.44.0"
 SOURCE = Path(__file__).with_name("ShareGroup.java")

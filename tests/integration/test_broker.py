@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
-from app.topics import MAX_RECORD_BYTES, ensure_topics
+from app.kafka.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
+from app.kafka.topics import MAX_RECORD_BYTES, ensure_topics
 from marq.errors import BrokerError
 from tests.kafka import settings_for
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app import breakers as module
-from app.breakers import STAGGER_MS, Breakers, Events
+from app.engine import breakers as module
+from app.engine.breakers import STAGGER_MS, Breakers, Events
 from marq.core.flow import Breaker
 from marq.core.policies import QueueSettings
 from tests.unit.core_helpers import LEASE_MS, Worker

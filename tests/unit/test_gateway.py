@@ -11,14 +11,15 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import json_api, problems
+from app.service.receipts import Receipts, queue_crc
+from gateway import json_api
 from gateway.auth import ALL, Keys, check_browser, is_loopback
-from gateway.receipts import Receipts, queue_crc
 from gateway.sqs import server as sqs
 from gateway.sqs.errors import SqsError
 from marq import errors
 from marq.core.policies import name_problem
 from marq.errors import BadReceiptError, NotAllowedError, NotAuthenticatedError, SettingError
+from marq.protocol import problems
 
 KEY = "a-key-of-enough-length"
 OTHER = "another-key-of-enough-length"

@@ -20,8 +20,8 @@ from aiokafka.errors import (
 from aiokafka.producer.message_accumulator import MessageAccumulator
 from aiokafka.producer.transaction_manager import TransactionManager
 
-from app.producer import IdempotentProducer, _Batch
-from app.sender import TAKE_TIMEOUT_MS, Sender
+from app.streaming.producer import IdempotentProducer, _Batch
+from app.streaming.sender import TAKE_TIMEOUT_MS, Sender
 
 TOPIC = "t"
 BACKOFF_S = 0.05

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from faust.types import TP
 
-from app.producer import IdempotentProducer
-from app.stalls import STALLED_S, Stall, Stalls
+from app.engine.stalls import STALLED_S, Stall, Stalls
+from app.streaming.producer import IdempotentProducer
 
 TOPICS: Any = SimpleNamespace(queue="q", markers="m", changelogs={"messages": "c"})
 
@@ -41,7 +41,7 @@ def test_a_topic_that_is_not_of_the_partitions_stalls_none() -> None:
 
 def test_a_stall_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
     kafka = Kafka()
-    caplog.set_level(logging.WARNING, "app.stalls")
+    caplog.set_level(logging.WARNING, "app.engine.stalls")
 
     kafka.waited = {TP("m", 2): 4.0}
     kafka.stalls.look()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from app.breakers import Breakers
-from app.broker_time import PLAUSIBLE_MS, BrokerTime
-from app.stalls import Stall
-from gateway import state
+from app.engine.breakers import Breakers
+from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
+from app.engine.stalls import Stall
+from gateway import views as state
 from gateway.metrics import QUEUES_MAX, Collector
-from gateway.state import Views
+from gateway.views import Views
 from marq.core.owner import Limits
 from marq.core.policies import QueueSettings
 from tests.unit.core_helpers import Worker
