@@ -35,7 +35,7 @@ from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
 from app.processes import WorkerProcess
 from bench.cycle import PARTITIONS, Bench, result
-from bench.door import _cpu_s
+from bench.operations import _cpu_s
 from marq.client import AsyncService
 from marq.client.asynchronous import AsyncMessage
 from marq.errors import MarqError
@@ -93,7 +93,7 @@ async def _phase(bench: Bench, broker: EmbeddedBroker, phase: str, messages: int
     topic = await bench.create(name)
     await bench.send(topic, messages, names=[QUEUE])
     with bench.worker(name, MARQ_HANDLERS="") as worker, busy_loops(loops):
-        receiving = Receiving(worker.url, messages)
+        receiving = Receives(worker.url, messages)
         pids = [worker.process.pid, broker.pid or 0]
         cpu, began = _cpu_of(pids), time.monotonic()
         load = os.getloadavg()[0]
@@ -135,7 +135,7 @@ class Batch:
     refused: set[tuple[int, int]] = field(default_factory=set)  # acknowledgements that failed
 
 
-class Receiving:
+class Receives:
     """Receivers in this process: each takes some, and acknowledges them."""
 
     def __init__(self, url: str, messages: int) -> None:
@@ -186,7 +186,7 @@ async def _ack(queue: Any, taken: list[AsyncMessage]) -> set[tuple[int, int]]:
     return {(m.partition, m.offset) for m, error in zip(taken, errors, strict=True) if error is not None}
 
 
-async def _explain(bootstrap: str, name: str, receiving: Receiving) -> None:
+async def _explain(bootstrap: str, name: str, receiving: Receives) -> None:
     """Why messages were done twice: a line for each cause, and one for each that has none."""
     twice = {place for place, count in receiving.done.items() if count > 1}
     if not twice:

@@ -210,7 +210,7 @@ class Catalog(Service):
             return self._settings.secret.get_secret_value().encode()
         return self._secrets[0]
 
-    def life_of(self, queue: str) -> int:
+    def generation_of(self, queue: str) -> int:
         """How many queues of this name there were before."""
         record = self.records.get(queue)
         return record.life if record is not None else 0

@@ -18,7 +18,7 @@ import pytest
 
 from app.kafka.broker import EmbeddedBroker
 from tests.integration.cluster import Cluster, Worker, until
-from tests.integration.door_client import Answer, Client
+from tests.integration.json_client import Answer, Client
 
 LEASE_MS = 5_000
 #: Under which nothing ends while a test lasts.

@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from tests.integration.cluster import ROOT, Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 
 QUEUE = "orders"
 

@@ -13,7 +13,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from tests.integration.cluster import ROOT, Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.integration.secured_kafka import SecuredKafka
 from tests.kafka import unique
 

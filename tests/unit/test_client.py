@@ -252,7 +252,7 @@ def test_what_the_service_refuses_is_raised_at_once(
 
 
 def test_client_and_service_agree_on_the_names_of_errors() -> None:
-    from app.service.problems import _KINDS
+    from marq.protocol.problems import _KINDS
 
     for kind, status, name, _ in _KINDS:
         if issubclass(kind, errors.RequestError | errors.UnavailableError):

@@ -19,7 +19,7 @@ from mode import Service
 from app.cluster.peers import Peers
 from app.engine import ownership as ownership_module
 from app.engine.outbox import Outbox, Writer
-from app.engine.ownership import Held, Ownership
+from app.engine.ownership import OwnedPartition, Ownership
 from app.settings import Settings
 from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import MarqApp, create_app
@@ -84,7 +84,7 @@ class Desk:
             error=None,
             leave=list,
         )
-        self.held = Held(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
+        self.held = OwnedPartition(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
 
 
@@ -183,7 +183,7 @@ def test_rows_are_deleted_until_kafka_confirms_it(monkeypatch: pytest.MonkeyPatc
 
         async def trim(*_: Any) -> None: ...
 
-        desk.ownership.tails = SimpleNamespace(trim=trim)  # type: ignore[assignment]
+        desk.ownership.changelogs = SimpleNamespace(trim=trim)  # type: ignore[assignment]
         desk.ownership._retire(desk.held, Retire(["0/1/messages/1"], [], 0, 0))
         async with asyncio.timeout(10):
             while len(again) < 2:
@@ -247,17 +247,17 @@ def test_a_search_at_other_workers_that_failed_is_made_again(monkeypatch: pytest
         hunted: list[str] = []
         receiving = SimpleNamespace(waiting_count=lambda queue: 1)
         peers: Any = SimpleNamespace(
-            _hunts={},
+            _polls={},
             _woken={},
             log=SimpleNamespace(error=lambda *_: None),
-            app=SimpleNamespace(door=SimpleNamespace(receiving=receiving)),
+            app=SimpleNamespace(operations=SimpleNamespace(receives=receiving)),
             should_stop=False,
-            hunt=hunted.append,
+            poll_peers=hunted.append,
         )
-        peers._hunt_again = lambda queue: Peers._hunt_again(peers, queue)
+        peers._poll_again = lambda queue: Peers._poll_again(peers, queue)
         task = asyncio.get_running_loop().create_future()
         task.set_exception(KeyError("planted"))
-        Peers._end_hunt(peers, "q", task)  # type: ignore[arg-type]
+        Peers._end_poll(peers, "q", task)  # type: ignore[arg-type]
         await asyncio.sleep(0.02)
         assert hunted == ["q"]
 
@@ -301,7 +301,7 @@ def peers_of(urls: list[str]) -> Peers:
         conf=SimpleNamespace(canonical_url="http://here:1"),
         catalog=SimpleNamespace(secret=b"secret"),
         settings=SimpleNamespace(web_tls_ca_file=None),
-        door=SimpleNamespace(receiving=SimpleNamespace(waiting_count=lambda queue: 0)),
+        operations=SimpleNamespace(receives=SimpleNamespace(waiting_count=lambda queue: 0)),
     )
     return Peers(app)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agents.housekeeping import Upkeep
+from agents.housekeeping import Housekeeping
 from tests.unit.core_helpers import TwoLogs
 
 
@@ -49,7 +49,7 @@ class Desk:
             ownership=SimpleNamespace(held={0: held}),
             peers=SimpleNamespace(register=lambda *_: None),
         )
-        self.upkeep = Upkeep(app)
+        self.housekeeping = Housekeeping(app)
 
     def finish(self, queue: str) -> None:
         """A message is sent, read and acknowledged."""
@@ -59,7 +59,7 @@ class Desk:
 
     def look(self) -> set[str]:
         """The queues that are listed after a turn of housekeeping."""
-        asyncio.run(self.upkeep._name_queues())
+        asyncio.run(self.housekeeping._name_queues())
         return self.catalog.auto
 
 
