@@ -273,7 +273,7 @@ class Elsewhere:
         return any(True for held in self._serving() for _ in self._queues_of(held, remote, number))
 
     def _serving(self) -> list[OwnedPartition]:
-        return [held for held in self.ownership.held.values() if held.serving]
+        return [held for held in self.ownership.held.values() if held.serving and not held.owner.stalled]
 
     def _queues_of(self, held: OwnedPartition, remote: Remote, number: int) -> Iterator[str]:
         route = remote.route

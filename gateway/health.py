@@ -26,6 +26,8 @@ def define(app: WorkerApp) -> None:
         state: dict[str, Any] = {"ready": ready, "serving": serving}
         if app.ownership.unserved:
             state["unserved"] = sorted(app.ownership.unserved)
+        if stalled := app.ownership.stalls.now():
+            state["stalled"] = list(stalled)
         if not app.keys:  # whoever asks
             state["worker"] = app.ownership.worker_name
             state["rebalancing"] = bool(app.rebalancing)

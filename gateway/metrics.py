@@ -73,6 +73,14 @@ class Collector:
         for number in sorted(ownership.unserved.keys() - ownership.held.keys()):
             unserved.add_metric([str(number)], 1)
         yield unserved
+        stalled = GaugeMetricFamily(
+            "marq_partition_stalled_seconds",
+            "How long Kafka has confirmed nothing that this worker wrote in a partition; of stalled ones only.",
+            labels=["partition"],
+        )
+        for number, stall in app.ownership.stalls.now().items():
+            stalled.add_metric([str(number)], stall.seconds)
+        yield stalled
         counted = CounterMetricFamily(
             "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
         )

@@ -89,6 +89,7 @@ class Views:
             "oldest",
             "breaker_states",
             "unserved",
+            "stalled",
         ):
             app.peers.register(name, getattr(self, f"{name}_here"))
 
@@ -136,6 +137,10 @@ class Views:
 
     async def unserved_here(self, _: Any = None) -> Any:
         return self._unserved()
+
+    async def stalled_here(self, _: Any = None) -> Any:
+        """Partitions of this worker and of others in which Kafka confirms nothing of what this worker writes."""
+        return {n: msgspec.to_builtins(stall) for n, stall in self.app.ownership.stalls.now().items()}
 
     def _describe(self, held: OwnedPartition) -> dict[str, Any]:
         partition, now = held.owner.partition, time.monotonic()
@@ -403,8 +408,20 @@ class Views:
         ]
         stats, missing = await self._stats(names[: page.limit])
         more = names[page.limit - 1] if len(names) > page.limit else ""
-        unserved = await self._unserved_everywhere()
-        return answer(request, {"queues": stats, "after": more, "missing": missing, "unserved": unserved})
+        return answer(request, {"queues": stats, "after": more, "missing": missing} | await self._troubles())
+
+    async def _troubles(self) -> dict[str, Any]:
+        """What stands beside counts."""
+        unserved, stalled = await asyncio.gather(self._unserved_everywhere(), self._stalled_everywhere())
+        return {"unserved": unserved, "stalled": stalled}
+
+    async def _stalled_everywhere(self) -> dict[str, dict[str, Any]]:
+        """Partitions in which Kafka confirms nothing: the topic, and for how long, at most, it has done so."""
+        found, _ = await self._everywhere("stalled")
+        stalled: dict[int, dict[str, Any]] = {}
+        for number, stall in ((number, stall) for one in found for number, stall in one.items()):
+            stalled[number] = max(stall, stalled.get(number, stall), key=lambda s: s["seconds"])
+        return {str(number): stall for number, stall in sorted(stalled.items())}
 
     async def _unserved_everywhere(self) -> dict[str, str]:
         """Partitions of the cluster that nobody serves, with the reason: their messages are in no count."""
@@ -416,7 +433,7 @@ class Views:
         name = request.match_info["queue"]
         self.app.catalog.require(name)
         stats, missing = await self._stats([name])
-        return answer(request, stats[0] | {"missing": missing, "unserved": await self._unserved_everywhere()})
+        return answer(request, stats[0] | {"missing": missing} | await self._troubles())
 
     async def messages(self, request: web.Request) -> web.Response:
         page, name = query_of(request, MessagesPage), request.match_info["queue"]

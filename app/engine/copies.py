@@ -192,6 +192,8 @@ class Copies:
             offsets: which ones; None: up to `limit` of them, in their order.
             to: the queue; None: that of which each is a dead letter.
         """
+        if held.owner.stalled:
+            raise self._stalled(held)
         mover = _Mover()
         pending = held.owner.acquire_to_end(
             queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER
@@ -204,6 +206,8 @@ class Copies:
             except TimeoutError:
                 pending.gone = True
                 raise UnavailableError("Kafka did not confirm in time that it is to be moved; try again") from None
+            if held.owner.stalled:
+                raise self._stalled(held)
             moved = await self._move(held, queue, handout, to)
         for offset in offsets or ():
             if offset not in moved:
@@ -211,6 +215,9 @@ class Copies:
                     f"{held.number}:{offset} is not ready in {queue!r}: finished, or in work"
                 )
         return moved
+
+    def _stalled(self, held: OwnedPartition) -> UnavailableError:
+        return UnavailableError(f"Kafka takes nothing in partition {held.number} at present; try again later", 2.0)
 
     async def _move(
         self, held: OwnedPartition, queue: str, handout: Handout, to: str | None

@@ -27,6 +27,7 @@ from app.engine.broker_time import BrokerTime
 from app.engine.changelogs import Changelogs
 from app.engine.copies import Copies
 from app.engine.outbox import NOBODY, Outbox
+from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.engine.turns import Turns
 from app.kafka.topics import MAX_RECORD_BYTES
@@ -177,6 +178,7 @@ class Ownership(Service):
         self.broker_time = BrokerTime(lambda: now_ms())
         self.breakers = Breakers(catalog.settings_of, lambda: now_ms())
         self.copies = Copies(self, now_ms)
+        self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
         self.changelogs = Changelogs(app, settings)
 
     @property
@@ -317,6 +319,7 @@ class Ownership(Service):
                 self.drain(held)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
+            self.stalls.look()
             for held in self.held.values():
                 self._read_again(held, now)
 

@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLarge
 from mode import Service
 
 from app.engine.copies import Rejected
+from app.engine.stalls import STALLED_S
 from app.kafka.topics import MAX_MESSAGE_BYTES
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 
 #: Seconds until Kafka has to confirm what a request appended.
 CONFIRM_TIMEOUT_S = 10.0
-#: Seconds that a record of a partition may wait for Kafka: then no more go there, before they pile up.
-STALLED_S = 3.0
 #: Messages of one request that go to one partition in a row: enough for a full batch, few enough to spread.
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.

@@ -76,6 +76,7 @@ class Waiter:
         "limit",
         "messages",
         "name",
+        "over",
         "pending",
         "queue",
         "size_bytes",
@@ -105,6 +106,7 @@ class Waiter:
         self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
         self.pending: list[tuple[OwnedPartition, Pending]] = []  # starts on their way
         self.away = False  # another worker is being asked for it
+        self.over = False  # its time is: it waits for what is on its way, and for nothing else
         self.done = False  # answered or given up: whatever still comes goes back
 
 
@@ -269,7 +271,7 @@ class Receives:
         elif messages:
             waiter.messages, waiter.until = messages, [(asked_ms + waiter.lease_ms, len(messages))]
             waiter.future.set_result(None)
-        elif self.closing:
+        elif self.closing or waiter.over:
             self._give_up(waiter)
         elif not waiter.future.done():
             self._waiting.setdefault(queue, deque()).appendleft(waiter)
@@ -303,7 +305,8 @@ class Receives:
 
     def has_ready(self, queue: str) -> bool:
         """True if a partition of this worker may have something for a receiver of `queue`."""
-        return any(h.serving and h.owner.partition.has_ready(queue) for h in self.ownership.held.values())
+        held = self.ownership.held.values()
+        return any(h.serving and not h.owner.stalled and h.owner.partition.has_ready(queue) for h in held)
 
     # ------------------------------------------------------------------ receive: here
 
@@ -364,7 +367,7 @@ class Receives:
 
     def _settled(self, waiter: Waiter) -> None:
         """All starts of the waiter came back: it has something, or goes on waiting as the first in line."""
-        if waiter.messages or waiter.away or self.closing:
+        if waiter.messages or waiter.away or waiter.over or self.closing:
             if not waiter.future.done():
                 waiter.future.set_result(None)
             return
@@ -408,6 +411,7 @@ class Receives:
         return count
 
     def _wait_over(self, waiter: Waiter) -> None:
+        waiter.over = True
         if waiter.pending or waiter.away:
             # its start is on its way, which takes milliseconds, or Kafka is away
             asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
@@ -464,7 +468,7 @@ class Receives:
 
     def wake(self, held: OwnedPartition) -> None:
         """Something became ready in a partition of this worker."""
-        if self.closing:
+        if self.closing or held.owner.stalled:  # its stall ends with another call
             return
         has_ready = held.owner.partition.has_ready
         if self._waiting:

@@ -178,7 +178,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         super().__post_init__()
         self.readers: dict[TP, Reader] = {}
         self._wake = asyncio.Event()
-        self._commit: asyncio.Future[Any] | None = None
+        self._committing: asyncio.Future[Any] | None = None
 
     @property
     def _chunked(self) -> frozenset[str]:
@@ -282,8 +282,8 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
     async def on_thread_stop(self) -> None:
         # aiokafka looks for the coordinator of its group without an end. The task is left to itself, not cancelled: the
         # method queue that it waits for would swallow that.
-        if self._commit is not None:
-            self._commit.cancel()
+        if self._committing is not None:
+            self._committing.cancel()
         if not await end_client(super().on_thread_stop()):
             self.log.warning("Kafka could not be told that this worker leaves")
             if self._consumer is not None:
@@ -441,10 +441,10 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         due = {TopicPartition(*tp): OffsetAndMetadata(o, "") for tp, o in offsets.items() if tp in assigned}
         if not due or consumer._coordinator.generation != generation:
             return False
-        self._commit = asyncio.ensure_future(consumer.commit(due))
+        self._committing = asyncio.ensure_future(consumer.commit(due))
         try:
             # here as well as in the thread that asked: else an endless one would hold up all later calls of it
-            await asyncio.wait_for(self._commit, COMMIT_TIMEOUT_S)
+            await asyncio.wait_for(self._committing, COMMIT_TIMEOUT_S)
         except TimeoutError:
             return False
         except (CommitFailedError, IllegalStateError) as exc:

@@ -327,6 +327,15 @@ def _leaves_without_a_word(leave: Any) -> Any:
     return mutated
 
 
+def _stalled_for_good(apply: Any) -> Any:
+    def mutated(self: Owner, *record: Any) -> None:
+        stalled = self.stalled
+        apply(self, *record)
+        self.stalled |= stalled
+
+    return mutated
+
+
 def _any_own_of_mine(owned: Any) -> Any:
     def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
         if own.worker == self.worker and self.phase is Phase.CATCHING_UP:
@@ -586,6 +595,9 @@ MUTATIONS = {
     ),
     "start left behind": Mutation(
         "who leaves releases what was started and not handed out", _replaced(Owner, "leave", _leaves_without_a_word)
+    ),
+    "stalled for good": Mutation(
+        "a partition whose log takes something again goes on", _replaced(Owner, "_apply", _stalled_for_good)
     ),
     "older own of mine": Mutation("own carries a nonce per attempt", _replaced(Owner, "_owned", _any_own_of_mine)),
     "serving before the own is folded": Mutation(

@@ -16,14 +16,15 @@ from app.engine import fitting
 from app.engine.copies import H_CUT, H_FROM, POISON_ROOM_BYTES, Copies
 from app.kafka.topics import MAX_RECORD_BYTES
 from marq.core.markers import End, Tick
+from marq.core.owner import STALLED_MS
 from marq.core.partition import H_ORIGIN, H_POISON
 from marq.core.policies import QueueSettings
 from marq.core.ranges import offsets_in
 from marq.core.reading import MESSAGE_MAX_BYTES, Unreadable
 from marq.core.rows import Record
 from marq.core.state import HEADER_OVERHEAD_BYTES, stored_size
-from marq.errors import BrokerError
-from tests.unit.core_helpers import LEASE_MS, TwoLogs
+from marq.errors import BrokerError, UnavailableError
+from tests.unit.core_helpers import LEASE_MS, TwoLogs, Worker
 
 NOTHING_MORE_S = 5
 really_sleep = asyncio.sleep
@@ -336,3 +337,27 @@ def test_a_dead_letter_that_is_no_message_any_more_is_poison() -> None:
 
 def test_fitting_leaves_room_for_what_a_copy_says() -> None:
     assert POISON_ROOM_BYTES + letters.REASON_MAX_BYTES + 1024 < MAX_RECORD_BYTES
+
+
+# ---------------------------------------------------------------------- moves
+
+
+def test_who_moves_messages_of_a_stalled_partition_is_told_so_and_does_not_wait() -> None:
+    async def scenario() -> None:
+        desk, core = Desk(), Worker().serve()
+        core.send(1)
+        desk.held.owner = core.owner
+        moved = asyncio.ensure_future(desk.copies.move(desk.held, "q", None, 1, "other"))
+        await asyncio.sleep(0)
+        core.append()  # and Kafka takes nothing
+        core.clock_ms += STALLED_MS
+        core.owner.work(core.clock_ms)
+        for handout in core.handouts(empty=True):
+            handout.receiver.handed(desk.held, handout)
+
+        with pytest.raises(UnavailableError):
+            await moved
+        with pytest.raises(UnavailableError):
+            await desk.copies.move(desk.held, "q", [0], 1, "other")
+
+    asyncio.run(asyncio.wait_for(scenario(), NOTHING_MORE_S))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -26,6 +27,7 @@ from app.settings import Settings
 from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import MarqApp, create_app
 from app.streaming.producer import IdempotentProducer
+from app.worker import build
 from gateway import health
 from marq.core.markers import Tick
 from marq.core.owner import Phase, Retire
@@ -221,7 +223,9 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
             failure=None,
             keys=(),
             rebalancing=False,
-            ownership=SimpleNamespace(ready=True, held={}, unserved={}, worker_name="w"),
+            ownership=SimpleNamespace(
+                ready=True, held={}, unserved={}, worker_name="w", stalls=SimpleNamespace(now=dict)
+            ),
         )
         health.define(app)
         view = SimpleNamespace(json=lambda state, status=200: (status, json.dumps(state)))
@@ -392,5 +396,26 @@ def test_a_service_whose_task_ended_is_what_the_worker_fails_for(tmp_path: Path)
         async with asyncio.timeout(5):
             await app.wait(asyncio.Event())
         assert "planted" in str(app.failure)
+
+    run(scenario)
+
+
+def test_no_attribute_of_ours_hides_a_method_of_fausts() -> None:
+    """One that did kept every failed worker alive: a service calls such methods of itself and of its parents."""
+
+    async def scenario(failures: Failures) -> None:
+        app = build(Settings(kafka="kafka://127.0.0.1:1"))
+        parts = [app, *vars(app).values(), *app.tables.values(), app.consumer, app.consumer._thread, app.producer]
+        parts += [app.tables, app.tables.recovery, app.assignor]
+        hidden = {
+            f"{type(part).__name__}.{name}"
+            for part in parts
+            for name, value in getattr(part, "__dict__", {}).items()
+            for base in type(part).__mro__
+            if base.__module__.partition(".")[0] in ("faust", "mode")
+            and inspect.isfunction(base.__dict__.get(name))
+            and not callable(value)
+        }
+        assert not hidden
 
     run(scenario)

@@ -38,7 +38,7 @@ class Desk:
             settings_of=lambda queue: DEFAULTS, with_ttl=(), require_receivable=lambda queue: None
         )
         self.ownership = Ownership(
-            SimpleNamespace(fail=lambda exc: None),  # type: ignore[arg-type]
+            SimpleNamespace(fail=lambda exc: None, producer=SimpleNamespace(waits=lambda s: {})),  # type: ignore[arg-type]
             Settings(kafka="kafka://nowhere:1"),
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},

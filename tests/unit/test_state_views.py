@@ -11,6 +11,7 @@ import pytest
 
 from app.engine.breakers import Breakers
 from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
+from app.engine.stalls import Stall
 from gateway import views as state
 from gateway.metrics import QUEUES_MAX, Collector
 from gateway.views import Views
@@ -169,6 +170,27 @@ def test_a_partition_that_can_not_be_served_is_named_with_its_reason() -> None:
 def test_a_partition_that_can_not_be_served_is_a_metric(app: Any, collector: Collector) -> None:
     app.ownership.unserved = {3: "records were deleted unread"}
     assert samples(app.meters.registry)["marq_partition_unserved", ("3",)] == 1
+
+
+def test_a_stalled_partition_is_named_as_the_worker_says_that_knows_most() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.views.app.ownership.stalls = SimpleNamespace(now=lambda: {3: Stall("t", 4.0), 1: Stall("m", 5.0)})
+        here = await desk.views.stalled_here()
+        assert here == {3: {"topic": "t", "seconds": 4.0}, 1: {"topic": "m", "seconds": 5.0}}
+
+        async def everywhere(name: str, argument: Any = None) -> Any:
+            return [here, {3: {"topic": "m", "seconds": 9.0}}], []
+
+        desk.views._everywhere = everywhere  # type: ignore[method-assign]
+        told = await desk.views._stalled_everywhere()
+        assert told == {"1": {"topic": "m", "seconds": 5.0}, "3": {"topic": "m", "seconds": 9.0}}
+
+    run(scenario)
+
+
+def test_a_stalled_partition_is_a_metric(app: Any, collector: Collector) -> None:
+    app.ownership.stalls = SimpleNamespace(now=lambda: {3: Stall("t", 4.0)})
+    assert samples(app.meters.registry)["marq_partition_stalled_seconds", ("3",)] == 4.0
 
 
 # ---------------------------------------------------------------------- metric
