@@ -23,7 +23,6 @@ from typing import Any, NoReturn
 import click
 import faust
 from aiohttp.web import TCPSite
-from aiohttp.web_runner import BaseSite
 from click.core import ParameterSource
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.types import TP
@@ -82,14 +81,27 @@ def app_id(settings: Settings) -> str:
 
 
 class WorkerWeb(BareWeb):
-    """The web server of a worker."""
+    """The web server of a worker: it listens where the settings of marq say, whatever those of Faust do."""
 
-    def _create_site(self) -> BaseSite:
-        assert isinstance(self._runner, connections.Runner)
-        host, port, context = self.app.conf.web_bind, self.app.conf.web_port, self.app.conf.web_ssl_context
+    app: WorkerApp
+
+    async def start_server(self) -> None:
+        """Listen. Raises `SettingError` if others than this machine would be let in without keys."""
+        app, runner = self.app, self._runner
+        assert isinstance(runner, connections.Runner)
+        assert app.place is not None
+        host, port, context = app.settings.web_host, app.place.web_port, app.conf.web_ssl_context
+        await runner.setup()
+        site: TCPSite | connections.TlsSite
         if context is not None:
-            return connections.TlsSite(self._runner, host, port, context)
-        return TCPSite(self._runner, host, port, backlog=connections.BACKLOG)
+            site = connections.TlsSite(runner, host, port, context)
+        else:
+            site = TCPSite(runner, host, port, backlog=connections.BACKLOG)
+        await site.start()
+        for address in runner.addresses:
+            if not app.keys and not is_loopback(address[0]):
+                await site.stop()
+                raise open_to_others(host, address[0])
 
 
 class WorkerApp(MarqApp):
@@ -151,10 +163,9 @@ class WorkerApp(MarqApp):
         """
         settings = self.settings
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        if not self.keys and not is_loopback(settings.web_host):
-            raise SettingError(
-                f"MARQ_WEB_HOST={settings.web_host!r} lets others in: set MARQ_KEYS, or listen on 127.0.0.1"
-            )
+        _refuse_options_of_faust()
+        if not self.keys:
+            require_loopback(settings.web_host)
         resolve_bootstrap(settings, wait_s=10)
         asyncio.run(await_kafka(settings, settings.kafka_wait_ms / 1000, _say))
         self._topics = asyncio.run(ensure_topics(settings, app_id(settings)))
@@ -254,6 +265,43 @@ class WorkerApp(MarqApp):
             self.handlers.elsewhere.renew_soon()
 
 
+def require_loopback(host: str) -> None:
+    """Raises `SettingError` if listening on ``host`` would let others than this machine in."""
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise SettingError(f"MARQ_WEB_HOST={host!r} is no address to listen on: {error.strerror}") from None
+    for address in sorted(found):
+        if not is_loopback(address):
+            raise open_to_others(host, address)
+
+
+def open_to_others(host: str, address: str) -> SettingError:
+    """The error for a worker without keys that others could reach."""
+    which = "" if address == host else f", which is {address},"
+    return SettingError(f"MARQ_WEB_HOST={host!r}{which} lets others in: set MARQ_KEYS, or listen on 127.0.0.1")
+
+
+#: Options of Faust's `worker` that would say something else than the settings, and what to set instead.
+OPTIONS_OF_FAUST = {
+    "web_bind": "MARQ_WEB_HOST",
+    "web_host": "MARQ_WEB_HOST",
+    "web_port": "MARQ_WEB_PORT",
+    "web_transport": "",
+    "with_web": "",
+    "datadir": "MARQ_DATA_DIR",
+    "debug": "MARQ_LOG_LEVEL=DEBUG",
+}
+
+
+def _refuse_options_of_faust() -> None:
+    for name, setting in OPTIONS_OF_FAUST.items():
+        if _is_option_given(name):
+            option = "--without-web" if name == "with_web" else f"--{name.replace('_', '-')}"
+            instead = f"set {setting} instead" if setting else "leave it out"
+            raise SettingError(f"{option} is an option of Faust's that a worker of marq does not take: {instead}")
+
+
 def tls_context(settings: Settings) -> ssl.SSLContext:
     """What HTTPS needs. Raises `SettingError`."""
     assert settings.web_tls_certificate_file is not None
@@ -281,6 +329,7 @@ class FaustWorker(faust.Worker):
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
             assert app.place is not None
+            kwargs["debug"] = False  # it would open a console, for every user of this machine
             # what handlers print goes straight out, also into a pipe, and is no warning in our log
             kwargs["redirect_stdouts"] = False
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -354,7 +403,7 @@ def _is_option_given(name: str) -> bool:
     """Whether the user gave an option of the command, which has a default of Faust's if not."""
     context = click.get_current_context(silent=True)
     while context is not None:
-        if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
+        if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
             return True
         context = context.parent
     return False

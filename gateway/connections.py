@@ -271,6 +271,12 @@ class Runner(web.AppRunner):
         super().__init__(app, access_log=None, keepalive_timeout=KEEPALIVE_S, read_bufsize=READ_AHEAD_BYTES, **kwargs)
         self.book = book
 
+    @property
+    def addresses(self) -> list[Any]:
+        """Where it listens."""
+        tls = (address for site in self.sites if isinstance(site, TlsSite) for address in site.addresses)
+        return [*super().addresses, *tls]
+
     async def _make_server(self) -> Server:
         made = await super()._make_server()
         return ConnectionServer(

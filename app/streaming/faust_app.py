@@ -213,6 +213,7 @@ def create_app(
     """
     calm_client()
     settings: dict[str, Any] = {
+        "env": {},  # variables of Faust's, as WEB_BIND, would say something else than our settings
         "broker": ";".join(f"kafka://{address.strip()}" for address in bootstrap.split(",")),
         "broker_credentials": credentials,
         "broker_session_timeout": session_timeout_s,

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
-from aiohttp import web
 from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
+from app.kafka.datadir import Worker
 from app.kafka.topics import Topics
 from app.settings import Settings
 from app.worker import WorkerApp, build
@@ -106,16 +106,15 @@ async def serving(folder: Path, **values: Any) -> AsyncIterator[Http]:
     views.define_document(app, json_api.define(app) + views.define(app))
     metrics.define(app)
     sqs.define(app)
-    runner = connections.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    http = Http(app, runner.addresses[0][1])
+    app.place = Worker(folder, 0, 0)
+    app.web._runner = connections.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
+    await app.web.start_server()
+    http = Http(app, app.web._runner.addresses[0][1])
     app.conf.canonical_url = http.url  # type: ignore[assignment]
     try:
         yield http
     finally:
-        await runner.cleanup()
+        await app.web._runner.cleanup()
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
