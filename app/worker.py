@@ -39,7 +39,7 @@ from app.engine.ownership import Ownership
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
-from app.logs import quiet_steps
+from app.logs import clean_records, quiet_steps
 from app.service.meters import Meters
 from app.service.moves import Moves
 from app.service.operations import QueueService
@@ -412,6 +412,7 @@ def _is_option_given(name: str) -> bool:
 def build(settings: Settings | None = None) -> WorkerApp:
     """Make the worker's app. Raises `MarqError` for settings or handlers that are wrong."""
     settings = settings or load()
+    clean_records()
     if settings.log_level != "DEBUG":
         quiet_steps()
     meters = Meters()

@@ -135,7 +135,7 @@ class Keys:
 
 
 def _digest(key: str) -> bytes:
-    return blake2b(key.encode(), digest_size=32, person=b"marq-key").digest()
+    return blake2b(key.encode(errors="surrogateescape"), digest_size=32, person=b"marq-key").digest()
 
 
 def _grant(number: int, text: str) -> Grant:
@@ -171,12 +171,21 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
     page of another origin asks for.
     """
     host = headers.get("Host", "")
-    name = urlsplit(f"//{host}").hostname or ""
+    name = (_split(f"//{host}") or ("", ""))[0]
     if not is_loopback(name) and not _is_address(name):
         raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {name[:100]!r}")
     origin = headers.get("Origin")
-    if origin is not None and method not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+    if origin is not None and method not in ("GET", "HEAD") and (_split(origin) or ("", ""))[1] != host:
         raise NotAllowedError("a page of another origin can't ask for that")
+
+
+def _split(url: str) -> tuple[str, str] | None:
+    """Name, and name with port, of the host in a URL; None for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.netloc
+    except ValueError:
+        return None
 
 
 def _is_address(name: str) -> bool:

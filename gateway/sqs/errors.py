@@ -76,7 +76,8 @@ class SqsError(RequestError):
     """An error that has a name of AWS's."""
 
     def __init__(self, name: str, message: str) -> None:
-        super().__init__(message if len(message) <= TEXT_MAX else message[:TEXT_MAX] + "…")
+        text = message if len(message) <= TEXT_MAX else message[:TEXT_MAX] + "…"
+        super().__init__(text if text.isascii() else text.encode(errors="backslashreplace").decode())
         self.name = name
         self.kind = KINDS[name]
 

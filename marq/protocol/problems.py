@@ -51,7 +51,9 @@ def body(status: int, name: str, title: str, detail: str) -> dict[str, object]:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= DETAIL_MAX else text[:DETAIL_MAX] + "…"
+    """A text that can be sent: not too long, without halves of characters, which headers may have."""
+    text = text if len(text) <= DETAIL_MAX else text[:DETAIL_MAX] + "…"
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def error_of(answer: bytes) -> errors.MarqError:
