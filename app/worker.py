@@ -32,6 +32,8 @@ from agents import handlers, markers, queue
 from agents.guard import stop_on_error
 from agents.housekeeping import Housekeeping
 from agents.redelivery import Redelivery
+from app.cluster.members import GroupMembers
+from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
 from app.engine.faults import stop_on_faults
@@ -40,6 +42,8 @@ from app.kafka.connection import await_kafka, faust_broker, faust_credentials
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import quiet_steps
+from app.service.census import Census
+from app.service.inspection import Inspection
 from app.service.meters import Meters
 from app.service.moves import Moves
 from app.service.operations import QueueService
@@ -47,8 +51,7 @@ from app.service.watches import Receivers
 from app.settings import Settings, load
 from app.streaming.faust_app import MarqApp, UnreadTables, create_app
 from app.streaming.transport import Chunk
-from gateway import health, json_api, leftovers, metrics
-from gateway import views as state
+from gateway import health, json_api, leftovers, metrics, routes, views
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
 from marq.errors import MarqError, SettingError
@@ -83,7 +86,6 @@ class WorkerApp(MarqApp):
     settings: Settings
     keys: Keys
     meters: Meters
-    views: state.Views
     ownership: Ownership
     catalog: Catalog
     handlers: handlers.Handlers
@@ -91,7 +93,9 @@ class WorkerApp(MarqApp):
     peers: Peers
     housekeeping: Housekeeping
     moves: Moves
+    census: Census
     receivers: Receivers
+    inspection: Inspection
     redelivery: Redelivery
     place: Worker | None = None
     _topics: Topics | None = None
@@ -100,26 +104,38 @@ class WorkerApp(MarqApp):
     def set_up(self, settings: Settings) -> None:
         """Declare agents and tables and what runs beside them."""
         self.settings = settings
-        self.began_s = time.monotonic()
         tables = {
             table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
             for table in (messages_table, markers_table, progress_table)
         }
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
-        self.ownership = Ownership(self, settings, lambda: self.topics_in_use, tables, self.catalog, beacon=self.beacon)
+        self.peers = Peers(
+            settings,
+            lambda: self.catalog.secret,
+            GroupMembers(self, tables[progress_table.NAME]),
+            beacon=self.beacon,
+        )
+        self.ownership = Ownership(
+            self, settings, lambda: self.topics_in_use, tables, self.catalog, self.peers, beacon=self.beacon
+        )
         handlers.import_modules(settings.handlers)
-        self.handlers = handlers.Handlers(self.ownership, settings, self.meters, beacon=self.beacon)
-        self.operations = QueueService(self.ownership, settings, self.meters, beacon=self.beacon)
-        self.peers = self.operations.peers = self.operations.receives.peers = Peers(self, beacon=self.beacon)
-        self.handlers.connect(self.peers)
-        self.operations.receives.room, self.operations.receives.is_late = self.ownership.room, self.ownership.is_late
-        self.housekeeping = Housekeeping(self, beacon=self.beacon)
-        self.moves = Moves(self, beacon=self.beacon)
-        self.receivers = Receivers(self, beacon=self.beacon)
-        self.redelivery = Redelivery(self, beacon=self.beacon)
-        queue.define(self, self.topic(settings.queue_topic))
-        markers.define(self, self.topic(settings.markers_topic))
-        health.define(self)
+        self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
+        self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
+        self.housekeeping = Housekeeping(self.ownership, settings, self.peers, beacon=self.beacon)
+        self.moves = Moves(self.operations, beacon=self.beacon)
+        self.census = Census(self.ownership, self.peers)
+        self.receivers = Receivers(
+            self.catalog,
+            self.census,
+            self.peers,
+            takers=(self.handlers.is_handled, self.operations.is_received),
+            beacon=self.beacon,
+        )
+        self.inspection = Inspection(self.ownership, self.operations.receives, self.census, self.receivers, self.peers)
+        self.redelivery = Redelivery(self.ownership, beacon=self.beacon)
+        queue.define(self.ownership, self.topic(settings.queue_topic))
+        markers.define(self.ownership, self.topic(settings.markers_topic))
+        health.define(self, self.ownership, self.keys)
 
     @property
     def topics_in_use(self) -> Topics:
@@ -160,11 +176,20 @@ class WorkerApp(MarqApp):
         for table in self.tables.values():
             table.partitions = self._topics.partitions
         self.web._runner = AppRunner(self.web.web_app, access_log=None, shutdown_timeout=ANSWERS_S)
-        state.define_document(self, json_api.define(self) + state.define(self))
-        metrics.define(self)
-        sqs.define(self)
+        self._define_routes()
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
+
+    def _define_routes(self) -> None:
+        """What is served over HTTP, beside the health checks."""
+        router = self.web.web_app.router
+        operations = json_api.define(router, self.operations)
+        operations += views.define(router, self.inspection, self.catalog)
+        views.define_document(router, operations)
+        collector = metrics.Collector(self.ownership, self.meters, self.operations.receives, self.receivers)
+        metrics.define(router, collector, self.census)
+        sqs.define(router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings))
+        router.add_post(PEER_PATH + "{name}", self.peers.serve)
 
     # -- life
 
@@ -214,7 +239,7 @@ class WorkerApp(MarqApp):
         await super()._on_partitions_assigned(assigned, generation_id)
 
     def on_chunk_aside(self, chunk: Chunk) -> None:
-        with stop_on_error(self):
+        with stop_on_error(self.ownership):
             if chunk.topic == self.topics_in_use.queue:
                 self.ownership.on_queue_chunk(chunk)
             else:
@@ -226,9 +251,8 @@ class WorkerApp(MarqApp):
     def on_rebalance_end(self) -> None:
         super().on_rebalance_end()
         self.ownership.on_assigned(self.consumer_generation_id)
-        self.peers.members_changed()
-        if self.handlers.elsewhere is not None:
-            self.handlers.elsewhere.renew_soon()
+        self.operations.receives.polling.members_changed()
+        self.handlers.elsewhere.renew_soon()
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:
@@ -359,7 +383,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,
-            "middlewares": [leftovers.freed(), metrics.measured(meters), json_api.guard(keys)],
+            "middlewares": [leftovers.freed(), metrics.measured(meters), routes.guard(keys)],
         },
         web_tables_enabled=False,
         web_router_enabled=False,

@@ -9,20 +9,18 @@ import heapq
 import itertools
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from app.engine.ownership import Ownership
+from app.service.census import Census
 from app.service.meters import DURATIONS_S, HandlerMeter, Meters
 from app.service.receives import Receives
 from app.service.watches import Receivers
-from gateway.json_api import secured
-
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
+from gateway.routes import secured
 
 #: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
 QUEUES_MAX = 100
@@ -187,8 +185,8 @@ class Collector:
             labels=["queue"],
         )
         states = self.ownership.breakers.states()
-        for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q]["state"] == "closed"):
-            family.add_metric([queue], int(states[queue]["state"] != "closed"))
+        for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q].state == "closed"):
+            family.add_metric([queue], int(states[queue].state != "closed"))
         return family
 
     def _without_receiver(self) -> Metric:
@@ -228,15 +226,14 @@ def measured(meters: Meters) -> Any:
     return measure
 
 
-def define(app: WorkerApp) -> None:
+def define(router: web.UrlDispatcher, collector: Collector, census: Census) -> None:
     """Register the route."""
-    collector = Collector(app.ownership, app.meters, app.operations.receives, app.receivers)
-    app.meters.registry.register(collector)
+    registry = collector.meters.registry
+    registry.register(collector)
 
     async def metrics(request: web.Request) -> web.Response:
-        collector.counts = await app.views.counts_here()
-        collector.ages = await app.views.ages_here()
-        text = generate_latest(app.meters.registry)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        collector.counts = await census.counts()
+        collector.ages = await census.ages()
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app.web.web_app.router.add_get("/metrics", secured("inspect", metrics, everywhere=True))
+    router.add_get("/metrics", secured("inspect", metrics, everywhere=True))

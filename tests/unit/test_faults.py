@@ -12,18 +12,20 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
-from app.cluster.peers import Peers
 from app.engine import ownership as ownership_module
 from app.engine.faults import stop_on_faults
 from app.engine.outbox import Outbox, Writer
 from app.engine.ownership import OwnedPartition, Ownership
+from app.service.polling import PeerPolling
 from app.settings import Settings
 from app.streaming.faust_app import MarqApp
 from app.streaming.producer import IdempotentProducer
 from gateway import health
+from gateway.auth import Keys
 from marq.core.markers import Tick
 from marq.core.owner import Phase, Retire
 from marq.errors import BrokerError, InternalError, RowError
+from tests.unit.peer_helpers import Network, alone
 
 Failures = list[BaseException]
 
@@ -71,6 +73,7 @@ class Desk:
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},
             SimpleNamespace(settings_of=None),  # type: ignore[arg-type]
+            alone(),
         )
         self.owner = SimpleNamespace(
             phase=Phase.SERVING,
@@ -213,11 +216,10 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
         app: Any = SimpleNamespace(
             page=page,
             failure=None,
-            keys=(),
             rebalancing=False,
-            ownership=SimpleNamespace(ready=True, held={}, unserved={}, worker_name="w"),
         )
-        health.define(app)
+        ownership: Any = SimpleNamespace(ready=True, held={}, unserved={}, worker_name="w")
+        health.define(app, ownership, Keys(None))
         view = SimpleNamespace(json=lambda state, status=200: (status, json.dumps(state)))
         assert (await pages["/health/ready"](view, None))[0] == 200
         crashed = []
@@ -237,25 +239,27 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
 
 
 def test_a_search_at_other_workers_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.cluster.peers.RENEW_S", 0.001)
+    monkeypatch.setattr("app.service.polling.RENEW_S", 0.001)
 
     async def scenario(failures: Failures) -> None:
-        hunted: list[str] = []
-        receiving = SimpleNamespace(waiting_count=lambda queue: 1)
-        peers: Any = SimpleNamespace(
-            _polls={},
-            _woken={},
-            log=SimpleNamespace(error=lambda *_: None),
-            app=SimpleNamespace(operations=SimpleNamespace(receives=receiving)),
-            should_stop=False,
-            poll_peers=hunted.append,
-        )
-        peers._poll_again = lambda queue: Peers._poll_again(peers, queue)
-        task = asyncio.get_running_loop().create_future()
-        task.set_exception(KeyError("planted"))
-        Peers._end_poll(peers, "q", task)  # type: ignore[arg-type]
-        await asyncio.sleep(0.02)
-        assert hunted == ["q"]
+        network, asked = Network(), asyncio.Event()
+        fetches: list[str] = []
+
+        async def fetch(queue: str, url: str) -> bool:
+            fetches.append(url)
+            if len(fetches) == 1:
+                raise KeyError("planted")
+            asked.set()
+            return False
+
+        asking: Any = SimpleNamespace(waiting_count=lambda queue: not asked.is_set(), fetch=fetch)
+        owning: Any = SimpleNamespace(has_ready=lambda queue: True)
+        polling = PeerPolling(asking, network.join("here"), asyncio.ensure_future)
+        PeerPolling(owning, network.join("there"), asyncio.ensure_future).close()
+        polling.poll_peers("q")
+        await asyncio.wait_for(asked.wait(), 5)
+        polling.close()
+        assert fetches == ["there", "there"]
 
     run(scenario)
 
