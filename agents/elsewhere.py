@@ -302,7 +302,7 @@ class Elsewhere:
         return any(True for held in self._serving() for _ in self._queues_of(held, remote, number))
 
     def _serving(self) -> list[OwnedPartition]:
-        return [held for held in self.ownership.held.values() if held.serving]
+        return [held for held in self.ownership.held.values() if held.serving and not held.owner.stalled]
 
     def _queues_of(self, held: OwnedPartition, remote: Remote, number: int) -> Iterator[str]:
         route = remote.route
@@ -407,7 +407,7 @@ class Elsewhere:
             queue = partition.queue_of(offset) or ""
             if type(record) is Segment:
                 record = partition.record(offset)
-            receives = partition.holds[offset].receives
+            receives = partition.deliveries[offset].receives
             copy = Record(offset, record.timestamp, record.key, record.value, list(record.headers))
             found.append((copy, queue, receives))
         return found

@@ -22,10 +22,10 @@ from mode import Service
 
 from agents.elsewhere import Elsewhere, Taken
 from app.cluster.peers import Peers
-from app.engine.faults import stop_if_it_fails
 from app.engine.ownership import OwnedPartition, Ownership
 from app.service.meters import HandlerMeter, Meters
 from app.settings import Settings
+from app.streaming.faults import stop_if_it_fails
 from marq import handlers as registry
 from marq.clock import now_ms
 from marq.core.flow import Breaker
@@ -499,7 +499,7 @@ class Handlers(Service):
         """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
         partition, names = held.owner.partition, self._names
         topic, number, topic_mode = self.ownership.topics.queue, held.number, self.settings.queue_id
-        holds, records = partition.holds, partition.messages
+        deliveries, records = partition.deliveries, partition.messages
         made: list[Message] = []
         for offset in offsets:
             record = records[offset]
@@ -512,7 +512,7 @@ class Handlers(Service):
                     if len(names) > 100_000:
                         names.clear()
                     queue = names[record.key] = record.key.decode()
-            receives = holds[offset].receives
+            receives = deliveries[offset].receives
             if settle is None:
                 made.append(Message(topic, number, queue, record, receives))
             else:

@@ -127,13 +127,16 @@ class Housekeeping(Service):
         unknown: dict[str, list[OwnedPartition]] = {}
         for held in self._ownership.held.values():
             if held.serving:
-                for queue in held.owner.partition.queues():
+                partition = held.owner.partition
+                for queue in {**partition.named, **dict.fromkeys(partition.queues())}:
                     record = catalog.records.get(queue)
                     if record is not None and record.state == "deleting":
                         continue
                     listed = record.active if record is not None else queue in catalog.auto
                     if not listed and (settings.auto_create or not catalog.exists(queue)):
                         unknown.setdefault(queue, []).append(held)
+                    else:
+                        partition.named.pop(queue, None)
         if not unknown:
             return
         if not settings.auto_create:
@@ -146,8 +149,15 @@ class Housekeeping(Service):
             if reason is not None:
                 for held in where:
                     if held.serving:
+                        held.owner.partition.named.pop(queue, None)
                         held.owner.partition.quarantine(queue, reason)
-            elif settings.auto_create and any(h.serving and h.owner.partition.has_any(queue) for h in where):
+            elif settings.auto_create and any(h.serving and _had_any(h, queue) for h in where):
                 to_make.append(queue)
         for i in range(0, len(to_make), MADE_AT_ONCE):
             await asyncio.gather(*(catalog.make(queue) for queue in to_make[i : i + MADE_AT_ONCE]))
+
+
+def _had_any(held: OwnedPartition, queue: str) -> bool:
+    """True if a message of `queue` was read and not purged, whatever became of it, or is ready."""
+    partition = held.owner.partition
+    return queue in partition.named or partition.has_any(queue)

@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 
 import click
 import faust
-from aiohttp.web import AppRunner
+from aiohttp.web import TCPSite
+from aiohttp.web_runner import BaseSite
 from click.core import ParameterSource
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.types import TP
@@ -36,7 +37,6 @@ from app.cluster.members import GroupMembers
 from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
-from app.engine.faults import stop_on_faults
 from app.engine.ownership import Ownership
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
@@ -49,9 +49,10 @@ from app.service.moves import Moves
 from app.service.operations import QueueService
 from app.service.watches import Receivers
 from app.settings import Settings, load
-from app.streaming.faust_app import MarqApp, UnreadTables, create_app
+from app.streaming.faults import stop_on_faults
+from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
 from app.streaming.transport import Chunk
-from gateway import health, json_api, leftovers, metrics, routes, views
+from gateway import connections, health, json_api, leftovers, metrics, routes, views
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
 from marq.errors import MarqError, SettingError
@@ -80,6 +81,17 @@ def app_id(settings: Settings) -> str:
     return settings.name
 
 
+class WorkerWeb(BareWeb):
+    """The web server of a worker."""
+
+    def _create_site(self) -> BaseSite:
+        assert isinstance(self._runner, connections.Runner)
+        host, port, context = self.app.conf.web_bind, self.app.conf.web_port, self.app.conf.web_ssl_context
+        if context is not None:
+            return connections.TlsSite(self._runner, host, port, context)
+        return TCPSite(self._runner, host, port, backlog=connections.BACKLOG)
+
+
 class WorkerApp(MarqApp):
     """The Faust app of a marq worker."""
 
@@ -98,6 +110,7 @@ class WorkerApp(MarqApp):
     inspection: Inspection
     redelivery: Redelivery
     place: Worker | None = None
+    connections: connections.Connections
     _topics: Topics | None = None
     _flush_s: float | None = None
 
@@ -111,7 +124,7 @@ class WorkerApp(MarqApp):
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
         self.peers = Peers(
             settings,
-            lambda: self.catalog.secret,
+            self.catalog.keys_for,
             GroupMembers(self, tables[progress_table.NAME]),
             beacon=self.beacon,
         )
@@ -175,18 +188,26 @@ class WorkerApp(MarqApp):
         conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
-        self.web._runner = AppRunner(self.web.web_app, access_log=None, shutdown_timeout=ANSWERS_S)
-        self._define_routes()
+        self.connections.total = connections.connections_for(connections.raise_file_limit(), settings.max_connections)
+        if self.connections.total < settings.max_connections:
+            _say(f"the system's limit of open files leaves room for {self.connections.total} connections of clients")
+        self.web._runner = connections.Runner(self.web.web_app, self.connections, shutdown_timeout=ANSWERS_S)
+        self.define_routes()
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
 
-    def _define_routes(self) -> None:
+    def _new_web(self) -> WorkerWeb:
+        return WorkerWeb(self)
+
+    def define_routes(self) -> None:
         """What is served over HTTP, beside the health checks."""
         router = self.web.web_app.router
         operations = json_api.define(router, self.operations)
         operations += views.define(router, self.inspection, self.catalog)
         views.define_document(router, operations)
-        collector = metrics.Collector(self.ownership, self.meters, self.operations.receives, self.receivers)
+        collector = metrics.Collector(
+            self.ownership, self.meters, self.operations.receives, self.receivers, self.connections
+        )
         metrics.define(router, collector, self.census)
         sqs.define(router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings))
         router.add_post(PEER_PATH + "{name}", self.peers.serve)
@@ -392,5 +413,6 @@ def build(settings: Settings | None = None) -> WorkerApp:
     )
     app.keys = keys
     app.meters = meters
+    app.connections = connections.Connections(settings.max_connections, settings.max_connections_per_address)
     app.set_up(settings)
     return app

@@ -27,6 +27,8 @@ def define(app: MarqApp, ownership: Ownership, keys: Keys) -> None:
         state: dict[str, Any] = {"ready": ready, "serving": serving}
         if ownership.unserved:
             state["unserved"] = sorted(ownership.unserved)
+        if stalled := ownership.stalls.now():
+            state["stalled"] = list(stalled)
         if not keys:  # whoever asks
             state["worker"] = ownership.worker_name
             state["rebalancing"] = bool(app.rebalancing)

@@ -20,6 +20,7 @@ from app.service.census import Census
 from app.service.meters import DURATIONS_S, HandlerMeter, Meters
 from app.service.receives import Receives
 from app.service.watches import Receivers
+from gateway.connections import Connections
 from gateway.routes import secured
 
 #: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
@@ -31,11 +32,19 @@ ACTION = "metrics-action"
 class Collector:
     """What is there when it is asked for."""
 
-    def __init__(self, ownership: Ownership, meters: Meters, receiving: Receives, receivers: Receivers) -> None:
+    def __init__(
+        self,
+        ownership: Ownership,
+        meters: Meters,
+        receives: Receives,
+        receivers: Receivers,
+        connections: Connections,
+    ) -> None:
         self.ownership = ownership
         self.meters = meters
-        self.receives = receiving
+        self.receives = receives
         self.receivers = receivers
+        self.connections = connections
         self.counts: dict[str, dict[str, int]] = {}
         self.ages: dict[str, int] = {}  # of the oldest message of each queue, milliseconds
 
@@ -71,6 +80,14 @@ class Collector:
         for number in sorted(ownership.unserved.keys() - ownership.held.keys()):
             unserved.add_metric([str(number)], 1)
         yield unserved
+        stalled = GaugeMetricFamily(
+            "marq_partition_stalled_seconds",
+            "How long Kafka has confirmed nothing that this worker wrote in a partition; of stalled ones only.",
+            labels=["partition"],
+        )
+        for number, stall in ownership.stalls.now().items():
+            stalled.add_metric([str(number)], stall.seconds)
+        yield stalled
         counted = CounterMetricFamily(
             "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
         )
@@ -90,6 +107,13 @@ class Collector:
             value=ownership.copies.uncopied,
         )
         yield from self._handlers()
+        yield GaugeMetricFamily("marq_connections", "Connections of clients.", value=self.connections.open)
+        refused = CounterMetricFamily(
+            "marq_refused_connections", "Connections that were refused or ended, by the reason.", labels=["reason"]
+        )
+        for reason, count in self.connections.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
         yield GaugeMetricFamily(
             "marq_waiting_receives", "Receives that wait at this worker.", value=self.receives.count
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -67,16 +68,19 @@ class Views:
         ]
         stats, missing = await self._inspection.stats(names[: page.limit])
         more = names[page.limit - 1] if len(names) > page.limit else ""
-        unserved = await self._inspection.unserved()
-        return answer(request, {"queues": stats, "after": more, "missing": missing, "unserved": unserved})
+        return answer(request, {"queues": stats, "after": more, "missing": missing} | await self._troubles())
+
+    async def _troubles(self) -> dict[str, Any]:
+        """What stands beside counts."""
+        unserved, stalled = await asyncio.gather(self._inspection.unserved(), self._inspection.stalled())
+        return {"unserved": unserved, "stalled": stalled}
 
     async def queue(self, request: web.Request) -> web.Response:
         query_of(request, Nothing)
         name = request.match_info["queue"]
         self._catalog.require(name)
         (stats,), missing = await self._inspection.stats([name])
-        unserved = await self._inspection.unserved()
-        return answer(request, msgspec.structs.asdict(stats) | {"missing": missing, "unserved": unserved})
+        return answer(request, msgspec.structs.asdict(stats) | {"missing": missing} | await self._troubles())
 
     async def messages(self, request: web.Request) -> web.Response:
         page, name = query_of(request, MessagesPage), request.match_info["queue"]

@@ -10,7 +10,7 @@ import msgspec
 
 from marq.core import rows
 from marq.core.digest import STATES, Digest, digest_of, entries
-from marq.core.lives import Envelope, Lives
+from marq.core.history import Envelope, Histories
 from marq.core.markers import Batch
 from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
@@ -107,7 +107,7 @@ class Auditor(walk.Walker):
         self.reference = ReferenceFold(
             first=told.queue_start,
             own=-1,
-            queue_of=Lives(queue_id=told.queue_id).queue_of,
+            queue_of=Histories(queue_id=told.queue_id).queue_of,
             report=self._fault,
             compacted=told.queue_id is not None,
         )
@@ -263,9 +263,10 @@ class Auditor(walk.Walker):
             if offset not in partition.messages:
                 self._fault(Fault("lost", offset, None, "is not done by any marker, but the fold does not hold it"))
                 continue
-            hold, state = partition.holds.get(offset), states.get(offset)
-            if (hold.state() if hold is not None else None) != (None if state is None else tuple(state[:5])):
-                self._fault(Fault("fold", offset, None, f"is held as {hold and hold.state()}, the markers say {state}"))
+            delivered, state = partition.deliveries.get(offset), states.get(offset)
+            found = delivered.as_tuple() if delivered is not None else None
+            if found != (None if state is None else tuple(state[:5])):
+                self._fault(Fault("fold", offset, None, f"is held as {found}, the markers say {state}"))
         if len(partition.messages) > len(self.reference.open):
             for offset in partition.messages.keys() - self.reference.open.keys():
                 self._fault(Fault("fold", offset, None, "is held, though a marker has ended it"))

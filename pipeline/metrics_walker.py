@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from marq.core.lives import Envelope, Lives, visible_ms
+from marq.core.history import Envelope, Histories, visible_ms
 from marq.core.markers import Batch, End, Keepalive, Purge, Release, Start
 from pipeline import resuming, walk
 
@@ -108,7 +108,7 @@ class MetricsWalker(resuming.ResumingWalker):
 
     def __init__(self, number: int, plan: bytes) -> None:
         super().__init__(number, msgspec.msgpack.decode(plan, type=Plan))
-        self._names = Lives(queue_id=self.told.queue_id)
+        self._names = Histories(queue_id=self.told.queue_id)
         self._latest_ms = 0
         self._open: dict[int, tuple[str, int]] = {}  # unfinished, read -> queue, visible_ms
         self._receives: dict[int, int] = {}  # unfinished, delivered -> how often

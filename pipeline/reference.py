@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.ranges import RangeSet, count, offsets_in
 

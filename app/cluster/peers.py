@@ -5,7 +5,7 @@ worker. As all workers run the same parts, the method itself says what to call a
 
     answer = await peers.call(url, self.counts_here, queues)
 
-Calls are signed with the installation's secret, which covers path and body.
+Calls and answers are sealed with the installation's secret (`app.cluster.seals`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ import asyncio
 import inspect
 import itertools
 import ssl
-from collections.abc import Awaitable, Callable
-from hashlib import blake2b
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from hmac import compare_digest
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import msgspec
-from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 from mode import Service
 
+from app import bodies
 from app.cluster.members import Members
+from app.cluster.seals import HEADER, Call, Seals, StaleCallError, hash_of
 from app.settings import Settings
 from marq.errors import BadValueError, InternalError, MarqError, NotAuthenticatedError, UnavailableError
 from marq.protocol import problems
@@ -32,9 +35,14 @@ from marq.protocol import problems
 CALL_TIMEOUT_S = 5.0
 #: Connections to each other worker.
 CONNECTIONS = 64
+#: Bytes of a call's body, and seconds until it has to be there.
+CALL_MAX_BYTES = 8 * 1024 * 1024
+BODY_TIMEOUT_S = 10.0
+#: Bytes of an answer: more than `app.service.receives.ANSWER_BYTES`, with its last message and all that goes with them.
+ANSWER_MAX_BYTES = 64 * 1024 * 1024
 
-HEADER = "Marq-Peer"
 PATH = "/v1/peer/"
+MSGPACK = "application/msgpack"
 _PERSON = b"marq-peer"
 #: Attribute of a method that other workers may call: the name of the call.
 _MARK = "peer_call"
@@ -93,17 +101,28 @@ def is_gone(request: web.Request) -> Gone:
     return gone
 
 
+async def _answers(*asked: Awaitable[Answer]) -> list[Answer | MarqError]:
+    """What comes of each, in order: a `MarqError` is an answer; any other error is raised."""
+    found: list[Answer | MarqError] = []
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(answer, BaseException) and not isinstance(answer, MarqError):
+            raise answer
+        found.append(answer)
+    return found
+
+
 class Peers(Service):
     """The other workers of the installation."""
 
-    def __init__(self, settings: Settings, secret: Callable[[], bytes], members: Members, **kwargs: Any) -> None:
+    def __init__(
+        self, settings: Settings, keys_for: Callable[[bytes], Sequence[bytes]], members: Members, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self._settings = settings
-        self._secret = secret
+        self._keys_for = keys_for
         self._members = members
         self._operations: dict[str, _Operation] = {}
         self._session: ClientSession | None = None
-        self._key: bytes | None = None
         self._turn = itertools.count()
 
     # ------------------------------------------------------------------ who
@@ -150,10 +169,9 @@ class Peers(Service):
                 raise InternalError(f"two parts of the worker answer to {name!r}")
             self._operations[name] = _operation(getattr(part, attribute))
 
-    def _sign(self, path: str, body: bytes) -> str:
-        if self._key is None:
-            self._key = blake2b(self._secret(), digest_size=32, person=_PERSON).digest()
-        return blake2b(path.encode() + b"\0" + body, key=self._key, digest_size=32).hexdigest()
+    @cached_property
+    def _seals(self) -> Seals:
+        return Seals(self._keys_for(_PERSON), lambda: time.time_ns() // 1_000_000)
 
     async def call(
         self,
@@ -169,65 +187,99 @@ class Peers(Service):
             MarqError: what it answered was an error.
         """
         name: str = getattr(operation, _MARK)
-        answer = await self._post(url, name, _encode(argument), timeout_s)
+        content_type, answer = await self._send(url, name, _encode(argument), timeout_s)
         try:
+            if content_type == problems.CONTENT_TYPE:
+                raise problems.error_of(answer)
             found: Answer = self._operations[name].answer.decode(answer)
         except msgspec.MsgspecError as exc:
-            raise PeerError(f"worker {url} answered to {name} what this one does not know: {exc}") from exc
+            raise PeerError(f"worker {url} did not answer to {name} as a worker does: {exc}") from exc
         return found
 
-    async def _post(self, url: str, name: str, body: bytes, timeout_s: float) -> bytes:
+    async def _send(self, url: str, name: str, body: bytes, timeout_s: float) -> tuple[str, bytes]:
+        """Type and body of an answer whose seal was checked."""
+        seals, key, learned = self._seals, 0, False
+        while True:
+            try:
+                status, content_type, header, answer, call = await self._post(url, name, body, key, timeout_s)
+            except (ClientError, OSError, TimeoutError) as exc:
+                raise PeerError(f"worker {url} did not answer to {name}: {exc or type(exc).__name__}") from exc
+            try:
+                seals.check_answer(call, header, status, content_type, answer)
+            except NotAuthenticatedError:
+                if status == 401 and key + 1 < seals.key_count:
+                    key += 1  # while the secret is changed: of a worker that knows only another one
+                    continue
+                raise PeerError(f"worker {url} answered {status} to {name}, without a seal") from None
+            if status == 401 and not learned:
+                seals.learn_time(call, header)
+                learned = True
+                continue
+            if status != 200 and content_type != problems.CONTENT_TYPE:
+                raise PeerError(f"worker {url} answered {status} to {name}")
+            return content_type, answer
+
+    async def _post(
+        self, url: str, name: str, body: bytes, key: int, timeout_s: float
+    ) -> tuple[int, str, str, bytes, Call]:
+        """Status, type, seal and body of an answer, and the call that it answers."""
         path = PATH + name
+        call, header = self._seals.call("POST", path, _receiver(url), body, key)
         if self._session is None:
             raise PeerError("this worker has not started, or stops")
-        try:
-            async with self._session.post(
-                url.rstrip("/") + path,
-                data=body,
-                headers={HEADER: self._sign(path, body), "Content-Type": "application/msgpack"},
-                timeout=ClientTimeout(total=timeout_s),
-            ) as response:
-                answer = await response.read()
-                if response.content_type == problems.CONTENT_TYPE:
-                    raise problems.error_of(answer)
-                if response.status != 200:
-                    raise PeerError(f"worker {url} answered {response.status} to {name}")
-        except (ClientError, OSError, TimeoutError) as exc:
-            raise PeerError(f"worker {url} did not answer to {name}: {exc or type(exc).__name__}") from exc
-        return answer
+        async with self._session.post(
+            url.rstrip("/") + path,
+            data=body,
+            headers={HEADER: header, "Content-Type": MSGPACK},
+            timeout=ClientTimeout(total=timeout_s),
+            allow_redirects=False,
+        ) as response:
+            answer = await _read_answer(response, url, name)
+            return response.status, response.content_type, response.headers.get(HEADER, ""), answer, call
 
     async def everywhere(
         self, operation: Callable[[Argument], Awaitable[Answer]], argument: Argument
     ) -> dict[str, Answer | MarqError]:
         """The answers of all workers, ours included, by URL; an error where there was none."""
         urls = [url for url in self.members() if url != self.url]
-        answers = await asyncio.gather(
-            operation(argument), *(self.call(url, operation, argument) for url in urls), return_exceptions=True
-        )
-        found: dict[str, Answer | MarqError] = {}
-        for url, answer in zip([self.url, *urls], answers, strict=True):
-            if isinstance(answer, BaseException) and not isinstance(answer, MarqError):
-                raise answer
-            found[url] = answer
-        return found
+        answers = await _answers(operation(argument), *(self.call(url, operation, argument) for url in urls))
+        return dict(zip([self.url, *urls], answers, strict=True))
+
+    async def ask_all(
+        self, urls: Sequence[str], operation: Callable[[Argument], Awaitable[Answer]], argument: Argument
+    ) -> list[Answer | MarqError]:
+        """The answers of other workers, in order; an error where there was none."""
+        return await _answers(*(self.call(url, operation, argument) for url in urls))
 
     async def tell(self, operation: Callable[[Argument], Awaitable[object]], argument: Argument) -> None:
         """Tell all other workers that own partitions; who does not answer is not told."""
-        told = await asyncio.gather(
-            *(self.call(url, operation, argument) for url in self.others()), return_exceptions=True
-        )
-        for answer in told:
-            if isinstance(answer, BaseException):
+        for answer in await self.ask_all(self.others(), operation, argument):
+            if isinstance(answer, MarqError):
                 self.log.debug("%s", answer)
 
     async def serve(self, request: web.Request) -> web.Response:
-        """The route that other workers call."""
-        body = await request.read()
-        signature = request.headers.get(HEADER, "")
-        if not compare_digest(signature.encode(), self._sign(request.path, body).encode()):
-            raise NotAuthenticatedError("this path is for workers of the installation alone")
-        answer = await self.answer(request.match_info["name"], body, is_gone(request))
-        return web.Response(body=answer, content_type="application/msgpack")
+        """The route that other workers call. Nothing of a body is read before its call is known to be a worker's."""
+        seals = self._seals
+        call, key = seals.open(request.headers.get(HEADER, ""), request.method, request.raw_path, _receiver(self.url))
+        status, content_type = 200, MSGPACK
+        try:
+            seals.take(call)
+            body = await bodies.read(request, CALL_MAX_BYTES, timeout_s=BODY_TIMEOUT_S)
+            if not compare_digest(hash_of(body), call.body):
+                raise NotAuthenticatedError("the body is not the one that was sealed")
+            answer = await self.answer(request.match_info["name"], body, is_gone(request))
+        except MarqError as exc:
+            if isinstance(exc, NotAuthenticatedError) and not isinstance(exc, StaleCallError):
+                raise
+            status, problem, title = problems.kind_of(exc)
+            content_type = problems.CONTENT_TYPE
+            answer = msgspec.json.encode(problems.body(status, problem, title, str(exc)))
+        return web.Response(
+            body=answer,
+            status=status,
+            content_type=content_type,
+            headers={HEADER: seals.answer(call, key, status, content_type, answer)},
+        )
 
     async def answer(self, name: str, body: bytes, gone: Gone) -> bytes:
         """What this worker answers to a call. Raises `MarqError`, or an HTTP exception for a name that it has not."""
@@ -245,11 +297,31 @@ class Peers(Service):
     # ------------------------------------------------------------------ life
 
     async def on_start(self) -> None:
+        assert self._seals  # calls from before this moment are not taken
         verify: ssl.SSLContext | bool = True
         if self._settings.web_tls_ca_file is not None:
             verify = ssl.create_default_context(cafile=str(self._settings.web_tls_ca_file))
-        self._session = ClientSession(connector=TCPConnector(limit=0, limit_per_host=CONNECTIONS, ssl=verify))
+        self._session = ClientSession(
+            connector=TCPConnector(limit=0, limit_per_host=CONNECTIONS, ssl=verify), cookie_jar=DummyCookieJar()
+        )
 
     async def on_stop(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+def _receiver(url: str) -> str:
+    """A worker, as calls to it name it."""
+    return url.rstrip("/")
+
+
+async def _read_answer(response: ClientResponse, url: str, name: str) -> bytes:
+    """The body of an answer, if it is not too large. Raises `PeerError`."""
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > ANSWER_MAX_BYTES:
+            response.close()
+            raise PeerError(f"worker {url} answered more than {ANSWER_MAX_BYTES} bytes to {name}")
+        parts.append(part)
+    return b"".join(parts)

@@ -20,6 +20,7 @@ from msgspec import UNSET, UnsetType
 from app.cluster.peers import Peers, peer_call
 from app.engine.breakers import BreakerState
 from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.stalls import Stall
 from app.service.census import Census
 from app.service.owners import Owners
 from app.service.receives import Receives
@@ -257,6 +258,19 @@ class Inspection:
         """See `unserved`, of this worker."""
         return self._unserved()
 
+    async def stalled(self) -> dict[str, Stall]:
+        """Partitions in which Kafka confirms nothing: the topic, and for how long, at most, it has done so."""
+        found, _ = await self._everywhere(self.stalled_here, None)
+        stalled: dict[int, Stall] = {}
+        for number, stall in ((number, stall) for one in found for number, stall in one.items()):
+            stalled[number] = max(stall, stalled.get(number, stall), key=lambda s: s.seconds)
+        return {str(number): stall for number, stall in sorted(stalled.items())}
+
+    @peer_call("stalled")
+    async def stalled_here(self, _: None) -> dict[int, Stall]:
+        """Partitions of this worker and of others in which Kafka confirms nothing of what this worker writes."""
+        return self._ownership.stalls.now()
+
     def _unserved(self) -> dict[int, str]:
         ownership = self._ownership
         return {n: reason for n, reason in ownership.unserved.items() if n not in ownership.held}
@@ -277,7 +291,7 @@ class Inspection:
             checkpoint_age_ms=None if held.checkpoint_s is None else round((now - held.checkpoint_s) * 1000),
             clock_ms=partition.clock_ms,
             in_memory=len(partition.messages),
-            held=len(partition.holds),
+            held=len(partition.deliveries),
             parked=partition.segments.parked_total(),
             segments=len(partition.segments),
             bytes=partition.bytes,
@@ -453,10 +467,10 @@ class Inspection:
 
 def entries_of(partition: Partition, offset: int) -> Iterable[Entry]:
     """The entry of one message in memory."""
-    hold = partition.holds.get(offset)
-    receives = hold.receives if hold is not None else 0
-    if hold is not None and partition.clock_ms < hold.deadline_ms:
-        state = "in_flight" if hold.leased else "delayed"
+    delivered = partition.deliveries.get(offset)
+    receives = delivered.receives if delivered is not None else 0
+    if delivered is not None and partition.clock_ms < delivered.deadline_ms:
+        state = "in_flight" if delivered.leased else "delayed"
     else:
         state = "delayed" if offset in partition.delays else "ready"
     yield Entry(offset, partition.queue_of(offset) or "", state, receives)
@@ -478,15 +492,15 @@ def _brief(held: OwnedPartition, entry: Entry) -> MessageBrief:
 
 
 def _delivery(partition: Partition, offset: int) -> DeliveryView | None:
-    hold = partition.holds.get(offset)
-    if hold is None:
+    delivered = partition.deliveries.get(offset)
+    if delivered is None:
         return None
     return DeliveryView(
-        epoch=hold.epoch,
-        delivery=hold.delivery,
-        receiver=hold.receiver,
-        leased=hold.leased,
-        left_ms=max(0, hold.deadline_ms - partition.clock_ms),
+        epoch=delivered.epoch,
+        delivery=delivered.delivery,
+        receiver=delivered.receiver,
+        leased=delivered.leased,
+        left_ms=max(0, delivered.deadline_ms - partition.clock_ms),
     )
 
 

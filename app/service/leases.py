@@ -117,9 +117,9 @@ class Leases:
 
 def _state(held: OwnedPartition, epoch: int, delivery: int, offset: int) -> Lease:
     partition = held.owner.partition
-    hold = partition.holds.get(offset)
-    if hold is not None and hold.leased and (hold.epoch, hold.delivery) == (epoch, delivery):
-        return Lease.HELD if partition.clock_ms < hold.deadline_ms else Lease.OVER
+    delivered = partition.deliveries.get(offset)
+    if delivered is not None and delivered.leased and (delivered.epoch, delivered.delivery) == (epoch, delivery):
+        return Lease.HELD if partition.clock_ms < delivered.deadline_ms else Lease.OVER
     if offset in partition.messages or partition.segments.queue_of(offset) is not None:
         return Lease.OVER
     return Lease.DONE

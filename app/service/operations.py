@@ -16,7 +16,9 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLarge
 from mode import Service
 
 from app.cluster.peers import Peers, peer_call
+from app.engine.copies import Rejected
 from app.engine.ownership import Ownership
+from app.engine.stalls import STALLED_S
 from app.kafka.topics import MAX_MESSAGE_BYTES
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 
 #: Seconds until Kafka has to confirm what a request appended.
 CONFIRM_TIMEOUT_S = 10.0
-#: Seconds that a record of a partition may wait for Kafka: then no more go there, before they pile up.
-STALLED_S = 3.0
 #: Messages of one request that go to one partition in a row: enough for a full batch, few enough to spread.
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.
@@ -67,7 +67,7 @@ HEADERS_UNCOUNTED = 100
 PROTOCOL_HEADERS = "AWS."
 
 
-class Rejected(msgspec.Struct):
+class RejectHere(msgspec.Struct):
     """Messages of one delivery that its receiver rejects."""
 
     partition: int
@@ -351,29 +351,32 @@ class QueueService(Service):
         outcomes = await asyncio.gather(
             *(self._reject(*delivery, sorted(places), reason) for delivery, places in deliveries.items())
         )
-        for places, done in zip(deliveries.values(), outcomes, strict=True):
+        for places, found in zip(deliveries.values(), outcomes, strict=True):
             for offset, entries in places.items():
+                if isinstance(found, MarqError):
+                    error: MarqError | None = found
+                elif offset in found.unsure:
+                    error = UnavailableError("Kafka did not confirm its dead letter; try again")
+                else:
+                    error = None if offset in found.done else LeaseOverError(LEASE_OVER)
                 for i in entries:
-                    if isinstance(done, MarqError):
-                        results[i] = done
-                    elif offset not in done:
-                        results[i] = LeaseOverError(LEASE_OVER)
+                    results[i] = error
         return self._counted("reject", results)
 
     async def _reject(
         self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
-    ) -> set[int] | MarqError:
-        rejected = Rejected(number, epoch, delivery, offsets, reason)
+    ) -> Rejected | MarqError:
+        asked = RejectHere(number, epoch, delivery, offsets, reason)
         try:
-            return set(await self._owners.ask(number, self.reject_here, rejected, OPERATION_TIMEOUT_S))
+            return await self._owners.ask(number, self.reject_here, asked, OPERATION_TIMEOUT_S)
         except MarqError as exc:
             return exc
 
     @peer_call("reject")
-    async def reject_here(self, rejected: Rejected) -> list[int]:
-        """Dead letters of a partition of this worker: which offsets became some."""
-        held, receipt = self._owners.serving_here(rejected.partition), (rejected.epoch, rejected.delivery)
-        return sorted(await self.ownership.copies.reject(held, rejected.offsets, receipt, rejected.reason))
+    async def reject_here(self, asked: RejectHere) -> Rejected:
+        """Dead letters of a partition of this worker: what became of these offsets."""
+        held, receipt = self._owners.serving_here(asked.partition), (asked.epoch, asked.delivery)
+        return await self.ownership.copies.reject(held, asked.offsets, receipt, asked.reason)
 
     # ------------------------------------------------------------------ move
 

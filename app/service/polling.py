@@ -139,10 +139,8 @@ class PeerPolling:
         if watch:
             answers = await asyncio.gather(*(self._watch(url, queue) for url in urls))
         else:
-            found = await asyncio.gather(
-                *(self._peers.call(url, self.on_watch, Watch([queue], "")) for url in urls), return_exceptions=True
-            )
-            answers = [isinstance(answer, Ready) and queue in answer.ready for answer in found]
+            found = await self._peers.ask_all(urls, self.on_watch, Watch([queue], ""))
+            answers = [not isinstance(answer, MarqError) and queue in answer.ready for answer in found]
         return [url for url, ready in zip(urls, answers, strict=True) if ready]
 
     def _watch(self, url: str, queue: str) -> asyncio.Future[bool]:

@@ -23,7 +23,7 @@ from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment
-from marq.core.state import H_GROUP
+from marq.core.state import H_GROUP, HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
 
@@ -39,6 +39,8 @@ LATE_S = 1.0
 ANSWER_AFTER_S = 0.02
 #: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
 ELSEWHERE_FIRST = 8
+#: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
+ANSWER_BYTES = 32 * 1024 * 1024
 #: Headers of ours that receivers see.
 _SHOWN = "marq-dead-"
 
@@ -81,8 +83,10 @@ class Waiter:
         "limit",
         "messages",
         "name",
+        "over",
         "pending",
         "queue",
+        "size_bytes",
         "until",
         "whole",
     )
@@ -105,9 +109,11 @@ class Waiter:
         self.whole = whole  # our own headers are for it too
         self.future = future  # done when there is something to answer
         self.messages: list[Received] = []
+        self.size_bytes = 0
         self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
         self.pending: list[tuple[OwnedPartition, Pending]] = []  # starts on their way
         self.away = False  # another worker is being asked for it
+        self.over = False  # its time is: it waits for what is on its way, and for nothing else
         self.done = False  # answered or given up: whatever still comes goes back
 
 
@@ -263,7 +269,7 @@ class Receives:
         elif messages:
             waiter.messages, waiter.until = messages, [(asked_ms + waiter.lease_ms, len(messages))]
             waiter.future.set_result(None)
-        elif self.closing:
+        elif self.closing or waiter.over:
             self._give_up(waiter)
         elif not waiter.future.done():
             self._waiting.setdefault(queue, deque()).appendleft(waiter)
@@ -292,7 +298,8 @@ class Receives:
 
     def has_ready(self, queue: str) -> bool:
         """True if a partition of this worker may have something for a receiver of `queue`."""
-        return any(h.serving and h.owner.partition.has_ready(queue) for h in self.ownership.held.values())
+        held = self.ownership.held.values()
+        return any(h.serving and not h.owner.stalled and h.owner.partition.has_ready(queue) for h in held)
 
     # ------------------------------------------------------------------ receive: here
 
@@ -342,8 +349,10 @@ class Receives:
             if waiter.done or waiter.gone():
                 held.owner.release(handout.offsets, handout.receipt, counted=False)
             else:
-                self._read(waiter, held, handout)
-                waiter.until.append((handout.until_ms, len(handout.offsets)))
+                count = self._read(waiter, held, handout)
+                if count < len(handout.offsets):
+                    held.owner.release(handout.offsets[count:], handout.receipt, counted=False)
+                waiter.until.append((handout.until_ms, count))
                 if waiter.pending and len(waiter.until) == 1:
                     asyncio.get_running_loop().call_later(ANSWER_AFTER_S, self._give_up, waiter)
         if not waiter.pending and not waiter.done:
@@ -351,7 +360,7 @@ class Receives:
 
     def _settled(self, waiter: Waiter) -> None:
         """All starts of the waiter came back: it has something, or goes on waiting as the first in line."""
-        if waiter.messages or waiter.away or self.closing:
+        if waiter.messages or waiter.away or waiter.over or self.closing:
             if not waiter.future.done():
                 waiter.future.set_result(None)
             return
@@ -359,17 +368,19 @@ class Receives:
         asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
         self.polling.poll_peers(waiter.queue)
 
-    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
+    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> int:
+        """Add messages of a delivery to what the waiter gets, as long as they fit; how many."""
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
-        make, holds, messages = self.receipts.make, partition.holds, partition.messages
+        make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
         add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
+        size, count = waiter.size_bytes, 0
         for offset in handout.offsets:
             record = messages[offset]
             if type(record) is Segment:
                 record = partition.record(offset)
-            attempt = holds[offset].receives
+            attempt = deliveries[offset].receives
             headers: dict[str, bytes] = {}
             key = group = None
             for header, value in record.headers:
@@ -379,11 +390,20 @@ class Receives:
                     key = value
                 elif header == H_GROUP:
                     group = value.decode(errors="replace") if value is not None else None
+            size += len(record.value or b"") + len(key or b"")
+            if headers:
+                size += sum(HEADER_OVERHEAD_BYTES + len(name) + len(value) for name, value in headers.items())
+            if size > ANSWER_BYTES and waiter.messages:
+                break
             receipt = make(number, epoch, delivery, offset, attempt, crc)
             sent_ms, payload = record.timestamp, record.value or b""
             add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))
+            count += 1
+        waiter.size_bytes = size
+        return count
 
     def _wait_over(self, waiter: Waiter) -> None:
+        waiter.over = True
         if waiter.pending or waiter.away:
             # its start is on its way, which takes milliseconds, or Kafka is away
             asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
@@ -440,7 +460,7 @@ class Receives:
 
     def wake(self, held: OwnedPartition) -> None:
         """Something became ready in a partition of this worker."""
-        if self.closing:
+        if self.closing or held.owner.stalled:  # its stall ends with another call
             return
         has_ready = held.owner.partition.has_ready
         if self._waiting:

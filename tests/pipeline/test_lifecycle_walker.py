@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.partition import H_GROUP
 from pipeline.lifecycle_walker import LifecycleWalker, Plan
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick, encode
 from marq.errors import PipelineError, TopicError
 from pipeline import windows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.cluster.peers import Peers
+from app.cluster.peers import MSGPACK, Peers
 from app.settings import Settings
 
 
@@ -26,7 +26,7 @@ class LinkedPeers(Peers):
     """The others, as one worker of the network has them."""
 
     def __init__(self, network: Network, url: str, numbers: Callable[[], set[int]]) -> None:
-        super().__init__(Settings(kafka="kafka://nowhere:1"), lambda: b"secret", _Members(network, url))
+        super().__init__(Settings(kafka="kafka://nowhere:1"), lambda purpose: (b"k" * 32,), _Members(network, url))
         self.network = network
         self.numbers = numbers
         self.called: list[str] = []  # what this worker asked others for
@@ -35,9 +35,9 @@ class LinkedPeers(Peers):
         """It does not know of the others any more."""
         self._members = _Members(Network(), self.url)
 
-    async def _post(self, url: str, name: str, body: bytes, timeout_s: float) -> bytes:
+    async def _send(self, url: str, name: str, body: bytes, timeout_s: float) -> tuple[str, bytes]:
         self.called.append(name)
-        return await self.network.peers[url].answer(name, body, lambda: self.network.gone)
+        return MSGPACK, await self.network.peers[url].answer(name, body, lambda: self.network.gone)
 
 
 class _Members:

@@ -40,7 +40,7 @@ class Desk:
             settings_of=lambda queue: DEFAULTS, with_ttl=(), require_receivable=lambda queue: None
         )
         self.ownership = Ownership(
-            SimpleNamespace(fail=lambda exc: None),  # type: ignore[arg-type]
+            SimpleNamespace(fail=lambda exc: None, producer=SimpleNamespace(waits=lambda s: {})),  # type: ignore[arg-type]
             Settings(kafka="kafka://nowhere:1"),
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},
@@ -169,3 +169,21 @@ def test_after_it_stood_still_acks_come_before_any_lease_ends(run: Any) -> None:
         assert await desk.receive(1) == []
 
     run(scenario, messages=1)
+
+
+def test_a_request_that_comes_before_the_timer_after_a_stall_gets_nothing(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.pass_time(TIMER_MS)
+        desk.core.clock_ms += 4_000  # and the timer is not called yet
+        with pytest.raises(UnavailableError):
+            await desk.receive(10, lease_ms=3_600_000)
+        for _ in range(0, 3_900, TIMER_MS):
+            desk.pass_time(TIMER_MS)
+        with pytest.raises(UnavailableError):
+            await desk.receive(10)
+        for _ in range(0, 3_900, TIMER_MS):
+            desk.pass_time(TIMER_MS)
+        assert len(await desk.receive(10)) == 10
+        assert desk.ownership.lateness.stalls == 1
+
+    run(scenario)

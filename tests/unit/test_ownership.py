@@ -53,6 +53,9 @@ class Kafka:
     def start_from(self, tp: TP, offset: int, generation: int) -> None:
         self.started[tp] = (offset, generation)
 
+    def waits(self, longer_s: float) -> dict[TP, float]:
+        return {}
+
     def highwater(self, tp: TP) -> int:
         return len(self.logs[tp])
 

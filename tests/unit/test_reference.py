@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from pipeline.reference import RACE_MS, Fault, ReferenceFold
 

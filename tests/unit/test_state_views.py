@@ -10,8 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from app.cluster.peers import peer_call
 from app.engine.breakers import Breakers
 from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
+from app.engine.stalls import Stall
 from app.service import census as census_module
 from app.service.census import Census
 from app.service.inspection import Inspection, Place
@@ -19,7 +21,7 @@ from gateway.metrics import QUEUES_MAX, Collector
 from marq.core.owner import Limits
 from marq.core.policies import QueueSettings
 from tests.unit.core_helpers import Worker
-from tests.unit.peer_helpers import alone
+from tests.unit.peer_helpers import Network, alone
 from tests.unit.test_metrics import app, collector, samples
 
 __all__ = ["app", "collector"]  # fixtures
@@ -40,7 +42,8 @@ class Desk:
         self.broker_time.stamped(self.worker.broker.now_ms)
         held = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
         self.settings = QueueSettings()
-        peers = alone()
+        self.network = Network()
+        peers = self.network.join("here")
         self.breakers = Breakers(lambda queue: self.settings, lambda: self.clock.now_ms, peers, asyncio.ensure_future)
         self.ownership: Any = SimpleNamespace(
             held={0: held},
@@ -172,6 +175,28 @@ def test_a_partition_that_can_not_be_served_is_named_with_its_reason() -> None:
 def test_a_partition_that_can_not_be_served_is_a_metric(app: Any, collector: Collector) -> None:
     app.ownership.unserved = {3: "records were deleted unread"}
     assert samples(app.meters.registry)["marq_partition_unserved", ("3",)] == 1
+
+
+class OtherWorker:
+    """One to which another partition is stalled, too."""
+
+    @peer_call("stalled")
+    async def stalled_here(self, _: None) -> dict[int, Stall]:
+        return {3: Stall("m", 9.0)}
+
+
+def test_a_stalled_partition_is_named_as_the_worker_says_that_knows_most() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.ownership.stalls = SimpleNamespace(now=lambda: {3: Stall("t", 4.0), 1: Stall("m", 5.0)})
+        desk.network.join("there").register(OtherWorker())
+        assert await desk.inspection.stalled() == {"1": Stall("m", 5.0), "3": Stall("m", 9.0)}
+
+    run(scenario)
+
+
+def test_a_stalled_partition_is_a_metric(app: Any, collector: Collector) -> None:
+    app.ownership.stalls = SimpleNamespace(now=lambda: {3: Stall("t", 4.0)})
+    assert samples(app.meters.registry)["marq_partition_stalled_seconds", ("3",)] == 4.0
 
 
 # ---------------------------------------------------------------------- metric
