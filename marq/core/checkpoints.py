@@ -331,10 +331,7 @@ class Checkpoints(Deliveries):
         own_doubles = doubles[bisect_left(doubles, segments[0].start) : bisect_left(doubles, segments[-1].stop)]
         return rows.PageRow(
             rows.VERSION,
-            [
-                rows.SegmentState(*rows.epoch_and_number_of(s.key), s.checksum, s.index_checksum, s.done_bits())
-                for s in segments
-            ],
+            [segment.state() for segment in segments],
             _hold_rows(groups),
             ranges_of(own_doubles),
         )
@@ -479,8 +476,7 @@ class Checkpoints(Deliveries):
     def _restored_segment(self, s: rows.SegmentState, index: rows.IndexRow) -> Segment:
         key = rows.row_key(self.number, s.epoch, "messages", s.number)
         segment = Segment.of_index(key, s.checksum, index.offsets(), index.lanes, index.of, index.row_bytes)
-        segment.index_checksum = s.index_checksum
-        segment.set_done(s.done)
+        segment.set_state(s)
         return segment
 
     def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> None:
