@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from app.engine.ownership import Held
+from app.engine.ownership import OwnedPartition
 from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
@@ -117,7 +117,7 @@ class Taking:
     def __init__(self, gone: Callable[[], bool]) -> None:
         self.gone = gone
         self.done = False
-        self.pending: list[tuple[Held, Pending]] = []
+        self.pending: list[tuple[OwnedPartition, Pending]] = []
         self.taken: list[Taken] = []
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -140,7 +140,7 @@ class RemoteAsk:
         self.taking = taking
         self.lease_ms = lease_ms
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         taking, (epoch, delivery) = self.taking, handout.receipt
         taking.pending = [(h, p) for h, p in taking.pending if h is not held or p.delivery != delivery]
         if handout.offsets:
@@ -272,10 +272,10 @@ class Elsewhere:
     def _has_ready(self, remote: Remote, number: int) -> bool:
         return any(True for held in self._serving() for _ in self._queues_of(held, remote, number))
 
-    def _serving(self) -> list[Held]:
+    def _serving(self) -> list[OwnedPartition]:
         return [held for held in self.ownership.held.values() if held.serving]
 
-    def _queues_of(self, held: Held, remote: Remote, number: int) -> Iterator[str]:
+    def _queues_of(self, held: OwnedPartition, remote: Remote, number: int) -> Iterator[str]:
         route = remote.route
         return (queue for queue in held.owner.partition.queues() if route(queue) == number)
 
@@ -369,7 +369,7 @@ class Elsewhere:
             release = Release(one.epoch, one.delivery, ranges_of(offsets), 0, counted=False)
             self.ownership.outbox(one.partition).put([release])
 
-    def read(self, held: Held, offsets: list[int]) -> list[tuple[Record, str, int]]:
+    def read(self, held: OwnedPartition, offsets: list[int]) -> list[tuple[Record, str, int]]:
         """The messages of a delivery."""
         partition = held.owner.partition
         found: list[tuple[Record, str, int]] = []
@@ -378,7 +378,7 @@ class Elsewhere:
             queue = partition.queue_of(offset) or ""
             if type(record) is Segment:
                 record = partition.record(offset)
-            receives = partition.holds[offset].receives
+            receives = partition.deliveries[offset].receives
             copy = Record(offset, record.timestamp, record.key, record.value, list(record.headers))
             found.append((copy, queue, receives))
         return found
@@ -395,7 +395,7 @@ class Elsewhere:
         """Whether a handler elsewhere gets the messages of `queue`."""
         return any(remote.route(queue) >= 0 for remote in self.remotes.values())
 
-    def starving(self, held: Held) -> bool:
+    def starving(self, held: OwnedPartition) -> bool:
         """Whether a handler elsewhere waits for what this partition has not read yet."""
         return any(
             not any(True for _ in self._queues_of(held, remote, number))
@@ -403,7 +403,7 @@ class Elsewhere:
             for number in remote.hungry
         )
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: OwnedPartition) -> None:
         """The partition went away: what was on its way there never comes."""
         for taking in self._takings:
             taking.pending = [(h, p) for h, p in taking.pending if h is not held]

@@ -16,7 +16,7 @@ from marq.errors import MarqError
 
 if TYPE_CHECKING:
     from app.engine.catalog import QueueRecord
-    from app.engine.ownership import Held
+    from app.engine.ownership import OwnedPartition
     from app.worker import WorkerApp
 
 #: Seconds between looks.
@@ -29,7 +29,7 @@ MADE_AT_ONCE = 200
 FORGET_EVERY = 6_000
 
 
-class Upkeep(Service):
+class Housekeeping(Service):
     """Runs while the worker does."""
 
     def __init__(self, app: WorkerApp, **kwargs: Any) -> None:
@@ -70,7 +70,7 @@ class Upkeep(Service):
                 for queue, record in catalog.purging.items():
                     self._purge_in(held, queue, record)
 
-    def _purge_in(self, held: Held, queue: str, record: QueueRecord) -> None:
+    def _purge_in(self, held: OwnedPartition, queue: str, record: QueueRecord) -> None:
         key = (held.number, held.owner.epoch, record.by)
         if key in self._purged or held.number >= len(record.purge):
             return
@@ -122,16 +122,19 @@ class Upkeep(Service):
         catalog, settings = self.app.catalog, self.app.settings
         if settings.queue_id is not None:
             return
-        unknown: dict[str, list[Held]] = {}
+        unknown: dict[str, list[OwnedPartition]] = {}
         for held in self.app.ownership.held.values():
             if held.serving:
-                for queue in held.owner.partition.queues():
+                partition = held.owner.partition
+                for queue in {**partition.named, **dict.fromkeys(partition.queues())}:
                     record = catalog.records.get(queue)
                     if record is not None and record.state == "deleting":
                         continue
                     listed = record.active if record is not None else queue in catalog.auto
                     if not listed and (settings.auto_create or not catalog.exists(queue)):
                         unknown.setdefault(queue, []).append(held)
+                    else:
+                        partition.named.pop(queue, None)
         if not unknown:
             return
         if not settings.auto_create:
@@ -144,8 +147,15 @@ class Upkeep(Service):
             if reason is not None:
                 for held in where:
                     if held.serving:
-                        held.owner.partition.set_aside(queue, reason)
-            elif settings.auto_create and any(h.serving and h.owner.partition.has_any(queue) for h in where):
+                        held.owner.partition.named.pop(queue, None)
+                        held.owner.partition.quarantine(queue, reason)
+            elif settings.auto_create and any(h.serving and _had_any(h, queue) for h in where):
                 to_make.append(queue)
         for i in range(0, len(to_make), MADE_AT_ONCE):
             await asyncio.gather(*(catalog.make(queue) for queue in to_make[i : i + MADE_AT_ONCE]))
+
+
+def _had_any(held: OwnedPartition, queue: str) -> bool:
+    """True if a message of `queue` was read and not purged, whatever became of it, or is ready."""
+    partition = held.owner.partition
+    return queue in partition.named or partition.has_any(queue)

@@ -30,20 +30,21 @@ from yarl import URL
 
 from agents import handlers, markers, queue
 from agents.guard import stop_on_error
-from agents.housekeeping import Upkeep
+from agents.housekeeping import Housekeeping
 from agents.redelivery import Redelivery
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
-from app.engine.faults import stop_on_faults
 from app.engine.ownership import Ownership
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import quiet_steps
+from app.service.meters import Meters
 from app.service.moves import Moves
-from app.service.operations import Door
+from app.service.operations import QueueService
 from app.service.watches import Receivers
 from app.settings import Settings, load
+from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import MarqApp, UnreadTables, create_app
 from app.streaming.transport import Chunk
 from gateway import health, json_api, leftovers, metrics
@@ -81,14 +82,14 @@ class WorkerApp(MarqApp):
 
     settings: Settings
     keys: Keys
-    meters: metrics.Meters
+    meters: Meters
     views: state.Views
     ownership: Ownership
     catalog: Catalog
     handlers: handlers.Handlers
-    door: Door
+    door: QueueService
     peers: Peers
-    upkeep: Upkeep
+    housekeeping: Housekeeping
     moves: Moves
     receivers: Receivers
     redelivery: Redelivery
@@ -107,13 +108,12 @@ class WorkerApp(MarqApp):
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
         self.ownership = Ownership(self, settings, lambda: self.topics_in_use, tables, self.catalog, beacon=self.beacon)
         handlers.import_modules(settings.handlers)
-        self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
-        self.door = Door(self.ownership, settings, beacon=self.beacon)
-        self.peers = self.door.peers = self.door.receiving.peers = Peers(self, beacon=self.beacon)
+        self.handlers = handlers.Handlers(self.ownership, settings, self.meters, beacon=self.beacon)
+        self.operations = QueueService(self.ownership, settings, self.meters, beacon=self.beacon)
+        self.peers = self.operations.peers = self.operations.receives.peers = Peers(self, beacon=self.beacon)
         self.handlers.connect(self.peers)
-        self.door.receiving.room, self.door.receiving.is_late = self.ownership.room, self.ownership.is_late
-        self.handlers.meters = self.door.meters = self.door.receiving.meters = self.meters
-        self.upkeep = Upkeep(self, beacon=self.beacon)
+        self.operations.receives.room, self.operations.receives.is_late = self.ownership.room, self.ownership.is_late
+        self.housekeeping = Housekeeping(self, beacon=self.beacon)
         self.moves = Moves(self, beacon=self.beacon)
         self.receivers = Receivers(self, beacon=self.beacon)
         self.redelivery = Redelivery(self, beacon=self.beacon)
@@ -180,25 +180,25 @@ class WorkerApp(MarqApp):
         await asyncio.wait_for(self.catalog.share_secret(), 30)
         await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
-        self.ownership.spawn(self.ownership.tails.warm())
+        self.ownership.spawn(self.ownership.changelogs.warm())
         await self.peers.start()
         await self.handlers.start()
-        await self.door.start()
-        await self.upkeep.start()
+        await self.operations.start()
+        await self.housekeeping.start()
         await self.moves.start()
         await self.receivers.start()
         await self.redelivery.start()
 
     async def on_stop(self) -> None:
-        self.door.receiving.close()
+        self.operations.receives.close()
         await self.handlers.close()
         self._flush_s = HAND_OVER_S if await self.ownership.hand_over(HAND_OVER_S) else 0.0
         await self.redelivery.stop()
         await self.handlers.stop()
         await self.receivers.stop()
         await self.moves.stop()
-        await self.upkeep.stop()
-        await self.door.stop()
+        await self.housekeeping.stop()
+        await self.operations.stop()
         await self.peers.stop()
         await super().on_stop()
         await asyncio.gather(self.ownership.stop(), self.catalog.stop())
@@ -342,7 +342,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
     settings = settings or load()
     if settings.log_level != "DEBUG":
         quiet_steps()
-    meters = metrics.Meters()
+    meters = Meters()
     keys = Keys(settings.keys.get_secret_value() if settings.keys is not None else None)
     app = create_app(
         cls=WorkerApp,

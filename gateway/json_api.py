@@ -14,13 +14,13 @@ from aiohttp import web
 from msgspec import Meta
 
 from app.cluster import peers
-from app.service import problems
-from app.service.operations import Door, Outgoing, QueueInfo, Sent
+from app.service.operations import Outgoing, QueueInfo, QueueService, Sent
 from app.service.receives import Received
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser
 from gateway.openapi import Operation
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease, QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError, UnavailableError
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.worker import WorkerApp
@@ -260,8 +260,8 @@ def may_see(grants: Grants, queue: str) -> bool:
 class JsonApi:
     """The routes."""
 
-    def __init__(self, door: Door) -> None:
-        self.door = door
+    def __init__(self, door: QueueService) -> None:
+        self.operations = door
         self._send, self._receive = Body(Send), Body(Receive)
         self._ack, self._extend, self._release = Body(Ack), Body(Extend), Body(Release)
         self._reject, self._move = Body(Reject), Body(Move)
@@ -269,11 +269,11 @@ class JsonApi:
 
     async def send(self, request: web.Request) -> web.Response:
         body: Send = await self._send.read(request)
-        return answer(request, sent(await self.door.send(request.match_info["queue"], body.messages)))
+        return answer(request, sent(await self.operations.send(request.match_info["queue"], body.messages)))
 
     async def receive(self, request: web.Request) -> web.Response:
         body: Receive = await self._receive.read(request)
-        messages = await self.door.receive(
+        messages = await self.operations.receive(
             request.match_info["queue"],
             limit=body.max,
             wait_ms=body.wait_ms,
@@ -285,19 +285,19 @@ class JsonApi:
 
     async def ack(self, request: web.Request) -> web.Response:
         body: Ack = await self._ack.read(request)
-        return answer(request, results(await self.door.ack(body.receipts)))
+        return answer(request, results(await self.operations.ack(body.receipts)))
 
     async def extend(self, request: web.Request) -> web.Response:
         body: Extend = await self._extend.read(request)
-        return answer(request, results(await self.door.extend(body.receipts, body.visibility_timeout_ms)))
+        return answer(request, results(await self.operations.extend(body.receipts, body.visibility_timeout_ms)))
 
     async def release(self, request: web.Request) -> web.Response:
         body: Release = await self._release.read(request)
-        return answer(request, results(await self.door.release(body.receipts, body.delay_ms, body.counted)))
+        return answer(request, results(await self.operations.release(body.receipts, body.delay_ms, body.counted)))
 
     async def reject(self, request: web.Request) -> web.Response:
         body: Reject = await self._reject.read(request)
-        return answer(request, results(await self.door.reject(body.receipts, body.reason)))
+        return answer(request, results(await self.operations.reject(body.receipts, body.reason)))
 
     async def move(self, request: web.Request) -> web.Response:
         queue, body = request.match_info["queue"], await self._move.read(request)
@@ -306,40 +306,40 @@ class JsonApi:
         if (body.messages is None) == (body.max is None):
             raise BadValueError("say which messages are to be moved: either `messages` or `max`")
         if body.messages is not None:
-            moved = await self.door.move(queue, [(m.partition, m.offset) for m in body.messages], body.to)
+            moved = await self.operations.move(queue, [(m.partition, m.offset) for m in body.messages], body.to)
         else:
-            moved = await self.door.move_some(queue, body.max, body.to)
+            moved = await self.operations.move_some(queue, body.max, body.to)
         return answer(request, sent(moved))
 
     # -- queues
 
     async def create_queue(self, request: web.Request) -> web.Response:
         values = await self._settings.read(request)
-        info, made = await self.door.create_queue(request.match_info["queue"], values)
+        info, made = await self.operations.create_queue(request.match_info["queue"], values)
         return answer(request, info, 201 if made else 200)
 
     async def update_queue(self, request: web.Request) -> web.Response:
         values = await self._settings.read(request)
-        return answer(request, await self.door.update_queue(request.match_info["queue"], values))
+        return answer(request, await self.operations.update_queue(request.match_info["queue"], values))
 
     async def get_queue(self, request: web.Request) -> web.Response:
         queue = request.match_info["queue"]
         if not may_see(request[GRANTS], queue):
             raise NotAllowedError(f"this key has no permission for queue {queue!r}")
-        return answer(request, self.door.get_queue(queue))
+        return answer(request, self.operations.get_queue(queue))
 
     async def list_queues(self, request: web.Request) -> web.Response:
         query, grants = query_of(request, ListQueues), request[GRANTS]
-        queues, after = self.door.list_queues(query.prefix, query.after, query.limit, partial(may_see, grants))
+        queues, after = self.operations.list_queues(query.prefix, query.after, query.limit, partial(may_see, grants))
         return answer(request, Queues(queues, after))
 
     async def delete_queue(self, request: web.Request) -> web.Response:
-        await self.door.delete_queue(request.match_info["queue"])
+        await self.operations.delete_queue(request.match_info["queue"])
         return answer(request, Done())
 
     async def purge_queue(self, request: web.Request) -> web.Response:
         await self._nothing.read(request)
-        await self.door.purge_queue(request.match_info["queue"])
+        await self.operations.purge_queue(request.match_info["queue"])
         return answer(request, Done(), 202)
 
 
@@ -461,15 +461,15 @@ def register(app: WorkerApp, operations: list[Operation]) -> None:
 
 def define(app: WorkerApp) -> list[Operation]:
     """Register the routes; what they are."""
-    operations = operations_of(JsonApi(app.door))
+    operations = operations_of(JsonApi(app.operations))
     register(app, operations)
     app.web.web_app.router.add_post(peers.PATH + "{name}", app.peers.serve)
-    app.peers.register("receive", lambda argument: _receive_for_peer(app.door, *argument))
+    app.peers.register("receive", lambda argument: _receive_for_peer(app.operations, *argument))
     return operations
 
 
-async def _receive_for_peer(door: Door, argument: dict[str, Any], request: web.Request) -> list[Received]:
-    return await door.receiving.receive_here(
+async def _receive_for_peer(door: QueueService, argument: dict[str, Any], request: web.Request) -> list[Received]:
+    return await door.receives.receive_here(
         argument["queue"],
         argument["limit"],
         argument["lease_ms"],

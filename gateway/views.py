@@ -28,7 +28,7 @@ from marq.core.segments import Segment
 from marq.errors import BadValueError, MarqError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
-    from app.engine.ownership import Held
+    from app.engine.ownership import OwnedPartition
     from app.worker import WorkerApp
 
 #: Milliseconds for which counts are used again: to count, every message has to be looked at.
@@ -94,13 +94,13 @@ class Views:
 
     # ------------------------------------------------------------------ here
 
-    def _held(self, number: int) -> Held:
+    def _held(self, number: int) -> OwnedPartition:
         held = self.app.ownership.held.get(number)
         if held is None or not held.serving:
             raise UnavailableError(f"partition {number} is not served here right now; try again")
         return held
 
-    def _serving(self) -> list[Held]:
+    def _serving(self) -> list[OwnedPartition]:
         held = self.app.ownership.held
         return [held[n] for n in sorted(held) if held[n].serving]
 
@@ -115,7 +115,7 @@ class Views:
             "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "payload_bytes": sum(h.owner.partition.bytes for h in held.values()),
             "pending_bytes": app.producer.pending_bytes,
-            "waiting_receives": app.door.receiving.count,
+            "waiting_receives": app.operations.receives.count,
         }
 
     async def partitions_here(self, _: Any = None) -> Any:
@@ -137,7 +137,7 @@ class Views:
     async def unserved_here(self, _: Any = None) -> Any:
         return self._unserved()
 
-    def _describe(self, held: Held) -> dict[str, Any]:
+    def _describe(self, held: OwnedPartition) -> dict[str, Any]:
         partition, now = held.owner.partition, time.monotonic()
         topics = self.app.ownership.topics
         return {
@@ -153,7 +153,7 @@ class Views:
             "checkpoint_age_ms": None if held.checkpoint_s is None else round((now - held.checkpoint_s) * 1000),
             "clock_ms": partition.clock_ms,
             "in_memory": len(partition.messages),
-            "held": len(partition.holds),
+            "held": len(partition.deliveries),
             "parked": partition.segments.parked_total(),
             "segments": len(partition.segments),
             "bytes": partition.bytes,
@@ -272,7 +272,7 @@ class Views:
         else:
             return base | {"state": "done"}
         payload = record.value or b""
-        hold = partition.holds.get(offset)
+        delivered = partition.deliveries.get(offset)
         return base | {
             "queue": entry.queue,
             "state": entry.state,
@@ -287,13 +287,13 @@ class Views:
             "ready_at_ms": partition.delays.get(offset),
             "expires_at_ms": partition.ttls.get(offset),
             "delivery": None
-            if hold is None
+            if delivered is None
             else {
-                "epoch": hold.epoch,
-                "delivery": hold.delivery,
-                "receiver": hold.receiver,
-                "leased": hold.leased,
-                "left_ms": max(0, hold.deadline_ms - partition.clock_ms),
+                "epoch": delivered.epoch,
+                "delivery": delivered.delivery,
+                "receiver": delivered.receiver,
+                "leased": delivered.leased,
+                "left_ms": max(0, delivered.deadline_ms - partition.clock_ms),
             },
         }
 
@@ -463,10 +463,10 @@ class Views:
 
 def entries_of(partition: Partition, offset: int) -> Iterable[Entry]:
     """The entry of one message in memory."""
-    hold = partition.holds.get(offset)
-    receives = hold.receives if hold is not None else 0
-    if hold is not None and partition.clock_ms < hold.deadline_ms:
-        state = "in_flight" if hold.leased else "delayed"
+    delivered = partition.deliveries.get(offset)
+    receives = delivered.receives if delivered is not None else 0
+    if delivered is not None and partition.clock_ms < delivered.deadline_ms:
+        state = "in_flight" if delivered.leased else "delayed"
     else:
         state = "delayed" if offset in partition.delays else "ready"
     yield Entry(offset, partition.queue_of(offset) or "", state, receives)
@@ -491,7 +491,7 @@ async def _entries_in_turns(partition: Partition) -> AsyncIterator[Entry]:
         await asyncio.sleep(0)
 
 
-def _brief(held: Held, entry: Entry) -> dict[str, Any]:
+def _brief(held: OwnedPartition, entry: Entry) -> dict[str, Any]:
     partition = held.owner.partition
     record = partition.messages.get(entry.offset)
     if isinstance(record, Segment):

@@ -25,8 +25,8 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from mode import Service
 
-from app.service import problems
 from marq.errors import MarqError, NotAuthenticatedError, UnavailableError
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.engine.breakers import Events
@@ -59,6 +59,15 @@ class PeerError(UnavailableError):
     """Another worker did not answer, or refused."""
 
 
+async def _answers(*asked: Awaitable[Any]) -> list[Any]:
+    """What comes of each, in order: a `MarqError` is an answer; any other error is raised."""
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, MarqError):
+            raise answer
+    return answers
+
+
 class Peers(Service):
     """The other workers of the installation."""
 
@@ -70,7 +79,7 @@ class Peers(Service):
         self._key: bytes | None = None
         self._turn = itertools.count()
         # as one who waits
-        self._hunts: dict[str, asyncio.Task[None]] = {}
+        self._polls: dict[str, asyncio.Task[None]] = {}
         self._woken: dict[str, asyncio.Event] = {}
         self._to_watch: dict[str, dict[str, asyncio.Future[bool]]] = {}
         self._watching: set[str] = set()  # URLs with a watch call under way
@@ -141,22 +150,21 @@ class Peers(Service):
                     raise problems.error_of(answer)
                 if response.status != 200:
                     raise PeerError(f"worker {url} answered {response.status} to {name}")
+                return _decode(answer) if kind is None else msgspec.msgpack.decode(answer, type=kind)
         except (ClientError, OSError, TimeoutError) as exc:
             raise PeerError(f"worker {url} did not answer to {name}: {exc or type(exc).__name__}") from exc
-        return _decode(answer) if kind is None else msgspec.msgpack.decode(answer, type=kind)
+        except msgspec.MsgspecError as exc:
+            raise PeerError(f"worker {url} did not answer to {name} as a worker does: {exc}") from exc
 
     async def everywhere(self, name: str, argument: Any) -> dict[str, Any]:
         """The answers of all workers, ours included, by URL; a `PeerError` where there was none."""
         urls = [url for url in self.members() if url != self.url]
-        answers = await asyncio.gather(
-            self._operations[name](argument),
-            *(self.call(url, name, argument) for url in urls),
-            return_exceptions=True,
-        )
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, MarqError):
-                raise answer
+        answers = await _answers(self._operations[name](argument), *(self.call(url, name, argument) for url in urls))
         return dict(zip([self.url, *urls], answers, strict=True))
+
+    async def _ask_all(self, urls: list[str], name: str, argument: Any) -> list[Any]:
+        """The answers of other workers, in order; a `MarqError` where there was none."""
+        return await _answers(*(self.call(url, name, argument) for url in urls))
 
     async def serve(self, request: web.Request) -> web.Response:
         """The route that other workers call."""
@@ -176,35 +184,35 @@ class Peers(Service):
 
     # ------------------------------------------------------------------ one who waits
 
-    def hunt(self, queue: str) -> None:
+    def poll_peers(self, queue: str) -> None:
         """Receivers wait here for `queue`: look for messages at the other workers until nobody waits any more."""
-        if queue not in self._hunts and (self.others() or self.app.rebalancing):
-            self._start_hunt(queue)
+        if queue not in self._polls and (self.others() or self.app.rebalancing):
+            self._start_poll(queue)
 
-    def _start_hunt(self, queue: str) -> None:
+    def _start_poll(self, queue: str) -> None:
         self._woken[queue] = asyncio.Event()
-        task = self._hunts[queue] = asyncio.ensure_future(self._hunt(queue))
-        task.add_done_callback(lambda done: self._end_hunt(queue, done))
+        task = self._polls[queue] = asyncio.ensure_future(self._poll(queue))
+        task.add_done_callback(lambda done: self._end_poll(queue, done))
 
-    def _end_hunt(self, queue: str, done: asyncio.Task[None]) -> None:
-        self._hunts.pop(queue, None)
+    def _end_poll(self, queue: str, done: asyncio.Task[None]) -> None:
+        self._polls.pop(queue, None)
         self._woken.pop(queue, None)
         if done.cancelled():
             return
         if done.exception() is not None:
             self.log.error("Looking for messages of %r elsewhere failed: %r", queue, done.exception())
-            asyncio.get_running_loop().call_later(RENEW_S, self._hunt_again, queue)
+            asyncio.get_running_loop().call_later(RENEW_S, self._poll_again, queue)
             return
         # a receive that began to wait between the hunt's last look and this found the hunt still there
-        if self.app.door.receiving.waiting_count(queue) and not self.should_stop:
-            self.hunt(queue)
+        if self.app.operations.receives.waiting_count(queue) and not self.should_stop:
+            self.poll_peers(queue)
 
-    def _hunt_again(self, queue: str) -> None:
-        if self.app.door.receiving.waiting_count(queue) and not self.should_stop:
-            self.hunt(queue)
+    def _poll_again(self, queue: str) -> None:
+        if self.app.operations.receives.waiting_count(queue) and not self.should_stop:
+            self.poll_peers(queue)
 
-    async def _hunt(self, queue: str) -> None:
-        door, woken, pause_s = self.app.door.receiving, self._woken[queue], FRUITLESS_S
+    async def _poll(self, queue: str) -> None:
+        door, woken, pause_s = self.app.operations.receives, self._woken[queue], FRUITLESS_S
         while (waiting := door.waiting_count(queue)) and not self.should_stop:
             woken.clear()
             urls = await self.ready_at(queue)
@@ -225,10 +233,8 @@ class Peers(Service):
         if watch:
             answers = await asyncio.gather(*(self._watch(url, queue) for url in urls))
         else:
-            found = await asyncio.gather(
-                *(self.call(url, "watch", {"queues": [queue], "url": ""}) for url in urls), return_exceptions=True
-            )
-            answers = [isinstance(answer, dict) and queue in answer["ready"] for answer in found]
+            found = await self._ask_all(urls, "watch", {"queues": [queue], "url": ""})
+            answers = [not isinstance(answer, MarqError) and queue in answer["ready"] for answer in found]
         return [url for url, ready in zip(urls, answers, strict=True) if ready]
 
     def _watch(self, url: str, queue: str) -> asyncio.Future[bool]:
@@ -268,14 +274,14 @@ class Peers(Service):
         """A rebalance has ended: those who wait have to ask the new owners."""
         for event in self._woken.values():
             event.set()
-        for queue in self.app.door.receiving.waited_for():
-            self.hunt(queue)
+        for queue in self.app.operations.receives.waited_for():
+            self.poll_peers(queue)
 
     # ------------------------------------------------------------------ an owner
 
     async def _on_watch(self, argument: Any) -> Any:
         url, until = argument["url"], asyncio.get_running_loop().time() + WATCH_S
-        door = self.app.door.receiving
+        door = self.app.operations.receives
         ready = []
         for queue in argument["queues"]:
             if door.has_ready(queue):
@@ -305,11 +311,8 @@ class Peers(Service):
                 self.log.debug("%s", exc)
 
     async def _tell_breakers(self, events: Events) -> None:
-        told = await asyncio.gather(
-            *(self.call(url, "breakers", events) for url in self.others()), return_exceptions=True
-        )
-        for answer in told:
-            if isinstance(answer, BaseException):
+        for answer in await self._ask_all(self.others(), "breakers", events):
+            if isinstance(answer, MarqError):
                 self.log.debug("%s", answer)
 
     def _rank(self) -> int:
@@ -335,7 +338,7 @@ class Peers(Service):
         self._session = ClientSession(connector=TCPConnector(limit=0, limit_per_host=CONNECTIONS, ssl=verify))
 
     async def on_stop(self) -> None:
-        for task in list(self._hunts.values()):
+        for task in list(self._polls.values()):
             task.cancel()
         if self._session is not None:
             await self._session.close()

@@ -16,7 +16,7 @@ from app.kafka.connection import end_client, kafka_client_args
 from marq.clock import now_ms
 
 if TYPE_CHECKING:
-    from app.engine.ownership import Held
+    from app.engine.ownership import OwnedPartition
     from app.kafka.topics import Topics
     from app.settings import Settings
     from app.streaming.faust_app import MarqApp
@@ -32,7 +32,7 @@ READERS = 4
 SLICE_ROWS = 64
 
 
-class Tails:
+class Changelogs:
     """Plain consumers and an admin client of the worker."""
 
     def __init__(self, app: MarqApp, settings: Settings) -> None:
@@ -139,7 +139,7 @@ class Tails:
                 raise
             self._idle.append(consumer)
 
-    async def trim(self, held: Held, topics: Topics, position: int, markers_position: int) -> None:
+    async def trim(self, held: OwnedPartition, topics: Topics, position: int, markers_position: int) -> None:
         """Delete records below the positions of a manifest behind its fence, if they are old enough and archived.
 
         Where there is no archive, or Kafka has forgotten its positions, only age counts.

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 
 from app.engine import fitting
@@ -26,7 +27,7 @@ from marq.core.state import group_name, stored_size
 from marq.errors import LeaseOverError, MarqError, NotPossibleError, UnavailableError
 
 if TYPE_CHECKING:
-    from app.engine.ownership import Held, Ownership
+    from app.engine.ownership import OwnedPartition, Ownership
     from marq.core.owner import Handout
 
 H_FROM = "marq-dead-queue"
@@ -95,12 +96,19 @@ def _hopeless(failed: dict[int, Exception]) -> list[int]:
     return [o for o, exc in failed.items() if isinstance(exc, MessageSizeTooLargeError | RecordTooLargeError)]
 
 
-def _places(held: Held, offsets: list[int]) -> str:
+def _places(held: OwnedPartition, offsets: list[int]) -> str:
     """Offsets as they are logged: `3:10-19, 3:25`."""
     pairs = ranges_of(sorted(offsets))
     ranges = zip(pairs[::2], pairs[1::2], strict=True)
     shown = [f"{held.number}:{a}" + (f"-{b - 1}" if b > a + 1 else "") for a, b in ranges]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more ranges" if len(shown) > 20 else "")
+
+
+class Rejected(msgspec.Struct):
+    """What became of messages that a receiver rejected, by offset. Those that are in neither are not its any more."""
+
+    done: list[int]  # dead letters now
+    unsure: list[int]  # Kafka did not confirm it
 
 
 class _Mover:
@@ -109,12 +117,12 @@ class _Mover:
     def __init__(self) -> None:
         self.begun: asyncio.Future[Handout] = asyncio.get_running_loop().create_future()
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         if not self.begun.done():
             self.begun.set_result(handout)
 
 
-class Letters:
+class Copies:
     """Makes the copies and ends the messages."""
 
     def __init__(self, ownership: Ownership, now_ms: Callable[[], int]) -> None:
@@ -126,7 +134,7 @@ class Letters:
 
     # ------------------------------------------------------------------ dead letters
 
-    async def bury(self, held: Held, offsets: list[int]) -> None:
+    async def dead_letter(self, held: OwnedPartition, offsets: list[int]) -> None:
         """Copy messages that the owner holds to their dead-letter queues, then end them."""
         # the owner's own start, under which the copy is made, was counted too
         copies = self._copies(held, offsets, lambda record, offset: self._dead(held, record, offset, "max-receives", 1))
@@ -138,42 +146,45 @@ class Letters:
         hopeless = _hopeless(failed)
         self._ownership.drain(held)
         if hopeless:
-            await self.set_aside(held, [(o, TOO_LARGE) for o in hopeless])
+            await self.quarantine(held, [(o, TOO_LARGE) for o in hopeless])
 
-    async def reject(self, held: Held, offsets: list[int], receipt: tuple[int, int], reason: str) -> set[int]:
-        """Make dead letters of messages that a receiver holds, because it says so; which of them are finished by it.
+    async def reject(self, held: OwnedPartition, offsets: list[int], receipt: tuple[int, int], reason: str) -> Rejected:
+        """Make dead letters of messages that a receiver holds, because it says so; what became of them.
 
         Those whose delivery is not the current one any more are left alone.
         """
         partition = held.owner.partition
         taken = []
         for offset in offsets:
-            hold = partition.holds.get(offset)
+            delivered = partition.deliveries.get(offset)
             if (
-                hold is not None
-                and hold.leased
-                and (hold.epoch, hold.delivery) == receipt
+                delivered is not None
+                and delivered.leased
+                and (delivered.epoch, delivered.delivery) == receipt
                 and offset in partition.messages
                 and offset not in partition.reserved
             ):
                 taken.append(offset)
         if not taken:
-            return set()
+            return Rejected([], [])
         partition.reserved.update(taken)  # a lease that ends meanwhile must not begin another delivery
         copies = self._copies(held, taken, lambda record, offset: self._dead(held, record, offset, reason, 0))
         copied, failed = await self._confirmed(held, copies)
         if not self._still(held):
-            return set()
+            return Rejected([], taken)
         hopeless = _hopeless(failed)
         partition.put_back(failed.keys() - set(hopeless))
         if hopeless:
-            await self.set_aside(held, [(o, TOO_LARGE) for o in hopeless])
-        return await self._end(held, "dead", list(copied)) | set(hopeless)
+            await self.quarantine(held, [(o, TOO_LARGE) for o in hopeless])
+        done = await self._end(held, "dead", list(copied)) | set(hopeless)
+        unsure = sorted(set(taken) - done)
+        partition.put_back(set(unsure) & copied.keys())
+        return Rejected(sorted(done), unsure)
 
     # ------------------------------------------------------------------ moves
 
     async def move(
-        self, held: Held, queue: str, offsets: Sequence[int] | None, limit: int, to: str | None
+        self, held: OwnedPartition, queue: str, offsets: Sequence[int] | None, limit: int, to: str | None
     ) -> dict[int, Place | MarqError]:
         """Put messages that are ready in `queue` into another queue, each once; by offset where it is now, or why not.
 
@@ -182,7 +193,9 @@ class Letters:
             to: the queue; None: that of which each is a dead letter.
         """
         mover = _Mover()
-        pending = held.owner.hold(queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER)
+        pending = held.owner.acquire_to_end(
+            queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER
+        )
         moved: dict[int, Place | MarqError] = {}
         if pending is not None:
             self._ownership.drain(held)
@@ -199,7 +212,9 @@ class Letters:
                 )
         return moved
 
-    async def _move(self, held: Held, queue: str, handout: Handout, to: str | None) -> dict[int, Place | MarqError]:
+    async def _move(
+        self, held: OwnedPartition, queue: str, handout: Handout, to: str | None
+    ) -> dict[int, Place | MarqError]:
         catalog, partition = self._ownership.catalog, held.owner.partition
         targets: dict[int, str] = {}
         moved: dict[int, Place | MarqError] = {}
@@ -241,7 +256,7 @@ class Letters:
 
     # ------------------------------------------------------------------ poison
 
-    async def set_aside(self, held: Held, poison: list[tuple[int, str]]) -> None:
+    async def quarantine(self, held: OwnedPartition, poison: list[tuple[int, str]]) -> None:
         """Copy records that are no messages to the poison topic, with the reason, then end them.
 
         A copy that is too large is made smaller. One that fails is tried again, for `COPY_GIVE_UP_S` at most: then the
@@ -285,7 +300,7 @@ class Letters:
 
         return target
 
-    def _log_poison(self, held: Held, reasons: dict[int, str]) -> None:
+    def _log_poison(self, held: OwnedPartition, reasons: dict[int, str]) -> None:
         """One line for each reason. What could not be decoded has a line already, from when it was read."""
         messages = held.owner.partition.messages
         offsets_of: dict[str, list[int]] = {}
@@ -295,7 +310,7 @@ class Letters:
         for reason, offsets in offsets_of.items():
             self._ownership.log.warning("Poison at %s: %s", _places(held, offsets), reason)
 
-    def _end_uncopied(self, held: Held, failed: dict[int, Exception]) -> None:
+    def _end_uncopied(self, held: OwnedPartition, failed: dict[int, Exception]) -> None:
         offsets = sorted(failed)
         self.uncopied += len(offsets)
         self._ownership.log.error(
@@ -310,7 +325,7 @@ class Letters:
 
     # ------------------------------------------------------------------ copies
 
-    def _dead(self, held: Held, record: Any, offset: int, reason: str, uncounted: int) -> Target:
+    def _dead(self, held: OwnedPartition, record: Any, offset: int, reason: str, uncounted: int) -> Target:
         """Where the dead letter of a record goes, and what it says of it."""
         ownership, partition = self._ownership, held.owner.partition
         queue = partition.queue_of(offset)
@@ -328,7 +343,7 @@ class Letters:
         assert ownership.topics.dead_letter is not None
         return ownership.topics.dead_letter, 0, record.key, headers
 
-    def _to_queue(self, held: Held, queue: str, headers: list[tuple[str, bytes]]) -> Target:
+    def _to_queue(self, held: OwnedPartition, queue: str, headers: list[tuple[str, bytes]]) -> Target:
         """Where the copy in a queue goes: to the same partition, unless the queue is FIFO and all of a group in one."""
         topics, settings = self._ownership.topics, self._ownership.catalog.settings_of(queue)
         number, key = held.number, queue.encode()
@@ -337,7 +352,7 @@ class Letters:
         return topics.queue, number, key, headers
 
     def _copies(
-        self, held: Held, offsets: list[int], target: Callable[[Any, int], Target], room: int | None = None
+        self, held: OwnedPartition, offsets: list[int], target: Callable[[Any, int], Target], room: int | None = None
     ) -> list[Copy]:
         """Append a copy of each message: where it goes `target` says of its record and offset.
 
@@ -371,7 +386,7 @@ class Letters:
         if is_too_large(stored_size(copy), True):
             raise MessageSizeTooLargeError(f"a copy of {stored_size(copy)} bytes is no message")
 
-    async def _confirmed(self, held: Held, copies: list[Copy]) -> tuple[dict[int, Any], dict[int, Exception]]:
+    async def _confirmed(self, held: OwnedPartition, copies: list[Copy]) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Which copies are in the log, with their metadata, and which may not be."""
         done: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
@@ -383,7 +398,7 @@ class Letters:
                 self._ownership.log.warning("Copy of %s:%s failed: %r", held.number, offset, exc)
         return done, failed
 
-    async def _end(self, held: Held, outcome: m.Outcome, offsets: list[int]) -> set[int]:
+    async def _end(self, held: OwnedPartition, outcome: m.Outcome, offsets: list[int]) -> set[int]:
         """End messages that were copied; those of which that is folded."""
         if not offsets:
             return set()
@@ -399,6 +414,6 @@ class Letters:
             await asyncio.sleep(FOLD_CHECK_S)
         return {offset for offset in offsets if offset not in messages}
 
-    def _still(self, held: Held) -> bool:
+    def _still(self, held: OwnedPartition) -> bool:
         """Whether the partition is still this worker's."""
         return self._ownership.held.get(held.number) is held and held.serving

@@ -24,16 +24,16 @@ from mode import Service
 
 from app.engine.breakers import Breakers
 from app.engine.broker_time import BrokerTime
-from app.engine.changelogs import Tails
-from app.engine.copies import Letters
-from app.engine.faults import is_expected
+from app.engine.changelogs import Changelogs
+from app.engine.copies import Copies
 from app.engine.outbox import NOBODY, Outbox
 from app.engine.takeover import TakeOver
 from app.engine.turns import Turns
 from app.kafka.topics import MAX_RECORD_BYTES
+from app.streaming.faults import is_expected
 from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
-from marq.core.lateness import Lateness
+from marq.core.lateness import STALL_MS, Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Handout, Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
@@ -76,23 +76,23 @@ AGAIN_MS = 100
 class Receiver(Protocol):
     """Who gets deliveries."""
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         """A delivery begins now."""
 
-    def wake(self, held: Held) -> None:
+    def wake(self, held: OwnedPartition) -> None:
         """Something became ready in this partition."""
 
-    def starving(self, held: Held) -> bool:
+    def starving(self, held: OwnedPartition) -> bool:
         """True if a receiver waits and this partition has nothing ready for it in what was read so far."""
 
     def wants(self, queue: str) -> bool:
         """True if messages of this queue should stay in memory when it is short."""
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: OwnedPartition) -> None:
         """The partition is no longer ours: what was asked for there never comes."""
 
 
-class Held:
+class OwnedPartition:
     """One partition that is assigned to this worker."""
 
     __slots__ = (
@@ -153,7 +153,7 @@ class Ownership(Service):
         self._topics = topics
         self.tables = tables
         self.catalog = catalog
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, OwnedPartition] = {}
         #: Partitions that are assigned to this worker but can't be served at present: why.
         self.unserved: dict[int, str] = {}
         self.receivers: list[Receiver] = []
@@ -176,8 +176,8 @@ class Ownership(Service):
         self._background: set[asyncio.Task[Any]] = set()
         self.broker_time = BrokerTime(lambda: now_ms())
         self.breakers = Breakers(catalog.settings_of, lambda: now_ms())
-        self.letters = Letters(self, now_ms)
-        self.tails = Tails(app, settings)
+        self.copies = Copies(self, now_ms)
+        self.changelogs = Changelogs(app, settings)
 
     @property
     def topics(self) -> Topics:
@@ -202,7 +202,7 @@ class Ownership(Service):
             self._outboxes[partition] = outbox
         return outbox
 
-    def drain(self, held: Held) -> None:
+    def drain(self, held: OwnedPartition) -> None:
         """Carry out what the owner has to say, after each call of it."""
         owner = held.owner
         if owner.phase in (Phase.LOST, Phase.FAILED):
@@ -220,10 +220,10 @@ class Ownership(Service):
                     owner.release(handout.offsets, handout.receipt, counted=False)
         if owner.dead:
             offsets, owner.dead = owner.dead, []
-            self.spawn(self.letters.bury(held, offsets))
+            self.spawn(self.copies.dead_letter(held, offsets))
         if owner.poison:
             poison, owner.poison = owner.poison, []
-            self.spawn(self.letters.set_aside(held, poison))
+            self.spawn(self.copies.quarantine(held, poison))
         if owner.appends:
             appends, owner.appends = owner.appends, []
             held.outbox.put(appends)
@@ -237,7 +237,7 @@ class Ownership(Service):
                 held.outbox.put(appends)
         self.regulate(held)
 
-    def _stop_at_newer(self, held: Held) -> None:
+    def _stop_at_newer(self, held: OwnedPartition) -> None:
         if self.held.get(held.number) is held:
             self._leave(held)
             self.is_unserved(held.number, held.owner.reason)
@@ -295,8 +295,7 @@ class Ownership(Service):
     def on_timer(self) -> None:
         """Time passes: ticks, dead letters, expiry. Many times a second."""
         now = now_ms()
-        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
-        self._timer_ms = now
+        self._note_lag(now)
         again = 0 <= self._again_ms <= now
         if again:
             self._again_ms = -1
@@ -321,7 +320,7 @@ class Ownership(Service):
             for held in self.held.values():
                 self._read_again(held, now)
 
-    def _watch(self, held: Held, now: int) -> None:
+    def _watch(self, held: OwnedPartition, now: int) -> None:
         """A partition whose own marker is not folded for long, though that is in the log, is unserved."""
         position = held.owner.partition.markers_position
         if held.caught_up_to != position:
@@ -329,7 +328,7 @@ class Ownership(Service):
         elif now - held.advanced_ms > PROGRESS_MS:
             self.is_unserved(held.number, f"its markers can't be read beyond offset {position}; trying again")
 
-    def _read_again(self, held: Held, now: int) -> None:
+    def _read_again(self, held: OwnedPartition, now: int) -> None:
         """A chunk that was dropped, as at a rebalance, is noticed with the next one; this is for the last of a log.
 
         Less and less often while nothing comes of it: a Kafka that is slow would be asked anew before it has answered.
@@ -351,32 +350,43 @@ class Ownership(Service):
                     consumer.seek_chunks(tp, position, held.generation)
                     held.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
 
-    def _with_ttl(self, held: Held) -> list[str]:
+    def _with_ttl(self, held: OwnedPartition) -> list[str]:
         """Queues with a TTL that have something here: of thousands in the catalog, few do."""
         with_ttl = self.catalog.with_ttl
         return [queue for queue in held.owner.partition.queues() if queue in with_ttl] if with_ttl else []
 
-    def _held_of(self, chunk: Chunk) -> Held | None:
+    def _held_of(self, chunk: Chunk) -> OwnedPartition | None:
         held = self.held.get(chunk.partition)
         if held is None or held.generation != chunk.generation:
             return None
         return held
 
-    def _seek(self, held: Held, topic: str, offset: int) -> None:
+    def _seek(self, held: OwnedPartition, topic: str, offset: int) -> None:
         self.app.consumer.seek_chunks(TP(topic, held.number), offset, held.generation)
 
     # ------------------------------------------------------------------ lateness
 
-    def room(self, held: Held, wanted: int, lease_ms: int) -> int:
+    def _note_lag(self, now: int) -> None:
+        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
+        self._timer_ms = now
+
+    def _note_stall(self, now: int) -> None:
+        """After this process stood still, a request may come before the timer that finds it out."""
+        if self._timer_ms >= 0 and now - self._timer_ms - TIMER_MS >= STALL_MS:
+            self._note_lag(now)
+
+    def room(self, held: OwnedPartition, wanted: int, lease_ms: int) -> int:
         """How many of `wanted` messages may be handed out under such a lease: fewer, or none, while acks are late."""
-        room = self.lateness.room(now_ms(), wanted, lease_ms, held.outbox.late_s * 1000)
+        now = now_ms()
+        self._note_stall(now)
+        room = self.lateness.room(now, wanted, lease_ms, held.outbox.late_s * 1000)
         if room == 0 and wanted:
             self.withheld += 1
             if self._again_ms < 0:
-                self._again_ms = now_ms() + AGAIN_MS
+                self._again_ms = now + AGAIN_MS
         return room
 
-    def is_late(self, held: Held, lease_ms: int) -> bool:
+    def is_late(self, held: OwnedPartition, lease_ms: int) -> bool:
         """True if a partition hands out nothing under such a lease at the moment."""
         return self.lateness.share(now_ms(), lease_ms, held.outbox.late_s * 1000) == 0.0
 
@@ -387,7 +397,7 @@ class Ownership(Service):
 
     # ------------------------------------------------------------------ memory
 
-    def regulate(self, held: Held) -> None:
+    def regulate(self, held: OwnedPartition) -> None:
         """Read on or pause: a partition reads ahead of its receivers by so many bytes, the worker holds so many."""
         partition = held.owner.partition
         share = self.settings.memory_bytes // max(1, len(self.held))
@@ -430,7 +440,7 @@ class Ownership(Service):
 
     # ------------------------------------------------------------------ checkpoints
 
-    def _step(self, held: Held) -> None:
+    def _step(self, held: OwnedPartition) -> None:
         owner, now = held.owner, now_ms()
         begins = owner.checkpoint_is_due(now)
         if begins and not self._turns.take(held.number, now):
@@ -453,7 +463,7 @@ class Ownership(Service):
             return
         self._when_written(held, rows, [table.write(key, value) for table, key, value in rows])
 
-    def _weigh(self, held: Held, manifest_bytes: int) -> None:
+    def _weigh(self, held: OwnedPartition, manifest_bytes: int) -> None:
         """A manifest has to fit a record. It is said long before it does not."""
         if held.manifest_bytes <= MANIFEST_WARN_BYTES < manifest_bytes:
             self.log.warning(
@@ -468,11 +478,11 @@ class Ownership(Service):
             )
         held.manifest_bytes = manifest_bytes
 
-    def _when_written(self, held: Held, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
+    def _when_written(self, held: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
         done = asyncio.gather(*futures, return_exceptions=True)
         done.add_done_callback(lambda done: None if done.cancelled() else self._written(held, rows, done.result()))
 
-    def _written(self, held: Held, rows: list[_Row], results: list[Any]) -> None:
+    def _written(self, held: OwnedPartition, rows: list[_Row], results: list[Any]) -> None:
         if self.held.get(held.number) is not held or not held.serving:
             return
         failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
@@ -488,13 +498,13 @@ class Ownership(Service):
         self.log.warning("Partition %s: Kafka has not confirmed %s rows, writing them again", held.number, len(failed))
         self.spawn(self._write_again(held, [row for row, _ in failed]))
 
-    async def _write_again(self, held: Held, rows: list[_Row]) -> None:
+    async def _write_again(self, held: OwnedPartition, rows: list[_Row]) -> None:
         """Kafka was away. A row that is written twice is the same row; the next ones wait for it."""
         await asyncio.sleep(WRITE_AGAIN_S)
         if self.held.get(held.number) is held and held.serving:
             self._when_written(held, rows, [t.write_again(held.number, key, value) for t, key, value in rows])
 
-    def _retire(self, held: Held, step: Retire) -> None:
+    def _retire(self, held: OwnedPartition, step: Retire) -> None:
         held.checkpoint_s = time.monotonic()
         tables = [(self.tables[table_of(key)], key.encode()) for key in step.rows]
         tables += [(self.tables["progress"], key.encode()) for key in step.manifests]
@@ -503,9 +513,11 @@ class Ownership(Service):
         consumer = self.app.consumer
         consumer.set_commit_position(TP(self.topics.queue, held.number), step.position, held.generation)
         consumer.set_commit_position(TP(self.topics.markers, held.number), step.markers_position, held.generation)
-        self.spawn(self.tails.trim(held, self.topics, step.position, step.markers_position))
+        self.spawn(self.changelogs.trim(held, self.topics, step.position, step.markers_position))
 
-    async def _see_deleted(self, held: Held, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]) -> None:
+    async def _see_deleted(
+        self, held: OwnedPartition, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]
+    ) -> None:
         """Delete again what Kafka did not confirm: nothing names these rows, and they would stay for ever."""
         while deleted:
             results = await asyncio.gather(*(future for _, _, future in deleted), return_exceptions=True)
@@ -553,7 +565,7 @@ class Ownership(Service):
             elif number not in self._recoveries:
                 self._take_over(number)
 
-    def _read_on(self, held: Held) -> None:
+    def _read_on(self, held: OwnedPartition) -> None:
         """Open both logs at the positions that the state has."""
         partition, consumer = held.owner.partition, self.app.consumer
         queue, markers = TP(self.topics.queue, held.number), TP(self.topics.markers, held.number)
@@ -579,7 +591,7 @@ class Ownership(Service):
 
     def enter(self, number: int, owner: Owner, outbox: Outbox) -> None:
         """The state of a partition is restored: read both logs from there on."""
-        held = self.held[number] = Held(number, self._generation, owner, outbox)
+        held = self.held[number] = OwnedPartition(number, self._generation, owner, outbox)
         held.advanced_ms = now_ms()
         self._read_on(held)
 
@@ -599,7 +611,7 @@ class Ownership(Service):
             self.log.warning("Partition %s is not served: %s", number, reason)
         self.unserved[number] = reason
 
-    def _leave(self, held: Held) -> None:
+    def _leave(self, held: OwnedPartition) -> None:
         """Serve a partition no longer; say what is still to be said."""
         del self.held[held.number]
         self._turns.end(held.number)
@@ -611,7 +623,7 @@ class Ownership(Service):
         for receiver in self.receivers:
             receiver.forget(held)
 
-    def _lost(self, held: Held) -> None:
+    def _lost(self, held: OwnedPartition) -> None:
         """A foreign own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
         if self.held.get(held.number) is not held:
             return
@@ -633,7 +645,7 @@ class Ownership(Service):
         if not self._closing:
             self._take_over(held.number, TAKE_BACK_S)
 
-    def recover_again(self, held: Held, reason: str, *, wipe: bool = False) -> None:
+    def recover_again(self, held: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
         """Something of one partition is not as it must be: let go of it, and take it over anew.
 
         Args:
@@ -662,7 +674,7 @@ class Ownership(Service):
             self.recover_again(held, f"{topic}:{number} does not hold offset {position} any more")
 
     @contextlib.contextmanager
-    def _alone(self, held: Held) -> Iterator[None]:
+    def _alone(self, held: OwnedPartition) -> Iterator[None]:
         """What goes wrong with the rows of one partition concerns no other."""
         try:
             yield
@@ -701,4 +713,4 @@ class Ownership(Service):
         self.stop_serving()
         for task in list(self._background):
             task.cancel()
-        await self.tails.close()
+        await self.changelogs.close()

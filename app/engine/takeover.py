@@ -99,7 +99,7 @@ class TakeOver:
             limits=Limits(
                 checkpoint_ms=settings.checkpoint_ms,
                 window_offsets=settings.window_offsets,
-                hold_ms=settings.hold_ms,
+                persist_after_ms=settings.persist_after_ms,
                 step_timeout_ms=settings.step_timeout_ms,
                 queue_id=settings.queue_id,
                 partitions=ownership.topics.partitions,
@@ -130,8 +130,8 @@ class TakeOver:
         """Bring the local store up to date, and the state to where the newest manifest is."""
         ownership, number, now = self.ownership, self.number, time.monotonic
         began_s = now()
-        await ownership.tails.read_rest(ownership.tables.values(), number)
-        starts = await ownership.tails.log_starts(ownership.topics, number)
+        await ownership.changelogs.read_rest(ownership.tables.values(), number)
+        starts = await ownership.changelogs.log_starts(ownership.topics, number)
         read_s = now()
 
         def restore() -> None:

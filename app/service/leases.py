@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from marq.errors import MarqError, UnavailableError
 
 if TYPE_CHECKING:
-    from app.engine.ownership import Held
-    from app.service.operations import Door
+    from app.engine.ownership import OwnedPartition
+    from app.service.operations import QueueService
 
 
 #: Seconds in which the owner of a partition has to tell what became of an extension or release.
@@ -34,15 +34,15 @@ class Lease(Enum):
 class Leases:
     """Asks the owners."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, door: QueueService) -> None:
+        self._operations = door
 
     async def states(self, receipts: Sequence[str]) -> list[Lease | MarqError]:
         """Of each delivery, by its receipt, how it stands; an error where nobody can tell. Receipts have to be good."""
         if not receipts:
             return []
         places: dict[int, list[int]] = {}
-        read = [self._door.receipts.read(receipt)[:4] for receipt in receipts]
+        read = [self._operations.receipts.read(receipt)[:4] for receipt in receipts]
         for i, receipt in enumerate(read):
             places.setdefault(receipt[0], []).append(i)
         states: list[Lease | MarqError] = [Lease.DONE] * len(receipts)
@@ -57,7 +57,7 @@ class Leases:
     async def _of(self, number: int, deliveries: list[tuple[int, ...]]) -> list[Lease] | MarqError:
         argument = {"partition": number, "deliveries": deliveries}
         try:
-            found = await self._door.at_owner(number, "leases", argument, self.states_here, list[str])
+            found = await self._operations.at_owner(number, "leases", argument, self.states_here, list[str])
         except MarqError as exc:
             return exc
         return [Lease(state) for state in found]
@@ -73,7 +73,7 @@ class Leases:
         deadline = time.monotonic() + EFFECT_TIMEOUT_S
         while True:
             try:
-                return await self._door.at_owner(number, "effects", argument, self.effects_here, list[bool])  # type: ignore[no-any-return]
+                return await self._operations.at_owner(number, "effects", argument, self.effects_here, list[bool])  # type: ignore[no-any-return]
             except MarqError as exc:
                 if time.monotonic() > deadline:
                     return UnavailableError(f"it is in the log, but whether it came in time is not known: {exc}")
@@ -84,7 +84,7 @@ class Leases:
         number, record = argument["partition"], argument["record"]
         deadline = time.monotonic() + EFFECT_TIMEOUT_S
         while True:
-            held = self._door.ownership.held.get(number)
+            held = self._operations.ownership.held.get(number)
             if held is None or not held.serving:
                 raise UnavailableError(f"partition {number} is not served here")
             if record < held.owner.partition.markers_position:
@@ -95,17 +95,17 @@ class Leases:
 
     async def states_here(self, argument: dict[str, Any]) -> list[str]:
         """How deliveries stand in a partition of this worker."""
-        held = self._door.ownership.held.get(argument["partition"])
+        held = self._operations.ownership.held.get(argument["partition"])
         if held is None or not held.serving:
             raise UnavailableError(f"partition {argument['partition']} is not served here")
         return [_state(held, *delivery).value for delivery in argument["deliveries"]]
 
 
-def _state(held: Held, epoch: int, delivery: int, offset: int) -> Lease:
+def _state(held: OwnedPartition, epoch: int, delivery: int, offset: int) -> Lease:
     partition = held.owner.partition
-    hold = partition.holds.get(offset)
-    if hold is not None and hold.leased and (hold.epoch, hold.delivery) == (epoch, delivery):
-        return Lease.HELD if partition.clock_ms < hold.deadline_ms else Lease.OVER
+    delivered = partition.deliveries.get(offset)
+    if delivered is not None and delivered.leased and (delivered.epoch, delivered.delivery) == (epoch, delivery):
+        return Lease.HELD if partition.clock_ms < delivered.deadline_ms else Lease.OVER
     if offset in partition.messages or partition.segments.queue_of(offset) is not None:
         return Lease.OVER
     return Lease.DONE

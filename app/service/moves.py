@@ -150,7 +150,7 @@ class Moves(Service):
 
     async def _move_in(self, number: int, queue: str, task: MoveTask, limit: int) -> tuple[int, bool, str]:
         """Move some of one partition: how many, whether it has no more, and why it can't go on."""
-        found = await self.app.door.move_in(number, queue, None, limit, task.to or None)
+        found = await self.app.operations.move_in(number, queue, None, limit, task.to or None)
         if isinstance(found, UnavailableError):
             await asyncio.sleep(INTERVAL_S)
             return 0, False, ""

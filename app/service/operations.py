@@ -1,7 +1,7 @@
-"""The front door: what people do with queues, whatever protocol they speak.
+"""What people do with queues, whatever protocol they speak.
 
-Each protocol (JSON, SQS) translates its requests into calls of `Door` and its results and errors into answers; no rule
-of a queue stands there.
+Each protocol (JSON, SQS) translates its requests into calls of `QueueService`, and results and errors into answers. The
+protocols hold no rule of a queue.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 from mode import Service
 
+from app.engine.copies import Rejected
 from app.kafka.topics import MAX_MESSAGE_BYTES
-from app.service import problems
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
+from app.service.meters import Meters
 from app.service.receipts import Receipt, Receipts, by_delivery
-from app.service.receives import Received, Receiving
+from app.service.receives import Received, Receives
 from app.service.turnstile import Turnstile
 from app.streaming.producer import ProducerFull
 from marq.client.wire import Entry as Outgoing
@@ -40,13 +41,13 @@ from marq.errors import (
     UnavailableError,
 )
 from marq.message import HEADER_KEY, RESERVED
+from marq.protocol import problems
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
     from app.engine.catalog import QueueRecord
-    from app.engine.ownership import Held, Ownership
+    from app.engine.ownership import OwnedPartition, Ownership
     from app.settings import Settings
-    from gateway.metrics import Meters
     from marq.core.policies import QueueSettings
 
 #: Seconds until Kafka has to confirm what a request appended.
@@ -84,21 +85,21 @@ class QueueInfo(msgspec.Struct):
     purging: bool
 
 
-class Door(Service):
+class QueueService(Service):
     """The operations. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, settings: Settings, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ownership = ownership
         self.settings = settings
+        self.meters = meters
         self.catalog = ownership.catalog
         self._receipts: Receipts | None = None
-        self.receiving = Receiving(ownership, lambda: self.receipts)
+        self.receives = Receives(ownership, lambda: self.receipts, meters)
         self.leases = Leases(self)
         self._partition_turn = random.randrange(1 << 16)
         self._random = random.Random()
         self.turnstile = Turnstile()
-        self.meters: Meters | None = None
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
         self.received: Callable[[str], None] = lambda queue: None  # told of each receive
 
@@ -121,7 +122,7 @@ class Door(Service):
         await self.turnstile.turn(len(messages))
         await self._check_sendable(queue)
         topic, count = self.ownership.topics.queue, self.ownership.topics.partitions
-        key, settings, life = queue.encode(), self.catalog.settings_of(queue), self.catalog.life_of(queue)
+        key, settings, life = queue.encode(), self.catalog.settings_of(queue), self.catalog.generation_of(queue)
         append_run = self.ownership.app.producer.append_run
         results: list[Any] = [None] * len(messages)
         runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
@@ -175,9 +176,8 @@ class Door(Service):
                 at += length
         if unavailable is not None and not accepted:
             raise unavailable
-        if self.meters is not None:
-            self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
-            self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
+        self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
+        self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
         return results
 
     async def _check_sendable(self, queue: str) -> None:
@@ -261,7 +261,7 @@ class Door(Service):
         """
         self.received(queue)
         await self.turnstile.turn(limit)
-        return await self.receiving.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
+        return await self.receives.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
     # ------------------------------------------------------------------ acknowledge and the like
 
@@ -332,28 +332,32 @@ class Door(Service):
         outcomes = await asyncio.gather(
             *(self._reject(*delivery, sorted(places), reason) for delivery, places in deliveries.items())
         )
-        for places, done in zip(deliveries.values(), outcomes, strict=True):
+        for places, found in zip(deliveries.values(), outcomes, strict=True):
             for offset, entries in places.items():
+                if isinstance(found, MarqError):
+                    error: MarqError | None = found
+                elif offset in found.unsure:
+                    error = UnavailableError("Kafka did not confirm its dead letter; try again")
+                else:
+                    error = None if offset in found.done else LeaseOverError(LEASE_OVER)
                 for i in entries:
-                    if isinstance(done, MarqError):
-                        results[i] = done
-                    elif offset not in done:
-                        results[i] = LeaseOverError(LEASE_OVER)
+                    results[i] = error
         return self._counted("reject", results)
 
     async def _reject(
         self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
-    ) -> set[int] | MarqError:
+    ) -> Rejected | MarqError:
         argument = {"partition": number, "epoch": epoch, "delivery": delivery, "offsets": offsets, "reason": reason}
         try:
-            return set(await self.at_owner(number, "reject", argument, self.reject_here, list[int]))
+            found = await self.at_owner(number, "reject", argument, self.reject_here, Rejected)
         except MarqError as exc:
             return exc
+        return found  # type: ignore[no-any-return]
 
-    async def reject_here(self, argument: dict[str, Any]) -> list[int]:
-        """Dead letters of a partition of this worker: which offsets became some."""
+    async def reject_here(self, argument: dict[str, Any]) -> Rejected:
+        """Dead letters of a partition of this worker: what became of these offsets."""
         held, receipt = self._serving(argument["partition"]), (argument["epoch"], argument["delivery"])
-        return sorted(await self.ownership.letters.reject(held, argument["offsets"], receipt, argument["reason"]))
+        return await self.ownership.copies.reject(held, argument["offsets"], receipt, argument["reason"])
 
     # ------------------------------------------------------------------ move
 
@@ -431,7 +435,7 @@ class Door(Service):
     async def move_here(self, argument: dict[str, Any]) -> list[Moved]:
         """Move messages of a partition of this worker."""
         held = self._serving(argument["partition"])
-        found = await self.ownership.letters.move(
+        found = await self.ownership.copies.move(
             held, argument["queue"], argument["offsets"], argument["limit"], argument["to"]
         )
         return [
@@ -455,15 +459,14 @@ class Door(Service):
             raise UnavailableError(f"partition {number} is served by nobody right now")
         return await self.peers.call(url, name, argument, kind, 2 * CONFIRM_TIMEOUT_S)
 
-    def _serving(self, number: int) -> Held:
+    def _serving(self, number: int) -> OwnedPartition:
         held = self.ownership.held.get(number)
         if held is None or not held.serving:
             raise UnavailableError(f"partition {number} is not served here")
         return held
 
     def _counted(self, action: str, results: list[MarqError | None]) -> list[MarqError | None]:
-        if self.meters is not None:
-            self.meters.settle_all(action, results)
+        self.meters.settle_all(action, results)
         return results
 
     async def _settle(

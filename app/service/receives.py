@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.engine.ownership import Held
+from app.engine.ownership import OwnedPartition
+from app.service.meters import Meters
 from app.service.receipts import Receipts, by_delivery, queue_crc
 from marq.clock import now_ms
 from marq.core.markers import Release
@@ -28,7 +29,6 @@ from marq.message import HEADER_KEY, RESERVED
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
     from app.engine.ownership import Ownership
-    from gateway.metrics import Meters
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Waiter:
         self.future = future  # done when there is something to answer
         self.messages: list[Received] = []
         self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
-        self.pending: list[tuple[Held, Pending]] = []  # starts on their way
+        self.pending: list[tuple[OwnedPartition, Pending]] = []  # starts on their way
         self.away = False  # another worker is being asked for it
         self.done = False  # answered or given up: whatever still comes goes back
 
@@ -107,25 +107,25 @@ class Waiter:
 class Ask:
     """What a waiter asked one partition for."""
 
-    __slots__ = ("receiving", "waiter")
+    __slots__ = ("receives", "waiter")
 
-    def __init__(self, receiving: Receiving, waiter: Waiter) -> None:
-        self.receiving = receiving
+    def __init__(self, receiving: Receives, waiter: Waiter) -> None:
+        self.receives = receiving
         self.waiter = waiter
 
-    def handed(self, held: Held, handout: Handout) -> None:
-        self.receiving.handed_to(self.waiter, held, handout)
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+        self.receives.handed_to(self.waiter, held, handout)
 
 
-class Receiving:
+class Receives:
     """All receives of this worker. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, receipts: Callable[[], Receipts]) -> None:
+    def __init__(self, ownership: Ownership, receipts: Callable[[], Receipts], meters: Meters) -> None:
         self.ownership = ownership
         self.catalog = ownership.catalog
         self.closing = False
         self.count = 0  # receives under way
-        self.meters: Meters | None = None
+        self.meters = meters
         self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
         self._receipts = receipts
         self._waiting: dict[str, deque[Waiter]] = {}
@@ -133,8 +133,8 @@ class Receiving:
         self._turn = random.randrange(1 << 16)
         self._receives = 0
         #: How many of so many messages a partition may hand out under a lease; and whether that is none.
-        self.room: Callable[[Held, int, int], int] = lambda held, wanted, lease_ms: wanted
-        self.is_late: Callable[[Held, int], bool] = lambda held, lease_ms: False
+        self.room: Callable[[OwnedPartition, int, int], int] = lambda held, wanted, lease_ms: wanted
+        self.is_late: Callable[[OwnedPartition, int], bool] = lambda held, lease_ms: False
         ownership.receivers.append(self)
 
     @property
@@ -152,7 +152,7 @@ class Receiving:
         gone: Callable[[], bool],
         whole: bool = False,
     ) -> list[Received]:
-        """See `app.service.operations.Door.receive`."""
+        """See `app.service.operations.QueueService.receive`."""
         if self.count >= WAITING_MAX:
             raise UnavailableError(f"{WAITING_MAX} receives wait here already; try again later", 1.0)
         self.catalog.require_receivable(queue)
@@ -172,7 +172,7 @@ class Receiving:
                 return self._answer_in_time(waiter)
             self._waiting.setdefault(queue, deque()).append(waiter)
             if self.peers is not None:
-                self.peers.hunt(queue)
+                self.peers.poll_peers(queue)
         self.count += 1
         timer = loop.call_later(wait_ms / 1000, self._wait_over, waiter)
         try:
@@ -199,7 +199,7 @@ class Receiving:
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
-        if self.meters is not None and waiter.messages and not waiter.away:  # else the worker that asked counts them
+        if waiter.messages and not waiter.away:  # else the worker that asked counts them
             self.meters.handed(waiter.messages)
         return waiter.messages
 
@@ -316,7 +316,7 @@ class Receiving:
             if left <= 0:
                 return
 
-    def _take_from(self, held: Held, waiter: Waiter, limit: int) -> int:
+    def _take_from(self, held: OwnedPartition, waiter: Waiter, limit: int) -> int:
         """How many messages of one partition are on their way to the waiter now."""
         owner = held.owner
         if not owner.partition.has_ready(waiter.queue):
@@ -339,7 +339,7 @@ class Receiving:
         held.outbox.put(appends)
         return len(pending.offsets)
 
-    def handed_to(self, waiter: Waiter, held: Held, handout: Handout) -> None:
+    def handed_to(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
         """A delivery that the waiter asked for begins, or nothing came of it."""
         delivery = handout.receipt[1]
         waiter.pending = [(h, p) for h, p in waiter.pending if h is not held or p.delivery != delivery]
@@ -365,19 +365,19 @@ class Receiving:
         self._waiting.setdefault(waiter.queue, deque()).appendleft(waiter)
         asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
         if self.peers is not None:
-            self.peers.hunt(waiter.queue)
+            self.peers.poll_peers(waiter.queue)
 
-    def _read(self, waiter: Waiter, held: Held, handout: Handout) -> None:
+    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
-        make, holds, messages = self.receipts.make, partition.holds, partition.messages
+        make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
         add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
         for offset in handout.offsets:
             record = messages[offset]
             if type(record) is Segment:
                 record = partition.record(offset)
-            attempt = holds[offset].receives
+            attempt = deliveries[offset].receives
             headers: dict[str, bytes] = {}
             key = group = None
             for header, value in record.headers:
@@ -429,7 +429,7 @@ class Receiving:
             if held.serving:
                 self._serve_from(held, queue)
 
-    def _serve_from(self, held: Held, queue: str) -> None:
+    def _serve_from(self, held: OwnedPartition, queue: str) -> None:
         line = self._waiting.get(queue)
         while line:
             waiter = line[0]
@@ -443,10 +443,10 @@ class Receiving:
 
     # -- receiver of the ownership
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         raise AssertionError("deliveries go to the Ask that took them")
 
-    def wake(self, held: Held) -> None:
+    def wake(self, held: OwnedPartition) -> None:
         """Something became ready in a partition of this worker."""
         if self.closing:
             return
@@ -460,7 +460,7 @@ class Receiving:
                 if has_ready(queue):
                     self.peers.tell(queue)
 
-    def starving(self, held: Held) -> bool:
+    def starving(self, held: OwnedPartition) -> bool:
         has_ready = held.owner.partition.has_ready
         if any(not has_ready(queue) for queue in self._waiting):
             return True
@@ -469,7 +469,7 @@ class Receiving:
     def wants(self, queue: str) -> bool:
         return queue in self._waiting or (self.peers is not None and queue in self.peers.watchers)
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: OwnedPartition) -> None:
         """The partition went away with all that was on its way from it."""
         for waiter in list(self._asking):
             waiter.pending = [(h, p) for h, p in waiter.pending if h is not held]

@@ -35,7 +35,7 @@ class Receivers(Service):
         self.app = app
         self.without: dict[str, int] = {}  # queue here that nobody receives from -> its ready messages here
         self._received_s: dict[str, float] = {}  # queue -> when a receive began; the latest ones last
-        app.door.received = self.received
+        app.operations.received = self.received
         app.peers.register("receivers", self.receivers_here)
 
     def received(self, queue: str) -> None:
@@ -53,7 +53,7 @@ class Receivers(Service):
         return [queue for queue in queues if self._is_received(queue)]
 
     def _is_received(self, queue: str) -> bool:
-        if self.app.handlers.route(queue) is not None or self.app.door.receiving.waiting_count(queue):
+        if self.app.handlers.route(queue) is not None or self.app.operations.receives.waiting_count(queue):
             return True
         return time.monotonic() - self._received_s.get(queue, -RECENT_S) < RECENT_S
 

@@ -19,7 +19,7 @@ from gateway.sqs.urls import queue_of
 from marq.errors import NotAllowedError
 
 if TYPE_CHECKING:
-    from app.service.operations import Door
+    from app.service.operations import QueueService
     from gateway.views import Views
 
 #: Queues on one page.
@@ -46,8 +46,8 @@ SHARED = frozenset(
 class Queues:
     """The actions, named as in the service model."""
 
-    def __init__(self, door: Door, views: Views, limits: Limits) -> None:
-        self.door = door
+    def __init__(self, door: QueueService, views: Views, limits: Limits) -> None:
+        self.operations = door
         self.catalog = door.catalog
         self._views = views
         self._limits = limits
@@ -121,7 +121,7 @@ class Queues:
             )
 
     async def DeleteQueue(self, call: Call, request: Any) -> None:
-        await self.door.delete_queue(await self.require(call, request.QueueUrl, "manage"))
+        await self.operations.delete_queue(await self.require(call, request.QueueUrl, "manage"))
 
     async def PurgeQueue(self, call: Call, request: Any) -> None:
         queue = await self.require(call, request.QueueUrl, "manage")
@@ -131,7 +131,7 @@ class Queues:
                 "PurgeQueueInProgress",
                 f"Only one PurgeQueue operation on {queue} is allowed every {self._limits.again_s} seconds.",
             )
-        await self.door.purge_queue(queue)
+        await self.operations.purge_queue(queue)
 
     async def GetQueueUrl(self, call: Call, request: Any) -> dict[str, Any]:
         if not request.QueueName:

@@ -45,7 +45,7 @@ class Server:
 
     def __init__(self, app: WorkerApp) -> None:
         limits = limits_of(app.settings.sqs_limits)
-        queues = Queues(app.door, app.views, limits)
+        queues = Queues(app.operations, app.views, limits)
         ids = MessageIds(lambda: app.catalog.secret)
         groups = (queues, Sending(queues, limits, ids), Deliveries(queues, limits, ids), Moves(queues, app.moves))
         self._do: dict[str, Do] = {}

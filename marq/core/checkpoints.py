@@ -19,7 +19,7 @@ from marq.core.dedup import Recent, origin_digest
 from marq.core.deliveries import Deliveries
 from marq.core.ranges import RangeSet, offsets_in, ranges_of
 from marq.core.segments import FULL, Page, Segment, mergeable
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, block_of, size_of
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, size_of
 from marq.errors import RowError
 
 #: A messages row holds at most so many messages …
@@ -64,17 +64,18 @@ class Checkpoints(Deliveries):
     """Writes the state down, and takes it up again."""
 
     def checkpoint(
-        self, epoch: int, now_ms: int, window_offsets: int, hold_ms: int, *, whole: bool = False
+        self, epoch: int, now_ms: int, window_offsets: int, persist_after_ms: int, *, whole: bool = False
     ) -> Checkpoint | None:
         """The state as rows to write and a manifest, captured in this instant; None if nothing changed.
 
-        ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read ``hold_ms`` ago,
-        are written with their payload, so that the position, and what is read again after a crash, stay bounded.
-        At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state at what was read.
+        ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read
+        ``persist_after_ms`` ago, are written with their payload, so that the position, and what is read again after a
+        crash, stay bounded. At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state
+        at what was read.
         """
         new_rows: list[Row] = []
         old_segments = len(self.segments)
-        position = self._new_position(now_ms, window_offsets, hold_ms)
+        position = self._new_position(now_ms, window_offsets, persist_after_ms)
         if whole:
             position = self.position
         written, waiting, partial = self._persist(epoch, position, new_rows, whole)
@@ -148,14 +149,14 @@ class Checkpoints(Deliveries):
     def _extent(self) -> tuple[int, ...]:
         return (self.persisted, self.position, self.markers_position - self._ticks, self.own)
 
-    def _new_position(self, now_ms: int, window_offsets: int, hold_ms: int) -> int:
+    def _new_position(self, now_ms: int, window_offsets: int, persist_after_ms: int) -> int:
         """Up to where everything unfinished is to have its payload in a segment."""
         seen = self._seen_at
         seen.append((now_ms, self.position))
         held = 0
-        while len(seen) > 1 and seen[1][0] <= now_ms - hold_ms:
+        while len(seen) > 1 and seen[1][0] <= now_ms - persist_after_ms:
             del seen[0]
-        if seen[0][0] <= now_ms - hold_ms:
+        if seen[0][0] <= now_ms - persist_after_ms:
             held = seen[0][1]
         return max(self.persisted, held, self.position - window_offsets)
 
@@ -284,7 +285,7 @@ class Checkpoints(Deliveries):
 
     def _write_tail(self, epoch: int, new_rows: list[Row]) -> None:
         """The markers rows of changed blocks above the position; those of segments have their pages written."""
-        holds, persisted = self.holds, self.persisted
+        deliveries, persisted = self.deliveries, self.persisted
         dirty, self._dirty = self._dirty, set()
         if self.segments:
             for block in dirty:
@@ -293,29 +294,29 @@ class Checkpoints(Deliveries):
         dirty.update(block for block in self._marker_rows if (block + 1) << state.BLOCK_BITS <= persisted)
         offsets_of = self._offsets_by_block(dirty)
         for block in sorted(dirty):
-            groups: dict[Hold, list[int]] = {}
+            groups: dict[DeliveryState, list[int]] = {}
             for offset in offsets_of(block):
-                hold = holds.get(offset)
-                if hold is not None:
-                    groups.setdefault(hold, []).append(offset)
+                delivered = deliveries.get(offset)
+                if delivered is not None:
+                    groups.setdefault(delivered, []).append(offset)
             old = self._marker_rows.pop(block, None)
             if old is not None:
                 self._garbage.append(old[0])
             if groups:
-                row = rows.MarkersRow(rows.VERSION, block, [], _hold_rows(groups))
+                row = rows.MarkersRow(rows.VERSION, block, [], _delivery_rows(groups))
                 key, value = self._row_key(epoch, "markers"), rows.encode(row)
                 self._marker_rows[block] = (key, rows.checksum(value))
                 new_rows.append((key, value))
 
     def _write_pages(self, epoch: int, new_rows: list[Row]) -> None:
         changed = self.segments.tidy()
-        doubles = sorted(o for o in self.doubles if o < self.persisted) if changed else []
+        duplicates = sorted(o for o in self.duplicates if o < self.persisted) if changed else []
         while changed:
             page = changed.pop()
             for segment in page.segments:
                 if segment.index_checksum < 0:
                     self._write_index(segment, new_rows)
-            value = rows.encode(self._page_row(page, doubles))
+            value = rows.encode(self._page_row(page, duplicates))
             if len(value) > PAGE_BYTES and len(page.segments) > 1:
                 changed += self.segments.split(page)
                 continue
@@ -324,21 +325,23 @@ class Checkpoints(Deliveries):
             page.key, page.checksum = self._row_key(epoch, "pages"), rows.checksum(value)
             new_rows.append((page.key, value))
 
-    def _page_row(self, page: Page, doubles: list[int]) -> rows.PageRow:
+    def _page_row(self, page: Page, duplicates: list[int]) -> rows.PageRow:
         segments = page.segments
-        groups: dict[Hold, list[int]] = {}
+        groups: dict[DeliveryState, list[int]] = {}
         for segment in segments:
             if segment.has_loose():
                 for offset in segment.loose():
-                    hold = self.holds.get(offset)
-                    if hold is not None:
-                        groups.setdefault(hold, []).append(offset)
-        own_doubles = doubles[bisect_left(doubles, segments[0].start) : bisect_left(doubles, segments[-1].stop)]
+                    delivered = self.deliveries.get(offset)
+                    if delivered is not None:
+                        groups.setdefault(delivered, []).append(offset)
+        own_duplicates = duplicates[
+            bisect_left(duplicates, segments[0].start) : bisect_left(duplicates, segments[-1].stop)
+        ]
         return rows.PageRow(
             rows.VERSION,
             [segment.state() for segment in segments],
-            _hold_rows(groups),
-            ranges_of(own_doubles),
+            _delivery_rows(groups),
+            ranges_of(own_duplicates),
         )
 
     def _write_ids(self, epoch: int, new_rows: list[Row]) -> None:
@@ -353,11 +356,11 @@ class Checkpoints(Deliveries):
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
         """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""
-        holds, persisted = self.holds, self.persisted
-        if len(dirty) << state.BLOCK_BITS < 4 * len(holds) or len(dirty) < 8:
+        deliveries, persisted = self.deliveries, self.persisted
+        if len(dirty) << state.BLOCK_BITS < 4 * len(deliveries) or len(dirty) < 8:
             return lambda block: range(max(block << state.BLOCK_BITS, persisted), (block + 1) << state.BLOCK_BITS)
         blocks: dict[int, list[int]] = {}
-        for offset in sorted([o for o in holds if o >= persisted]):
+        for offset in sorted([o for o in deliveries if o >= persisted]):
             blocks.setdefault(block_of(offset), []).append(offset)
         return lambda block: blocks.get(block, ())
 
@@ -468,9 +471,9 @@ class Checkpoints(Deliveries):
         if unpaged or unfinished:
             yield from self._restore_unpaged(unpaged, unfinished)
         while self._timers and self._timers[0][0] <= self.clock_ms:
-            hold = heappop(self._timers)[2]
-            self._timed -= len(hold.offsets)
-            self._come_back(hold)
+            delivered = heappop(self._timers)[2]
+            self._timed -= len(delivered.offsets)
+            self._come_back(delivered)
         return self
 
     def _index_of(self, s: rows.SegmentState, present: Collection[str] | None) -> rows.IndexRow:
@@ -486,16 +489,16 @@ class Checkpoints(Deliveries):
         return segment
 
     def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> Iterator[None]:
-        self._restore_holds(row.holds)
-        self.doubles.update(offsets_in(row.doubles))
+        self._restore_deliveries(row.deliveries)
+        self.duplicates.update(offsets_in(row.duplicates))
         self.segments.add_page(page)
-        special = set(offsets_in(row.doubles))
-        for hold in row.holds:
-            special.update(offsets_in(hold.offsets))
+        special = set(offsets_in(row.duplicates))
+        for delivered in row.deliveries:
+            special.update(offsets_in(delivered.offsets))
         for segment, index in zip(page.segments, indexes, strict=True):
             offsets, is_open = segment.offsets, segment.is_open
             for place, due_ms in zip(index.delays[::2], index.delays[1::2], strict=True):
-                if is_open(place) and offsets[place] not in self.holds:
+                if is_open(place) and offsets[place] not in self.deliveries:
                     self._delay_until(offsets[place], due_ms)
                     special.add(offsets[place])
             for place, expires_ms in zip(index.ttls[::2], index.ttls[1::2], strict=True):
@@ -509,8 +512,8 @@ class Checkpoints(Deliveries):
 
     def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
         """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
-        holds, delays, doubles = self.holds, self.delays, self.doubles
-        waiting = [o for o in special if o in holds or o in delays or o in doubles]
+        deliveries, delays, duplicates = self.deliveries, self.delays, self.duplicates
+        waiting = [o for o in special if o in deliveries or o in delays or o in duplicates]
         for queue, group in self.segments.park_open(segment, waiting):
             backlog = self._backlog(queue)
             self.woken[queue] = None
@@ -522,23 +525,23 @@ class Checkpoints(Deliveries):
             if queue_id is None:
                 if offset not in self.poison:  # version 0.1 wrote it, too
                     self.poison[offset] = str(self._facts(self.record(offset)))
-            elif group and offset in delays and offset not in doubles:
+            elif group and offset in delays and offset not in duplicates:
                 self._lane(self._backlog(queue_id), group).add(offset)
 
-    def _restore_holds(self, holds: Iterable[rows.HoldRow]) -> None:
-        for h in holds:
+    def _restore_deliveries(self, deliveries: Iterable[rows.DeliveryRow]) -> None:
+        for h in deliveries:
             offsets = list(offsets_in(h.offsets))
-            hold = Hold(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, offsets)
-            self.holds.update(dict.fromkeys(offsets, hold))
-            self._highest_hold = max(self._highest_hold, offsets[-1])
-            self._set_timer(hold)
+            delivered = DeliveryState(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, offsets)
+            self.deliveries.update(dict.fromkeys(offsets, delivered))
+            self._highest_delivered = max(self._highest_delivered, offsets[-1])
+            self._set_timer(delivered)
 
     def _restore_markers(self, key: str, checksum: int, row: rows.MarkersRow, unfinished: RangeSet) -> None:
         self._marker_rows[row.block] = (key, checksum)
         for start, stop in zip(*[iter(row.unfinished)] * 2, strict=True):
             unfinished.add(start, stop)
-        self.doubles.update(offsets_in(row.doubles))
-        self._restore_holds(row.holds)
+        self.duplicates.update(offsets_in(row.duplicates))
+        self._restore_deliveries(row.deliveries)
 
     # ------------------------------------------------------------------ manifests of version 1
 
@@ -558,7 +561,7 @@ class Checkpoints(Deliveries):
             described = [(record.offset, *self._describe(record, self._facts(record))) for record in held]
             segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described, size)
             self.segments.add(segment)
-            special = [o for o, *_ in described if o in self.holds or o in self.delays or o in self.doubles]
+            special = [o for o, *_ in described if o in self.deliveries or o in self.delays or o in self.duplicates]
             self._park_restored(segment, special)
             found += len(held)
             yield
@@ -601,8 +604,8 @@ def _of_places(offsets: Sequence[int], *times_ms: dict[int, int]) -> list[int]:
     return found
 
 
-def _hold_rows(groups: dict[Hold, list[int]]) -> list[rows.HoldRow]:
+def _delivery_rows(groups: dict[DeliveryState, list[int]]) -> list[rows.DeliveryRow]:
     return [
-        rows.HoldRow(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, ranges_of(offsets))
+        rows.DeliveryRow(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, ranges_of(offsets))
         for h, offsets in groups.items()
     ]

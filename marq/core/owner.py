@@ -71,7 +71,7 @@ class Limits(NamedTuple):
 
     checkpoint_ms: int = 2_000
     window_offsets: int = 100_000
-    hold_ms: int = 10_000
+    persist_after_ms: int = 10_000
     step_timeout_ms: int = 30_000
     queue_id: str | None = None  # topic mode
     partitions: int = 1  # over which the limits of a queue are spread
@@ -154,7 +154,7 @@ Step = WriteRows | WriteManifest | Retire
 
 
 class Owner:
-    """One worker's hold on partition ``number``. ``nonce`` must be new for each attempt; times are monotonic ms."""
+    """Partition ``number``, as one worker owns it. ``nonce`` must be new for each attempt; times are monotonic ms."""
 
     def __init__(
         self,
@@ -572,8 +572,8 @@ class Owner:
         unanswered += [(handout.receipt[1], handout.offsets) for handout in self.handouts if handout.offsets]
         dead: dict[int, list[int]] = {}
         for offset in self.dead:
-            if (hold := self.partition.holds.get(offset)) is not None and hold.epoch == self.epoch:
-                dead.setdefault(hold.delivery, []).append(offset)
+            if (delivered := self.partition.deliveries.get(offset)) is not None and delivered.epoch == self.epoch:
+                dead.setdefault(delivered.delivery, []).append(offset)
         for delivery, offsets in (*unanswered, *dead.items()):
             last += m.split(Release(self.epoch, delivery, ranges_of(sorted(offsets)), 0, counted=False))
         self.phase = Phase.LEFT
@@ -654,7 +654,7 @@ class Owner:
         taken.sort()
         return self._start(taken, receiver, lease_ms, now_ms, name)
 
-    def hold(
+    def acquire_to_end(
         self,
         queue: str,
         offsets: Iterable[int] | None,
@@ -717,10 +717,10 @@ class Owner:
     def _flow(self, queue: str) -> Flow:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""
         flow, partition = Flow(self._breaker_of(queue)), self.partition
-        for offset, hold in partition.holds.items():
+        for offset, delivered in partition.deliveries.items():
             if partition.leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
-                flow.offsets[offset] = hold.receiver
-                flow.by_receiver[hold.receiver] += 1
+                flow.offsets[offset] = delivered.receiver
+                flow.by_receiver[delivered.receiver] += 1
                 self._flow_of[offset] = queue
         return flow
 
@@ -770,8 +770,8 @@ class Owner:
 
     def _start(self, offsets: list[int], receiver: Any, lease_ms: int, now_ms: int, name: str) -> Pending:
         self._delivery += 1
-        holds = self.partition.holds
-        receives = max((holds[o].receives for o in offsets if o in holds), default=0) + 1
+        deliveries = self.partition.deliveries
+        receives = max((deliveries[o].receives for o in offsets if o in deliveries), default=0) + 1
         start = Start(self.epoch, self._delivery, ranges_of(offsets), lease_ms, name, receives)
         pending = Pending(receiver, self._delivery, offsets, lease_ms, now_ms)
         parts = m.split(start)
@@ -941,7 +941,7 @@ class Owner:
             pressed, self.under_pressure = self.under_pressure, False
             window = 0 if pressed else limits.window_offsets
             try:
-                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.persist_after_ms)
             except RowError:
                 return None  # of a segment that was to be merged; and serves no more
             if self._checkpoint is None:

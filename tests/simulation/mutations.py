@@ -19,7 +19,7 @@ from marq.core.backlog import Backlog
 from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
-from marq.core.partition import Hold, Partition
+from marq.core.partition import DeliveryState, Partition
 from marq.core.segments import Segment, Segments
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
@@ -89,10 +89,18 @@ def _clock_runs_back(fold: Any) -> Any:
 def _busy_or_not(start: Any) -> Any:
     def mutated(self: Partition, marker: Start) -> Any:
         for offset in range(marker.offsets[0], marker.offsets[-1]) if marker.epoch == self.own else ():
-            hold = self.holds.get(offset)
-            if hold is not None and (hold.epoch, hold.delivery) < (marker.epoch, marker.delivery):
-                free = Hold(hold.epoch, hold.delivery, hold.receives, hold.deadline_ms, False, "", hold.offsets)
-                self.holds[offset] = free
+            delivered = self.deliveries.get(offset)
+            if delivered is not None and (delivered.epoch, delivered.delivery) < (marker.epoch, marker.delivery):
+                free = DeliveryState(
+                    delivered.epoch,
+                    delivered.delivery,
+                    delivered.receives,
+                    delivered.deadline_ms,
+                    False,
+                    "",
+                    delivered.offsets,
+                )
+                self.deliveries[offset] = free
         return start(self, marker)
 
     return mutated
@@ -101,9 +109,9 @@ def _busy_or_not(start: Any) -> Any:
 def _of_any_delivery(field: str) -> Any:
     def make(change: Any) -> Any:
         def mutated(self: Partition, marker: Any) -> Any:
-            hold = self.holds.get(marker.offsets[0])
-            if hold is not None:
-                marker = msgspec.structs.replace(marker, **{field: getattr(hold, field)})
+            delivered = self.deliveries.get(marker.offsets[0])
+            if delivered is not None:
+                marker = msgspec.structs.replace(marker, **{field: getattr(delivered, field)})
             return change(self, marker)
 
         return mutated
@@ -113,8 +121,8 @@ def _of_any_delivery(field: str) -> Any:
 
 def _of_the_current_delivery_only(end: Any) -> Any:
     def mutated(self: Partition, marker: Any) -> Any:
-        hold = self.holds.get(marker.offsets[0])
-        if marker.outcome == "acked" and hold is not None and hold.delivery != marker.delivery:
+        delivered = self.deliveries.get(marker.offsets[0])
+        if marker.outcome == "acked" and delivered is not None and delivered.delivery != marker.delivery:
             return []
         return end(self, marker)
 
@@ -368,11 +376,11 @@ def _skips_what_waits(ready: Any) -> Any:
 
 def _knows_nothing_of_before(keep_order: Any) -> Any:
     def mutated(self: Partition, backlog: Any) -> None:
-        holds, self.holds = self.holds, {}
+        deliveries, self.deliveries = self.deliveries, {}
         try:
             keep_order(self, backlog)
         finally:
-            self.holds = holds
+            self.deliveries = deliveries
 
     return mutated
 
@@ -445,9 +453,9 @@ def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
     return mutated
 
 
-def _without_doubles(restore_page: Any) -> Any:
+def _without_duplicates(restore_page: Any) -> Any:
     def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> Any:
-        row.doubles = []
+        row.duplicates = []
         return restore_page(self, page, row, indexes)
 
     return mutated
@@ -681,7 +689,7 @@ MUTATIONS = {
         "only the ids below the position are written", _replaced(Recent, "unwritten", _all_ids)
     ),
     "duplicates not read back": Mutation(
-        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_page", _without_doubles)
+        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_page", _without_duplicates)
     ),
     "an end not written to its page": Mutation(
         "the page of a segment is written anew when one of its messages is done",

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.service.operations import Door
+from app.service.meters import Meters
+from app.service.operations import QueueService
 from gateway import json_api
 from gateway.sqs.limits import RELAXED
 from marq.client.wire import Entry, Outgoing, to_wire
@@ -94,7 +95,7 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
     async def known(queue: str) -> None: ...
 
     catalog = SimpleNamespace(
-        secret=b"s", settings_of=lambda queue: settings, life_of=lambda queue: 0, require_or_make=known
+        secret=b"s", settings_of=lambda queue: settings, generation_of=lambda queue: 0, require_or_make=known
     )
     ownership = SimpleNamespace(
         catalog=catalog,
@@ -105,7 +106,7 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
     )
 
     async def main() -> None:
-        door = Door(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        door = QueueService(ownership, SimpleNamespace(queue_id=None), Meters())  # type: ignore[arg-type]
         for i in range(16):
             await door.send("q", [Entry(b"%d" % i, group="same")])
 

@@ -6,19 +6,23 @@ import asyncio
 import gc
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from aiokafka.errors import KafkaTimeoutError
+from mode import Service
 
 from app.cluster.peers import Peers
 from app.engine import ownership as ownership_module
-from app.engine.faults import stop_on_faults
 from app.engine.outbox import Outbox, Writer
-from app.engine.ownership import Held, Ownership
+from app.engine.ownership import OwnedPartition, Ownership
 from app.settings import Settings
-from app.streaming.faust_app import MarqApp
+from app.streaming.faults import stop_on_faults
+from app.streaming.faust_app import MarqApp, create_app
 from app.streaming.producer import IdempotentProducer
 from gateway import health
 from marq.core.markers import Tick
@@ -80,7 +84,7 @@ class Desk:
             error=None,
             leave=list,
         )
-        self.held = Held(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
+        self.held = OwnedPartition(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
 
 
@@ -179,7 +183,7 @@ def test_rows_are_deleted_until_kafka_confirms_it(monkeypatch: pytest.MonkeyPatc
 
         async def trim(*_: Any) -> None: ...
 
-        desk.ownership.tails = SimpleNamespace(trim=trim)  # type: ignore[assignment]
+        desk.ownership.changelogs = SimpleNamespace(trim=trim)  # type: ignore[assignment]
         desk.ownership._retire(desk.held, Retire(["0/1/messages/1"], [], 0, 0))
         async with asyncio.timeout(10):
             while len(again) < 2:
@@ -243,17 +247,17 @@ def test_a_search_at_other_workers_that_failed_is_made_again(monkeypatch: pytest
         hunted: list[str] = []
         receiving = SimpleNamespace(waiting_count=lambda queue: 1)
         peers: Any = SimpleNamespace(
-            _hunts={},
+            _polls={},
             _woken={},
             log=SimpleNamespace(error=lambda *_: None),
-            app=SimpleNamespace(door=SimpleNamespace(receiving=receiving)),
+            app=SimpleNamespace(operations=SimpleNamespace(receives=receiving)),
             should_stop=False,
-            hunt=hunted.append,
+            poll_peers=hunted.append,
         )
-        peers._hunt_again = lambda queue: Peers._hunt_again(peers, queue)
+        peers._poll_again = lambda queue: Peers._poll_again(peers, queue)
         task = asyncio.get_running_loop().create_future()
         task.set_exception(KeyError("planted"))
-        Peers._end_hunt(peers, "q", task)  # type: ignore[arg-type]
+        Peers._end_poll(peers, "q", task)  # type: ignore[arg-type]
         await asyncio.sleep(0.02)
         assert hunted == ["q"]
 
@@ -282,3 +286,100 @@ class Raising:
 
     def values(self) -> Any:
         raise self.error
+
+
+# ---------------------------------------------------------------------- other workers
+
+
+def peers_of(urls: list[str]) -> Peers:
+    """Of a worker that owns nothing, with others at these addresses."""
+    ownership: Any = SimpleNamespace(breakers=SimpleNamespace(on_told=None), spawn=asyncio.ensure_future)
+    app: Any = SimpleNamespace(
+        ownership=ownership,
+        tables={"progress": SimpleNamespace(changelog_topic_name="c")},
+        assignor=SimpleNamespace(changelog_distribution={url: {"c": [i]} for i, url in enumerate(urls)}),
+        conf=SimpleNamespace(canonical_url="http://here:1"),
+        catalog=SimpleNamespace(secret=b"secret"),
+        settings=SimpleNamespace(web_tls_ca_file=None),
+        operations=SimpleNamespace(receives=SimpleNamespace(waiting_count=lambda queue: 0)),
+    )
+    return Peers(app)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body"),
+    [
+        (200, "text/html", b"<html>a proxy</html>"),
+        (200, "application/msgpack", b"\x93\x01"),
+        (503, "application/problem+json", b"{"),
+        (503, "text/html", b"<html>a proxy</html>"),
+    ],
+)
+def test_what_is_no_answer_of_a_worker_is_none(status: int, kind: str, body: bytes) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=status, content_type=kind, body=body)
+
+    async def scenario(failures: Failures) -> None:
+        server = TestServer(web.Application())
+        server.app.router.add_post("/v1/peer/watch", answer)
+        await server.start_server()
+        peers = peers_of([str(server.make_url("/"))])
+        await peers.on_start()
+        assert await peers.ready_at("q", watch=False) == []
+        assert await peers.ready_at("q") == []
+        await peers.on_stop()
+        await server.close()
+
+    assert not run(scenario)
+
+
+@pytest.mark.parametrize("what", ["watch", "breakers"])
+def test_an_error_of_our_own_in_a_call_is_none_of_the_other_worker(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(*_: Any) -> Any:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(Peers, "call", call)
+
+    async def scenario(failures: Failures) -> None:
+        peers = peers_of(["http://there:1"])
+        with pytest.raises(KeyError, match="planted"):
+            await (peers.ready_at("q", watch=False) if what == "watch" else peers._tell_breakers({}))
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------------- the worker, really
+
+
+def a_worker(tmp_path: Path) -> MarqApp:
+    """Not started: what ends a worker needs no Kafka."""
+    return create_app(app_id="w", bootstrap="127.0.0.1:1", chunked_topics=[], datadir=str(tmp_path))
+
+
+def test_a_worker_that_fails_is_ended(tmp_path: Path) -> None:
+    async def scenario(failures: Failures) -> None:
+        app = a_worker(tmp_path)
+        process = Service()  # as Faust's worker, which ends the process when it crashes
+        app.beacon.reattach(process.beacon)
+        app.fail(InternalError("planted"))
+        async with asyncio.timeout(5):
+            await process.wait(asyncio.Event())
+        assert "planted" in str(process.crash_reason)
+
+    run(scenario)
+
+
+def test_a_service_whose_task_ended_is_what_the_worker_fails_for(tmp_path: Path) -> None:
+    class Dying(Service):
+        @Service.task
+        async def _run(self) -> None:
+            raise KeyError("planted")
+
+    async def scenario(failures: Failures) -> None:
+        app = a_worker(tmp_path)
+        await Dying(beacon=app.beacon).start()
+        async with asyncio.timeout(5):
+            await app.wait(asyncio.Event())
+        assert "planted" in str(app.failure)
+
+    run(scenario)

@@ -11,7 +11,6 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.service import problems
 from app.service.receipts import Receipts, queue_crc
 from gateway import json_api
 from gateway.auth import ALL, Keys, check_browser, is_loopback
@@ -20,6 +19,7 @@ from gateway.sqs.errors import SqsError
 from marq import errors
 from marq.core.policies import name_problem
 from marq.errors import BadReceiptError, NotAllowedError, NotAuthenticatedError, SettingError
+from marq.protocol import problems
 
 KEY = "a-key-of-enough-length"
 OTHER = "another-key-of-enough-length"

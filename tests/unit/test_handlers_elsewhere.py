@@ -12,6 +12,7 @@ import pytest
 
 from agents import elsewhere
 from agents.handlers import Handlers
+from app.service.meters import Meters
 from marq import handlers as registry
 from marq.core import markers as m
 from marq.core.markers import Marker
@@ -67,7 +68,7 @@ class Node:
             room=lambda held, wanted, lease_ms: wanted,
         )
         settings = SimpleNamespace(queue_id=None, backoff_ms=0, backoff_max_ms=0)
-        self.handlers = Handlers(self.ownership, settings)  # type: ignore[arg-type]
+        self.handlers = Handlers(self.ownership, settings, Meters())  # type: ignore[arg-type]
         self.handlers.connect(self)  # type: ignore[arg-type]
         assert self.handlers.elsewhere is not None
         self.elsewhere = self.handlers.elsewhere

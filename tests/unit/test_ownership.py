@@ -94,7 +94,7 @@ class Table:
         return self.write(key, value)
 
 
-class Tails:
+class Changelogs:
     """Reads beside the group; each of `errors` once."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class Desk:
             self.tables,  # type: ignore[arg-type]
             catalog,  # type: ignore[arg-type]
         )
-        self.tails = self.ownership.tails = Tails()  # type: ignore[assignment]
+        self.changelogs = self.ownership.changelogs = Changelogs()  # type: ignore[assignment]
         self.ownership.worker_name = "us"
 
     def read(self, number: int) -> None:
@@ -275,7 +275,7 @@ def test_a_claim_without_an_answer_is_made_again_with_a_new_name(monkeypatch: py
 
 def test_recovery_goes_on_when_kafka_is_back() -> None:
     async def scenario(desk: Desk) -> None:
-        desk.tails.errors = [KafkaConnectionError(), TimeoutError()]
+        desk.changelogs.errors = [KafkaConnectionError(), TimeoutError()]
         await desk.serve()
         assert desk.owns(0) == 1
         assert not desk.failures
@@ -322,11 +322,11 @@ def test_a_partition_that_can_not_be_claimed_holds_up_no_other(monkeypatch: pyte
 
 def test_a_partition_whose_tables_can_not_be_read_holds_up_no_other() -> None:
     async def scenario(desk: Desk) -> None:
-        desk.tails.broken = {1: KafkaConnectionError("no leader")}
+        desk.changelogs.broken = {1: KafkaConnectionError("no leader")}
         desk.ownership.on_assigned(1)
         await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
         await desk.until(lambda: "no leader" in desk.ownership.unserved.get(1, ""))
-        desk.tails.broken = {}
+        desk.changelogs.broken = {}
         await desk.until(lambda: len(desk.ownership.held) == 2 and desk.ownership.held[1].serving)
         assert not desk.ownership.unserved
 

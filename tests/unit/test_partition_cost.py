@@ -242,7 +242,7 @@ def test_leases_of_finished_messages_are_not_kept_until_they_would_be_over() -> 
         offsets = logs.send_many(TIMERS_SLACK // 4)
         logs.read()
         logs.ack(logs.start(*offsets, lease_ms=43_200_000))
-        assert sum(len(hold.offsets) for _, _, hold in logs.partition._timers) < 2 * TIMERS_SLACK, batch
+        assert sum(len(delivered.offsets) for _, _, delivered in logs.partition._timers) < 2 * TIMERS_SLACK, batch
 
 
 def test_times_to_live_of_finished_messages_are_not_kept_until_they_would_be_over() -> None:
@@ -264,5 +264,5 @@ def test_structures_of_a_queue_exist_only_while_it_has_something() -> None:
     logs.persist()
 
     assert logs.partition.backlogs == {}
-    assert logs.partition.messages == logs.partition.holds == {}
+    assert logs.partition.messages == logs.partition.deliveries == {}
     assert len(logs.partition.segments) == 0

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.service.operations import Door
+from app.service.meters import Meters
+from app.service.operations import QueueService
 from app.service.receipts import queue_crc
 from marq.core.markers import Marker
 from marq.errors import LeaseOverError, MarqError, UnavailableError
@@ -42,17 +43,17 @@ class Desk:
         self.worker = Worker().serve()
         held = SimpleNamespace(number=NUMBER, serving=True, owner=self.worker.owner)
         catalog = SimpleNamespace(secret=b"secret", with_backoff={})
-        self.door = self._door(catalog, {NUMBER: held}, reads)
+        self.operations = self._operations(catalog, {NUMBER: held}, reads)
         if not own:
-            owner = self.door
-            self.door = self._door(catalog, {}, reads)
-            self.door.peers = SimpleNamespace(  # type: ignore[assignment]
+            owner = self.operations
+            self.operations = self._operations(catalog, {}, reads)
+            self.operations.peers = SimpleNamespace(  # type: ignore[assignment]
                 url="here",
                 owner_of=lambda number: "there",
                 call=lambda url, name, argument, *_: self.call(owner, argument),
             )
 
-    def _door(self, catalog: Any, held: dict[int, Any], reads: bool) -> Door:
+    def _operations(self, catalog: Any, held: dict[int, Any], reads: bool) -> QueueService:
         ownership = SimpleNamespace(
             catalog=catalog,
             held=held,
@@ -61,15 +62,15 @@ class Desk:
             app=SimpleNamespace(producer=SimpleNamespace(waited_s=lambda topic, partition: 0.0)),
             outbox=lambda number: Outbox(self.worker, reads),
         )
-        return Door(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        return QueueService(ownership, SimpleNamespace(queue_id=None), Meters())  # type: ignore[arg-type]
 
-    async def call(self, owner: Door, argument: Any) -> Any:
+    async def call(self, owner: QueueService, argument: Any) -> Any:
         return await owner.leases.effects_here(argument)
 
     def receive(self) -> str:
         (handout,) = self.worker.receive(1)
         epoch, delivery = handout.receipt
-        return self.door.receipts.make(NUMBER, epoch, delivery, handout.offsets[0], 1, queue_crc("q"))
+        return self.operations.receipts.make(NUMBER, epoch, delivery, handout.offsets[0], 1, queue_crc("q"))
 
     def received_twice(self) -> tuple[str, str]:
         """Receipts of a delivery whose lease ended, and of the next one."""
@@ -95,7 +96,7 @@ def kinds(results: list[MarqError | None]) -> list[type]:
 def test_a_receipt_of_an_older_delivery_is_lease_over_and_changes_nothing(action: str, own: bool) -> None:
     async def scenario(desk: Desk) -> None:
         old, new = desk.received_twice()
-        act = getattr(desk.door, action)
+        act = getattr(desk.operations, action)
 
         results = await act([old, new], *([60_000] if action == "extend" else []))
 
@@ -110,9 +111,9 @@ def test_a_receipt_of_a_finished_message_is_lease_over(action: str, own: bool) -
     async def scenario(desk: Desk) -> None:
         desk.worker.send()
         receipt = desk.receive()
-        assert await desk.door.ack([receipt]) == [None]
+        assert await desk.operations.ack([receipt]) == [None]
 
-        results = await getattr(desk.door, action)([receipt], *([60_000] if action == "extend" else []))
+        results = await getattr(desk.operations, action)([receipt], *([60_000] if action == "extend" else []))
 
         assert kinds(results) == [LeaseOverError]
 
@@ -123,13 +124,13 @@ def test_a_release_that_took_effect_is_no_error_though_the_message_is_with_anoth
     async def scenario(desk: Desk) -> None:
         desk.worker.send()
         receipt = desk.receive()
-        released = asyncio.ensure_future(desk.door.release([receipt]))
+        released = asyncio.ensure_future(desk.operations.release([receipt]))
         await asyncio.sleep(0)
         desk.worker.read_markers()
         desk.receive()
 
         assert await released == [None]
-        assert kinds(await desk.door.release([receipt])) == [LeaseOverError]
+        assert kinds(await desk.operations.release([receipt])) == [LeaseOverError]
 
     run(scenario)
 
@@ -140,7 +141,7 @@ def test_a_lease_that_is_over_while_nobody_else_has_the_message_can_be_extended(
         receipt = desk.receive()
         desk.worker.wait(LEASE_MS + 100)
 
-        assert await desk.door.extend([receipt], 60_000) == [None]
+        assert await desk.operations.extend([receipt], 60_000) == [None]
 
     run(scenario)
 
@@ -150,7 +151,7 @@ def test_where_nobody_can_tell_whether_it_came_in_time_that_is_said(monkeypatch:
 
     async def scenario(desk: Desk) -> None:
         desk.worker.send()
-        assert kinds(await desk.door.extend([desk.receive()], 60_000)) == [UnavailableError]
+        assert kinds(await desk.operations.extend([desk.receive()], 60_000)) == [UnavailableError]
 
     run(scenario, reads=False)
 

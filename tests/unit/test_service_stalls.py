@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.service.operations import STALLED_S, Door
+from app.service.meters import Meters
+from app.service.operations import STALLED_S, QueueService
 from marq.client.wire import Entry
 from marq.core.markers import End, Marker
 from marq.core.placing import fifo_partition
@@ -28,7 +29,10 @@ class Desk:
         self.said: dict[int, list[Marker]] = {}
         self.settings = FIFO if fifo else QueueSettings()
         catalog = SimpleNamespace(
-            require_or_make=self._made, settings_of=lambda queue: self.settings, life_of=lambda queue: 0, secret=b"s"
+            require_or_make=self._made,
+            settings_of=lambda queue: self.settings,
+            generation_of=lambda queue: 0,
+            secret=b"s",
         )
         ownership: Any = SimpleNamespace(
             app=SimpleNamespace(producer=self),
@@ -37,7 +41,7 @@ class Desk:
             topics=SimpleNamespace(queue="queue", markers="markers", partitions=COUNT),
             outbox=self.outbox,
         )
-        self.door = Door(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        self.operations = QueueService(ownership, SimpleNamespace(queue_id=None), Meters())  # type: ignore[arg-type]
 
     async def _made(self, queue: str) -> None: ...
 
@@ -68,7 +72,7 @@ def test_sends_go_to_the_other_partitions() -> None:
     async def scenario() -> None:
         desk = Desk(1)
         for _ in range(9):
-            await desk.door.send("work", [entry()])
+            await desk.operations.send("work", [entry()])
         assert set(desk.sent) == {0, 2}
 
     asyncio.run(scenario())
@@ -78,7 +82,7 @@ def test_sends_are_refused_when_there_is_no_other() -> None:
     async def scenario() -> None:
         desk = Desk(0, 1, 2)
         with pytest.raises(UnavailableError):
-            await desk.door.send("work", [entry()])
+            await desk.operations.send("work", [entry()])
         assert not desk.sent
 
     asyncio.run(scenario())
@@ -90,7 +94,7 @@ def test_a_group_keeps_its_partition_and_waits_while_other_groups_are_sent() -> 
         places = {group: fifo_partition(b"work", group.encode(), FIFO, COUNT) for group in groups}
         assert set(places.values()) == {0, 1, 2}
         desk = Desk(1, fifo=True)
-        results = await desk.door.send("work", [entry(group=group, deduplication_id=group) for group in groups])
+        results = await desk.operations.send("work", [entry(group=group, deduplication_id=group) for group in groups])
         refused = {group for group, result in zip(groups, results, strict=True) if isinstance(result, UnavailableError)}
         assert refused == {group for group, place in places.items() if place == 1}
         assert set(desk.sent) == {0, 2}
@@ -101,8 +105,8 @@ def test_a_group_keeps_its_partition_and_waits_while_other_groups_are_sent() -> 
 def test_acks_of_the_other_partitions_are_taken() -> None:
     async def scenario() -> None:
         desk = Desk(1)
-        receipts = [desk.door.receipts.make(number, 5, 1, 0, 1, 0) for number in range(COUNT)]
-        results = await desk.door.ack(receipts)
+        receipts = [desk.operations.receipts.make(number, 5, 1, 0, 1, 0) for number in range(COUNT)]
+        results = await desk.operations.ack(receipts)
         assert [type(result) for result in results] == [type(None), UnavailableError, type(None)]
         assert desk.said == {0: [End(5, [0, 1], "acked", 1)], 2: [End(5, [0, 1], "acked", 1)]}
 

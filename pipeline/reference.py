@@ -15,7 +15,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.ranges import RangeSet, count, offsets_in
 
@@ -69,7 +69,7 @@ class _Attempt:
         self.unsure = False
 
 
-class Witness:
+class ReferenceFold:
     """Follows one partition. Offsets below ``first`` belong to lives that are not seen whole: they are left out.
 
     Parameters: ``queue_of``: name of the queue that a key stands for; ``compacted``: records may vanish from the queue

@@ -10,7 +10,7 @@ import pytest
 from marq.client import Outgoing, Queue, Service
 from marq.errors import BadValueError
 from tests.integration.cluster import Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.kafka import unique
 
 

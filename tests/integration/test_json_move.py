@@ -12,7 +12,7 @@ import pytest
 from marq.client import Sent, Service
 from marq.errors import BadValueError, LeaseOverError
 from tests.integration.cluster import Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.kafka import unique
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Keepalive, Marker, Own, Purge, Release, Start, Tick
-from pipeline.witness import RACE_MS, Fault, Witness
+from pipeline.reference import RACE_MS, Fault, ReferenceFold
 
 LEASE_MS = 1_000
 OWNER = "w1/a"
@@ -21,16 +21,18 @@ class Log:
         self.faults: list[Fault] = []
         self.now_ms = 0
         self.next = 0
-        self.witness = Witness(first=0, own=-1, queue_of=lambda _: "q", report=self.faults.append, compacted=compacted)
+        self.reference = ReferenceFold(
+            first=0, own=-1, queue_of=lambda _: "q", report=self.faults.append, compacted=compacted
+        )
         self.read(0, 10)
         self.write(Own("w1", OWNER))
 
     def read(self, start: int, stop: int) -> None:
-        self.witness.read([Envelope(offset, 0, b"q", None, (), 1) for offset in range(start, stop)])
+        self.reference.read([Envelope(offset, 0, b"q", None, (), 1) for offset in range(start, stop)])
 
     def write(self, *markers: Marker, by: str = OWNER) -> list[list[int]]:
         self.next += 1
-        return self.witness.fold(self.next - 1, self.now_ms, Batch(1, list(markers), by))
+        return self.reference.fold(self.next - 1, self.now_ms, Batch(1, list(markers), by))
 
     def wait(self, ms: int) -> None:
         """Time passes, with a tick each half second: the owner is at work."""
@@ -58,7 +60,7 @@ def test_a_life_that_follows_the_rules_is_no_fault(log: Log) -> None:
     log.start(2, 1, 2, receives=2)
     log.write(End(0, [0, 5], "acked", 1), by="")
     assert log.faults == []
-    assert log.witness.done == {("q", "acked"): 5}
+    assert log.reference.done == {("q", "acked"): 5}
 
 
 # ------------------------------------------------------------------ expiry
@@ -66,9 +68,9 @@ def test_a_life_that_follows_the_rules_is_no_fault(log: Log) -> None:
 
 def send(log: Log, ttl_ms: int) -> int:
     """A message with a time to live, sent now."""
-    offset = log.witness.position
+    offset = log.reference.position
     headers = [("marq-ttl-ms", b"%d" % ttl_ms)]
-    log.witness.read([Envelope(offset, log.now_ms, b"q", None, headers, 1)])
+    log.reference.read([Envelope(offset, log.now_ms, b"q", None, headers, 1)])
     return offset
 
 
@@ -234,12 +236,12 @@ def test_an_uncounted_delivery_leaves_no_hole(log: Log) -> None:
 
 def test_a_record_that_vanishes_while_it_is_worked_on_is_a_fault(log: Log) -> None:
     log.start(1, 9, 12)
-    log.witness.gone(10, 11)
+    log.reference.gone(10, 11)
     assert (log.only().kind, log.only().offset) == ("record gone", 10)
 
 
 def test_a_start_of_a_record_that_is_not_there_is_a_fault(log: Log) -> None:
-    log.witness.gone(10, 12)
+    log.reference.gone(10, 12)
     log.start(1, 11, 12)
     assert (log.only().kind, log.only().offset) == ("record gone", 11)
 
@@ -247,21 +249,21 @@ def test_a_start_of_a_record_that_is_not_there_is_a_fault(log: Log) -> None:
 def test_in_a_topic_of_the_users_records_may_vanish() -> None:
     log = Log(compacted=True)
     log.start(1, 10, 11)
-    log.witness.gone(10, 11)
+    log.reference.gone(10, 11)
     assert log.faults == []
 
 
 def test_a_purge_counts_for_what_is_read_later_too(log: Log) -> None:
     log.write(Purge(0, "q", 12))
     log.read(10, 13)
-    assert log.witness.done == {("q", "purged"): 12}
-    assert list(log.witness.open) == [12]
+    assert log.reference.done == {("q", "purged"): 12}
+    assert list(log.reference.open) == [12]
 
 
 def test_an_unreadable_record_changes_nothing_but_the_clock(log: Log) -> None:
     log.start(1, 0, 1)
     log.now_ms += 2_000
     log.next += 1
-    assert log.witness.fold(log.next - 1, log.now_ms, None) == []
-    assert log.witness.notes["unreadable"] == 1
+    assert log.reference.fold(log.next - 1, log.now_ms, None) == []
+    assert log.reference.notes["unreadable"] == 1
     assert log.start(2, 0, 1, receives=2) == [[0]]

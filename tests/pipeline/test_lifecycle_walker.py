@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.partition import H_GROUP
-from pipeline.chronicler import Chronicler, Plan
+from pipeline.lifecycle_walker import LifecycleWalker, Plan
 
 
 def test_of_several_group_headers_the_last_counts() -> None:
-    chronicler = Chronicler(0, msgspec.msgpack.encode(Plan(0, 3, 0, 0, queue_id=None, run=1)))
+    chronicler = LifecycleWalker(0, msgspec.msgpack.encode(Plan(0, 3, 0, 0, queue_id=None, run=1)))
     chronicler.begin()
     headers = [[(H_GROUP, b"first"), (H_GROUP, b"last")], [(H_GROUP, b"first"), (H_GROUP, None)], []]
     chronicler.read([Envelope(i, 1, b"q", None, found, 1) for i, found in enumerate(headers)], [None] * 3)

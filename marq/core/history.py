@@ -1,9 +1,9 @@
 """What happened to each message, told from what the fold did: the raw material of life cycles, audits and metrics.
 
-:class:`Lives` watches a :class:`~marq.core.partition.Partition` being folded. What took effect on many messages is
+:class:`Histories` watches a :class:`~marq.core.partition.Partition` being folded. What took effect on many messages is
 kept once: a message's history is a chain of events that it shares with all that went the same way, so that a million
-waiting or leased messages cost a dict entry each. Histories are those of unfinished messages; a life leaves when it
-ends. Payloads play no part, only their size.
+waiting or leased messages cost a dict entry each. A history is kept until its message is done. Payloads play no part,
+only their size.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from marq.core.reading import BAD_NAME, SPAN_MAX_MS, milliseconds
 from marq.errors import RowError
 
 VERSION = 1
-"""Of what :meth:`Lives.dump` writes."""
+"""Of what :meth:`Histories.dump` writes."""
 
 CHUNK_MESSAGES = 20_000
-"""So many unfinished messages go into one value of :meth:`Lives.dump`."""
+"""So many unfinished messages go into one value of :meth:`Histories.dump`."""
 
 
 PLACES = 1 << 16
@@ -85,7 +85,7 @@ class Delivery(NamedTuple):
     end: str | None  # outcome; released, uncounted, expired_lease, overtaken (another delivery's ack); None: is on
 
 
-class Story(NamedTuple):
+class MessageHistory(NamedTuple):
     """What a chain of events comes to."""
 
     deliveries: list[Delivery]
@@ -95,8 +95,8 @@ class Story(NamedTuple):
     working_ms: int
 
 
-NOTHING = Story([], 0, 0, 0, 0)
-"""The story of a message that was never delivered."""
+NO_HISTORY = MessageHistory([], 0, 0, 0, 0)
+"""The history of a message that was never delivered."""
 
 
 class Ahead(NamedTuple):
@@ -117,12 +117,12 @@ class Early(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Messages whose life ended alike."""
+    """Messages that ended alike."""
 
     envelopes: list[Envelope]
     outcome: str
     ended_ms: int
-    story: Story
+    history: MessageHistory
 
 
 class Unfinished(NamedTuple):
@@ -130,11 +130,11 @@ class Unfinished(NamedTuple):
 
     envelope: Envelope
     state: str  # ready, delayed, in_flight
-    story: Story
+    history: MessageHistory
 
 
-class Lives:
-    """The lives of one partition. Take what has ended from :attr:`ended`, and clear it."""
+class Histories:
+    """The histories of one partition. Take what has ended from :attr:`ended`, and clear it."""
 
     def __init__(self, *, queue_id: str | None = None) -> None:
         self.queue_id = queue_id
@@ -178,11 +178,11 @@ class Lives:
         assert early is not None, offset
         # the broker of the queue log may be ahead of that of the markers
         at_ms = max(early.at_ms, envelope.timestamp)
-        story = self._story(event, early.receipt, at_ms, early.outcome)
-        self.ended.append(Ended([envelope], early.outcome, at_ms, story))
+        history = self._history_of(event, early.receipt, at_ms, early.outcome)
+        self.ended.append(Ended([envelope], early.outcome, at_ms, history))
 
     def absent(self, start: int, stop: int) -> None:
-        """The queue log does not hold ``[start, stop)``: no lives."""
+        """The queue log does not hold ``[start, stop)``: no histories."""
         for store in (self.last, self.early):
             if store:
                 span: Iterable[int] = range(start, stop) if stop - start < len(store) else list(store)
@@ -248,27 +248,29 @@ class Lives:
                 lists.setdefault(event, []).append(offset)
             groups = dict(lists)
         for event, offsets in groups.items():
-            story = self._story(event, receipt, at_ms, outcome)
-            self.ended.append(Ended([sent.pop(offset) for offset in offsets], outcome, at_ms, story))
+            history = self._history_of(event, receipt, at_ms, outcome)
+            self.ended.append(Ended([sent.pop(offset) for offset in offsets], outcome, at_ms, history))
 
     # ------------------------------------------------------------------ what it comes to
 
     def unfinished(self, partition: Partition) -> Iterator[Unfinished]:
         """Every message that was read and is not done, in no order; nothing may be folded meanwhile."""
-        stories: dict[Event | None, Story] = {None: NOTHING}
-        holds, delays, clock_ms = partition.holds, partition.delays, partition.clock_ms
+        histories: dict[Event | None, MessageHistory] = {None: NO_HISTORY}
+        deliveries, delays, clock_ms = partition.deliveries, partition.delays, partition.clock_ms
         for offset, envelope in self.sent.items():
-            hold = holds.get(offset)
-            if hold is not None and clock_ms < hold.deadline_ms:
-                state = "in_flight" if hold.leased else "delayed"
+            delivered = deliveries.get(offset)
+            if delivered is not None and clock_ms < delivered.deadline_ms:
+                state = "in_flight" if delivered.leased else "delayed"
             else:
                 state = "delayed" if offset in delays else "ready"
             event = self.last.get(offset)
-            story = stories.get(event)
-            if story is None:
-                over = hold is not None and clock_ms >= hold.deadline_ms
-                story = stories[event] = self._story(event, None, partition.last_timestamp_ms, None, lease_over=over)
-            yield Unfinished(envelope, state, story)
+            history = histories.get(event)
+            if history is None:
+                over = delivered is not None and clock_ms >= delivered.deadline_ms
+                history = histories[event] = self._history_of(
+                    event, None, partition.last_timestamp_ms, None, lease_over=over
+                )
+            yield Unfinished(envelope, state, history)
 
     def queue_of(self, envelope: Envelope) -> str | None:
         """The queue that a message is in; None for poison."""
@@ -289,7 +291,7 @@ class Lives:
             self._names[key] = name if name is not None and len(name) <= QUEUE_NAME_MAX else None
         return self._names[key]
 
-    def _story(
+    def _history_of(
         self,
         event: Event | None,
         receipt: tuple[int, int] | None,
@@ -297,10 +299,10 @@ class Lives:
         outcome: str | None,
         *,
         lease_over: bool = False,
-    ) -> Story:
+    ) -> MessageHistory:
         """What the chain that ends with ``event`` comes to; ``receipt`` of an ack, None for any other outcome."""
         if event is None:
-            return NOTHING
+            return NO_HISTORY
         chain = list(self._chain(event))
         chain.reverse()
         deliveries: list[Delivery] = []
@@ -340,7 +342,7 @@ class Lives:
         for d in deliveries:
             until = d.end_ms if d.end_ms is not None else min(d.deadline_ms, at_ms)
             working_ms += max(0, until - d.start_ms)
-        return Story(deliveries, receives, extensions, releases, working_ms)
+        return MessageHistory(deliveries, receives, extensions, releases, working_ms)
 
     @staticmethod
     def _close(
@@ -406,7 +408,7 @@ class Lives:
         return msgspec.msgpack.encode(_Dump(VERSION, owners, self.purges, events, messages))
 
     @classmethod
-    def load(cls, values: Iterable[bytes], *, queue_id: str | None = None) -> Lives:
+    def load(cls, values: Iterable[bytes], *, queue_id: str | None = None) -> Histories:
         """The inverse of :meth:`dump`. Raises :exc:`RowError` for what it did not write."""
         self = cls(queue_id=queue_id)
         for value in values:

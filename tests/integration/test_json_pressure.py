@@ -17,7 +17,7 @@ import pytest
 
 from app.kafka.broker import EmbeddedBroker
 from tests.integration.cluster import Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.kafka import unique
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from marq.core.lives import Envelope, Lives, visible_ms
+from marq.core.history import Envelope, Histories, visible_ms
 from marq.core.markers import Batch, End, Keepalive, Purge, Release, Start
 from pipeline import resuming, walk
 
@@ -65,7 +65,7 @@ class Plan(walk.Plan):
     window_ms: int
 
 
-class Kept(resuming.Kept):
+class ResumeState(resuming.ResumeState):
     """Of a walker between batches."""
 
     latest_ms: int  # greatest timestamp read
@@ -99,16 +99,16 @@ class _Rest(msgspec.Struct, array_like=True):
     purges: dict[str, list[Purged]]
 
 
-class TallyWalker(resuming.ResumingWalker):
+class MetricsWalker(resuming.ResumingWalker):
     """Emits a tally for each queue and window in which something happened in this batch, and the state."""
 
     told: Plan
-    kept_type = Kept
+    state_type = ResumeState
     version = VERSION
 
     def __init__(self, number: int, plan: bytes) -> None:
         super().__init__(number, msgspec.msgpack.decode(plan, type=Plan))
-        self._names = Lives(queue_id=self.told.queue_id)
+        self._names = Histories(queue_id=self.told.queue_id)
         self._latest_ms = 0
         self._open: dict[int, tuple[str, int]] = {}  # unfinished, read -> queue, visible_ms
         self._receives: dict[int, int] = {}  # unfinished, delivered -> how often
@@ -120,10 +120,10 @@ class TallyWalker(resuming.ResumingWalker):
 
     # ------------------------------------------------------------------ state
 
-    def goes_on(self, kept: resuming.Kept) -> bool:
+    def goes_on(self, kept: resuming.ResumeState) -> bool:
         return self.told.queue_start <= kept.position and self.told.markers_start <= kept.markers_position
 
-    def restore(self, kept: Kept, stored: dict[str, bytes]) -> None:
+    def restore(self, kept: ResumeState, stored: dict[str, bytes]) -> None:
         self._latest_ms = kept.latest_ms
         rest = msgspec.msgpack.decode(stored.pop("rest"), type=_Rest)
         self._marker, self._early, self._receives, self._purges = (
@@ -139,8 +139,8 @@ class TallyWalker(resuming.ResumingWalker):
                 if receives:
                     self._receives[offset] = receives
 
-    def kept(self) -> Kept:
-        return Kept(**msgspec.structs.asdict(super().kept()), latest_ms=self._latest_ms)
+    def resume_state(self) -> ResumeState:
+        return ResumeState(**msgspec.structs.asdict(super().resume_state()), latest_ms=self._latest_ms)
 
     def end(self) -> None:
         self.stop_at(self.told.queue_stop, self.told.markers_stop)

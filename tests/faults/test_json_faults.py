@@ -19,8 +19,8 @@ from marq.client import Message, Sent, Service
 from marq.errors import MarqError
 from tests.faults.trio import NAMES, Trio
 from tests.integration.cluster import until
-from tests.integration.door_client import Client
 from tests.integration.duplicates import Done, Place
+from tests.integration.json_client import Client
 from tests.kafka import unique
 
 #: Messages that one consumer holds at once: more than these can't come again because of one fault.
@@ -41,13 +41,13 @@ class Traffic:
         self.errors: list[BaseException] = []
         self.refused: set[Place] = set()  # of consumers that were told that an acknowledgement failed
         self._serial = 0
-        self._sending, self._receiving = threading.Event(), threading.Event()
+        self._sending, self._receives = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=self._send, args=(sender,))]
         self._threads += [threading.Thread(target=self._receive, args=(urls,)) for urls in consumers]
 
     def start(self) -> None:
         self._sending.set()
-        self._receiving.set()
+        self._receives.set()
         for thread in self._threads:
             thread.start()
 
@@ -57,7 +57,7 @@ class Traffic:
 
     def stop(self) -> None:
         self._sending.clear()
-        self._receiving.clear()
+        self._receives.clear()
         for thread in self._threads:
             thread.join(PATIENCE_S + 30)
             assert not thread.is_alive()
@@ -85,7 +85,7 @@ class Traffic:
                     prefetch=HELD // 2, max_in_flight=HELD, visibility_timeout=5
                 ) as messages,
             ):
-                while self._receiving.is_set():
+                while self._receives.is_set():
                     for message in messages.take(HELD, timeout=0.2):
                         self._note(message)
                         mine.add((message.partition, message.offset))

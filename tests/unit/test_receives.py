@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from app.service import receives as module
+from app.service.meters import Meters
 from app.service.receipts import Receipts
-from app.service.receives import Receiving
+from app.service.receives import Receives
 from marq.core.markers import Release
 from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
@@ -48,7 +49,7 @@ class Desk:
         receipts = Receipts(b"secret")
         self.given_back: list[Any] = []
         catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
-        self.receiving = Receiving(
+        self.receives = Receives(
             SimpleNamespace(  # type: ignore[arg-type]
                 held=dict(enumerate(self.partitions)),
                 receivers=[],
@@ -57,13 +58,14 @@ class Desk:
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
             ),
             lambda: receipts,
+            Meters(),
         )
 
     def confirm(self, number: int) -> None:
         self.partitions[number].confirm(self.clock_ms)
 
     async def receive(self, wait_ms: int = 5_000, lease_ms: int = LEASE_MS) -> Any:
-        return await self.receiving.receive("q", 10, wait_ms, lease_ms, "r", lambda: False)
+        return await self.receives.receive("q", 10, wait_ms, lease_ms, "r", lambda: False)
 
 
 def run(scenario: Callable[[Desk], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +127,9 @@ def test_nothing_leaves_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
-        desk.receiving.close()
+        desk.receives.close()
         assert await desk.receive() == []
-        assert await desk.receiving.receive_here("q", 10, LEASE_MS, "r", lambda: False, False) == []
+        assert await desk.receives.receive_here("q", 10, LEASE_MS, "r", lambda: False, False) == []
         assert not any(p.owner.appends for p in desk.partitions)
 
     run(scenario, monkeypatch)
@@ -139,7 +141,7 @@ def test_a_row_that_can_not_be_read_back_concerns_its_partition_alone(monkeypatc
             raise RowError("checksum")
 
         let_go: list[Any] = []
-        desk.receiving.ownership.recover_again = lambda held, reason, wipe: let_go.append((held.number, reason, wipe))  # type: ignore[method-assign]
+        desk.receives.ownership.recover_again = lambda held, reason, wipe: let_go.append((held.number, reason, wipe))  # type: ignore[method-assign]
         monkeypatch.setattr(desk.partitions[0].owner, "acquire", damaged)
         asked = asyncio.ensure_future(desk.receive())
         await asyncio.sleep(0)

@@ -26,8 +26,8 @@ class Desk:
         self.elsewhere: Any = []  # queues that the other worker receives from, or an error
         self.records = {"q": SimpleNamespace(settings=QueueSettings(dead_letter_queue="letters"))}
         app = SimpleNamespace(
-            door=SimpleNamespace(
-                received=None, receiving=SimpleNamespace(waiting_count=lambda q: int(q in self.waiting))
+            operations=SimpleNamespace(
+                received=None, receives=SimpleNamespace(waiting_count=lambda q: int(q in self.waiting))
             ),
             peers=SimpleNamespace(register=lambda name, operation: None, everywhere=self.everywhere),
             handlers=SimpleNamespace(route=lambda queue: object() if queue in self.handled else None),

@@ -1,4 +1,4 @@
-"""What the owner holds itself, by offset, to end it: messages that are moved to another queue."""
+"""What the owner takes for itself, by offset, to end it: messages that are moved to another queue."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ def serving(count: int) -> Worker:
     return worker
 
 
-def hold(worker: Worker, offsets: list[int] | None, limit: int = 10, queue: str = "q") -> list[int]:
-    pending = worker.owner.hold(queue, offsets, limit, "mover", worker.clock_ms, lease_ms=LEASE_MS, name="move")
+def move(worker: Worker, offsets: list[int] | None, limit: int = 10, queue: str = "q") -> list[int]:
+    pending = worker.owner.acquire_to_end(
+        queue, offsets, limit, "mover", worker.clock_ms, lease_ms=LEASE_MS, name="move"
+    )
     return pending.offsets if pending is not None else []
 
 
@@ -28,31 +30,31 @@ def parked(count: int) -> TwoLogs:
     return logs
 
 
-def test_only_what_is_ready_in_the_queue_is_held() -> None:
+def test_only_what_is_ready_in_the_queue_is_taken() -> None:
     worker = serving(5)
     worker.receive(limit=1)
 
-    assert hold(worker, [0, 1, 3, 99]) == [1, 3]
-    assert hold(worker, [1, 2], queue="other") == []
+    assert move(worker, [0, 1, 3, 99]) == [1, 3]
+    assert move(worker, [1, 2], queue="other") == []
 
 
-def test_what_is_held_is_handed_to_nobody_else() -> None:
+def test_what_is_taken_is_handed_to_nobody_else() -> None:
     worker = serving(3)
-    hold(worker, [1])
+    move(worker, [1])
 
     handouts = worker.receive()
 
     assert [h.offsets for h in handouts if h.receiver != "mover"] == [[0, 2]]
 
 
-def test_without_offsets_the_first_ones_are_held() -> None:
+def test_without_offsets_the_first_ones_are_taken() -> None:
     worker = serving(5)
-    assert hold(worker, None, limit=2) == [0, 1]
+    assert move(worker, None, limit=2) == [0, 1]
 
 
 def test_what_was_moved_is_done() -> None:
     worker = serving(2)
-    hold(worker, [0])
+    move(worker, [0])
     worker.flush()
     worker.owner.ended_as("moved", [0])
     worker.flush()
@@ -68,7 +70,7 @@ def test_a_parked_message_of_another_queue_keeps_its_turn() -> None:
     assert logs.take() == [0, 1, 2]
 
 
-def test_a_parked_message_can_be_held() -> None:
+def test_a_parked_message_can_be_taken() -> None:
     logs = parked(3)
 
     assert logs.partition.reserve("q", [1]) == [1]

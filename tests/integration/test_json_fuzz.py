@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.integration.cluster import Cluster
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.kafka import unique
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -13,15 +13,17 @@ from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
 from app.engine import copies as letters
 from app.engine import fitting
-from app.engine.copies import H_CUT, H_FROM, POISON_ROOM_BYTES, Letters
+from app.engine.copies import H_CUT, H_FROM, POISON_ROOM_BYTES, Copies
 from app.kafka.topics import MAX_RECORD_BYTES
-from marq.core.markers import Tick
+from marq.core.markers import End, Tick
 from marq.core.partition import H_ORIGIN, H_POISON
 from marq.core.policies import QueueSettings
+from marq.core.ranges import offsets_in
 from marq.core.reading import MESSAGE_MAX_BYTES, Unreadable
 from marq.core.rows import Record
 from marq.core.state import HEADER_OVERHEAD_BYTES, stored_size
-from tests.unit.core_helpers import TwoLogs
+from marq.errors import BrokerError
+from tests.unit.core_helpers import LEASE_MS, TwoLogs
 
 NOTHING_MORE_S = 5
 really_sleep = asyncio.sleep
@@ -61,7 +63,9 @@ class Desk:
         self.clock_ms = 0
         self.ended: dict[str, list[int]] = {}
         owner = SimpleNamespace(partition=self.logs.partition, ended_as=self.end, epoch=0)
-        self.held: Any = SimpleNamespace(number=3, owner=owner, serving=True)
+        outbox = SimpleNamespace(put_confirmed=self.put_confirmed)
+        self.refuses_ends = False
+        self.held: Any = SimpleNamespace(number=3, owner=owner, serving=True, outbox=outbox)
         self.ownership: Any = SimpleNamespace(
             app=SimpleNamespace(producer=self.kafka),
             topics=SimpleNamespace(queue="queue", poison="poison", dead_letter=None, partitions=4),
@@ -71,18 +75,28 @@ class Desk:
             drain=lambda held: None,
             log=logging.getLogger("desk"),
         )
-        self.letters = Letters(self.ownership, lambda: self.clock_ms)
+        self.copies = Copies(self.ownership, lambda: self.clock_ms)
 
     def end(self, outcome: Any, offsets: list[int]) -> None:
         self.ended.setdefault(outcome, []).extend(offsets)
         if offsets:
             self.logs.finish(outcome, *offsets)
 
+    def put_confirmed(self, markers: list[End]) -> asyncio.Future[int]:
+        future = asyncio.get_running_loop().create_future()
+        if self.refuses_ends:
+            future.set_exception(BrokerError("not confirmed"))
+        else:
+            for marker in markers:
+                self.end(marker.outcome, list(offsets_in(marker.offsets)))
+            future.set_result(0)
+        return future
+
     def poison(self) -> list[tuple[int, str]]:
         return self.logs.partition.due(lambda queue: QueueSettings()).poison
 
-    async def set_aside(self) -> None:
-        await asyncio.wait_for(self.letters.set_aside(self.held, self.poison()), NOTHING_MORE_S)
+    async def quarantine(self) -> None:
+        await asyncio.wait_for(self.copies.quarantine(self.held, self.poison()), NOTHING_MORE_S)
 
 
 def run(scenario: Any) -> None:
@@ -109,7 +123,7 @@ def test_a_copy_that_is_too_large_is_made_smaller_and_says_so(key: bytes, value:
     async def scenario(desk: Desk) -> None:
         offset = desk.logs.send(key, value, headers=headers)
         desk.logs.read()
-        await desk.set_aside()
+        await desk.quarantine()
 
         assert desk.ended["poison"] == [offset]
         ((topic, copy),) = desk.kafka.copies
@@ -130,7 +144,7 @@ def test_a_copy_that_fits_is_whole() -> None:
     async def scenario(desk: Desk) -> None:
         desk.logs.send(None, b"v" * 1000, headers=[("h", None), (H_POISON, b"of another time")])
         desk.logs.read()
-        await desk.set_aside()
+        await desk.quarantine()
         ((_, copy),) = desk.kafka.copies
         assert copy.value == b"v" * 1000
         assert [name for name, _ in copy.headers] == ["h", H_POISON, H_ORIGIN]
@@ -144,7 +158,7 @@ def test_what_could_not_be_decoded_is_copied_as_bytes() -> None:
         desk.logs.sent += [Unreadable(0, -1, b"\0raw", "can't be decoded: why"), Unreadable(1, -1, None, "as before")]  # type: ignore[list-item]
         desk.logs.end = 2
         desk.logs.read()
-        await desk.set_aside()
+        await desk.quarantine()
         (_, first), (_, second) = desk.kafka.copies
         assert (first.value, second.value) == (b"\0raw", None)
         assert first.headers == ((H_POISON, b"can't be decoded: why"), (H_ORIGIN, b"3:0"))
@@ -157,7 +171,7 @@ def test_a_topic_that_takes_less_than_it_should_gets_less() -> None:
         desk.kafka.limit = 100_000
         desk.logs.send(None, b"v" * (2 << 20))
         desk.logs.read()
-        await desk.set_aside()
+        await desk.quarantine()
         ((_, copy),) = desk.kafka.copies
         assert 10_000 < len(copy.value or b"") < 100_000
         assert json.loads(headers_of(copy)[H_CUT]) == {"value_bytes": 2 << 20}
@@ -176,10 +190,10 @@ def test_a_copy_that_failed_is_tried_again_with_pauses(monkeypatch: pytest.Monke
         desk.logs.send(None)
         desk.logs.read()
         monkeypatch.setattr(letters.asyncio, "sleep", sleep)
-        await desk.letters.set_aside(desk.held, desk.poison())
+        await desk.copies.quarantine(desk.held, desk.poison())
         assert desk.ended == {"poison": [0]}
         assert len(desk.kafka.copies) == 1
-        assert desk.letters.uncopied == 0
+        assert desk.copies.uncopied == 0
 
     run(scenario)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
@@ -195,36 +209,36 @@ def test_poison_ends_without_a_copy_if_its_topic_takes_nothing_while_kafka_does(
             desk.clock_ms += int(seconds * 1000)
             await really_sleep(0)
 
-        confirmed = desk.letters._confirmed
+        confirmed = desk.copies._confirmed
 
         async def and_time_passes(*args: Any) -> Any:
             if moves[0]:
                 desk.logs.mark(Tick())
             return await confirmed(*args)
 
-        monkeypatch.setattr(desk.letters, "_confirmed", and_time_passes)
+        monkeypatch.setattr(desk.copies, "_confirmed", and_time_passes)
         monkeypatch.setattr(letters.asyncio, "sleep", sleep)
         desk.kafka.always = KafkaTimeoutError()
         desk.logs.send(None)
         desk.logs.read()
-        await desk.letters.set_aside(desk.held, desk.poison())
+        await desk.copies.quarantine(desk.held, desk.poison())
         assert desk.ended == {"poison": [0]}
         assert 60_000 <= desk.clock_ms <= 66_000
-        assert desk.letters.uncopied == 1
+        assert desk.copies.uncopied == 1
         assert "Poison at 3:0 ends without a copy" in caplog.text
 
         # the next ones are tried once
         attempts = desk.kafka.attempts
         desk.logs.send(None)
         desk.logs.read()
-        await desk.letters.set_aside(desk.held, desk.poison())
+        await desk.copies.quarantine(desk.held, desk.poison())
         assert desk.kafka.attempts == attempts + 1
 
         # a Kafka that takes no markers either is away: the copy is made when it is back
         moves[0] = False
         desk.logs.send(None)
         desk.logs.read()
-        task = asyncio.ensure_future(desk.letters.set_aside(desk.held, desk.poison()))
+        task = asyncio.ensure_future(desk.copies.quarantine(desk.held, desk.poison()))
         while desk.clock_ms < 1_000_000:
             await really_sleep(0)
         assert not task.done()
@@ -240,12 +254,45 @@ def test_nothing_is_ended_once_the_partition_is_lost() -> None:
         desk.kafka.refusals = [KafkaTimeoutError()]
         desk.logs.send(None)
         desk.logs.read()
-        task = asyncio.ensure_future(desk.letters.set_aside(desk.held, desk.poison()))
+        task = asyncio.ensure_future(desk.copies.quarantine(desk.held, desk.poison()))
         await asyncio.sleep(0)
         desk.ownership.held = {}
         await asyncio.wait_for(task, NOTHING_MORE_S)
         assert not desk.kafka.copies
         assert desk.ended.get("poison", []) == []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("refused", ["copy", "end", "partition"])
+def test_a_rejection_that_kafka_does_not_confirm_is_unsure_and_the_message_comes_again(refused: str) -> None:
+    async def scenario(desk: Desk) -> None:
+        message = desk.logs.send()
+        desk.logs.read()
+        delivery = desk.logs.start(0)
+        desk.kafka.refusals = [KafkaTimeoutError()] if refused == "copy" else []
+        desk.refuses_ends = refused == "end"
+        if refused == "partition":
+            desk.ownership.held = {}
+        found = await desk.copies.reject(desk.held, [message], (delivery.epoch, delivery.delivery), "no")
+
+        assert (found.done, found.unsure) == ([], [message])
+        if refused != "partition":
+            desk.logs.wait(LEASE_MS)
+            assert desk.logs.take() == [message]
+
+    run(scenario)
+
+
+def test_a_rejected_message_is_done_and_that_of_an_older_delivery_is_neither() -> None:
+    async def scenario(desk: Desk) -> None:
+        first, second = desk.logs.send(), desk.logs.send()
+        desk.logs.read()
+        delivery = desk.logs.start(0, 1)
+        desk.logs.ack(delivery, second)
+        found = await desk.copies.reject(desk.held, [first, second], (delivery.epoch, delivery.delivery), "no")
+        assert (found.done, found.unsure) == ([first], [])
+        assert desk.ended == {"dead": [first]}
 
     run(scenario)
 
@@ -259,7 +306,7 @@ def test_a_dead_letter_of_the_largest_message_is_a_message(headers: int) -> None
         desk.logs.read()
         assert stored_size(desk.logs.partition.record(message)) == MESSAGE_MAX_BYTES
         desk.logs.start(message)
-        await desk.letters.bury(desk.held, [message])
+        await desk.copies.dead_letter(desk.held, [message])
 
         assert desk.ended == {"dead": [message]}
         ((topic, copy),) = desk.kafka.copies
@@ -281,7 +328,7 @@ def test_a_dead_letter_that_is_no_message_any_more_is_poison() -> None:
         message = desk.logs.send("q", b"v" * (MESSAGE_MAX_BYTES - 1000), headers=origin)
         desk.logs.read()
         desk.logs.start(message)
-        await desk.letters.bury(desk.held, [message])
+        await desk.copies.dead_letter(desk.held, [message])
         assert desk.ended["poison"] == [message]
 
     run(scenario)

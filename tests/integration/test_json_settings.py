@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster import Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.kafka import unique
 
 ALL, ORDERS, SENDER = "key-for-everything-0001", "key-for-the-orders-0002", "key-for-senders-only-0003"
