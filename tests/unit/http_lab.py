@@ -19,8 +19,7 @@ from app.kafka.datadir import Worker
 from app.kafka.topics import Topics
 from app.settings import Settings
 from app.worker import WorkerApp, build
-from gateway import connections, json_api, metrics, views
-from gateway.sqs import server as sqs
+from gateway import connections
 
 SECRET = "a secret of the installation that nobody guesses"
 
@@ -103,9 +102,7 @@ async def serving(folder: Path, **values: Any) -> AsyncIterator[Http]:
         changelogs={},
         partitions=2,
     )
-    views.define_document(app, json_api.define(app) + views.define(app))
-    metrics.define(app)
-    sqs.define(app)
+    app.define_routes()
     app.place = Worker(folder, 0, 0)
     app.web._runner = connections.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
     await app.web.start_server()

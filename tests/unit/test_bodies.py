@@ -17,8 +17,8 @@ import pytest
 from aiohttp import StreamReader
 from aiohttp.test_utils import make_mocked_request
 
-from gateway import json_api
-from gateway.json_api import VALUES_MAX, Body, Send
+from gateway.routes import VALUES_MAX, Body
+from gateway.schemas import BATCH_MAX, RECEIPTS_BYTES, Send
 from gateway.sqs import query_protocol
 from gateway.sqs.errors import TEXT_MAX, SqsError
 from gateway.sqs.model import actions
@@ -309,4 +309,4 @@ def test_errors_repeat_a_little_of_a_request_not_all(tmp_path: Path) -> None:
 
 
 def test_limits_are_those_that_the_documentation_says() -> None:
-    assert json_api.RECEIPTS_BYTES >= json_api.BATCH_MAX * 55 + 100
+    assert RECEIPTS_BYTES >= BATCH_MAX * 55 + 100

@@ -127,8 +127,8 @@ FORGED = "x\n[ERROR] all is lost\x1b[2J\u202egnp.exe\r\x9b"
 
 
 def test_what_strangers_send_is_one_line_of_the_log(log: list[str]) -> None:
-    logging.getLogger("gateway.json_api").warning("%s failed", FORGED)
-    logging.getLogger("gateway.json_api").warning(FORGED)
+    logging.getLogger("gateway.routes").warning("%s failed", FORGED)
+    logging.getLogger("gateway.routes").warning(FORGED)
 
     assert len(log) == 2
     assert all(line.isprintable() and line.startswith("[WARNING]") for line in log)
@@ -141,7 +141,7 @@ def test_no_line_of_a_traceback_looks_like_a_record(log: list[str]) -> None:
         except ValueError as exc:
             raise KeyError(FORGED) from exc
     except KeyError:
-        logging.getLogger("gateway.json_api").exception("failed: %s", FORGED)
+        logging.getLogger("gateway.routes").exception("failed: %s", FORGED)
 
     assert [line for line in log if not line.startswith("  ")] == log[:1]
     assert all(line.isprintable() for line in log)

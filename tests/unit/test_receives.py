@@ -12,11 +12,12 @@ import pytest
 from app.service import receives as module
 from app.service.meters import Meters
 from app.service.receipts import Receipts
-from app.service.receives import Receives
+from app.service.receives import ReceiveHere, Receives
 from marq.core.markers import Release
 from marq.core.owner import STALLED_MS
 from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
+from tests.unit.peer_helpers import alone
 
 
 class Partition:
@@ -54,7 +55,7 @@ class Desk:
         self.clock_ms = 10_000
         monkeypatch.setattr(module, "now_ms", lambda: self.clock_ms)
         self.partitions = [Partition(0), Partition(1)]
-        receipts = Receipts(b"secret")
+        receipts = Receipts(lambda: b"secret")
         self.given_back: list[Any] = []
         catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
         self.receives = Receives(
@@ -64,9 +65,12 @@ class Desk:
                 catalog=catalog,
                 topics=SimpleNamespace(queue="marq.queue"),
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
+                room=lambda held, wanted, lease_ms: wanted,
+                is_late=lambda held, lease_ms: False,
             ),
-            lambda: receipts,
+            receipts,
             Meters(),
+            alone(),
         )
 
     def confirm(self, number: int) -> None:
@@ -220,7 +224,7 @@ def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     async def scenario(desk: Desk) -> None:
         desk.receives.close()
         assert await desk.receive() == []
-        assert await desk.receives.receive_here("q", 10, LEASE_MS, "r", lambda: False, False) == []
+        assert await desk.receives.receive_here(ReceiveHere("q", 10, LEASE_MS, "r")) == []
         assert not any(p.owner.appends for p in desk.partitions)
 
     run(scenario, monkeypatch)
