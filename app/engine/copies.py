@@ -10,13 +10,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
+from mode.utils.logging import CompositeLogger
 
 from app.engine import fitting
-from app.kafka.topics import MAX_RECORD_BYTES
+from app.engine.catalog import Catalog
+from app.engine.owned_partition import OwnedPartition
+from app.kafka.topics import MAX_RECORD_BYTES, Topics
+from app.settings import Settings
+from app.streaming.faust_app import MarqApp
 from marq.core import markers as m
 from marq.core.partition import H_DEDUP, H_DELAY, H_ORIGIN, H_POISON, H_TTL, Unreadable
 from marq.core.placing import fifo_partition
@@ -27,7 +32,6 @@ from marq.core.state import group_name, stored_size
 from marq.errors import LeaseOverError, MarqError, NotPossibleError, UnavailableError
 
 if TYPE_CHECKING:
-    from app.engine.ownership import OwnedPartition, Ownership
     from marq.core.owner import Handout
 
 H_FROM = "marq-dead-queue"
@@ -122,10 +126,30 @@ class _Mover:
             self.begun.set_result(handout)
 
 
+class Partitions(Protocol):
+    """What copies need of the ownership."""
+
+    app: MarqApp
+    settings: Settings
+    catalog: Catalog
+    held: dict[int, OwnedPartition]
+
+    @property
+    def topics(self) -> Topics:
+        """The topics in use."""
+
+    @property
+    def log(self) -> CompositeLogger:
+        """Where it is said what went wrong."""
+
+    def drain(self, held: OwnedPartition) -> None:
+        """Carry out what the owner has to say."""
+
+
 class Copies:
     """Makes the copies and ends the messages."""
 
-    def __init__(self, ownership: Ownership, now_ms: Callable[[], int]) -> None:
+    def __init__(self, ownership: Partitions, now_ms: Callable[[], int]) -> None:
         self._ownership = ownership
         self._now_ms = now_ms
         #: Poison that was ended without a copy.

@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from app.cluster.peers import Gone, Peers, peer_call
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.meters import Meters
 from app.service.polling import PeerPolling
 from app.service.receipts import Receipts, by_delivery, queue_crc

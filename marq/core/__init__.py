@@ -8,6 +8,7 @@ Nothing here imports anything of ours from outside ``marq.core`` and ``marq.erro
 ``ranges``      half-open offset ranges, and a set made of them
 ``markers``     the records of the markers topic
 ``policies``    queue settings, batch isolation, back-off
+``settings``    what a queue can be set to, and how that can be changed
 ``backlog``     the order in which the messages of one queue are delivered: lanes that take turns
 ``dedup``       ids of messages, remembered for five minutes
 ``segments``    messages whose payload lies in the messages table
