@@ -5,8 +5,8 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from marq.core.partition import H_DEDUP, H_GROUP
 from marq.errors import BadValueError
+from marq.protocol.headers import H_DEDUP, H_GROUP
 
 if TYPE_CHECKING:
     from marq.client.wire import Entry

@@ -32,7 +32,6 @@ from app.streaming.producer import ProducerFull
 from marq.client.wire import Entry as Outgoing
 from marq.client.wire import Sent
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.core.placing import fifo_partition
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import (
@@ -45,8 +44,9 @@ from marq.errors import (
     TooLargeError,
     UnavailableError,
 )
-from marq.message import HEADER_KEY, RESERVED
 from marq.protocol import problems
+from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, RESERVED
+from marq.protocol.headers import SQS as SQS_HEADERS
 
 if TYPE_CHECKING:
     from app.engine.catalog import QueueRecord
@@ -63,8 +63,6 @@ RECORD_ROOM_BYTES = 1024
 LEASE_OVER = "the message is finished, or its lease is over"
 #: Headers of a small message that can't make it too large.
 HEADERS_UNCOUNTED = 100
-#: Beginning of the headers that the SQS gateway adds.
-PROTOCOL_HEADERS = "AWS."
 
 
 class RejectHere(msgspec.Struct):
@@ -231,7 +229,7 @@ class QueueService(Service):
             headers.append((H_GROUP, message.group.encode()))
         if settings.max_message_bytes and size > settings.max_message_bytes:
             # what a protocol adds is not the sender's
-            size_sent = size - sum(len(n) + len(v) for n, v in headers if n.startswith(PROTOCOL_HEADERS))
+            size_sent = size - sum(len(n) + len(v) for n, v in headers if n.startswith(SQS_HEADERS))
             if size_sent > settings.max_message_bytes:
                 raise TooLargeError(
                     f"a message of {size_sent} bytes; the queue takes at most {settings.max_message_bytes}"

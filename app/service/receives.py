@@ -24,9 +24,9 @@ from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment
-from marq.core.state import H_GROUP, HEADER_OVERHEAD_BYTES
+from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
-from marq.message import HEADER_KEY, RESERVED
+from marq.protocol.headers import DEAD, H_GROUP, HEADER_KEY, RESERVED
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,6 @@ ANSWER_AFTER_S = 0.02
 ELSEWHERE_FIRST = 8
 #: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
 ANSWER_BYTES = 32 * 1024 * 1024
-#: Headers of ours that receivers see.
-_SHOWN = "marq-dead-"
 
 
 class Received(msgspec.Struct):
@@ -375,7 +373,7 @@ class Receives:
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
-        add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
+        add, shown, whole = waiter.messages.append, DEAD, waiter.whole
         size, count = waiter.size_bytes, 0
         for offset in handout.offsets:
             record = messages[offset]

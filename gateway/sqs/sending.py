@@ -12,9 +12,10 @@ from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing
 from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Sends
-from gateway.sqs.messages import H_SENDER, H_TRACE, Attribute, MessageIds, md5_of, md5_of_attributes
+from gateway.sqs.messages import Attribute, MessageIds, md5_of, md5_of_attributes
 from marq.core.policies import QueueSettings
 from marq.errors import MarqError, TooLargeError
+from marq.protocol.headers import H_SQS_SENDER, H_SQS_TRACE
 
 if TYPE_CHECKING:
     from gateway.sqs.queues import Queues
@@ -87,9 +88,9 @@ class Sending:
         trace: Attribute | None = None
         if entry.MessageSystemAttributes:
             trace = messages.trace_of(entry.MessageSystemAttributes)
-            headers[H_TRACE] = trace.value
+            headers[H_SQS_TRACE] = trace.value
         if call.sender is not None:
-            headers[H_SENDER] = call.sender.encode()
+            headers[H_SQS_SENDER] = call.sender.encode()
         outgoing = Outgoing(
             payload=payload,
             headers=headers,

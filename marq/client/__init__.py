@@ -19,7 +19,7 @@ one runs the other in a thread of its own.
     asynchronous  AsyncService, AsyncQueue, AsyncConsumer
     blocking      Service, Queue, Consumer
 
-Imports nothing of ours but `marq.errors`, and of others msgspec, aiohttp and tenacity.
+May import `marq.clock`, `marq.errors` and `marq.protocol`. Of others it needs msgspec, aiohttp and tenacity.
 """
 
 from marq.client.asynchronous import AsyncConsumer, AsyncMessage, AsyncQueue, AsyncService

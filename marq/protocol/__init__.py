@@ -2,5 +2,5 @@
 
     problems    errors as RFC 9457 problem details
 
-Imports nothing of ours but `marq.errors`, and of others msgspec.
+May import `marq.errors`. Of others it needs msgspec.
 """
