@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from app.cluster.peers import is_gone
-from app.service.operations import QueueInfo, QueueService, Sent
+from app.service.operations import QueueService
 from gateway.auth import may_see
 from gateway.openapi import Operation
 from gateway.routes import GRANTS, Body, answer, query_of, register
@@ -33,6 +33,7 @@ from gateway.schemas import (
 from marq.core.policies import QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError
 from marq.protocol import problems
+from marq.protocol.messages import QueueInfo, Sent
 
 _OK = {"ok": True}
 

@@ -24,11 +24,12 @@ from pyspark.sql.types import (
 )
 
 from marq.core.markers import decode
-from marq.core.partition import MESSAGE_MAX_BYTES, QUEUE_NAME_MAX
+from marq.core.partition import QUEUE_NAME_MAX
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, SPAN_MAX_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarkerError
 from marq.protocol.headers import H_DELAY, H_GROUP, H_ORIGIN, H_POISON, H_TTL, HEADER_KEY
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa

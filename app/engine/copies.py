@@ -19,7 +19,7 @@ from mode.utils.logging import CompositeLogger
 from app.engine import fitting
 from app.engine.catalog import Catalog
 from app.engine.owned_partition import OwnedPartition
-from app.kafka.topics import MAX_RECORD_BYTES, Topics
+from app.kafka.topics import Topics
 from app.settings import Settings
 from app.streaming.faust_app import MarqApp
 from marq.core import markers as m
@@ -44,6 +44,7 @@ from marq.protocol.headers import (
     H_POISON_CUT,
     H_TTL,
 )
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 if TYPE_CHECKING:
     from marq.core.owner import Handout
@@ -62,7 +63,7 @@ MOVER = "move"
 #: Bytes of the reason of a dead letter or of poison that a copy tells.
 REASON_MAX_BYTES = 1024
 #: Bytes of a copy in the poison topic, without what the copy itself says.
-POISON_ROOM_BYTES = MAX_RECORD_BYTES - 8 * 1024
+POISON_ROOM_BYTES = RECORD_MAX_BYTES - 8 * 1024
 #: The least that a copy in the poison topic is made smaller to, a quarter each time, where Kafka takes no larger one.
 POISON_ROOM_MIN_BYTES = 1024
 #: Seconds until a copy that failed is tried again; twice as long each time, up to the second of them.

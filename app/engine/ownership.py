@@ -31,7 +31,6 @@ from app.engine.owned_partition import READ_ON_MS, OwnedPartition, Receiver
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.engine.turns import Turns
-from app.kafka.topics import MAX_RECORD_BYTES
 from app.streaming.faults import is_expected
 from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
@@ -40,6 +39,7 @@ from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
@@ -416,7 +416,7 @@ class Ownership(Service):
                 "ahead of reading, %s ids of messages",
                 held.number,
                 manifest_bytes,
-                MAX_RECORD_BYTES,
+                RECORD_MAX_BYTES,
                 held.owner.partition.segments.parked_total(),
                 len(held.owner.partition.purges),
                 len(held.owner.partition.recent),

@@ -9,8 +9,8 @@ from marq.errors import BadValueError
 from marq.protocol.headers import H_DEDUP, H_GROUP
 
 if TYPE_CHECKING:
-    from marq.client.wire import Entry
     from marq.core.policies import QueueSettings
+    from marq.protocol.messages import Entry
 
 
 class UnfitError(BadValueError):

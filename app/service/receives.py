@@ -27,6 +27,7 @@ from marq.core.segments import Segment
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
 from marq.protocol.headers import DEAD, H_GROUP, HEADER_KEY, RESERVED
+from marq.protocol.messages import Received
 
 log = logging.getLogger(__name__)
 
@@ -42,22 +43,6 @@ ANSWER_AFTER_S = 0.02
 ELSEWHERE_FIRST = 8
 #: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
 ANSWER_BYTES = 32 * 1024 * 1024
-
-
-class Received(msgspec.Struct):
-    """One delivery of a message."""
-
-    receipt: str
-    queue: str
-    topic: str
-    partition: int
-    offset: int
-    attempt: int
-    sent_ms: int
-    key: bytes | None
-    headers: dict[str, bytes]
-    payload: bytes
-    group: str | None = None
 
 
 class ReceiveHere(msgspec.Struct):
@@ -396,7 +381,7 @@ class Receives:
                 break
             receipt = make(number, epoch, delivery, offset, attempt, crc)
             sent_ms, payload = record.timestamp, record.value or b""
-            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))
+            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, payload, key, headers, group))
             count += 1
         waiter.size_bytes = size
         return count

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from app.service.leases import Lease
 from app.service.receipts import queue_crc
-from app.service.receives import Received
 from gateway.sqs import batches, messages
 from gateway.sqs.attributes import wait_s_of
 from gateway.sqs.call import Call
@@ -30,6 +29,7 @@ from marq.protocol.headers import (
     H_SQS_SENDER,
     H_SQS_TRACE,
 )
+from marq.protocol.messages import Received
 
 if TYPE_CHECKING:
     from gateway.sqs.queues import Queues

@@ -24,7 +24,8 @@ May import `marq.clock`, `marq.errors` and `marq.protocol`. Of others it needs m
 
 from marq.client.asynchronous import AsyncConsumer, AsyncMessage, AsyncQueue, AsyncService
 from marq.client.blocking import Consumer, Message, Queue, Service
-from marq.client.wire import Outgoing, QueueInfo, Sent
+from marq.client.wire import Outgoing
+from marq.protocol.messages import QueueInfo, Sent
 
 __all__ = [
     "AsyncConsumer",

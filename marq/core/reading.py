@@ -13,10 +13,7 @@ from marq.core.lanes import TIMERS_SLACK, Lanes
 from marq.core.policies import DELAY_MAX_MS
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
 from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_POISON, H_TTL, RESERVED
-
-MESSAGE_MAX_BYTES = 4 * 1024 * 1024
-"""Payload, key and headers of a message (`stored_size`). Kafka limits the compressed batch, so a larger one can get
-into the topic; its row would not fit the changelog."""
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 COPY_ROOM_BYTES = 16 * 1024
 """So much more may a copy have (a dead letter, a moved message: it has an origin header), for what the copy adds."""
