@@ -10,7 +10,7 @@ from aiohttp import web
 
 from app.bodies import Room
 from app.cluster.peers import is_gone
-from app.service.operations import QueueInfo, QueueService, Sent
+from app.service.operations import QueueService
 from gateway.auth import may_see
 from gateway.openapi import Operation
 from gateway.routes import GRANTS, Body, answer, query_of, register
@@ -37,6 +37,7 @@ from gateway.schemas import (
 from marq.core.policies import QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError
 from marq.protocol import problems
+from marq.protocol.messages import QueueInfo, Sent
 
 _OK = {"ok": True}
 

@@ -19,7 +19,8 @@ from msgspec import UNSET, UnsetType
 
 from app.cluster.peers import Peers, peer_call
 from app.engine.breakers import BreakerState
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.engine.stalls import Stall
 from app.service.census import Census
 from app.service.owners import Owners

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.service.fifo import UnfitError, deduplication_id_of
-from app.service.operations import Outgoing, Sent
 from gateway.sqs import batches, messages
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing
 from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Sends
-from gateway.sqs.messages import H_SENDER, H_TRACE, Attribute, MessageIds, md5_of, md5_of_attributes
+from gateway.sqs.messages import Attribute, MessageIds, md5_of, md5_of_attributes
 from marq.core.policies import QueueSettings
 from marq.errors import MarqError, TooLargeError
+from marq.protocol.headers import H_SQS_SENDER, H_SQS_TRACE
+from marq.protocol.messages import Entry, Sent
 
 if TYPE_CHECKING:
     from gateway.sqs.queues import Queues
@@ -66,7 +67,7 @@ class Sending:
 
     def _prepare(
         self, call: Call, entry: Any, settings: QueueSettings
-    ) -> tuple[Outgoing, list[Attribute] | None, Attribute | None]:
+    ) -> tuple[Entry, list[Attribute] | None, Attribute | None]:
         """A message, its attributes and its trace."""
         payload = messages.body_of(entry.MessageBody)
         delay_s = entry.DelaySeconds
@@ -87,10 +88,10 @@ class Sending:
         trace: Attribute | None = None
         if entry.MessageSystemAttributes:
             trace = messages.trace_of(entry.MessageSystemAttributes)
-            headers[H_TRACE] = trace.value
+            headers[H_SQS_TRACE] = trace.value
         if call.sender is not None:
-            headers[H_SENDER] = call.sender.encode()
-        outgoing = Outgoing(
+            headers[H_SQS_SENDER] = call.sender.encode()
+        outgoing = Entry(
             payload=payload,
             headers=headers,
             delay_ms=delay_s * 1000 if delay_s is not None else None,
@@ -139,7 +140,7 @@ class Sending:
         self,
         queue: str,
         settings: QueueSettings,
-        prepared: tuple[Outgoing, list[Attribute] | None, Attribute | None],
+        prepared: tuple[Entry, list[Attribute] | None, Attribute | None],
         sent: Sent,
     ) -> dict[str, Any]:
         outgoing, attributes, trace = prepared

@@ -7,8 +7,8 @@ import pytest
 from app.engine.catalog import Catalog, QueueRecord
 from app.service.fifo import fifo_headers
 from app.service.operations import Outgoing
-from marq.core.partition import H_DEDUP
 from marq.core.policies import QueueSettings
+from marq.protocol.headers import H_DEDUP
 
 
 def id_of(settings: QueueSettings, life: int, group: str = "g", name: str = "id") -> bytes:
