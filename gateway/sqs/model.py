@@ -52,7 +52,7 @@ class Action:
         self.input = input_shape
         self.output = output_shape
         self._kind = kind
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
 
     def of_json(self, body: bytes) -> Any:
         """The request in a JSON body. Raises `SqsError`."""
@@ -83,7 +83,7 @@ def _absent(shape: Shape, value: Any, path: str = "") -> str | None:
     if isinstance(shape, StructureShape) and isinstance(value, dict):
         for name in shape.required_members:
             if value.get(name) is None:
-                return path + name
+                return f"{path}{name}"
         for name, member in shape.members.items():
             if value.get(name) is not None and (found := _absent(member, value[name], f"{path}{name}.")):
                 return found
