@@ -100,12 +100,12 @@ class JsonApi:
         queue, body = request.match_info["queue"], await self._move.read(request)
         # where dead letters come from is not known before they are read
         request[GRANTS].require("send", body.to, everywhere=True)
-        if (body.messages is None) == (body.max is None):
-            raise BadValueError("say which messages are to be moved: either `messages` or `max`")
-        if body.messages is not None:
+        if body.messages is not None and body.max is None:
             moved = await self.operations.move(queue, [(m.partition, m.offset) for m in body.messages], body.to)
-        else:
+        elif body.max is not None and body.messages is None:
             moved = await self.operations.move_some(queue, body.max, body.to)
+        else:
+            raise BadValueError("say which messages are to be moved: either `messages` or `max`")
         return answer(request, sent(moved))
 
     # -- queues

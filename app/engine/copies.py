@@ -401,7 +401,8 @@ class Copies:
                 continue
             try:
                 record = partition.record(offset)
-                topic, number, key, headers = target(record, offset)
+                topic, number, key, own = target(record, offset)
+                headers: list[tuple[str, bytes | None]] = [*own]
                 origin, value = (H_ORIGIN, f"{held.number}:{offset}".encode()), record.value
                 if room is not None:
                     *theirs, reason = headers

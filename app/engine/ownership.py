@@ -193,7 +193,7 @@ class Ownership(Service):
         A failure that Kafka or a request explains is logged, as the next checkpoint or timer does the same again; any
         other stops the worker.
         """
-        task = asyncio.ensure_future(coroutine)
+        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
         self._background.add(task)
         task.add_done_callback(self._reap)
         return task

@@ -256,7 +256,7 @@ async def _workers(settings: Settings) -> list[str]:
     for _, client_id, host, _, assignment in (member[:5] for member in members):
         try:
             told = ConsumerProtocolMemberAssignment.decode(assignment).user_data
-            urls.append(str(ClientMetadata.loads(zlib.decompress(told)).url))  # type: ignore[attr-defined]
+            urls.append(str(ClientMetadata.loads(zlib.decompress(told)).url))
         except Exception as exc:
             raise NotPossibleError(
                 f"member {client_id} at {host} of group {settings.name} is no worker of marq"

@@ -91,6 +91,8 @@ class MarqApp(faust.App):
     """
 
     consumer: ChunkConsumer
+    assignor: StickyAssignor
+    web: BareWeb
     producer: IdempotentProducer
 
     def __init__(self, id: str, *, chunked_topics: Iterable[str] = (), **options: Any) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.kafka.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
+from app.kafka.broker import EmbeddedBroker, bootstrap_of, free_port, install_kafka
 from app.kafka.topics import ensure_topics
 from marq.errors import BrokerError
 from marq.protocol.limits import RECORD_MAX_BYTES
@@ -29,9 +29,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 
 async def write(bootstrap: str, topic: str, value: bytes) -> int:
-    producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, enable_idempotence=True, max_request_size=MESSAGE_MAX_BYTES
-    )
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, max_request_size=RECORD_MAX_BYTES)
     await producer.start()
     try:
         return int((await producer.send_and_wait(topic, value, key=b"k", partition=0)).offset)
