@@ -25,6 +25,7 @@ from marq.core.digest import STATES, Entry, digest_of, entries, entries_among
 from marq.core.partition import Partition
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.segments import Segment
+from marq.core.state import MessageState
 from marq.errors import BadValueError, MarqError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ class Views:
         for held in self._serving():
             partition, number = held.owner.partition, held.number
             for queue, count in partition.segments.parked_counts().items():
-                counts.setdefault(queue, dict.fromkeys(STATES, 0))["ready"] += count
+                counts.setdefault(queue, dict.fromkeys(STATES, 0))[MessageState.READY] += count
                 offset = partition.segments.lowest_parked(queue)
                 if offset is not None:
                     lowest[number, queue] = offset
@@ -260,23 +261,22 @@ class Views:
         base = {"topic": self.app.ownership.topics.queue, "partition": held.number, "offset": offset}
         if offset >= partition.position:
             raise NotFoundError(f"partition {held.number} has been read up to offset {partition.position} only")
+        state = partition.state_of(offset)
+        if state is MessageState.DONE:
+            return base | {"state": state}
         queue = partition.segments.queue_of(offset)
         if queue is not None:
             segment = partition.segments.find(offset)
             assert segment is not None
             record = partition.records_of(segment)[offset]
-            entry = Entry(offset, queue, "ready", 0)
-        elif offset in partition.messages:
-            record = partition.record(offset)
-            entry = next(e for e in entries_of(partition, offset))
         else:
-            return base | {"state": "done"}
+            queue, record = partition.queue_of(offset), partition.record(offset)
         payload = record.value or b""
         delivered = partition.deliveries.get(offset)
         return base | {
-            "queue": entry.queue,
-            "state": entry.state,
-            "receives": entry.receives,
+            "queue": queue or "",
+            "state": state,
+            "receives": partition.receives(offset),
             "sent_ms": record.timestamp,
             "age_ms": max(0, (self.app.ownership.broker_time.now_ms or record.timestamp) - record.timestamp),
             "headers": [[name, _text(value)] for name, value in record.headers],
@@ -459,17 +459,6 @@ class Views:
         )
         more = found[-1]["key"] if len(found) == page.limit else ""
         return answer(request, {"rows": found, "after": more})
-
-
-def entries_of(partition: Partition, offset: int) -> Iterable[Entry]:
-    """The entry of one message in memory."""
-    delivered = partition.deliveries.get(offset)
-    receives = delivered.receives if delivered is not None else 0
-    if delivered is not None and partition.clock_ms < delivered.deadline_ms:
-        state = "in_flight" if delivered.leased else "delayed"
-    else:
-        state = "delayed" if offset in partition.delays else "ready"
-    yield Entry(offset, partition.queue_of(offset) or "", state, receives)
 
 
 def _sent_ms(partition: Partition, offset: int) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from marq.core.state import MessageState
 from marq.errors import MarqError, UnavailableError
 
 if TYPE_CHECKING:
@@ -98,14 +99,12 @@ class Leases:
         held = self._operations.ownership.held.get(argument["partition"])
         if held is None or not held.serving:
             raise UnavailableError(f"partition {argument['partition']} is not served here")
-        return [_state(held, *delivery).value for delivery in argument["deliveries"]]
+        return [lease_of(held, *delivery).value for delivery in argument["deliveries"]]
 
 
-def _state(held: OwnedPartition, epoch: int, delivery: int, offset: int) -> Lease:
+def lease_of(held: OwnedPartition, epoch: int, delivery: int, offset: int) -> Lease:
     partition = held.owner.partition
-    delivered = partition.deliveries.get(offset)
-    if delivered is not None and delivered.leased and (delivered.epoch, delivered.delivery) == (epoch, delivery):
-        return Lease.HELD if partition.clock_ms < delivered.deadline_ms else Lease.OVER
-    if offset in partition.messages or partition.segments.queue_of(offset) is not None:
-        return Lease.OVER
-    return Lease.DONE
+    state = partition.state_of(offset)
+    if state is MessageState.IN_FLIGHT and partition.is_current(offset, epoch, delivery):
+        return Lease.HELD
+    return Lease.DONE if state is MessageState.DONE else Lease.OVER

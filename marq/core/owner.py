@@ -22,7 +22,7 @@ from marq.core.flow import Breaker, Flow, is_limited
 from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.partition import Checkpoint, Due, Partition
-from marq.core.policies import QueueSettings, SettingsOf
+from marq.core.policies import QueueSettings, SettingsOf, is_exhausted
 from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Unreadable
 from marq.errors import DeletedError, InternalError, MarkerError, NewerVersionError, RowError
@@ -718,7 +718,7 @@ class Owner:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""
         flow, partition = Flow(self._breaker_of(queue)), self.partition
         for offset, delivered in partition.deliveries.items():
-            if partition.leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
+            if partition.is_leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
                 flow.offsets[offset] = delivered.receiver
                 flow.by_receiver[delivered.receiver] += 1
                 self._flow_of[offset] = queue
@@ -727,7 +727,7 @@ class Owner:
     def _expire(self, queue: str, flow: Flow, settings: QueueSettings, now_ms: int) -> None:
         """A lease that ended without a word is a failure."""
         partition = self.partition
-        for offset in flow.expired(lambda o: o in partition.reserved or partition.leased(o)):
+        for offset in flow.expired(lambda o: o in partition.reserved or partition.is_leased(o)):
             self._flow_of.pop(offset, None)
             probe = flow.is_probe(offset)
             if offset in partition.messages and partition.receives(offset):
@@ -804,7 +804,7 @@ class Owner:
             self.partition.put_back(rest)
             if self._flow_of:
                 self._landed(None, rest, now_ms)
-        if effect and not self.partition.leased(effect[0]):
+        if effect and not self.partition.is_leased(effect[0]):
             # the lease was over before the reservation was (of length 0, or the start came in parts)
             self.partition.put_back(effect)
         receipt = (self.epoch, pending.delivery)
@@ -812,7 +812,7 @@ class Owner:
         if pending.receiver is DEAD_RECEIVER:
             spared: list[int] = []
             for offset in effect:
-                (self.dead if self._exhausted(offset) else spared).append(offset)
+                (self.dead if self._is_dead(offset) else spared).append(offset)
             if spared:
                 self.release(spared, receipt, counted=False)
             return
@@ -824,15 +824,14 @@ class Owner:
             effect = [o for o in effect if o not in early]
         self.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
 
-    def _exhausted(self, offset: int) -> bool:
-        """True if ``offset``, now held by the owner, was delivered often enough.
+    def _is_dead(self, offset: int) -> bool:
+        """True if ``offset``, which the owner has started for its dead letter, still has to become one.
 
-        An uncounted release may have been folded after the owner decided so.
+        An uncounted release may have been folded after the owner decided so. The owner's own start does not count.
         """
         partition = self.partition
         queue = partition.queue_of(offset) if offset in partition.messages else None
-        maximum = self.settings_of(queue).max_receives if queue is not None else 0
-        return bool(maximum) and partition.receives(offset) > maximum
+        return queue is not None and is_exhausted(partition.receives(offset) - 1, self.settings_of(queue))
 
     def release(
         self,

@@ -112,6 +112,11 @@ def name_problem(queue: str) -> str | None:
 SettingsOf = Callable[[str], QueueSettings]
 
 
+def is_exhausted(receives: int, settings: QueueSettings) -> bool:
+    """True if a message that was delivered ``receives`` times may not be delivered again: it is a dead letter."""
+    return 0 < settings.max_receives <= receives
+
+
 def batch_cap(attempt: int, limit: int, max_receives: int) -> int:
     """How many messages may share a delivery with one that is on its ``attempt``-th (1 = first).
 

@@ -126,7 +126,7 @@ class Checks:
         maximum = sim.settings[queue].max_receives
         offer = Offer({}, {}, True)
         found = [o for segment in p.segments.of(queue) for o in segment.parked_of(queue)]
-        found += [o for o in p.messages if p.ready(o) and p.queue_of(o) == queue]
+        found += [o for o in p.messages if p.is_ready(o) and p.queue_of(o) == queue]
         for offset in sorted(found):
             if not self._lives(p, offset):
                 continue
@@ -149,10 +149,10 @@ class Checks:
         parked = {o for segment in p.segments.of(queue) for o in segment.parked_of(queue)}
         for (name, group), offsets in ref.groups.items():
             unfinished = [o for o in offsets if o in parked or (o in p.messages and o < p.position)]
-            if name != queue or any(p.leased(o) or o in about_to_be for o in unfinished):
+            if name != queue or any(p.is_leased(o) or o in about_to_be for o in unfinished):
                 continue
             for offset in unfinished:
-                if offset not in parked and not p.ready(offset):
+                if offset not in parked and not p.is_ready(offset):
                     break
                 if not self._lives(p, offset) or (maximum and p.receives(offset) >= maximum):
                     break
@@ -361,7 +361,7 @@ class Checks:
                 if type(record) is not Segment:
                     size += size_of(record)
                 known = listed.get(message.queue or "", ())
-                if message.queue is not None and offset not in known and offset not in suspects and p.ready(offset):
+                if message.queue is not None and offset not in known and offset not in suspects and p.is_ready(offset):
                     self._bad("G1 stuck", f"{who}: offset {offset} is ready, and nothing will take it: {state}")
             elif parked[offset] != message.queue:
                 self._bad("G4 special", f"{who}: offset {offset} is parked for {parked[offset]}")

@@ -350,7 +350,7 @@ def _serves_unfolded(restore: Any) -> Any:
 
 def _forgets_what_is_out(in_order: Any) -> Any:
     def mutated(self: Partition, lane: Any) -> bool:
-        lane.out = [o for o in lane.out if o not in self.reserved and not self.leased(o)]
+        lane.out = [o for o in lane.out if o not in self.reserved and not self.is_leased(o)]
         return bool(in_order(self, lane))
 
     return mutated

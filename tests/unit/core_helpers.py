@@ -163,22 +163,13 @@ class TwoLogs:
     def state(self, offset: int) -> str:
         """The state of a message in one word."""
         p = self.partition
-        if offset >= p.position:
-            return "done" if offset in p.ahead else "unread"
-        if p.segments.queue_of(offset) is not None and offset not in p.messages:
-            return "ready"
-        if offset not in p.messages:
-            return "done"
+        if offset >= p.position and offset not in p.ahead:
+            return "unread"
         if offset in p.poison:
             return "poison"
         if offset in p.duplicates:
             return "duplicate"
-        delivered = p.deliveries.get(offset)
-        if delivered is not None and delivered.leased and p.clock_ms < delivered.deadline_ms:
-            return "in flight"
-        if offset in p.delays or (delivered is not None and p.clock_ms < delivered.deadline_ms):
-            return "delayed"
-        return "ready"
+        return p.state_of(offset).replace("_", " ")
 
     def states(self, offsets: Iterable[int]) -> list[str]:
         return [self.state(o) for o in offsets]

@@ -282,12 +282,12 @@ def test_when_a_deadline_is_due_there_is_a_tick_at_once() -> None:
     worker.send(1)
     worker.receive(1, lease_ms=1_550)
     ticks(worker, 1_500)
-    before = worker.owner.partition.leased(0)
+    before = worker.owner.partition.is_leased(0)
 
     ticks(worker, 250)
 
     assert before
-    assert not worker.owner.partition.leased(0)
+    assert not worker.owner.partition.is_leased(0)
 
 
 def test_there_are_at_most_ten_ticks_a_second_whatever_is_due() -> None:
