@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from marq.core import markers as m
 from marq.core import rows
-from marq.core.flow import Breaker, Flow, is_limited
+from marq.core.flow import Breaker, FlowControl, is_limited
 from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
 from marq.core.partition import Checkpoint, Due, Partition
@@ -38,9 +38,6 @@ DOUBT_MS = 120_000
 
 OUTAGE_MS = 5 * TICK_MAX_MS
 """Without a marker for longer than this, while a checkpoint waits for its ticks, Kafka or this process stood still."""
-
-FLOWS_SLACK = 1_000
-"""So many queues with limits are remembered though they have nothing in flight; then those are looked through."""
 
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
@@ -179,10 +176,10 @@ class Owner:
         self.handouts: list[Handout] = []
         self.dead: list[int] = []  # started for their dead letter: copy, then call copied()
         self.poison: list[tuple[int, str]] = []  # copy to the poison topic, then call ended_as()
-        self.partition = self._new_partition(load)
+        self._breaker_of = breaker_of
+        self._use(self._new_partition(load))
         self.under_pressure = False  # memory is short: the next checkpoint writes all payloads, and comes at once
         self._load = load
-        self._breaker_of = breaker_of
         self._delivery = 0
         self._pending: dict[int, Pending] = {}
         self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
@@ -196,9 +193,6 @@ class Owner:
         # (epoch, delivery, offset) of extensions and releases without effect -> the first record that had one
         self._ignored: dict[tuple[int, int, int], int] = {}
         self._ignored_from = 0  # of records below it nothing is known
-        self.flows: dict[str, Flow] = {}  # of queues with limits
-        self._flows_max = FLOWS_SLACK
-        self._flow_of: dict[int, str] = {}  # offset in flight -> its queue, if that has limits
         self._orphans: list[str] = []
         self._old_manifests: list[str] = []
         self._folded_ms = 0
@@ -246,7 +240,7 @@ class Owner:
                     "deleted, so another owner has written one meanwhile, or they were deleted unread; "
                     f"`python -m app repair --partition {self.number}` names them"
                 )
-            self.partition = self._new_partition(load)
+            self._use(self._new_partition(load))
             if accept_loss:
                 # a topic of the user's may begin anywhere
                 self.partition.start_at(0 if self.limits.queue_id is None else log_start[0], 0)
@@ -271,9 +265,7 @@ class Owner:
                         f"`python -m app repair --partition {self.number}` names them"
                     )
             present = set(row_keys)
-            self.partition = Partition.restore(
-                self.number, manifest, load, queue_id=self.limits.queue_id, present=present
-            )
+            self._use(Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id, present=present))
             if accept_loss:
                 self._skip_deleted_markers(log_start[1])
             self._orphans = sorted(present.difference(self.partition.named_keys()))
@@ -316,6 +308,11 @@ class Owner:
         if load is None:
             return Partition(self.number, queue_id=self.limits.queue_id)
         return Partition(self.number, queue_id=self.limits.queue_id, load=load)
+
+    def _use(self, partition: Partition) -> None:
+        """Go on with this state, and what depends on it."""
+        self.partition = partition
+        self.flow = FlowControl(partition, self.limits.partitions, self.settings_of, self._breaker_of)
 
     @property
     def phase(self) -> Phase:
@@ -480,8 +477,8 @@ class Owner:
                 self._withdraw(effect)
             elif (kind is Keepalive or kind is Release) and len(effect) < count(marker.offsets):  # type: ignore[union-attr]
                 self._note_ignored(offset, marker, effect)  # type: ignore[arg-type]
-            if self._flow_of and (kind is End or kind is Release or kind is Purge):
-                self._landed(marker, effect, now_ms)
+            if self.flow.in_flight and (kind is End or kind is Release or kind is Purge):
+                self.flow.landed(marker, effect, now_ms)
         if batch.by == self.nonce:
             sent_ms = self._tick_sent.get(batch.seq)
             if sent_ms is not None and self.phase is Phase.SERVING:
@@ -625,9 +622,9 @@ class Owner:
                 continue  # what expired while nobody served must not be delivered
             if settings.fifo and shared_fate and taken:
                 continue  # cut into calls by offset, its messages could be in two
-            limited = settings.max_in_flight or settings.max_in_flight_per_receiver or settings.breaker_failures
+            limited = is_limited(settings)
             if limited:
-                room = self._room(queue, settings, name, room, now_ms)
+                room = self.flow.room(queue, settings, name, room, now_ms)
                 if not room:
                     continue
             try:
@@ -644,8 +641,7 @@ class Owner:
             elif settings.fifo and shared_fate and more:
                 limit = 0
             if limited and more:
-                self.flows[queue].add(more, name, now_ms, 2 * lease_ms + settings.breaker_pause_ms)
-                self._flow_of.update(dict.fromkeys(more, queue))
+                self.flow.add(queue, more, name, now_ms, 2 * lease_ms + settings.breaker_pause_ms)
             taken += more
             if len(taken) >= limit:
                 break
@@ -685,89 +681,6 @@ class Owner:
         pending.in_turn = False
         return pending
 
-    def _room(self, queue: str, settings: QueueSettings, receiver: str, wanted: int, now_ms: int) -> int:
-        """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
-        flow = self.flows.get(queue)
-        if flow is None:
-            if len(self.flows) >= self._flows_max:
-                self._forget_flows(now_ms)
-            flow = self.flows[queue] = self._flow(queue)
-        if settings.breaker_failures:
-            self._expire(queue, flow, settings, now_ms)
-            room = flow.breaker.room(now_ms)
-            if room is not None:
-                wanted = min(wanted, room)
-                flow.refused |= not room
-        room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
-        if room < wanted:
-            self._expire(queue, flow, settings, now_ms)
-            room = flow.room(settings, receiver, wanted, self.number, self.limits.partitions)
-        return room
-
-    def _forget_flows(self, now_ms: int) -> None:
-        """A queue that has nothing in flight is made known again when it is asked for, but for failures that matter."""
-        for queue, flow in list(self.flows.items()):
-            breaker = flow.breaker
-            failing = breaker.room(now_ms) == 0 or (breaker.failures and self.partition.has_ready(queue))
-            failing = failing or flow.refused
-            if not flow.offsets and not failing:
-                del self.flows[queue]
-        self._flows_max = 2 * len(self.flows) + FLOWS_SLACK
-
-    def _flow(self, queue: str) -> Flow:
-        """What is in flight of a queue that has limits since now, or whose partition was taken over."""
-        flow, partition = Flow(self._breaker_of(queue)), self.partition
-        for offset, delivered in partition.deliveries.items():
-            if partition.is_leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
-                flow.offsets[offset] = delivered.receiver
-                flow.by_receiver[delivered.receiver] += 1
-                self._flow_of[offset] = queue
-        return flow
-
-    def _expire(self, queue: str, flow: Flow, settings: QueueSettings, now_ms: int) -> None:
-        """A lease that ended without a word is a failure."""
-        partition = self.partition
-        for offset in flow.expired(lambda o: o in partition.reserved or partition.is_leased(o)):
-            self._flow_of.pop(offset, None)
-            probe = flow.is_probe(offset)
-            if offset in partition.messages and partition.receives(offset):
-                opened = flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms, probe)
-                flow.refused |= opened
-            else:
-                flow.breaker.spared(probe)
-
-    def _landed(self, marker: Marker | None, effect: list[int], now_ms: int) -> None:
-        """Messages of queues with limits were acknowledged, given back or ended; None: not even started."""
-        for offset in effect:
-            queue = self._flow_of.pop(offset, None)
-            flow = self.flows.get(queue) if queue is not None else None
-            if flow is None or queue is None:
-                continue
-            flow.remove(offset)
-            settings, probe = self.settings_of(queue), flow.is_probe(offset)
-            if isinstance(marker, Release):
-                if marker.counted:
-                    opened = flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms, probe)
-                    flow.refused |= opened
-                else:
-                    flow.breaker.spared(probe)
-            elif isinstance(marker, End) and marker.outcome == "acked":
-                flow.breaker.succeeded(probe)
-            else:
-                flow.breaker.spared(probe)
-            if self.partition.has_ready(queue):
-                self.partition.woken[queue] = None
-            if not flow.offsets and not is_limited(settings):
-                del self.flows[queue]
-
-    def _wake_probes(self, now_ms: int) -> None:
-        """Tell receivers that a breaker refused when its pause is over, or it was closed, here or elsewhere."""
-        for queue, flow in self.flows.items():
-            if flow.refused and flow.breaker.room(now_ms) != 0:
-                flow.refused = False
-                if self.partition.has_ready(queue):
-                    self.partition.woken[queue] = None
-
     def _start(self, offsets: list[int], receiver: Any, lease_ms: int, now_ms: int, name: str) -> Pending:
         self._delivery += 1
         deliveries = self.partition.deliveries
@@ -802,8 +715,8 @@ class Owner:
             took = set(effect)
             rest = [o for o in pending.offsets if o not in took]
             self.partition.put_back(rest)
-            if self._flow_of:
-                self._landed(None, rest, now_ms)
+            if self.flow.in_flight:
+                self.flow.landed(None, rest, now_ms)
         if effect and not self.partition.is_leased(effect[0]):
             # the lease was over before the reservation was (of length 0, or the start came in parts)
             self.partition.put_back(effect)
@@ -867,8 +780,7 @@ class Owner:
         """Take the effects that are due: ends are appended here, dead letters are started, poison is listed."""
         if self.phase is not Phase.SERVING:
             return None
-        if self.flows:
-            self._wake_probes(now_ms)
+        self.flow.wake_probes(now_ms)
         self._estimate(now_ms)
         try:
             due = self.partition.due(self.settings_of, ttl_queues, self.told)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marq.core import dedup, lanes, reading, state
+from marq.core import dedup, flow, lanes, reading, state
 from marq.core import owner as owner_module
 from marq.core.backlog import Backlog, Lane
 from marq.core.markers import End, Keepalive, Release
@@ -51,7 +51,7 @@ def size(value: Any) -> int:
             + sum(1 + len(segment.offsets) for segment in value)
             + sum(len(groups) for groups in value.queues.values())
         )
-    if isinstance(value, dedup.Recent | owner_module.Flow | state.DeliveryState | owner_module.Pending):
+    if isinstance(value, dedup.Recent | flow.Flow | state.DeliveryState | owner_module.Pending):
         return sum(size(getattr(value, name)) for name in value.__slots__)
     return 0
 
@@ -125,15 +125,19 @@ OWNER = {
     "_sent": CONSTANT,
     "_tick_sent": CONSTANT,
     "_acked": CONSTANT,
-    "flows": lambda h: 10 * len(h.owner._flow_of) + 3 * SLACK,
-    "_flow_of": PER_MESSAGE,
     "_ignored": lambda h: owner_module.IGNORED_MAX,
     "_orphans": CONSTANT,
     "_old_manifests": CONSTANT,
 }
 
+FLOW = {
+    "flows": lambda h: 10 * len(h.owner.flow.in_flight) + 3 * SLACK,
+    "in_flight": PER_MESSAGE,
+}
+
 NO_STRUCTURES = (
-    int, str, bool, type(None), count, Partition, RowError, owner_module.Phase, Limits, owner_module.Checkpoint
+    int, str, bool, type(None), count, Partition, RowError, owner_module.Phase, Limits, owner_module.Checkpoint,
+    flow.FlowControl,
 )  # fmt: skip
 
 
@@ -156,7 +160,7 @@ def _small_slacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "TIMERS_SLACK", SLACK)
     monkeypatch.setattr("marq.core.backlog.PRUNE_SLACK", SLACK)
     monkeypatch.setattr(lanes, "PRUNE_SLACK", SLACK)
-    monkeypatch.setattr(owner_module, "FLOWS_SLACK", SLACK)
+    monkeypatch.setattr(flow, "FLOWS_SLACK", SLACK)
     monkeypatch.setattr(dedup, "TRIM", SLACK)
     monkeypatch.setattr(dedup, "ROW_IDS", 50)
     monkeypatch.setattr(dedup, "WINDOW_MS", 5_000)
@@ -259,7 +263,9 @@ def live_long(rounds: int) -> None:
         if number % 100 == 99:
             here = life.here()
             most = max(most, here.unfinished)
-            wrong = unbounded(life.worker.owner.partition, PARTITION, here) + unbounded(life.worker.owner, OWNER, here)
+            owner = life.worker.owner
+            wrong = unbounded(owner.partition, PARTITION, here) + unbounded(owner, OWNER, here)
+            wrong += unbounded(owner.flow, FLOW, here)
             assert not wrong, f"round {number}, {here.unfinished} unfinished: {wrong}"
         if number % 1_000 == 999:
             # what the helpers keep for themselves
