@@ -33,9 +33,10 @@ from app.engine.turns import Turns
 from app.kafka.topics import MAX_RECORD_BYTES
 from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.lateness import Lateness
 from marq.core.markers import Marker
-from marq.core.owner import Handout, Owner, Phase, Retire, WriteManifest, WriteRows
+from marq.core.owner import Handout, Owner, Phase
 from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
 
@@ -420,7 +421,7 @@ class Ownership(Service):
             excess -= freed
             if excess <= 0:
                 return True
-            held.owner.under_pressure = True
+            held.owner.hurry_checkpoint()
         # what could not be freed waits for a checkpoint, or for receivers; looking again costs a pass over everything
         self._shed_at_ms = now_ms() + SHED_PAUSE_MS
         return False

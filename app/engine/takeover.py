@@ -20,7 +20,8 @@ from aiokafka.errors import KafkaError
 
 from app.engine.outbox import Outbox, Writer
 from marq.core.markers import Marker
-from marq.core.owner import Limits, Owner, Phase
+from marq.core.owner import Owner, Phase
+from marq.core.policies import Limits
 from marq.core.rows import table_of
 from marq.errors import DeletedError, MarqError, RowError
 

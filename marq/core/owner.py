@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 
 from marq.core import markers as m
 from marq.core import rows
+from marq.core.checkpoint_cycle import CheckpointCycle, Step
 from marq.core.flow import Breaker, FlowControl, is_limited
 from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
-from marq.core.partition import Checkpoint, Due, Partition
-from marq.core.policies import QueueSettings, SettingsOf, is_exhausted
+from marq.core.partition import Due, Partition
+from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf, is_exhausted
 from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Unreadable
-from marq.errors import DeletedError, InternalError, MarkerError, NewerVersionError, RowError
+from marq.errors import DeletedError, MarkerError, NewerVersionError, RowError
 
 TICK_MIN_MS = 100
 """The timer appends at most one tick per this time and partition …"""
@@ -61,20 +62,6 @@ class Phase(Enum):
     FAILED = "failed"  # a row can't be read, or a fold raised: no effect may follow; another claim recovers
     LEFT = "left"  # the partition was given away: nor here
     STOPPED = "stopped"  # a marker of a later protocol version was read: ``reason`` says which
-
-
-class Limits(NamedTuple):
-    """What the owner is set to. Milliseconds, offsets."""
-
-    checkpoint_ms: int = 2_000
-    window_offsets: int = 100_000
-    persist_after_ms: int = 10_000
-    step_timeout_ms: int = 30_000
-    queue_id: str | None = None  # topic mode
-    partitions: int = 1  # over which the limits of a queue are spread
-
-
-DEFAULT_LIMITS = Limits()
 
 
 class Pending:
@@ -125,31 +112,6 @@ class Handout(NamedTuple):
     until_ms: int
 
 
-class WriteRows(NamedTuple):
-    """Write these rows, then call :meth:`Owner.written`."""
-
-    rows: list[tuple[str, bytes]]
-
-
-class WriteManifest(NamedTuple):
-    """Write the manifest, then call :meth:`Owner.written`."""
-
-    key: str
-    value: bytes
-
-
-class Retire(NamedTuple):
-    """The checkpoint is behind its fence: delete these rows and manifests, and the logs may go up to the positions."""
-
-    rows: list[str]
-    manifests: list[str]
-    position: int
-    markers_position: int
-
-
-Step = WriteRows | WriteManifest | Retire
-
-
 class Owner:
     """Partition ``number``, as one worker owns it. ``nonce`` must be new for each attempt; times are monotonic ms."""
 
@@ -178,23 +140,14 @@ class Owner:
         self.poison: list[tuple[int, str]] = []  # copy to the poison topic, then call ended_as()
         self._breaker_of = breaker_of
         self._use(self._new_partition(load))
-        self.under_pressure = False  # memory is short: the next checkpoint writes all payloads, and comes at once
         self._load = load
         self._delivery = 0
         self._pending: dict[int, Pending] = {}
         self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
         self._acked: dict[int, tuple[int, m.Batch]] = {}  # own records that are in the log but not folded yet
-        self._checkpoint: Checkpoint | None = None
-        self._step = "idle"
-        self._step_since_ms = 0
-        self._fence = ""
-        self._fences = 0
-        self._next_checkpoint_ms = 0
         # (epoch, delivery, offset) of extensions and releases without effect -> the first record that had one
         self._ignored: dict[tuple[int, int, int], int] = {}
         self._ignored_from = 0  # of records below it nothing is known
-        self._orphans: list[str] = []
-        self._old_manifests: list[str] = []
         self._folded_ms = 0
         self._ticked_ms = 0
         self._tick_out = False  # the last tick has not been folded yet
@@ -233,6 +186,7 @@ class Owner:
         decoded = {key: rows.decode_manifest(value) for key, value in manifests.items()}
         newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
         self._load = load
+        old_manifests: list[str] = []
         if newest is None:
             if (log_start[1] or (log_start[0] and self.limits.queue_id is None)) and not accept_loss:
                 raise DeletedError(
@@ -247,7 +201,7 @@ class Owner:
                 self._skip_deleted_markers(log_start[1])
             else:
                 self.partition.start_at(*log_start)
-            self._orphans = list(row_keys)
+            orphans = list(row_keys)
         else:
             manifest = decoded.pop(newest)
             if manifest.epoch > own_offset >= 0:
@@ -268,8 +222,8 @@ class Owner:
             self._use(Partition.restore(self.number, manifest, load, queue_id=self.limits.queue_id, present=present))
             if accept_loss:
                 self._skip_deleted_markers(log_start[1])
-            self._orphans = sorted(present.difference(self.partition.named_keys()))
-            self._old_manifests = [newest, *decoded]
+            orphans, old_manifests = sorted(present.difference(self.partition.named_keys())), [newest, *decoded]
+        self.checkpoints = CheckpointCycle(self.partition, self.nonce, self.limits, orphans, old_manifests)
         self._ignored_from = self.partition.markers_position
         self.phase = Phase.CATCHING_UP
 
@@ -313,6 +267,7 @@ class Owner:
         """Go on with this state, and what depends on it."""
         self.partition = partition
         self.flow = FlowControl(partition, self.limits.partitions, self.settings_of, self._breaker_of)
+        self.checkpoints = CheckpointCycle(partition, self.nonce, self.limits)
 
     @property
     def phase(self) -> Phase:
@@ -452,7 +407,7 @@ class Owner:
         effects = self.partition.fold(offset, timestamp_ms, batch.markers)
         if now_ms - self._folded_ms > OUTAGE_MS:
             # no tick came through either: Kafka was away, and the time-out is for a changelog that alone does not move
-            self._step_since_ms = now_ms
+            self.checkpoints.stood_still(now_ms)
         self._folded_ms = now_ms
         for marker, effect in zip(batch.markers, effects, strict=True):
             kind = type(marker)
@@ -466,13 +421,8 @@ class Owner:
                     self._withdraw(effect)
                 if marker.outcome != "acked" and marker.epoch == self.epoch:  # type: ignore[union-attr]
                     self.partition.unreserve(offsets_in(marker.offsets))  # type: ignore[union-attr]
-            elif (
-                kind is Tick
-                and self._step == "fence"
-                and marker.fence == self._fence  # type: ignore[union-attr]
-                and self.phase is Phase.SERVING
-            ):
-                self._step = "retire"
+            elif kind is Tick and self.phase is Phase.SERVING:
+                self.checkpoints.folded(marker)  # type: ignore[arg-type]
             elif kind is Purge and self.handouts:
                 self._withdraw(effect)
             elif (kind is Keepalive or kind is Release) and len(effect) < count(marker.offsets):  # type: ignore[union-attr]
@@ -545,7 +495,7 @@ class Owner:
         if own.nonce == self.nonce and self.phase is Phase.CATCHING_UP:
             self.phase = Phase.SERVING
             self.epoch = offset
-            self._next_checkpoint_ms = now_ms + self.limits.checkpoint_ms
+            self.checkpoints.serve(offset, now_ms)
         elif self.phase is Phase.SERVING:
             self.phase = Phase.LOST
 
@@ -590,7 +540,7 @@ class Owner:
                         self._resolve(pending, 0, lost=True)
                 elif isinstance(marker, End) and marker.outcome != "acked":
                     self.partition.put_back(offsets_in(marker.offsets))
-                elif isinstance(marker, Tick) and marker.fence == self._fence and self._step == "fence":
+                elif isinstance(marker, Tick) and self.checkpoints.is_awaited(marker):
                     self.appends.append(marker)
 
     # ------------------------------------------------------------------ deliveries
@@ -805,10 +755,10 @@ class Owner:
         due_ms = self.partition.next_lease_ms()
         if self._wants_time(now_ms, bool(list(ttl_queues))) or (due_ms is not None and since_fold >= due_ms):
             wanted = True
-        elif since_fold < TICK_MAX_MS and self._step not in ("manifest", "retire"):
-            wanted = self._step == "idle" and now_ms >= self._next_checkpoint_ms and self.partition.changed()
+        elif since_fold < TICK_MAX_MS:
+            wanted = self.checkpoints.wants_event(now_ms)
         else:
-            wanted = due_ms is not None or self._step != "idle" or bool(self._sent) or self.partition.changed()
+            wanted = due_ms is not None or self.checkpoints.under_way or bool(self._sent) or self.partition.changed()
         if wanted:
             # two that are sent at once would prove each other right
             sure = self._doubt_since_ms is None and (not self._tick_out or since_tick > CLOCK_STEP_MS)
@@ -832,72 +782,23 @@ class Owner:
 
     # ------------------------------------------------------------------ checkpoints
 
+    def hurry_checkpoint(self) -> None:
+        """Memory is short: the next checkpoint comes at once, and writes all payloads."""
+        self.checkpoints.hurry()
+
     def checkpoint_is_due(self, now_ms: int) -> bool:
         """True if :meth:`step` would begin a checkpoint now, and write up to a few MB."""
-        due = now_ms >= self._next_checkpoint_ms or self.under_pressure
-        return self._step == "idle" and self.phase is Phase.SERVING and due
+        return self.phase is Phase.SERVING and self.checkpoints.is_due(now_ms)
 
     def step(self, now_ms: int) -> Step | None:
         """What to do next for the checkpoint; call in the event context of a marker of this partition.
 
         Raises :exc:`InternalError` if a step was not acknowledged in time: the worker must stop.
         """
-        if self.phase is not Phase.SERVING:
-            return None
-        if self._step == "idle":
-            if now_ms < self._next_checkpoint_ms and not self.under_pressure:
-                return None
-            limits = self.limits
-            self._next_checkpoint_ms = now_ms + limits.checkpoint_ms
-            window = 0 if self.under_pressure else limits.window_offsets
-            self.under_pressure = False
-            try:
-                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.persist_after_ms)
-            except RowError:
-                return None  # of a segment that was to be merged; and serves no more
-            if self._checkpoint is None:
-                return None
-            if self._checkpoint.partial:
-                self._next_checkpoint_ms = now_ms
-            self._enter("rows" if self._checkpoint.rows else "manifest", now_ms)
-            if self._checkpoint.rows:
-                return WriteRows(self._checkpoint.rows)
-        if self._step == "manifest":
-            assert self._checkpoint is not None
-            self._enter("manifest written", now_ms)
-            return WriteManifest(rows.manifest_key(self.number, self.epoch), self._checkpoint.manifest)
-        if self._step == "retire":
-            checkpoint = self._checkpoint
-            assert checkpoint is not None
-            self._enter("idle", now_ms)
-            own = rows.manifest_key(self.number, self.epoch)
-            retire = Retire(
-                checkpoint.obsolete + self._orphans,
-                [key for key in self._old_manifests if key != own],
-                checkpoint.position,
-                checkpoint.markers_position,
-            )
-            self._checkpoint, self._orphans, self._old_manifests = None, [], []
-            return retire
-        if self._step != "idle" and now_ms - self._step_since_ms > self.limits.step_timeout_ms:
-            raise InternalError(
-                f"partition {self.number}: checkpoint step {self._step!r} was not acknowledged within "
-                f"{self.limits.step_timeout_ms} ms"
-            )
-        return None
+        return self.checkpoints.step(now_ms) if self.phase is Phase.SERVING else None
 
     def written(self, now_ms: int) -> None:
         """All that the last step wrote is acknowledged by the changelog."""
-        if self.phase is not Phase.SERVING:
-            return
-        if self._step == "rows":
-            self._enter("manifest", now_ms)
-        elif self._step == "manifest written":
-            self._enter("fence", now_ms)
-            self._fences += 1
-            self._fence = f"{self.nonce}/{self._fences}"
-            self.appends.append(Tick(self._fence))
-
-    def _enter(self, step: str, now_ms: int) -> None:
-        self._step = step
-        self._step_since_ms = now_ms
+        fence = self.checkpoints.written(now_ms) if self.phase is Phase.SERVING else None
+        if fence is not None:
+            self.appends.append(fence)

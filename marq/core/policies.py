@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -107,6 +107,20 @@ def name_problem(queue: str) -> str | None:
         if unicodedata.category(character)[0] == "C":
             return f"the name of a queue can't contain the control character {character!r}"
     return None
+
+
+class Limits(NamedTuple):
+    """What the owner of a partition is set to. Milliseconds, offsets."""
+
+    checkpoint_ms: int = 2_000
+    window_offsets: int = 100_000
+    persist_after_ms: int = 10_000
+    step_timeout_ms: int = 30_000
+    queue_id: str | None = None  # topic mode
+    partitions: int = 1  # over which the limits of a queue are spread
+
+
+DEFAULT_LIMITS = Limits()
 
 
 SettingsOf = Callable[[str], QueueSettings]

@@ -16,9 +16,10 @@ from marq.core import folding, rows
 from marq.core import markers as m
 from marq.core import owner as owner_module
 from marq.core.backlog import Backlog
+from marq.core.checkpoint_cycle import CycleState, WriteManifest, WriteRows
 from marq.core.dedup import Recent
 from marq.core.markers import Start
-from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
+from marq.core.owner import Handout, Owner, Phase
 from marq.core.partition import DeliveryState, Partition
 from marq.core.segments import Segment, Segments
 from tests.simulation.logs import Sent
@@ -206,7 +207,7 @@ def _manifest_at_once(step: Any) -> Any:
     def mutated(self: Owner, now_ms: int) -> Any:
         found = step(self, now_ms)
         if isinstance(found, WriteRows):
-            self._enter("manifest", now_ms)
+            self.checkpoints._enter(CycleState.ROWS_WRITTEN, now_ms)
         return found
 
     return mutated
@@ -231,10 +232,9 @@ def _manifest_of_later(step: Any) -> Any:
 
 def _retire_at_once(written: Any) -> Any:
     def mutated(self: Owner, now_ms: int) -> None:
-        fences = self._fences
         written(self, now_ms)
-        if self._fences > fences:
-            self._enter("retire", now_ms)
+        if self.checkpoints.state is CycleState.FENCING:
+            self.checkpoints._enter(CycleState.RETIRING, now_ms)
 
     return mutated
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
 from marq.core import checkpoints, dedup, markers, memory, owner, segments, state
-from marq.core.owner import Limits, Owner
-from marq.core.policies import QueueSettings
+from marq.core.owner import Owner
+from marq.core.policies import Limits, QueueSettings
 from marq.core.rows import Record
 from tests.simulation.checks import Checks
 from tests.simulation.logs import Changelog, Lane, Log

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from marq.core import markers as m
-from marq.core.owner import Owner, Pending, Phase, Retire, WriteManifest, WriteRows
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
+from marq.core.owner import Owner, Pending, Phase
 from marq.core.rows import Record, table_of
 from marq.errors import InternalError, RowError
 from tests.simulation.logs import Lane, Sent, Table

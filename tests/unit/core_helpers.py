@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from marq.core import rows
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.markers import End, Keepalive, Marker, Outcome, Own, Purge, Release, Start, Tick
-from marq.core.owner import Limits, Owner, Phase, Retire, WriteManifest, WriteRows
+from marq.core.owner import Owner, Phase
 from marq.core.partition import Checkpoint, Partition
-from marq.core.policies import QueueSettings
+from marq.core.policies import Limits, QueueSettings
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment

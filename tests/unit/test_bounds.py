@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from marq.core import dedup, flow, lanes, reading, state
+from marq.core import checkpoint_cycle, dedup, flow, lanes, reading, state
 from marq.core import owner as owner_module
 from marq.core.backlog import Backlog, Lane
 from marq.core.markers import End, Keepalive, Release
-from marq.core.owner import Limits, Owner
-from marq.core.partition import Partition
-from marq.core.policies import QueueSettings
+from marq.core.owner import Owner
+from marq.core.partition import Checkpoint, Partition
+from marq.core.policies import Limits, QueueSettings
 from marq.core.ranges import RangeSet
 from marq.core.rows import Record
 from marq.core.segments import Segment, Segments
@@ -126,6 +126,9 @@ OWNER = {
     "_tick_sent": CONSTANT,
     "_acked": CONSTANT,
     "_ignored": lambda h: owner_module.IGNORED_MAX,
+}
+
+CYCLE = {
     "_orphans": CONSTANT,
     "_old_manifests": CONSTANT,
 }
@@ -136,8 +139,8 @@ FLOW = {
 }
 
 NO_STRUCTURES = (
-    int, str, bool, type(None), count, Partition, RowError, owner_module.Phase, Limits, owner_module.Checkpoint,
-    flow.FlowControl,
+    int, str, bool, type(None), count, Partition, RowError, owner_module.Phase, Limits, flow.FlowControl,
+    checkpoint_cycle.CheckpointCycle, checkpoint_cycle.CycleState, Checkpoint,
 )  # fmt: skip
 
 
@@ -265,7 +268,7 @@ def live_long(rounds: int) -> None:
             most = max(most, here.unfinished)
             owner = life.worker.owner
             wrong = unbounded(owner.partition, PARTITION, here) + unbounded(owner, OWNER, here)
-            wrong += unbounded(owner.flow, FLOW, here)
+            wrong += unbounded(owner.flow, FLOW, here) + unbounded(owner.checkpoints, CYCLE, here)
             assert not wrong, f"round {number}, {here.unfinished} unfinished: {wrong}"
         if number % 1_000 == 999:
             # what the helpers keep for themselves

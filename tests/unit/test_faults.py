@@ -21,8 +21,9 @@ from app.settings import Settings
 from app.streaming.faust_app import MarqApp
 from app.streaming.producer import IdempotentProducer
 from gateway import health
+from marq.core.checkpoint_cycle import Retire
 from marq.core.markers import Tick
-from marq.core.owner import Phase, Retire
+from marq.core.owner import Phase
 from marq.errors import BrokerError, InternalError, RowError
 
 Failures = list[BaseException]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marq.core.flow import Breaker
-from marq.core.owner import Limits
-from marq.core.policies import QueueSettings, share
+from marq.core.policies import Limits, QueueSettings, share
 from tests.unit.core_helpers import LEASE_MS, Worker
 
 

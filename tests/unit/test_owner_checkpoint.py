@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from marq.core import markers, rows
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.markers import Own, Tick
-from marq.core.owner import TICK_MAX_MS, TICK_MIN_MS, Limits, Phase, Retire, WriteManifest, WriteRows
+from marq.core.owner import TICK_MAX_MS, TICK_MIN_MS, Phase
+from marq.core.policies import Limits
 from marq.errors import InternalError
 from tests.unit.core_helpers import Worker
 
@@ -192,7 +194,7 @@ def test_there_is_no_checkpoint_before_its_time_nor_without_a_change() -> None:
 
 def test_when_memory_is_short_a_checkpoint_comes_at_once_with_all_payloads() -> None:
     worker = serving(3, limits=Limits(window_offsets=100_000))
-    worker.owner.under_pressure = True
+    worker.owner.hurry_checkpoint()
 
     step = worker.step()
 
@@ -306,7 +308,7 @@ def test_what_is_acked_is_nothing_to_tick_for(lease_ms: int) -> None:
     (handout,) = worker.receive(1, lease_ms=lease_ms)
     worker.owner.acked(handout.offsets, handout.receipt)
     worker.flush()
-    worker.owner._next_checkpoint_ms = 0
+    worker.owner.checkpoints._next_ms = 0
     worker.checkpoint()
     worker.checkpoint()
 

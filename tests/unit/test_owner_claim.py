@@ -6,7 +6,8 @@ import pytest
 
 from marq.core import markers
 from marq.core.markers import End, Own, Start, Tick
-from marq.core.owner import Limits, Phase
+from marq.core.owner import Phase
+from marq.core.policies import Limits
 from marq.core.reading import Unreadable
 from marq.errors import RowError
 from tests.unit.core_helpers import EPOCH_MS, LEASE_MS, Broker, Worker
@@ -278,7 +279,7 @@ def test_a_log_that_begins_beyond_the_manifest_is_a_loud_error(log_start: tuple[
 def test_a_named_row_that_is_missing_is_an_error() -> None:
     first = Worker().serve()
     first.send(2)
-    first.owner.under_pressure = True
+    first.owner.hurry_checkpoint()
     first.checkpoint()
     table = {key: value for key, value in first.table.items() if "messages" not in key}
     second = Worker(first.broker, name="w2", table=table)

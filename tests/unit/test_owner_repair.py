@@ -19,7 +19,7 @@ def history() -> Worker:
     worker.owner.acked([0, 1], first.receipt)
     worker.flush()
     worker.clock_ms += 20_000
-    worker.owner.under_pressure = True
+    worker.owner.hurry_checkpoint()
     worker.checkpoint()
     worker.send(4)
     (rest,) = worker.receive(6)

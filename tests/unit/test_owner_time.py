@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from marq.core.markers import Tick, decode
-from marq.core.owner import DOUBT_MS, TICK_MAX_MS, TICK_MIN_MS, Limits
-from marq.core.policies import QueueSettings
+from marq.core.owner import DOUBT_MS, TICK_MAX_MS, TICK_MIN_MS
+from marq.core.policies import Limits, QueueSettings
 from tests.unit.core_helpers import Worker
 
 SECOND_MS = 1_000

@@ -14,8 +14,7 @@ from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
 from gateway import views as state
 from gateway.metrics import QUEUES_MAX, Collector
 from gateway.views import Views
-from marq.core.owner import Limits
-from marq.core.policies import QueueSettings
+from marq.core.policies import Limits, QueueSettings
 from tests.unit.core_helpers import Worker
 from tests.unit.test_metrics import app, collector, samples
 
