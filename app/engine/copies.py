@@ -27,7 +27,7 @@ from marq.errors import LeaseOverError, MarqError, NotPossibleError, Unavailable
 
 if TYPE_CHECKING:
     from app.engine.ownership import OwnedPartition, Ownership
-    from marq.core.owner import Handout
+    from marq.core.agenda import Handout
 
 H_FROM = "marq-dead-queue"
 H_WHY = "marq-dead-reason"
@@ -146,20 +146,9 @@ class Copies:
         Those whose delivery is not the current one any more are left alone.
         """
         partition = held.owner.partition
-        taken = []
-        for offset in offsets:
-            delivered = partition.deliveries.get(offset)
-            if (
-                delivered is not None
-                and delivered.leased
-                and (delivered.epoch, delivered.delivery) == receipt
-                and offset in partition.messages
-                and offset not in partition.reserved
-            ):
-                taken.append(offset)
+        taken = partition.reserve_current(offsets, *receipt)
         if not taken:
             return set()
-        partition.reserved.update(taken)  # a lease that ends meanwhile must not begin another delivery
         copies = self._copies(held, taken, lambda record, offset: self._dead(held, record, offset, reason, 0))
         copied, failed = await self._confirmed(held, copies)
         if not self._still(held):
@@ -191,7 +180,7 @@ class Copies:
             try:
                 handout = await asyncio.wait_for(mover.begun, START_TIMEOUT_S)
             except TimeoutError:
-                pending.gone = True
+                pending.cancel()
                 raise UnavailableError("Kafka did not confirm in time that it is to be moved; try again") from None
             moved = await self._move(held, queue, handout, to)
         for offset in offsets or ():

@@ -214,6 +214,17 @@ class Deliveries(Order):
                 self._push(offset, self.receives(offset))  # it lost its place in the segment
         return found
 
+    def reserve_current(self, offsets: Iterable[int], epoch: int, delivery: int) -> list[int]:
+        """Reserve those of ``offsets`` that are with the receiver of this delivery: it must not come back meanwhile."""
+        found: list[int] = []
+        for offset in offsets:
+            delivered = self.deliveries.get(offset)
+            theirs = delivered is not None and delivered.leased and self.is_current(offset, epoch, delivery)
+            if theirs and offset in self.messages and offset not in self.reserved:
+                found.append(offset)
+        self.reserved.update(found)
+        return found
+
     def put_back(self, offsets: Iterable[int]) -> None:
         """End reservations; what is ready goes back to its place."""
         for offset in offsets:

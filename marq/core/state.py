@@ -107,7 +107,8 @@ class DeliveryState:
         return (self.epoch, self.delivery, self.receives, self.deadline_ms, self.leased)
 
 
-def _no_rows(key: str) -> bytes:
+def no_rows(key: str) -> bytes:
+    """Reads rows where there is no table."""
     raise RowError(f"row {key!r} is needed, but no table was given to read it from")
 
 
@@ -119,7 +120,7 @@ class State:
         number: int,
         *,
         queue_id: str | None = None,
-        load: Callable[[str], bytes] = _no_rows,
+        load: Callable[[str], bytes] = no_rows,
     ) -> None:
         self.number = number
         self.queue_id = queue_id
@@ -242,6 +243,12 @@ class State:
         for queue in self.segments.queues:
             if queue not in self.backlogs or (not self.backlogs[queue] and self.has_ready(queue)):
                 yield queue
+
+    def serve_last(self, queue: str) -> None:
+        """Put ``queue`` behind all others in :meth:`queues`, of those that have something in memory."""
+        backlog = self.backlogs.pop(queue, None)
+        if backlog is not None:
+            self.backlogs[queue] = backlog
 
     def has_any(self, queue: str) -> bool:
         """True if ``queue`` has a message that is ready."""

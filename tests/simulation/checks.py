@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from marq.core import owner as owner_module
 from marq.core import rows
+from marq.core.agenda import Handout
 from marq.core.markers import Batch, End, decode
-from marq.core.owner import Handout, Owner, Pending, Phase
+from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
 from marq.core.ranges import offsets_in
 from marq.core.segments import Segment
+from marq.core.starts import Pending
 from marq.core.state import size_of
 from marq.errors import RowError
 
@@ -105,7 +106,7 @@ class Checks:
         owner = worker.owner
         assert owner is not None
         if owner.phase is not Phase.SERVING:
-            if owner.handouts or owner.dead or owner.poison:
+            if owner._agenda.handouts or owner._agenda.dead or owner._agenda.poison:
                 self._bad("G5", f"w{worker.number} has effects while {owner.phase.value}")
             return
         moment = self.sim.reference.moment(owner.partition.markers_position)
@@ -118,9 +119,9 @@ class Checks:
         if not sim.chance(0.3) or len(queues) > 1 or owner.phase is not Phase.SERVING:
             return None
         p, queue = owner.partition, queues[0]
-        if not owner.told and (p.ttls or sim.settings[queue].ttl_ms):
+        if not owner.ticker.told and (p.ttls or sim.settings[queue].ttl_ms):
             return None
-        owner._estimate(sim.now_ms)
+        owner.ticker.estimate(sim.now_ms)
         if sim.settings[queue].fifo:
             return self._offer_in_order(owner, queue)
         maximum = sim.settings[queue].max_receives
@@ -141,7 +142,7 @@ class Checks:
         """Of each group what may come next: nothing while one is with somebody, nothing behind one that waits."""
         sim, ref, p = self.sim, self.sim.reference, owner.partition
         maximum = sim.settings[queue].max_receives
-        about_to_be = {o for pending in owner._pending.values() for o in pending.offsets}
+        about_to_be = {o for pending in owner.starts.pending.values() for o in pending.offsets}
         ending = any(p.queue_of(o) == queue for o in p.reserved - about_to_be if o in p.messages)
         offer = Offer({}, {}, not p.segments.of(queue), not ending)
         if any(o >= p.position and delivered.leased for o, delivered in p.deliveries.items()):
@@ -381,9 +382,9 @@ class Checks:
         if not p.reserved:
             return
         known = worker.copying.union(p._refused)
-        for pending in owner._pending.values():
+        for pending in owner.starts.pending.values():
             known.update(pending.offsets)
-        for markers in (owner.appends, *owner._sent.values()):
+        for markers in (worker.appends, *owner._sent.values()):
             for marker in markers:
                 if type(marker) is End:
                     known.update(offsets_in(marker.offsets))
@@ -427,7 +428,7 @@ class Checks:
                 raise RowError(f"no row {key!r}")
             return both[key]
 
-        probe = owner_module.Owner(sim.number, "probe", "probe", limits=sim.limits, load=load)
+        probe = Owner(sim.number, "probe", "probe", limits=sim.limits, load=load)
         try:
             probe.restore(dict(content), list(both), load, (sim.queue.start, sim.markers.start))
         except RowError as exc:
@@ -467,7 +468,7 @@ class Checks:
                 "ttls": p.ttls,
                 "poison": p.poison,
                 "duplicates": p.duplicates,
-                "pending": owner._pending,
+                "pending": owner.starts.pending,
             }
             left = {name: value for name, value in left.items() if value}
             if left:

@@ -331,6 +331,7 @@ class Worker:
         self.queue_log: list[Record] = [] if queue_log is None else queue_log
         self.clock_ms = 10_000  # monotonic
         self.seq = 0
+        self.outbox: list[Marker] = []  # what was taken from the owner, and is not appended
         self.owner = Owner(
             0,
             name,
@@ -339,6 +340,20 @@ class Worker:
             settings_of=lambda queue: self.settings.get(queue, DEFAULTS),
             load=self.load,
         )
+
+    # ------------------------------------------------------------------ what the owner wants done, and nobody took yet
+
+    @property
+    def appends(self) -> list[Marker]:
+        return self.owner._agenda.appends
+
+    @property
+    def dead(self) -> list[int]:
+        return self.owner._agenda.dead
+
+    @property
+    def poison(self) -> list[tuple[int, str]]:
+        return self.owner._agenda.poison
 
     # ------------------------------------------------------------------ claim
 
@@ -396,14 +411,14 @@ class Worker:
         """Append what the owner has to say, without hearing back; (seq, offset, markers)."""
         from marq.core import markers
 
-        appends, self.owner.appends = self.owner.appends, []
+        appends, self.outbox = self.outbox + self.owner.take_appends(), []
         self.seq += 1
         self.owner.sent(self.seq, appends)
         return self.seq, self.broker.append(markers.encode(appends, self.owner.nonce, self.seq)), appends
 
     def lose(self) -> tuple[int, list[Marker]]:
         """Send what the owner has to say, to a broker that never gets it; (seq, markers)."""
-        appends, self.owner.appends = self.owner.appends, []
+        appends = self.owner.take_appends()
         self.seq += 1
         self.owner.sent(self.seq, appends)
         return self.seq, appends
@@ -415,7 +430,7 @@ class Worker:
     def flush(self) -> list[Marker]:
         """Append and hear back, until the owner has nothing more to say; what it said."""
         said: list[Marker] = []
-        while self.owner.appends:
+        while self.outbox or self.appends:
             seq, offset, appends = self.append()
             said += appends
             self.confirm(seq, offset, appends)
@@ -441,7 +456,8 @@ class Worker:
 
     def handouts(self, empty: bool = False) -> list[Any]:
         """What is handed out (``empty``: and who is told that nothing came of its request)."""
-        handouts, self.owner.handouts = self.owner.handouts, []
+        agenda = self.owner._agenda
+        handouts, agenda.handouts = agenda.handouts, []
         return [h for h in handouts if h.offsets or empty]
 
     # ------------------------------------------------------------------ tables

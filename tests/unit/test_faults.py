@@ -76,7 +76,7 @@ class Desk:
         self.owner = SimpleNamespace(
             phase=Phase.SERVING,
             serving=True,
-            appends=[],
+            take_appends=list,
             reason="a marker could not be folded: planted",
             error=None,
             leave=list,

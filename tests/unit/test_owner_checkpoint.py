@@ -9,8 +9,9 @@ import pytest
 from marq.core import markers, rows
 from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.markers import Own, Tick
-from marq.core.owner import TICK_MAX_MS, TICK_MIN_MS, Phase
+from marq.core.owner import Phase
 from marq.core.policies import Limits
+from marq.core.ticker import TICK_MAX_MS, TICK_MIN_MS
 from marq.errors import InternalError
 from tests.unit.core_helpers import Worker
 
@@ -53,13 +54,13 @@ def test_the_fence_is_not_appended_before_the_manifest_is_acknowledged() -> None
     worker.clock_ms += 2_000
     worker.step()
     step = worker.owner.step(worker.clock_ms)
-    before = list(worker.owner.appends)
+    before = list(worker.appends)
 
     worker.owner.written(worker.clock_ms)
 
     assert isinstance(step, WriteManifest)
     assert before == []
-    assert worker.owner.appends == [Tick(f"{worker.owner.nonce}/1")]
+    assert worker.appends == [Tick(f"{worker.owner.nonce}/1")]
 
 
 def test_nothing_is_retired_before_the_fence_is_folded() -> None:
@@ -241,7 +242,7 @@ def test_a_lost_owner_writes_nothing_more() -> None:
     worker.owner.written(worker.clock_ms)
 
     assert worker.owner.step(worker.clock_ms) is None
-    assert worker.owner.appends == []
+    assert worker.appends == []
 
 
 # ---------------------------------------------------------------------- ticks

@@ -48,7 +48,7 @@ def test_while_catching_up_it_delivers_nothing_and_takes_no_effect() -> None:
     assert worker.owner.step(10_000) is None
     worker.owner.ended_as("dead", [0])
     worker.owner.purge("q", 3)
-    assert worker.owner.appends == []
+    assert worker.appends == []
 
 
 def test_starts_of_the_former_owner_hold_until_their_leases_are_over() -> None:
@@ -107,7 +107,7 @@ def test_a_foreign_own_marker_ends_everything_at_once() -> None:
     assert worker.owner.phase is Phase.LOST
     assert not worker.owner.serving
     assert worker.handouts() == []
-    assert worker.owner.appends == []
+    assert worker.appends == []
     assert worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=LEASE_MS) is None
     assert worker.owner.work(worker.clock_ms) is None
     assert worker.owner.step(worker.clock_ms + 60_000) is None

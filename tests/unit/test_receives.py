@@ -25,7 +25,7 @@ class Partition:
         self.core = Worker().serve()
         self.core.send(1)
         self.owner = self.core.owner
-        self.outbox = SimpleNamespace(put=lambda markers: self.owner.appends.extend(markers))
+        self.outbox = SimpleNamespace(put=lambda markers: self.core.outbox.extend(markers))
         self.serving = True
         self.said: list[Any] = []
 
@@ -128,7 +128,7 @@ def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         desk.receives.close()
         assert await desk.receive() == []
         assert await desk.receives.receive_here("q", 10, LEASE_MS, "r", lambda: False, False) == []
-        assert not any(p.owner.appends for p in desk.partitions)
+        assert not any(p.core.outbox or p.core.appends for p in desk.partitions)
 
     run(scenario, monkeypatch)
 
