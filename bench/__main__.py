@@ -10,6 +10,7 @@ from bench import hol as hol_bench
 from bench import overload as overload_bench
 from bench import pipeline as pipeline_bench
 from bench import rebalance as rebalance_bench
+from bench import restart as restart_bench
 from bench import service as service_bench
 from bench import sqs as sqs_bench
 
@@ -115,6 +116,15 @@ def hol(messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
 def rebalance(times: int, parked: int, rate: int, pause: float) -> None:
     """Gaps between deliveries while a fourth worker joins and leaves."""
     rebalance_bench.run(times=times, parked=parked, rate=rate, pause_s=pause)
+
+
+@bench.command()
+@click.option("--seconds", default=300.0, show_default=True, help="How long workers are restarted.")
+@click.option("--rate", default=2000, show_default=True, help="Messages per second.")
+@click.option("--pause", default=5.0, show_default=True, help="Seconds between a restart and the next one.")
+def restart(seconds: float, rate: int, pause: float) -> None:
+    """A rolling restart of three workers under load: losses, attempts, duplicates, latency."""
+    restart_bench.run(seconds=seconds, rate=rate, pause_s=pause)
 
 
 @bench.command()

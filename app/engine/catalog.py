@@ -22,6 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zlib import crc32
 
@@ -34,6 +35,7 @@ from app.kafka.connection import end_client, kafka_client_args, unreachable
 from app.kafka.datadir import resolve_bootstrap
 from app.logs import silenced
 from app.streaming.batches import decode_with
+from app.streaming.faults import stop_if_reading_ends
 from marq.core.policies import MESSAGE_BYTES_MIN, QueueSettings, name_problem
 from marq.errors import BadValueError, MarqError, UnavailableError, UnknownQueueError
 
@@ -208,6 +210,10 @@ class Catalog(Service):
         if self._settings.secret is not None:
             return self._settings.secret.get_secret_value().encode()
         return self._secrets[0]
+
+    def keys_for(self, purpose: bytes) -> tuple[bytes, ...]:
+        """Keys of 32 bytes made of the secret: the first is used, all are accepted. `purpose`: at most 16 bytes."""
+        return (blake2b(self.secret, digest_size=32, person=purpose).digest(),)
 
     def generation_of(self, queue: str) -> int:
         """How many queues of this name there were before."""
@@ -453,6 +459,11 @@ class Catalog(Service):
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 async with self._producer_lock:
+                    if self._producer is not None and self._producer._sender.sender_task.done():
+                        # it would refuse everything from now on
+                        ended, self._producer = self._producer, None
+                        self.log.error("What writes changes of queues has ended, and begins anew")
+                        await end_client(ended.stop())
                     if self._producer is None:
                         producer = AIOKafkaProducer(enable_idempotence=True, **kafka_client_args(self._settings))
                         await producer.start()
@@ -523,7 +534,11 @@ class Catalog(Service):
         assert consumer is not None
         tp = TopicPartition(self._topic(), 0)
         end = (await consumer.end_offsets([tp]))[tp]
+        ended: list[BaseException] = []
+        stop_if_reading_ends(consumer, ended.append)
         while not self.should_stop:
+            if ended:
+                raise ended[0]
             try:
                 self._position = await consumer.position(tp)
                 if self._position >= end:

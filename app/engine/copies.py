@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 
 from app.engine import fitting
@@ -103,6 +104,13 @@ def _places(held: OwnedPartition, offsets: list[int]) -> str:
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more ranges" if len(shown) > 20 else "")
 
 
+class Rejected(msgspec.Struct):
+    """What became of messages that a receiver rejected, by offset. Those that are in neither are not its any more."""
+
+    done: list[int]  # dead letters now
+    unsure: list[int]  # Kafka did not confirm it
+
+
 class _Mover:
     """The receiver of what is about to be moved."""
 
@@ -140,24 +148,27 @@ class Copies:
         if hopeless:
             await self.quarantine(held, [(o, TOO_LARGE) for o in hopeless])
 
-    async def reject(self, held: OwnedPartition, offsets: list[int], receipt: tuple[int, int], reason: str) -> set[int]:
-        """Make dead letters of messages that a receiver holds, because it says so; which of them are finished by it.
+    async def reject(self, held: OwnedPartition, offsets: list[int], receipt: tuple[int, int], reason: str) -> Rejected:
+        """Make dead letters of messages that a receiver holds, because it says so; what became of them.
 
         Those whose delivery is not the current one any more are left alone.
         """
         partition = held.owner.partition
         taken = partition.reserve_current(offsets, *receipt)
         if not taken:
-            return set()
+            return Rejected([], [])
         copies = self._copies(held, taken, lambda record, offset: self._dead(held, record, offset, reason, 0))
         copied, failed = await self._confirmed(held, copies)
         if not self._still(held):
-            return set()
+            return Rejected([], taken)
         hopeless = _hopeless(failed)
         partition.put_back(failed.keys() - set(hopeless))
         if hopeless:
             await self.quarantine(held, [(o, TOO_LARGE) for o in hopeless])
-        return await self._end(held, "dead", list(copied)) | set(hopeless)
+        done = await self._end(held, "dead", list(copied)) | set(hopeless)
+        unsure = sorted(set(taken) - done)
+        partition.put_back(set(unsure) & copied.keys())
+        return Rejected(sorted(done), unsure)
 
     # ------------------------------------------------------------------ moves
 
@@ -170,6 +181,8 @@ class Copies:
             offsets: which ones; None: up to `limit` of them, in their order.
             to: the queue; None: that of which each is a dead letter.
         """
+        if held.owner.stalled:
+            raise self._stalled(held)
         mover = _Mover()
         pending = held.owner.acquire_to_end(
             queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER
@@ -182,6 +195,8 @@ class Copies:
             except TimeoutError:
                 pending.cancel()
                 raise UnavailableError("Kafka did not confirm in time that it is to be moved; try again") from None
+            if held.owner.stalled:
+                raise self._stalled(held)
             moved = await self._move(held, queue, handout, to)
         for offset in offsets or ():
             if offset not in moved:
@@ -189,6 +204,9 @@ class Copies:
                     f"{held.number}:{offset} is not ready in {queue!r}: finished, or in work"
                 )
         return moved
+
+    def _stalled(self, held: OwnedPartition) -> UnavailableError:
+        return UnavailableError(f"Kafka takes nothing in partition {held.number} at present; try again later", 2.0)
 
     async def _move(
         self, held: OwnedPartition, queue: str, handout: Handout, to: str | None

@@ -26,22 +26,24 @@ from app.engine.breakers import Breakers
 from app.engine.broker_time import BrokerTime
 from app.engine.changelogs import Changelogs
 from app.engine.copies import Copies
-from app.engine.faults import is_expected
 from app.engine.outbox import NOBODY, Outbox
+from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.engine.turns import Turns
 from app.kafka.topics import MAX_RECORD_BYTES
+from app.streaming.faults import is_expected
 from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
-from marq.core.lateness import Lateness
+from marq.core.lateness import STALL_MS, Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
 
 if TYPE_CHECKING:
+    from app.cluster.peers import Peers
     from app.engine.catalog import Catalog
     from app.kafka.topics import Topics
     from app.settings import Settings
@@ -147,6 +149,7 @@ class Ownership(Service):
         topics: Callable[[], Topics],
         tables: dict[str, SegmentTable],
         catalog: Catalog,
+        peers: Peers,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -177,8 +180,9 @@ class Ownership(Service):
         self._threads = ThreadPoolExecutor(1, "marq-restore")
         self._background: set[asyncio.Task[Any]] = set()
         self.broker_time = BrokerTime(lambda: now_ms())
-        self.breakers = Breakers(catalog.settings_of, lambda: now_ms())
+        self.breakers = Breakers(catalog.settings_of, lambda: now_ms(), peers, self.spawn)
         self.copies = Copies(self, now_ms)
+        self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
         self.changelogs = Changelogs(app, settings)
 
     @property
@@ -290,8 +294,7 @@ class Ownership(Service):
     def on_timer(self) -> None:
         """Time passes: ticks, dead letters, expiry. Many times a second."""
         now = now_ms()
-        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
-        self._timer_ms = now
+        self._note_lag(now)
         again = 0 <= self._again_ms <= now
         if again:
             self._again_ms = -1
@@ -313,6 +316,7 @@ class Ownership(Service):
                 self.drain(held)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
+            self.stalls.look()
             for held in self.held.values():
                 self._read_again(held, now)
 
@@ -362,13 +366,24 @@ class Ownership(Service):
 
     # ------------------------------------------------------------------ lateness
 
+    def _note_lag(self, now: int) -> None:
+        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
+        self._timer_ms = now
+
+    def _note_stall(self, now: int) -> None:
+        """After this process stood still, a request may come before the timer that finds it out."""
+        if self._timer_ms >= 0 and now - self._timer_ms - TIMER_MS >= STALL_MS:
+            self._note_lag(now)
+
     def room(self, held: OwnedPartition, wanted: int, lease_ms: int) -> int:
         """How many of `wanted` messages may be handed out under such a lease: fewer, or none, while acks are late."""
-        room = self.lateness.room(now_ms(), wanted, lease_ms, held.outbox.late_s * 1000)
+        now = now_ms()
+        self._note_stall(now)
+        room = self.lateness.room(now, wanted, lease_ms, held.outbox.late_s * 1000)
         if room == 0 and wanted:
             self.withheld += 1
             if self._again_ms < 0:
-                self._again_ms = now_ms() + AGAIN_MS
+                self._again_ms = now + AGAIN_MS
         return room
 
     def is_late(self, held: OwnedPartition, lease_ms: int) -> bool:

@@ -100,7 +100,7 @@ class TakeOver:
             limits=Limits(
                 checkpoint_ms=settings.checkpoint_ms,
                 window_offsets=settings.window_offsets,
-                persist_after_ms=settings.hold_ms,
+                persist_after_ms=settings.persist_after_ms,
                 step_timeout_ms=settings.step_timeout_ms,
                 queue_id=settings.queue_id,
                 partitions=ownership.topics.partitions,

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 from mode import Service
 
+from app.cluster.peers import Peers, peer_call
+from app.engine.copies import Rejected
+from app.engine.ownership import Ownership
+from app.engine.stalls import STALLED_S
 from app.kafka.topics import MAX_MESSAGE_BYTES
-from app.service import problems
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
+from app.service.meters import Meters
+from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipt, Receipts, by_delivery
 from app.service.receives import Received, Receives
 from app.service.turnstile import Turnstile
+from app.service.watches import RecentReceives
 from app.streaming.producer import ProducerFull
 from marq.client.wire import Entry as Outgoing
 from marq.client.wire import Sent
@@ -40,19 +46,15 @@ from marq.errors import (
     UnavailableError,
 )
 from marq.message import HEADER_KEY, RESERVED
+from marq.protocol import problems
 
 if TYPE_CHECKING:
-    from app.cluster.peers import Peers
     from app.engine.catalog import QueueRecord
-    from app.engine.ownership import OwnedPartition, Ownership
     from app.settings import Settings
-    from gateway.metrics import Meters
     from marq.core.policies import QueueSettings
 
 #: Seconds until Kafka has to confirm what a request appended.
 CONFIRM_TIMEOUT_S = 10.0
-#: Seconds that a record of a partition may wait for Kafka: then no more go there, before they pile up.
-STALLED_S = 3.0
 #: Messages of one request that go to one partition in a row: enough for a full batch, few enough to spread.
 RUN_MESSAGES = 500
 #: Bytes of a message that are left for its headers' and the record's own.
@@ -63,6 +65,26 @@ LEASE_OVER = "the message is finished, or its lease is over"
 HEADERS_UNCOUNTED = 100
 #: Beginning of the headers that the SQS gateway adds.
 PROTOCOL_HEADERS = "AWS."
+
+
+class RejectHere(msgspec.Struct):
+    """Messages of one delivery that its receiver rejects."""
+
+    partition: int
+    epoch: int
+    delivery: int
+    offsets: list[int]
+    reason: str
+
+
+class MoveHere(msgspec.Struct):
+    """Messages of one partition that are to be moved: those named, or up to `limit`; see `QueueService.move`."""
+
+    partition: int
+    queue: str
+    offsets: list[int] | None
+    limit: int
+    to: str | None
 
 
 class Moved(msgspec.Struct):
@@ -87,27 +109,21 @@ class QueueInfo(msgspec.Struct):
 class QueueService(Service):
     """The operations. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, settings: Settings, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, peers: Peers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ownership = ownership
         self.settings = settings
+        self.meters = meters
         self.catalog = ownership.catalog
-        self._receipts: Receipts | None = None
-        self.receives = Receives(ownership, lambda: self.receipts)
-        self.leases = Leases(self)
+        self.receipts = Receipts(lambda: self.catalog.secret)
+        self.receives = Receives(ownership, self.receipts, meters, peers)
+        self.leases = Leases(ownership, self.receipts, peers)
+        self.recent = RecentReceives()
+        self._owners = Owners(ownership, peers)
         self._partition_turn = random.randrange(1 << 16)
         self._random = random.Random()
         self.turnstile = Turnstile()
-        self.meters: Meters | None = None
-        self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
-        self.received: Callable[[str], None] = lambda queue: None  # told of each receive
-
-    @property
-    def receipts(self) -> Receipts:
-        """Makes and reads receipts."""
-        if self._receipts is None:
-            self._receipts = Receipts(self.catalog.secret)
-        return self._receipts
+        peers.register(self)
 
     # ------------------------------------------------------------------ send
 
@@ -175,9 +191,8 @@ class QueueService(Service):
                 at += length
         if unavailable is not None and not accepted:
             raise unavailable
-        if self.meters is not None:
-            self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
-            self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
+        self.meters.sent.inc(sum(isinstance(result, Sent) for result in results))
+        self.meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
         return results
 
     async def _check_sendable(self, queue: str) -> None:
@@ -259,9 +274,13 @@ class QueueService(Service):
             UnavailableError: too many wait already.
             RequestError: there is no such queue.
         """
-        self.received(queue)
+        self.recent.note(queue)
         await self.turnstile.turn(limit)
         return await self.receives.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
+
+    def is_received(self, queue: str) -> bool:
+        """Whether somebody waits here for messages of a queue, or asked for some not long ago."""
+        return bool(self.receives.waiting_count(queue)) or self.recent.is_recent(queue)
 
     # ------------------------------------------------------------------ acknowledge and the like
 
@@ -332,28 +351,32 @@ class QueueService(Service):
         outcomes = await asyncio.gather(
             *(self._reject(*delivery, sorted(places), reason) for delivery, places in deliveries.items())
         )
-        for places, done in zip(deliveries.values(), outcomes, strict=True):
+        for places, found in zip(deliveries.values(), outcomes, strict=True):
             for offset, entries in places.items():
+                if isinstance(found, MarqError):
+                    error: MarqError | None = found
+                elif offset in found.unsure:
+                    error = UnavailableError("Kafka did not confirm its dead letter; try again")
+                else:
+                    error = None if offset in found.done else LeaseOverError(LEASE_OVER)
                 for i in entries:
-                    if isinstance(done, MarqError):
-                        results[i] = done
-                    elif offset not in done:
-                        results[i] = LeaseOverError(LEASE_OVER)
+                    results[i] = error
         return self._counted("reject", results)
 
     async def _reject(
         self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
-    ) -> set[int] | MarqError:
-        argument = {"partition": number, "epoch": epoch, "delivery": delivery, "offsets": offsets, "reason": reason}
+    ) -> Rejected | MarqError:
+        asked = RejectHere(number, epoch, delivery, offsets, reason)
         try:
-            return set(await self.at_owner(number, "reject", argument, self.reject_here, list[int]))
+            return await self._owners.ask(number, self.reject_here, asked, OPERATION_TIMEOUT_S)
         except MarqError as exc:
             return exc
 
-    async def reject_here(self, argument: dict[str, Any]) -> list[int]:
-        """Dead letters of a partition of this worker: which offsets became some."""
-        held, receipt = self._serving(argument["partition"]), (argument["epoch"], argument["delivery"])
-        return sorted(await self.ownership.copies.reject(held, argument["offsets"], receipt, argument["reason"]))
+    @peer_call("reject")
+    async def reject_here(self, asked: RejectHere) -> Rejected:
+        """Dead letters of a partition of this worker: what became of these offsets."""
+        held, receipt = self._owners.serving_here(asked.partition), (asked.epoch, asked.delivery)
+        return await self.ownership.copies.reject(held, asked.offsets, receipt, asked.reason)
 
     # ------------------------------------------------------------------ move
 
@@ -420,50 +443,26 @@ class QueueService(Service):
         """Move messages of one partition; see `move` and `move_some`. By offset, or why none of them could be."""
         if number >= self.ownership.topics.partitions:
             return NotFoundError(f"there is no partition {number}")
-        argument = {"partition": number, "queue": queue, "offsets": offsets, "limit": limit, "to": to}
+        asked = MoveHere(number, queue, offsets, limit, to)
         try:
-            moved = await self.at_owner(number, "move", argument, self.move_here, list[Moved])
+            moved = await self._owners.ask(number, self.move_here, asked, OPERATION_TIMEOUT_S)
         except MarqError as exc:
             return exc
         topic = self.ownership.topics.queue
         return {m.offset: problems.error_in(m.error) if m.error else Sent(topic, m.partition, m.place) for m in moved}
 
-    async def move_here(self, argument: dict[str, Any]) -> list[Moved]:
+    @peer_call("move")
+    async def move_here(self, asked: MoveHere) -> list[Moved]:
         """Move messages of a partition of this worker."""
-        held = self._serving(argument["partition"])
-        found = await self.ownership.copies.move(
-            held, argument["queue"], argument["offsets"], argument["limit"], argument["to"]
-        )
+        held = self._owners.serving_here(asked.partition)
+        found = await self.ownership.copies.move(held, asked.queue, asked.offsets, asked.limit, asked.to)
         return [
             Moved(offset, error=problems.entry(place)) if isinstance(place, MarqError) else Moved(offset, *place)
             for offset, place in found.items()
         ]
 
-    async def at_owner(
-        self, number: int, name: str, argument: dict[str, Any], here: Callable[[Any], Awaitable[Any]], kind: Any
-    ) -> Any:
-        """What the owner of a partition answers: this worker, or another one.
-
-        Raises:
-            UnavailableError: nobody serves the partition right now.
-        """
-        held = self.ownership.held.get(number)
-        if held is not None and held.serving:
-            return await here(argument)
-        url = self.peers.owner_of(number) if self.peers is not None else None
-        if url is None or self.peers is None or url == self.peers.url:
-            raise UnavailableError(f"partition {number} is served by nobody right now")
-        return await self.peers.call(url, name, argument, kind, 2 * CONFIRM_TIMEOUT_S)
-
-    def _serving(self, number: int) -> OwnedPartition:
-        held = self.ownership.held.get(number)
-        if held is None or not held.serving:
-            raise UnavailableError(f"partition {number} is not served here")
-        return held
-
     def _counted(self, action: str, results: list[MarqError | None]) -> list[MarqError | None]:
-        if self.meters is not None:
-            self.meters.settle_all(action, results)
+        self.meters.settle_all(action, results)
         return results
 
     async def _settle(
@@ -586,13 +585,8 @@ class QueueService(Service):
 
     # ------------------------------------------------------------------ life
 
-    async def on_start(self) -> None:
-        assert self.receipts
-        if self.peers is not None:
-            self.peers.register("reject", self.reject_here)
-            self.peers.register("leases", self.leases.states_here)
-            self.peers.register("effects", self.leases.effects_here)
-            self.peers.register("move", self.move_here)
+    async def on_stop(self) -> None:
+        self.receives.polling.close()
 
 
 def _stalled_error() -> UnavailableError:

@@ -1,7 +1,7 @@
 """Receives: who waits for messages, and what comes to them from the partitions of this worker and from other workers.
 
 Per queue, those who wait are served first come, first served. A receive asks the partitions here first; when they have
-nothing it waits here, and `app.cluster.peers` looks for messages at the other workers.
+nothing it waits here, and `app.service.polling` looks for messages at the other workers.
 """
 
 from __future__ import annotations
@@ -11,25 +11,22 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.engine.ownership import OwnedPartition
+from app.cluster.peers import Gone, Peers, peer_call
+from app.engine.ownership import OwnedPartition, Ownership
+from app.service.meters import Meters
+from app.service.polling import PeerPolling
 from app.service.receipts import Receipts, by_delivery, queue_crc
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import Release
 from marq.core.segments import Segment
 from marq.core.starts import Pending
-from marq.core.state import H_GROUP
+from marq.core.state import H_GROUP, HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
-
-if TYPE_CHECKING:
-    from app.cluster.peers import Peers
-    from app.engine.ownership import Ownership
-    from gateway.metrics import Meters
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +40,8 @@ LATE_S = 1.0
 ANSWER_AFTER_S = 0.02
 #: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
 ELSEWHERE_FIRST = 8
+#: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
+ANSWER_BYTES = 32 * 1024 * 1024
 #: Headers of ours that receivers see.
 _SHOWN = "marq-dead-"
 
@@ -63,6 +62,16 @@ class Received(msgspec.Struct):
     group: str | None = None
 
 
+class ReceiveHere(msgspec.Struct):
+    """What another worker wants for a receiver of its own. `whole`: with our own headers too."""
+
+    queue: str
+    limit: int
+    lease_ms: int
+    name: str
+    whole: bool = False
+
+
 class Waiter:
     """A receive under way: the receiver of what it asked partitions for."""
 
@@ -75,8 +84,10 @@ class Waiter:
         "limit",
         "messages",
         "name",
+        "over",
         "pending",
         "queue",
+        "size_bytes",
         "until",
         "whole",
     )
@@ -99,9 +110,11 @@ class Waiter:
         self.whole = whole  # our own headers are for it too
         self.future = future  # done when there is something to answer
         self.messages: list[Received] = []
+        self.size_bytes = 0
         self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
         self.pending: list[tuple[OwnedPartition, Pending]] = []  # starts on their way
         self.away = False  # another worker is being asked for it
+        self.over = False  # its time is: it waits for what is on its way, and for nothing else
         self.done = False  # answered or given up: whatever still comes goes back
 
 
@@ -121,27 +134,21 @@ class Ask:
 class Receives:
     """All receives of this worker. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, receipts: Callable[[], Receipts]) -> None:
+    def __init__(self, ownership: Ownership, receipts: Receipts, meters: Meters, peers: Peers) -> None:
         self.ownership = ownership
         self.catalog = ownership.catalog
         self.closing = False
         self.count = 0  # receives under way
-        self.meters: Meters | None = None
-        self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
-        self._receipts = receipts
+        self.meters = meters
+        self.receipts = receipts
+        self.peers = peers
+        self.polling = PeerPolling(self, peers, lambda coroutine: ownership.spawn(coroutine))
         self._waiting: dict[str, deque[Waiter]] = {}
         self._asking: dict[Waiter, None] = {}  # those with starts on their way
         self._turn = random.randrange(1 << 16)
         self._receives = 0
-        #: How many of so many messages a partition may hand out under a lease; and whether that is none.
-        self.room: Callable[[OwnedPartition, int, int], int] = lambda held, wanted, lease_ms: wanted
-        self.is_late: Callable[[OwnedPartition, int], bool] = lambda held, lease_ms: False
         ownership.receivers.append(self)
-
-    @property
-    def receipts(self) -> Receipts:
-        """Makes and reads receipts."""
-        return self._receipts()
+        peers.register(self)
 
     async def receive(
         self,
@@ -162,7 +169,7 @@ class Receives:
         loop = asyncio.get_running_loop()
         waiter = Waiter(queue, limit, lease_ms, name, gone, loop.create_future(), whole)
         self._receives += 1
-        if self.peers is not None and self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
+        if self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
             return self._answer(waiter)
         line = self._waiting.get(queue)
         if not line:
@@ -172,8 +179,7 @@ class Receives:
                 await self._look_elsewhere(waiter)
                 return self._answer_in_time(waiter)
             self._waiting.setdefault(queue, deque()).append(waiter)
-            if self.peers is not None:
-                self.peers.poll_peers(queue)
+            self.polling.poll_peers(queue)
         self.count += 1
         timer = loop.call_later(wait_ms / 1000, self._wait_over, waiter)
         try:
@@ -186,7 +192,7 @@ class Receives:
 
     def _answer_in_time(self, waiter: Waiter) -> list[Received]:
         if not waiter.messages and any(
-            h.serving and self.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
+            h.serving and self.ownership.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
             for h in self.ownership.held.values()
         ):
             raise UnavailableError(
@@ -200,7 +206,7 @@ class Receives:
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
-        if self.meters is not None and waiter.messages and not waiter.away:  # else the worker that asked counts them
+        if waiter.messages and not waiter.away:  # else the worker that asked counts them
             self.meters.handed(waiter.messages)
         return waiter.messages
 
@@ -217,12 +223,12 @@ class Receives:
         waiter.messages = in_time
         self._give_back(late)
 
-    async def receive_here(
-        self, queue: str, limit: int, lease_ms: int, name: str, gone: Callable[[], bool], whole: bool
-    ) -> Any:
+    @peer_call("receive")
+    async def receive_here(self, asked: ReceiveHere, gone: Gone = lambda: False) -> list[Received]:
         """What this worker has right now, for another one that asks."""
-        waiter = Waiter(queue, limit, lease_ms, name, gone, asyncio.get_running_loop().create_future(), whole)
-        if not self._waiting.get(queue):
+        future = asyncio.get_running_loop().create_future()
+        waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, future, asked.whole)
+        if not self._waiting.get(asked.queue):
             self._take(waiter)
         if not waiter.pending:
             return []
@@ -239,9 +245,7 @@ class Receives:
 
     async def _look_elsewhere(self, waiter: Waiter) -> bool:
         """Take what another worker has right now; False if there is nothing."""
-        if self.peers is None:
-            return False
-        for url in await self.peers.ready_at(waiter.queue, watch=False):
+        for url in await self.polling.ready_at(waiter.queue, watch=False):
             asked_ms = now_ms()
             waiter.messages = await self._fetch(url, waiter)
             if waiter.messages:
@@ -266,7 +270,7 @@ class Receives:
         elif messages:
             waiter.messages, waiter.until = messages, [(asked_ms + waiter.lease_ms, len(messages))]
             waiter.future.set_result(None)
-        elif self.closing:
+        elif self.closing or waiter.over:
             self._give_up(waiter)
         elif not waiter.future.done():
             self._waiting.setdefault(queue, deque()).appendleft(waiter)
@@ -274,20 +278,15 @@ class Receives:
         return bool(messages)
 
     async def _fetch(self, url: str, waiter: Waiter) -> list[Received]:
-        assert self.peers is not None
-        argument = {
-            "queue": waiter.queue,
-            "limit": waiter.limit,
-            "lease_ms": waiter.lease_ms,
-            "name": waiter.name,
-            "whole": waiter.whole,
-        }
         try:
-            found: list[Received] = await self.peers.call(url, "receive", argument, list[Received])
+            return await self.peers.call(
+                url,
+                self.receive_here,
+                ReceiveHere(waiter.queue, waiter.limit, waiter.lease_ms, waiter.name, waiter.whole),
+            )
         except MarqError as exc:
             log.info("%s", exc)
             return []
-        return found
 
     def waited_for(self) -> list[str]:
         """Queues that receivers wait for here."""
@@ -300,7 +299,8 @@ class Receives:
 
     def has_ready(self, queue: str) -> bool:
         """True if a partition of this worker may have something for a receiver of `queue`."""
-        return any(h.serving and h.owner.partition.has_ready(queue) for h in self.ownership.held.values())
+        held = self.ownership.held.values()
+        return any(h.serving and not h.owner.stalled and h.owner.partition.has_ready(queue) for h in held)
 
     # ------------------------------------------------------------------ receive: here
 
@@ -322,7 +322,7 @@ class Receives:
         owner = held.owner
         if not owner.partition.has_ready(waiter.queue):
             return 0
-        limit = self.room(held, limit, waiter.lease_ms)
+        limit = self.ownership.room(held, limit, waiter.lease_ms)
         if not limit:
             return 0
         try:
@@ -349,8 +349,10 @@ class Receives:
             if waiter.done or waiter.gone():
                 held.owner.release(handout.offsets, handout.receipt, counted=False)
             else:
-                self._read(waiter, held, handout)
-                waiter.until.append((handout.until_ms, len(handout.offsets)))
+                count = self._read(waiter, held, handout)
+                if count < len(handout.offsets):
+                    held.owner.release(handout.offsets[count:], handout.receipt, counted=False)
+                waiter.until.append((handout.until_ms, count))
                 if waiter.pending and len(waiter.until) == 1:
                     asyncio.get_running_loop().call_later(ANSWER_AFTER_S, self._give_up, waiter)
         if not waiter.pending and not waiter.done:
@@ -358,21 +360,22 @@ class Receives:
 
     def _settled(self, waiter: Waiter) -> None:
         """All starts of the waiter came back: it has something, or goes on waiting as the first in line."""
-        if waiter.messages or waiter.away or self.closing:
+        if waiter.messages or waiter.away or waiter.over or self.closing:
             if not waiter.future.done():
                 waiter.future.set_result(None)
             return
         self._waiting.setdefault(waiter.queue, deque()).appendleft(waiter)
         asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
-        if self.peers is not None:
-            self.peers.poll_peers(waiter.queue)
+        self.polling.poll_peers(waiter.queue)
 
-    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
+    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> int:
+        """Add messages of a delivery to what the waiter gets, as long as they fit; how many."""
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
         add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
+        size, count = waiter.size_bytes, 0
         for offset in handout.offsets:
             record = messages[offset]
             if type(record) is Segment:
@@ -387,11 +390,20 @@ class Receives:
                     key = value
                 elif header == H_GROUP:
                     group = value.decode(errors="replace") if value is not None else None
+            size += len(record.value or b"") + len(key or b"")
+            if headers:
+                size += sum(HEADER_OVERHEAD_BYTES + len(name) + len(value) for name, value in headers.items())
+            if size > ANSWER_BYTES and waiter.messages:
+                break
             receipt = make(number, epoch, delivery, offset, attempt, crc)
             sent_ms, payload = record.timestamp, record.value or b""
             add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))
+            count += 1
+        waiter.size_bytes = size
+        return count
 
     def _wait_over(self, waiter: Waiter) -> None:
+        waiter.over = True
         if waiter.pending or waiter.away:
             # its start is on its way, which takes milliseconds, or Kafka is away
             asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
@@ -448,26 +460,26 @@ class Receives:
 
     def wake(self, held: OwnedPartition) -> None:
         """Something became ready in a partition of this worker."""
-        if self.closing:
+        if self.closing or held.owner.stalled:  # its stall ends with another call
             return
         has_ready = held.owner.partition.has_ready
         if self._waiting:
             for queue in list(self._waiting):
                 if has_ready(queue):
                     self._serve_from(held, queue)
-        if self.peers is not None and self.peers.watchers:
-            for queue in list(self.peers.watchers):
+        if self.polling.watchers:
+            for queue in list(self.polling.watchers):
                 if has_ready(queue):
-                    self.peers.tell(queue)
+                    self.polling.tell(queue)
 
     def starving(self, held: OwnedPartition) -> bool:
         has_ready = held.owner.partition.has_ready
         if any(not has_ready(queue) for queue in self._waiting):
             return True
-        return self.peers is not None and any(not has_ready(queue) for queue in self.peers.watchers)
+        return any(not has_ready(queue) for queue in self.polling.watchers)
 
     def wants(self, queue: str) -> bool:
-        return queue in self._waiting or (self.peers is not None and queue in self.peers.watchers)
+        return queue in self._waiting or queue in self.polling.watchers
 
     def forget(self, held: OwnedPartition) -> None:
         """The partition went away with all that was on its way from it."""

@@ -97,7 +97,7 @@ class MarqApp(faust.App):
         self.chunked_topics = frozenset(chunked_topics)
         #: Why this worker is stopping, if it is for an error.
         self.failure: BaseException | None = None
-        self._crash: asyncio.Task | None = None
+        self._crashing: asyncio.Task | None = None
         super().__init__(id, **options)
 
     # -- parts
@@ -131,7 +131,13 @@ class MarqApp(faust.App):
         if self.failure is None:
             self.failure = exc
             self.log.error("Stopping: %s", exc)
-            self._crash = asyncio.ensure_future(self.crash(exc))
+            self._crashing = asyncio.ensure_future(self.crash(exc))
+
+    def _crash(self, reason: BaseException) -> None:
+        # a task of a service ended with it: of ours, or of Faust's
+        if self.failure is None:
+            self.failure = reason
+        super()._crash(reason)
 
     def on_chunk_aside(self, chunk: Chunk) -> None:
         """A chunk that came while the group rejoins and agents stand still; there is no current event. Here it is

@@ -1,7 +1,7 @@
 """Appends to Kafka idempotently: Faust's producer, with a fast path for markers and a limit on what waits.
 
-aiokafka sends a broker one request at a time, with one batch of each partition in it. So what must not wait behind
-large records gets a *lane*: a producer, and a connection, of its own.
+What must not wait behind large records gets a *lane*: a producer, and a connection, of its own. How batches are sent so
+that no partition waits for another is in `app.streaming.sender`.
 
 A batch that the broker refuses, a topic that is not known yet, and a Kafka that is away are dealt with here, so that
 the future of an append always gets a result.
@@ -26,6 +26,7 @@ from faust.types import TP, HeadersArg
 from faust.types.tuples import FutureMessage
 
 from app.kafka.connection import end_client
+from app.streaming.sender import Sender
 from marq.errors import InternalError, MarqError
 
 #: Seconds that a flush waits at most. Faust flushes while it holds up a rebalance.
@@ -67,6 +68,10 @@ class _Batch(MessageBatch):
         super().failure(exception)
         if self.retry_count:
             self.producer._renew_id()
+
+    def expired(self) -> bool:
+        # else one that waits for a leader fails with the leader's error, as if Kafka had refused it
+        return False
 
     def expire(self) -> None:
         error = KafkaTimeoutError(f"not confirmed by Kafka within {self.producer.delivery_timeout_s} s: {self.tp}")
@@ -117,6 +122,19 @@ class IdempotentProducer(driver.Producer):
         """Without this task nothing is ever sent again, and aiokafka tells nobody but those who append."""
         if not task.cancelled() and not self.should_stop:
             self.app.fail(InternalError(f"the task that writes to Kafka has ended: {task.exception()!r}"))
+
+    def _new_producer(self, transactional_id: str | None = None) -> Any:
+        producer = super()._new_producer(transactional_id)
+        theirs = producer._sender
+        producer._sender = Sender(
+            theirs.client,
+            acks=theirs._acks,
+            txn_manager=theirs._txn_manager,
+            message_accumulator=theirs._message_accumulator,
+            retry_backoff_ms=theirs._retry_backoff * 1000,
+            request_timeout_ms=theirs._request_timeout_ms,
+        )
+        return producer
 
     def _settings_extra(self) -> Mapping[str, Any]:
         return {"acks": "all", "enable_idempotence": True}
@@ -194,6 +212,15 @@ class IdempotentProducer(driver.Producer):
             return lane.waited_s(topic, partition)
         began = next(iter(self._unconfirmed.get(TP(topic, partition), {}).values()), None)
         return 0.0 if began is None else self.loop.time() - began
+
+    def waits(self, longer_s: float) -> dict[TP, float]:
+        """Partitions whose oldest record has waited for longer than so many seconds: how many; those of lanes, too."""
+        now = self.loop.time()
+        found = {tp: now - next(iter(batches.values())) for tp, batches in self._unconfirmed.items()}
+        found = {tp: waited_s for tp, waited_s in found.items() if waited_s > longer_s}
+        for lane in set(self.lanes.values()):
+            found |= lane.waits(longer_s)
+        return found
 
     def _append_now(
         self,

@@ -27,7 +27,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import aiokafka
@@ -49,8 +49,9 @@ from mode.utils.queues import ThrowableQueue
 
 from app.kafka.connection import end_client
 from app.streaming.batches import Fault, decode_with
+from app.streaming.faults import is_expected, stop_if_reading_ends, stop_on_faults
 from app.streaming.producer import IdempotentProducer
-from marq.errors import MarqError
+from marq.errors import InternalError, MarqError
 
 #: Records in one chunk at most: bounds how long an agent's body holds the event loop.
 MAX_CHUNK_RECORDS = 5_000
@@ -177,7 +178,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         super().__post_init__()
         self.readers: dict[TP, Reader] = {}
         self._wake = asyncio.Event()
-        self._commit: asyncio.Future[Any] | None = None
+        self._committing: asyncio.Future[Any] | None = None
 
     @property
     def _chunked(self) -> frozenset[str]:
@@ -216,7 +217,9 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 pass
 
     async def on_start(self) -> None:
+        stop_on_faults(asyncio.get_running_loop(), self._fail_worker)
         await super().on_start()
+        stop_if_reading_ends(self._ensure_consumer(), self._fail_worker)
         fetcher = self._ensure_consumer()._fetcher
         decode_with(fetcher, self._chunked.__contains__, self._on_fault)
         # Chunks are taken in the same step as the response arrives, else the fetcher asks again at once without the
@@ -230,6 +233,20 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
         fetcher._proc_fetch_request = fetch_and_hand_over
         fetcher._prefetch_backoff = FETCH_HOLD_S
+
+    def _fail_worker(self, exc: BaseException) -> None:
+        if not self.should_stop:
+            self.parent_loop.call_soon_threadsafe(self.app.fail, exc)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        """aiokafka only logs what its listener raises, and the worker would go on with half of an assignment."""
+        try:
+            yield
+        except Exception as exc:
+            if not is_expected(exc):
+                self._fail_worker(InternalError(f"a rebalance failed here: {exc!r}"))
+            raise
 
     def _on_fault(self, tp: TopicPartition, fault: Fault) -> None:
         self.consumer.unreadable[tp.topic] += fault.stop - fault.start
@@ -265,8 +282,8 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
     async def on_thread_stop(self) -> None:
         # aiokafka looks for the coordinator of its group without an end. The task is left to itself, not cancelled: the
         # method queue that it waits for would swallow that.
-        if self._commit is not None:
-            self._commit.cancel()
+        if self._committing is not None:
+            self._committing.cancel()
         if not await end_client(super().on_thread_stop()):
             self.log.warning("Kafka could not be told that this worker leaves")
             if self._consumer is not None:
@@ -278,7 +295,16 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         else:
             super()._stopped_set()
 
+    async def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        with self._listening():
+            await super().on_partitions_revoked(revoked)
+
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        with self._listening():
+            self._renew_readers(assigned, generation_id)
+            await super().on_partitions_assigned(assigned, generation_id)
+
+    def _renew_readers(self, assigned: set[TP], generation_id: int) -> None:
         for reader in self.readers.values():
             reader.open = False
         assignment = self._ensure_consumer()._subscription.subscription.assignment
@@ -293,7 +319,6 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 # aiokafka calls this when the broker answers that the position is outside of the log.
                 state.await_reset = lambda _strategy, reader=reader: self._on_out_of_range(reader)
         self.readers = readers
-        await super().on_partitions_assigned(assigned, generation_id)
 
     def seek_reader(self, reader: Reader, offset: int, epoch: int) -> None:
         """Open the gate of a partition, or move it: the next chunk starts at `offset`."""
@@ -416,10 +441,10 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         due = {TopicPartition(*tp): OffsetAndMetadata(o, "") for tp, o in offsets.items() if tp in assigned}
         if not due or consumer._coordinator.generation != generation:
             return False
-        self._commit = asyncio.ensure_future(consumer.commit(due))
+        self._committing = asyncio.ensure_future(consumer.commit(due))
         try:
             # here as well as in the thread that asked: else an endless one would hold up all later calls of it
-            await asyncio.wait_for(self._commit, COMMIT_TIMEOUT_S)
+            await asyncio.wait_for(self._committing, COMMIT_TIMEOUT_S)
         except TimeoutError:
             return False
         except (CommitFailedError, IllegalStateError) as exc:

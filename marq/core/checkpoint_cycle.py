@@ -170,8 +170,8 @@ class CheckpointCycle:
     def _begin(self, now_ms: int) -> None:
         limits = self._limits
         self._next_ms = now_ms + limits.checkpoint_ms
-        window = 0 if self._hurried else limits.window_offsets
-        self._hurried = False
+        hurried, self._hurried = self._hurried, False
+        window = 0 if hurried else limits.window_offsets
         try:
             checkpoint = self._partition.checkpoint(self._epoch, now_ms, window, limits.persist_after_ms)
         except RowError:
@@ -180,7 +180,7 @@ class CheckpointCycle:
             return
         self._checkpoint = checkpoint
         if checkpoint.partial:
-            self._next_ms = now_ms
+            self._next_ms, self._hurried = now_ms, hurried
         self._enter(CycleState.WRITING_ROWS if checkpoint.rows else CycleState.ROWS_WRITTEN, now_ms)
 
     def _retire(self, now_ms: int) -> Retire:

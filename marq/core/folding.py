@@ -275,6 +275,8 @@ class Folding(Reading):
         self._touch(ranges_of(sorted(effect)))
         if self._blockers:
             self._moved(effect)
+        if self.named.get(m.queue, m.before) < m.before:
+            del self.named[m.queue]
         if m.before > self.position:
             self.purges[m.queue] = max(m.before, self.purges.get(m.queue, 0))
         self.counters["purged"] += len(effect)

@@ -179,6 +179,11 @@ class Owner:
         """True from the folding of the own marker until that of a foreign one, or until a row can't be read."""
         return self.phase is Phase.SERVING
 
+    @property
+    def stalled(self) -> bool:
+        """True while the markers log takes nothing: nothing is begun until it does."""
+        return self.starts.stalled
+
     # ------------------------------------------------------------------ what it wants done
 
     def take_effects(self) -> Effects | None:
@@ -301,6 +306,8 @@ class Owner:
             # no tick came through either: Kafka was away, and the time-out is for a changelog that alone does not move
             self.checkpoints.stood_still(now_ms)
         self._folded_ms = now_ms
+        if self.starts.stalled:
+            self.starts.stall_is_over()
         for marker, effect in zip(batch.markers, effects, strict=True):
             kind = type(marker)
             if kind is Start:
@@ -453,6 +460,7 @@ class Owner:
         """Take the effects that are due: ends are appended here, dead letters are started, poison is listed."""
         if self.phase is not Phase.SERVING:
             return None
+        self.starts.look_for_stall(now_ms, self._folded_ms)
         self.flow.wake_probes(now_ms)
         due = self.starts.due(now_ms, ttl_queues)
         if due is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappush
 from typing import Any, NamedTuple
 
+from marq.core import state
 from marq.core.backlog import group_number
 from marq.core.dedup import digest_of, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
@@ -116,6 +117,7 @@ class Reading(Lanes):
                     continue
                 push = backlog.fresh.append
                 self.woken[backlog.name] = None
+                self.named[backlog.name] = offset
             messages[offset] = record
             push(offset)  # type: ignore[misc]
             size += payload_bytes + MESSAGE_OVERHEAD_BYTES
@@ -136,6 +138,8 @@ class Reading(Lanes):
             self._deliver_again()
         if self._listed > self._listed_max:
             self._clean()
+        if len(self.named) > state.NAMED_MAX:
+            self.named.clear()  # what is unfinished still names its queue
         return True
 
     def _take_up(self, record: Any) -> None:
@@ -157,6 +161,7 @@ class Reading(Lanes):
         self.bytes += size_of(record)
         if type(facts) is not Facts or duplicate:
             return
+        self.named[facts.queue] = offset
         backlog = self._backlog(facts.queue)
         delivered = self.deliveries.get(offset)
         if delivered is not None:

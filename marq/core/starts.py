@@ -26,7 +26,12 @@ from marq.errors import RowError
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself has a message while its dead letter is copied."""
 
+STALLED_MS = 1_500
+"""A start that waited for so long, while nothing else was folded either, is in a log that takes nothing at present."""
+
 DEAD_RECEIVER = "dlq"
+NO_RECEIVER = None
+"""Of a start whose receiver was told that nothing came of it."""
 
 
 class Pending:
@@ -77,6 +82,7 @@ class Starts:
     ) -> None:
         self.epoch = -1
         self.pending: dict[int, Pending] = {}  # by the number of the delivery
+        self.stalled = False  # the log takes nothing: nothing is begun until it does
         self._partition = partition
         self._settings_of = settings_of
         self._flow = flow
@@ -99,6 +105,8 @@ class Starts:
         name: str,
     ) -> Pending | None:
         """See :meth:`~marq.core.owner.Owner.acquire`."""
+        if self.stalled:
+            return None
         partition, told = self._partition, self._ticker.told
         taken: list[int] = []
         self._ticker.estimate(now_ms)
@@ -211,6 +219,28 @@ class Starts:
             del self.pending[start.delivery]
             self._resolve(pending, now_ms)
 
+    def look_for_stall(self, now_ms: int, folded_ms: int) -> None:
+        """Tell those who wait for starts in a log that takes nothing that nothing came of it: others may have more.
+
+        What gets into the log after all is given back.
+
+        Args:
+            folded_ms: when a marker was folded last.
+        """
+        oldest = next(iter(self.pending.values()), None)
+        if oldest is None or now_ms - max(oldest.sent_ms, folded_ms) < STALLED_MS:
+            return
+        self.stalled = True
+        for pending in self.pending.values():
+            if pending.receiver is not DEAD_RECEIVER and pending.receiver is not NO_RECEIVER:
+                self._agenda.handouts.append(Handout(pending.receiver, (self.epoch, pending.delivery), [], now_ms))
+                pending.receiver = NO_RECEIVER
+
+    def stall_is_over(self) -> None:
+        """The log takes something again."""
+        self.stalled = False
+        self._partition.woken[""] = None
+
     def unanswered(self, sent: set[int]) -> Iterator[tuple[int, list[int]]]:
         """Deliveries that were sent, or folded in part, and are not handed out: number and offsets."""
         for pending in self.pending.values():
@@ -246,6 +276,10 @@ class Starts:
         receipt = (self.epoch, pending.delivery)
         if pending.receiver is DEAD_RECEIVER:
             self._take_dead(effect, receipt)
+            return
+        if pending.receiver is NO_RECEIVER:
+            if effect:
+                agenda.release(effect, receipt, 0, counted=False)
             return
         until_ms = pending.sent_ms + pending.lease_ms
         if effect and (lost or pending.gone or now_ms >= until_ms):

@@ -26,6 +26,9 @@ BLOCK_BITS = 10
 CLEAN_SLACK = 10_000
 """Entries of finished messages are cleared away when so many, and as many as were kept the last time, may be there."""
 
+NAMED_MAX = 10_000
+"""Names of queues that are kept for whoever lists queues, who asks many times a second."""
+
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
 
@@ -158,6 +161,8 @@ class State:
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}
         self.woken: dict[str, None] = {}  # queues in which something became ready, in order
+        # queues whose messages were read since somebody asked -> where the last run of them began
+        self.named: dict[str, int] = {}
         self.isolated = False  # the last take() was smaller for the sake of a suspicious message
         self._by_key: dict[bytes, Backlog] = {}
         self._fifo: set[str] = set()  # queues that were taken from in the order of their groups

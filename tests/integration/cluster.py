@@ -242,6 +242,7 @@ class Cluster:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._producer: AIOKafkaProducer | None = None
+        self._starting = asyncio.Lock()
         self._reader: AIOKafkaConsumer | None = None
         self._serial = 0
 
@@ -330,10 +331,11 @@ class Cluster:
         return self.environment.get("MARQ_QUEUE_TOPIC", f"{self.name}.queue")
 
     async def _producing(self) -> AIOKafkaProducer:
-        if self._producer is None:
-            producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
-            await producer.start()
-            self._producer = producer
+        async with self._starting:  # else sends that begin at once would each make one, and lose what it had to send
+            if self._producer is None:
+                producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
+                await producer.start()
+                self._producer = producer
         return self._producer
 
     def next_id(self) -> str:

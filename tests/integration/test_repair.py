@@ -20,7 +20,7 @@ QUEUE = "orders"
 
 @pytest.fixture
 def cluster(kafka: str, tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(kafka, tmp_path, partitions=2, handlers="", checkpoint_ms=200, hold_ms=200) as cluster:
+    with Cluster(kafka, tmp_path, partitions=2, handlers="", checkpoint_ms=200, persist_after_ms=200) as cluster:
         yield cluster
 
 

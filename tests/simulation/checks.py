@@ -199,6 +199,13 @@ class Checks:
         if pending is not None:
             self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + pending.lease_ms
         self._none_is_ending(owner, taken)
+        if owner.stalled:
+            sim.count("stalled")
+            if taken or not owner.starts.pending:
+                self._bad(
+                    "G1 obtainable", f"{owner.number} is stalled, with {len(owner.starts.pending)} starts, took {taken}"
+                )
+            return
         if offer is None or owner.phase is not Phase.SERVING:
             return
         if (offer.first or offer.again) and offer.sure and not taken and not self._waits_for_reading(owner, queues[0]):

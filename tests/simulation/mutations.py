@@ -176,6 +176,15 @@ def _page_unchanged(finish: Any) -> Any:
     return mutated
 
 
+def _keeps_its_state(finish: Any) -> Any:
+    def mutated(self: Segment, offset: int) -> None:
+        before = self._state
+        finish(self, offset)
+        self._state = before
+
+    return mutated
+
+
 def _parks_all(replace: Any) -> Any:
     def mutated(self: Segments, run: Any, merged: Segment) -> None:
         with mock.patch.object(Segment, "loose", lambda segment: iter(())):
@@ -328,6 +337,15 @@ def _leaves_without_a_word(leave: Any) -> Any:
     return mutated
 
 
+def _stalled_for_good(apply: Any) -> Any:
+    def mutated(self: Owner, *record: Any) -> None:
+        stalled = self.starts.stalled
+        apply(self, *record)
+        self.starts.stalled |= stalled
+
+    return mutated
+
+
 def _any_own_of_mine(owned: Any) -> Any:
     def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
         if own.worker == self.worker and self.phase is Phase.CATCHING_UP:
@@ -446,9 +464,9 @@ def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
 
 
 def _without_duplicates(restore_page: Any) -> Any:
-    def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> None:
+    def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> Any:
         row.duplicates = []
-        restore_page(self, page, row, indexes)
+        return restore_page(self, page, row, indexes)
 
     return mutated
 
@@ -588,6 +606,9 @@ MUTATIONS = {
     "start left behind": Mutation(
         "who leaves releases what was started and not handed out", _replaced(Owner, "leave", _leaves_without_a_word)
     ),
+    "stalled for good": Mutation(
+        "a partition whose log takes something again goes on", _replaced(Owner, "_apply", _stalled_for_good)
+    ),
     "older own of mine": Mutation("own carries a nonce per attempt", _replaced(Owner, "_owned", _any_own_of_mine)),
     "serving before the own is folded": Mutation(
         "a worker serves only after it has folded its own marker", _replaced(Owner, "restore", _serves_unfolded)
@@ -686,6 +707,10 @@ MUTATIONS = {
     "an end not written to its page": Mutation(
         "the page of a segment is written anew when one of its messages is done",
         _replaced(Segments, "finish", _page_unchanged),
+    ),
+    "an end not written to a page that is": Mutation(
+        "what its page says of a segment is made anew when one of its messages is done",
+        _replaced(Segment, "finish", _keeps_its_state),
     ),
     "a delivery not written to its page": Mutation(
         "and when one is delivered", _replaced(Segments, "touch", lambda method: lambda *args: None)

@@ -101,6 +101,7 @@ PARTITION = {
     "reserved": PER_MESSAGE,
     "backlogs": lambda h: 8 * h.unfinished + 12 * SLACK,
     "woken": PER_MESSAGE,
+    "named": lambda h: state.NAMED_MAX,
     "_by_key": lambda h: 8 * h.unfinished + 12 * SLACK,
     "_fifo": PER_MESSAGE,
     "_blockers": lambda h: 8 * h.unfinished + 12 * SLACK,
@@ -176,6 +177,7 @@ def unbounded(thing: object, bounds: dict[str, Callable[[Here], int]], here: Her
 @pytest.fixture(autouse=True)
 def _small_slacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "CLEAN_SLACK", SLACK)
+    monkeypatch.setattr(state, "NAMED_MAX", SLACK)
     monkeypatch.setattr(lanes, "TIMERS_SLACK", SLACK)
     monkeypatch.setattr(reading, "TIMERS_SLACK", SLACK)
     monkeypatch.setattr("marq.core.backlog.PRUNE_SLACK", SLACK)

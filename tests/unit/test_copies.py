@@ -15,13 +15,16 @@ from app.engine import copies as letters
 from app.engine import fitting
 from app.engine.copies import H_CUT, H_FROM, POISON_ROOM_BYTES, Copies
 from app.kafka.topics import MAX_RECORD_BYTES
-from marq.core.markers import Tick
+from marq.core.markers import End, Tick
 from marq.core.partition import H_ORIGIN, H_POISON
 from marq.core.policies import QueueSettings
+from marq.core.ranges import offsets_in
 from marq.core.reading import MESSAGE_MAX_BYTES, Unreadable
 from marq.core.rows import Record
+from marq.core.starts import STALLED_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES, stored_size
-from tests.unit.core_helpers import TwoLogs
+from marq.errors import BrokerError, UnavailableError
+from tests.unit.core_helpers import LEASE_MS, TwoLogs, Worker
 
 NOTHING_MORE_S = 5
 really_sleep = asyncio.sleep
@@ -61,7 +64,9 @@ class Desk:
         self.clock_ms = 0
         self.ended: dict[str, list[int]] = {}
         owner = SimpleNamespace(partition=self.logs.partition, ended_as=self.end, epoch=0)
-        self.held: Any = SimpleNamespace(number=3, owner=owner, serving=True)
+        outbox = SimpleNamespace(put_confirmed=self.put_confirmed)
+        self.refuses_ends = False
+        self.held: Any = SimpleNamespace(number=3, owner=owner, serving=True, outbox=outbox)
         self.ownership: Any = SimpleNamespace(
             app=SimpleNamespace(producer=self.kafka),
             topics=SimpleNamespace(queue="queue", poison="poison", dead_letter=None, partitions=4),
@@ -77,6 +82,16 @@ class Desk:
         self.ended.setdefault(outcome, []).extend(offsets)
         if offsets:
             self.logs.finish(outcome, *offsets)
+
+    def put_confirmed(self, markers: list[End]) -> asyncio.Future[int]:
+        future = asyncio.get_running_loop().create_future()
+        if self.refuses_ends:
+            future.set_exception(BrokerError("not confirmed"))
+        else:
+            for marker in markers:
+                self.end(marker.outcome, list(offsets_in(marker.offsets)))
+            future.set_result(0)
+        return future
 
     def poison(self) -> list[tuple[int, str]]:
         return self.logs.partition.due(lambda queue: QueueSettings()).poison
@@ -250,6 +265,39 @@ def test_nothing_is_ended_once_the_partition_is_lost() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("refused", ["copy", "end", "partition"])
+def test_a_rejection_that_kafka_does_not_confirm_is_unsure_and_the_message_comes_again(refused: str) -> None:
+    async def scenario(desk: Desk) -> None:
+        message = desk.logs.send()
+        desk.logs.read()
+        delivery = desk.logs.start(0)
+        desk.kafka.refusals = [KafkaTimeoutError()] if refused == "copy" else []
+        desk.refuses_ends = refused == "end"
+        if refused == "partition":
+            desk.ownership.held = {}
+        found = await desk.copies.reject(desk.held, [message], (delivery.epoch, delivery.delivery), "no")
+
+        assert (found.done, found.unsure) == ([], [message])
+        if refused != "partition":
+            desk.logs.wait(LEASE_MS)
+            assert desk.logs.take() == [message]
+
+    run(scenario)
+
+
+def test_a_rejected_message_is_done_and_that_of_an_older_delivery_is_neither() -> None:
+    async def scenario(desk: Desk) -> None:
+        first, second = desk.logs.send(), desk.logs.send()
+        desk.logs.read()
+        delivery = desk.logs.start(0, 1)
+        desk.logs.ack(delivery, second)
+        found = await desk.copies.reject(desk.held, [first, second], (delivery.epoch, delivery.delivery), "no")
+        assert (found.done, found.unsure) == ([first], [])
+        assert desk.ended == {"dead": [first]}
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("headers", [0, 1, 1000, (MESSAGE_MAX_BYTES - 2000) // (HEADER_OVERHEAD_BYTES + 2)])
 def test_a_dead_letter_of_the_largest_message_is_a_message(headers: int) -> None:
     async def scenario(desk: Desk) -> None:
@@ -289,3 +337,27 @@ def test_a_dead_letter_that_is_no_message_any_more_is_poison() -> None:
 
 def test_fitting_leaves_room_for_what_a_copy_says() -> None:
     assert POISON_ROOM_BYTES + letters.REASON_MAX_BYTES + 1024 < MAX_RECORD_BYTES
+
+
+# ---------------------------------------------------------------------- moves
+
+
+def test_who_moves_messages_of_a_stalled_partition_is_told_so_and_does_not_wait() -> None:
+    async def scenario() -> None:
+        desk, core = Desk(), Worker().serve()
+        core.send(1)
+        desk.held.owner = core.owner
+        moved = asyncio.ensure_future(desk.copies.move(desk.held, "q", None, 1, "other"))
+        await asyncio.sleep(0)
+        core.append()  # and Kafka takes nothing
+        core.clock_ms += STALLED_MS
+        core.owner.work(core.clock_ms)
+        for handout in core.handouts(empty=True):
+            handout.receiver.handed(desk.held, handout)
+
+        with pytest.raises(UnavailableError):
+            await moved
+        with pytest.raises(UnavailableError):
+            await desk.copies.move(desk.held, "q", [0], 1, "other")
+
+    asyncio.run(asyncio.wait_for(scenario(), NOTHING_MORE_S))

@@ -63,7 +63,7 @@ def test_a_release_on_its_way_keeps_a_message_from_the_dead_letters() -> None:
     worker.send()
     pending = worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=1_000)
     assert pending is not None
-    pending.gone = True
+    pending.cancel()
     worker.confirm(*worker.append())
     worker.broker.now_ms += 1_000
     worker.broker.append(m.encode([m.Tick()]))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marq.core import markers, rows
+from marq.core import checkpoints, markers, rows
 from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.markers import Own, Tick
 from marq.core.owner import Phase
@@ -201,6 +201,23 @@ def test_when_memory_is_short_a_checkpoint_comes_at_once_with_all_payloads() -> 
 
     assert isinstance(step, WriteRows)
     assert worker.owner.partition.shed(1 << 30) > 0
+
+
+def test_when_memory_is_short_what_one_checkpoint_may_not_write_is_written_by_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoints, "SEGMENT_MESSAGES", 2)
+    monkeypatch.setattr(checkpoints, "WORK_MESSAGES", 4)
+    worker = serving(10, limits=Limits(window_offsets=100_000, checkpoint_ms=2_000))
+    worker.owner.hurry_checkpoint()
+
+    worker.clock_ms -= 2_000
+    for _ in range(3):
+        worker.checkpoint()
+        worker.clock_ms -= 2_000  # at once
+
+    assert worker.owner.partition.persisted == 10
+    assert not worker.owner.checkpoints._hurried
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

@@ -301,7 +301,7 @@ def test_an_end_of_the_owner_that_was_lost_is_decided_again() -> None:
 def test_a_delivery_for_a_receiver_that_is_gone_is_given_back_uncounted() -> None:
     worker = serving(2)
     pending = ask(worker)
-    pending.gone = True
+    pending.cancel()
 
     said = worker.flush()
 

@@ -23,6 +23,7 @@ from marq.core.owner import Phase
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
 from marq.errors import RowError
+from tests.unit.peer_helpers import alone
 
 TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2)
 
@@ -51,6 +52,9 @@ class Kafka:
 
     def start_from(self, tp: TP, offset: int, generation: int) -> None:
         self.started[tp] = (offset, generation)
+
+    def waits(self, longer_s: float) -> dict[TP, float]:
+        return {}
 
     def highwater(self, tp: TP) -> int:
         return len(self.logs[tp])
@@ -136,6 +140,7 @@ class Desk:
             lambda: TOPICS,  # type: ignore[arg-type, return-value]
             self.tables,  # type: ignore[arg-type]
             catalog,  # type: ignore[arg-type]
+            alone(),
         )
         self.changelogs = self.ownership.changelogs = Changelogs()  # type: ignore[assignment]
         self.ownership.worker_name = "us"

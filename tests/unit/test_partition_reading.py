@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core import dedup
+from marq.core import dedup, state
 from marq.core.partition import Partition
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, MESSAGE_MAX_BYTES, Unreadable
 from marq.core.rows import Record
@@ -447,3 +447,65 @@ def test_where_the_copy_of_a_message_is_is_known_after_a_restart() -> None:
 
     assert logs.partition.copy_of(0) == first
     assert logs.partition.copy_of(1) is None
+
+
+# ---------------------------------------------------------------------- names of queues
+
+
+def test_a_queue_is_named_though_its_messages_are_done_before_anybody_asks() -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send(queue="a")
+    logs.send(queue="b", delay_ms=1_000)
+    logs.read()
+    logs.ack(logs.start(*logs.take(queue="a")))
+
+    assert not list(logs.partition.queues())
+    assert list(logs.partition.named) == ["a", "b"]
+
+
+def test_what_is_no_message_names_no_queue() -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send(queue="a", headers=[("marq-ttl-ms", b"soon")])
+    logs.send(queue=None)
+    logs.read()
+
+    assert not logs.partition.named
+
+
+@pytest.mark.parametrize(("before", "named"), [(1, True), (2, False)])
+def test_a_queue_whose_messages_are_purged_is_not_named(before: int, named: bool) -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send_many(1, "other")
+    logs.send_many(1, "q")
+    logs.read()
+
+    logs.purge("q", before)
+
+    assert ("q" in logs.partition.named) is named
+
+
+def test_a_queue_purged_ahead_is_not_named_by_what_is_read_later() -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send_many(2, "q")
+    logs.purge("q", 2)
+    logs.read()
+    assert not logs.partition.named
+
+    logs.send(queue="q")
+    logs.read()
+    assert list(logs.partition.named) == ["q"]
+
+
+def test_names_that_nobody_asks_for_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "NAMED_MAX", 10)
+    logs = TwoLogs()
+    logs.own()
+    for i in range(100):
+        logs.send(queue=f"q{i}")
+        logs.read()
+
+    assert len(logs.partition.named) <= 10

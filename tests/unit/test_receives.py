@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from app.service import receives as module
+from app.service.meters import Meters
 from app.service.receipts import Receipts
-from app.service.receives import Receives
+from app.service.receives import ReceiveHere, Receives
 from marq.core.markers import Release
+from marq.core.starts import STALLED_MS
 from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
+from tests.unit.peer_helpers import alone
 
 
 class Partition:
@@ -37,6 +40,13 @@ class Partition:
             handout.receiver.handed(self, handout)
         self.said = said + self.core.flush()
 
+    def stall(self, clock_ms: int) -> None:
+        """Its log has taken nothing for a while."""
+        self.core.clock_ms = clock_ms
+        self.owner.work(clock_ms)
+        for handout in self.core.handouts(empty=True):
+            handout.receiver.handed(self, handout)
+
 
 class Desk:
     """Receives of two partitions with one message each."""
@@ -45,7 +55,7 @@ class Desk:
         self.clock_ms = 10_000
         monkeypatch.setattr(module, "now_ms", lambda: self.clock_ms)
         self.partitions = [Partition(0), Partition(1)]
-        receipts = Receipts(b"secret")
+        receipts = Receipts(lambda: b"secret")
         self.given_back: list[Any] = []
         catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
         self.receives = Receives(
@@ -55,15 +65,27 @@ class Desk:
                 catalog=catalog,
                 topics=SimpleNamespace(queue="marq.queue"),
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
+                room=lambda held, wanted, lease_ms: wanted,
+                is_late=lambda held, lease_ms: False,
             ),
-            lambda: receipts,
+            receipts,
+            Meters(),
+            alone(),
         )
 
     def confirm(self, number: int) -> None:
         self.partitions[number].confirm(self.clock_ms)
 
-    async def receive(self, wait_ms: int = 5_000, lease_ms: int = LEASE_MS) -> Any:
-        return await self.receives.receive("q", 10, wait_ms, lease_ms, "r", lambda: False)
+    def stall(self) -> Partition:
+        """One of the partitions that were asked for something stalls."""
+        (stalled,) = [partition for partition in self.partitions if partition.core.outbox or partition.core.appends]
+        stalled.core.append()
+        self.clock_ms += STALLED_MS
+        stalled.stall(self.clock_ms)
+        return stalled
+
+    async def receive(self, wait_ms: int = 5_000, lease_ms: int = LEASE_MS, limit: int = 10) -> Any:
+        return await self.receives.receive("q", limit, wait_ms, lease_ms, "r", lambda: False)
 
 
 def run(scenario: Callable[[Desk], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +132,38 @@ def test_what_comes_at_once_is_answered_together(monkeypatch: pytest.MonkeyPatch
     run(scenario, monkeypatch)
 
 
+def test_an_answer_has_a_largest_size_and_what_does_not_fit_goes_back_uncounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES", 100)
+
+    async def scenario(desk: Desk) -> None:
+        (first,) = desk.partitions[:1]
+        first.core.send(2, value=b"x" * 60)
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(1)
+        desk.confirm(0)
+        assert sorted((one.partition, one.offset) for one in await asked) == [(0, 0), (0, 1), (1, 0)]
+        (release,) = [marker for marker in first.said if isinstance(marker, Release)]
+        assert (release.offsets, release.counted) == ([2, 3], False)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_message_larger_than_an_answer_is_answered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES", 0)
+
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        desk.confirm(1)
+        assert [(one.partition, one.offset) for one in await asked] == [(0, 0)]
+
+    run(scenario, monkeypatch)
+
+
 def test_nothing_leaves_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
         asked = asyncio.ensure_future(desk.receive(lease_ms=300))
@@ -123,11 +177,54 @@ def test_nothing_leaves_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None
     run(scenario, monkeypatch)
 
 
+def test_who_waits_for_a_stalled_partition_is_served_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive(limit=1))
+        await asyncio.sleep(0)
+        stalled = desk.stall()
+        await asyncio.sleep(0)
+        other = 1 - stalled.number
+        desk.confirm(other)
+        assert [one.partition for one in await asked] == [other]
+
+    run(scenario, monkeypatch)
+
+
+def test_a_receive_does_not_wait_for_a_stalled_partition_beyond_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.partitions.pop()
+        del desk.receives.ownership.held[1]
+        asked = asyncio.ensure_future(desk.receive(wait_ms=1))
+        await asyncio.sleep(0.01)
+        assert not asked.done()
+        desk.stall()
+        assert await asked == []
+
+    run(scenario, monkeypatch)
+
+
+def test_other_workers_hear_nothing_of_what_lies_in_a_stalled_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive(wait_ms=1, limit=1))
+        await asyncio.sleep(0)
+        stalled = desk.stall()
+        stalled.core.send(1)
+        del desk.receives.ownership.held[1 - stalled.number]
+        assert await asked == []
+        told: list[str] = []
+        desk.receives.peers = SimpleNamespace(watchers={"q": {}}, tell=told.append)  # type: ignore[assignment]
+        desk.receives.wake(stalled)  # type: ignore[arg-type]
+        assert not desk.receives.has_ready("q")
+        assert told == []
+
+    run(scenario, monkeypatch)
+
+
 def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
         desk.receives.close()
         assert await desk.receive() == []
-        assert await desk.receives.receive_here("q", 10, LEASE_MS, "r", lambda: False, False) == []
+        assert await desk.receives.receive_here(ReceiveHere("q", 10, LEASE_MS, "r")) == []
         assert not any(p.core.outbox or p.core.appends for p in desk.partitions)
 
     run(scenario, monkeypatch)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from app.service.meters import Meters
 from app.service.operations import STALLED_S, QueueService
 from marq.client.wire import Entry
 from marq.core.markers import End, Marker
 from marq.core.placing import fifo_partition
 from marq.core.policies import QueueSettings
 from marq.errors import UnavailableError
+from tests.unit.peer_helpers import alone
 
 COUNT = 3
 FIFO = QueueSettings(fifo=True, deduplication_scope="group")
@@ -40,7 +42,7 @@ class Desk:
             topics=SimpleNamespace(queue="queue", markers="markers", partitions=COUNT),
             outbox=self.outbox,
         )
-        self.operations = QueueService(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        self.operations = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
 
     async def _made(self, queue: str) -> None: ...
 

@@ -46,12 +46,23 @@ def stop_if_it_fails(task: asyncio.Task[Any], fail: Fail) -> None:
     task.add_done_callback(ended)
 
 
+def stop_if_reading_ends(consumer: Any, fail: Fail) -> None:
+    """Let `fail` have what ends the task in which aiokafka fetches: without it a consumer reads nothing, and says so
+    to nobody."""
+
+    def ended(task: asyncio.Future[Any]) -> None:
+        if not task.cancelled() and isinstance(exc := task.exception(), Exception):
+            fail(_fault("the task that reads from Kafka ended", exc.__cause__ or exc))
+
+    consumer._fetcher.error_future.add_done_callback(ended)
+
+
 def is_expected(exc: BaseException | None) -> bool:
     """True for what Kafka, the network or a request explains."""
     return isinstance(exc, MarqError | KafkaError | OSError) and not isinstance(exc, InternalError)
 
 
-def _fault(what: str, exc: Exception) -> InternalError:
+def _fault(what: str, exc: BaseException) -> InternalError:
     fault = InternalError(f"{what}: {exc!r}")
     fault.__cause__ = exc
     return fault
