@@ -34,9 +34,10 @@ from app.engine.turns import Turns
 from app.streaming.faults import is_expected
 from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.lateness import STALL_MS, Lateness
 from marq.core.markers import Marker
-from marq.core.owner import Owner, Phase, Retire, WriteManifest, WriteRows
+from marq.core.owner import Owner, Phase
 from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
 from marq.protocol.limits import RECORD_MAX_BYTES
@@ -155,29 +156,22 @@ class Ownership(Service):
         if owner.phase is Phase.STOPPED:
             self._stop_at_newer(held)
             return
-        while owner.handouts:
-            handouts, owner.handouts = owner.handouts, []
-            for handout in handouts:
+        while (effects := owner.take_effects()) is not None:
+            if effects.appends:
+                held.outbox.put(effects.appends)
+            for handout in effects.handouts:
                 try:
                     handout.receiver.handed(held, handout)
                 except RowError:  # the owner has failed by it: what was not handed out counts for nobody
                     owner.release(handout.offsets, handout.receipt, counted=False)
-        if owner.dead:
-            offsets, owner.dead = owner.dead, []
-            self.spawn(self.copies.dead_letter(held, offsets))
-        if owner.poison:
-            poison, owner.poison = owner.poison, []
-            self.spawn(self.copies.quarantine(held, poison))
-        if owner.appends:
-            appends, owner.appends = owner.appends, []
-            held.outbox.put(appends)
-        woken = owner.partition.woken
-        if woken and owner.serving:
-            woken.clear()
+            if effects.dead:
+                self.spawn(self.copies.dead_letter(held, effects.dead))
+            if effects.poison:
+                self.spawn(self.copies.quarantine(held, effects.poison))
+        if owner.take_woken():
             for receiver in self.receivers:
                 receiver.wake(held)
-            if owner.appends:
-                appends, owner.appends = owner.appends, []
+            if appends := owner.take_appends():
                 held.outbox.put(appends)
         self.regulate(held)
 
@@ -231,7 +225,7 @@ class Ownership(Service):
             if held.serving and not was_serving:
                 self.log.info("Serving partition %s, epoch %s", held.number, held.owner.epoch)
                 self.unserved.pop(held.number, None)
-                held.owner.partition.woken[""] = None
+                held.owner.wake()
             if current_event() is not None:  # else the group rebalances, and rows have to wait
                 self._step(held)
             self.drain(held)
@@ -245,7 +239,7 @@ class Ownership(Service):
             self._again_ms = -1
         for held in list(self.held.values()):
             if again and held.serving:
-                held.owner.partition.woken[""] = None
+                held.owner.wake()
             if not held.serving:
                 if held.owner.phase is Phase.FAILED:
                     self.drain(held)
@@ -375,7 +369,7 @@ class Ownership(Service):
             excess -= freed
             if excess <= 0:
                 return True
-            held.owner.under_pressure = True
+            held.owner.hurry_checkpoint()
         # what could not be freed waits for a checkpoint, or for receivers; looking again costs a pass over everything
         self._shed_at_ms = now_ms() + SHED_PAUSE_MS
         return False
@@ -575,14 +569,14 @@ class Ownership(Service):
         failed = held.owner.phase is Phase.FAILED
         if failed and not isinstance(held.owner.error, RowError):
             # an error of our own: the next recovery would meet it again
-            held.outbox.put(held.owner.appends)
+            held.outbox.put(held.owner.take_appends())
             self._leave(held)
             self.app.fail(InternalError(f"partition {held.number}: {held.owner.reason}"))
             return
         if failed:
             reason = held.owner.reason
             self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)
-            held.outbox.put(held.owner.appends)  # what receivers said
+            held.outbox.put(held.owner.take_appends())  # what receivers said
             self.recover_again(held, reason, wipe=True)
             return
         self.log.warning("Partition %s was taken over by another worker", held.number)

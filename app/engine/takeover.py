@@ -27,7 +27,8 @@ from app.kafka.topics import Topics
 from app.settings import Settings
 from app.streaming.raw_table import SegmentTable
 from marq.core.markers import Marker
-from marq.core.owner import Limits, Owner, Phase
+from marq.core.owner import Owner, Phase
+from marq.core.policies import Limits
 from marq.core.rows import table_of
 from marq.errors import DeletedError, MarqError, RowError
 

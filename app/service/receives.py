@@ -21,9 +21,10 @@ from app.service.meters import Meters
 from app.service.polling import PeerPolling
 from app.service.receipts import Receipts, by_delivery, queue_crc
 from marq.clock import now_ms
+from marq.core.agenda import Handout
 from marq.core.markers import Release
-from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment
+from marq.core.starts import Pending
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
 from marq.protocol.headers import DEAD, H_GROUP, HEADER_KEY, RESERVED
@@ -319,8 +320,7 @@ class Receives:
             return 0
         waiter.pending.append((held, pending))
         self._asking[waiter] = None
-        appends, owner.appends = owner.appends, []
-        held.outbox.put(appends)
+        held.outbox.put(owner.take_appends())
         return len(pending.offsets)
 
     def handed_to(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
@@ -403,7 +403,7 @@ class Receives:
         waiter.done = True
         self._asking.pop(waiter, None)
         for _, pending in waiter.pending:
-            pending.gone = True
+            pending.cancel()
         line = self._waiting.get(waiter.queue)
         if line is not None:
             if waiter in line:

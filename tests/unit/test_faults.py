@@ -32,8 +32,9 @@ from app.streaming.producer import IdempotentProducer
 from app.worker import build
 from gateway import health
 from gateway.auth import Keys
+from marq.core.checkpoint_cycle import Retire
 from marq.core.markers import Tick
-from marq.core.owner import Phase, Retire
+from marq.core.owner import Phase
 from marq.errors import BrokerError, InternalError, RowError
 from tests.unit.peer_helpers import Network, alone
 
@@ -88,7 +89,7 @@ class Desk:
         self.owner = SimpleNamespace(
             phase=Phase.SERVING,
             serving=True,
-            appends=[],
+            take_appends=list,
             reason="a marker could not be folded: planted",
             error=None,
             leave=list,
