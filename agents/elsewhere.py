@@ -43,6 +43,8 @@ FIRST_S = 3.0
 GATHER_S = 0.01
 #: First pause after a take that found something, but got nothing, as where a limit holds it up; it doubles.
 FRUITLESS_S = 0.005
+#: Seconds after which a take that was not answered takes the place of no other calls.
+SLOW_S = 0.25
 #: Queues of which a spec remembers whether they are its own.
 ROUTES_MAX = 100_000
 
@@ -241,6 +243,7 @@ class Elsewhere:
 
     async def _fetch(self, runner: Runner, url: str) -> None:
         calls, asked_ms = runner.fetching[url], now_ms()
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, runner, url)
         argument = {"url": self.peers.url, "number": self.handlers.runners.index(runner), "calls": calls}
         found: list[Taken] = []
         try:
@@ -248,6 +251,7 @@ class Elsewhere:
         except MarqError as exc:
             self.handlers.log.info("%s", exc)
         finally:
+            slow.cancel()
             runner.fetching.pop(url, None)
         if not found:
             runner.elsewhere.pop(url, None)  # it says when there is more
@@ -256,6 +260,11 @@ class Elsewhere:
         for taken in found:
             # counted from before it was asked for: the lease began later
             runner.arrived(taken, asked_ms + taken.lease_ms)
+        runner.run()
+
+    def _is_slow(self, runner: Runner, url: str) -> None:
+        """What was asked of a worker that does not answer takes the place of nothing else."""
+        runner.fetching[url] = 0
         runner.run()
 
     # ------------------------------------------------------------------ an owner

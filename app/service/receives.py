@@ -170,7 +170,7 @@ class Receives:
             self._take(waiter)
         if not waiter.pending:
             if wait_ms <= 0 or self.closing:
-                await self._look_elsewhere(waiter)
+                await self._look_elsewhere(waiter, last=True)
                 return self._answer_in_time(waiter)
             self._waiting.setdefault(queue, deque()).append(waiter)
             if self.peers is not None:
@@ -238,11 +238,11 @@ class Receives:
 
     # ------------------------------------------------------------------ receive: at other workers
 
-    async def _look_elsewhere(self, waiter: Waiter) -> bool:
+    async def _look_elsewhere(self, waiter: Waiter, last: bool = False) -> bool:
         """Take what another worker has right now; False if there is nothing."""
         if self.peers is None:
             return False
-        for url in await self.peers.ready_at(waiter.queue, watch=False):
+        for url in await self.peers.ready_at(waiter.queue, watch=False, last_look=last):
             asked_ms = now_ms()
             waiter.messages = await self._fetch(url, waiter)
             if waiter.messages:

@@ -335,3 +335,26 @@ def test_handlers_that_are_not_heard_of_are_forgotten(monkeypatch: pytest.Monkey
         await until(lambda: not stores.elsewhere.remotes)
 
     run(scenario)
+
+
+def test_a_worker_that_does_not_answer_takes_the_place_of_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "SLOW_S", 0.02)
+
+    async def scenario(cluster: Cluster) -> None:
+        silent, stores = cluster.add("b", [1]), cluster.add("c", [2])
+        seen = handled_by(concurrency=1)
+        asked = asyncio.Event()
+
+        async def take(argument: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        silent.operations["take"] = take
+        cluster.add("a", [0])
+        silent.send(1)
+        await asked.wait()
+        stores.send(2)
+        await until(lambda: seen)
+        assert seen[0].partition == 2
+
+    run(scenario)
