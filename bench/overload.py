@@ -35,7 +35,7 @@ from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
 from app.processes import WorkerProcess
 from bench.cycle import PARTITIONS, Bench, result
-from bench.operations import _cpu_s
+from bench.service import _cpu_s
 from marq.client import AsyncService
 from marq.client.asynchronous import AsyncMessage
 from marq.errors import MarqError
