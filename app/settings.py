@@ -164,6 +164,15 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         32 * MIB, description="Largest request that HTTP takes."
     )
+    max_connections: Count = Field(
+        8192,
+        description="Connections of clients that a worker takes, if the system's limit of open files allows them.",
+    )
+    max_connections_per_address: Count = Field(
+        1024,
+        description="Connections of one address (of an IPv6 network of 64 bits). Behind a proxy all clients have the "
+        "address of the proxy: raise it there.",
+    )
 
     # Amazon SQS
     sqs_limits: Literal["strict", "relaxed"] = Field(

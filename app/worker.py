@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 
 import click
 import faust
-from aiohttp.web import AppRunner
+from aiohttp.web import TCPSite
+from aiohttp.web_runner import BaseSite
 from click.core import ParameterSource
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.types import TP
@@ -45,9 +46,9 @@ from app.service.operations import QueueService
 from app.service.watches import Receivers
 from app.settings import Settings, load
 from app.streaming.faults import stop_on_faults
-from app.streaming.faust_app import MarqApp, UnreadTables, create_app
+from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
 from app.streaming.transport import Chunk
-from gateway import health, json_api, leftovers, metrics
+from gateway import connections, health, json_api, leftovers, metrics
 from gateway import views as state
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
@@ -77,6 +78,17 @@ def app_id(settings: Settings) -> str:
     return settings.name
 
 
+class WorkerWeb(BareWeb):
+    """The web server of a worker."""
+
+    def _create_site(self) -> BaseSite:
+        assert isinstance(self._runner, connections.Runner)
+        host, port, context = self.app.conf.web_bind, self.app.conf.web_port, self.app.conf.web_ssl_context
+        if context is not None:
+            return connections.TlsSite(self._runner, host, port, context)
+        return TCPSite(self._runner, host, port, backlog=connections.BACKLOG)
+
+
 class WorkerApp(MarqApp):
     """The Faust app of a marq worker."""
 
@@ -94,6 +106,7 @@ class WorkerApp(MarqApp):
     receivers: Receivers
     redelivery: Redelivery
     place: Worker | None = None
+    connections: connections.Connections
     _topics: Topics | None = None
     _flush_s: float | None = None
 
@@ -159,12 +172,18 @@ class WorkerApp(MarqApp):
         conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
-        self.web._runner = AppRunner(self.web.web_app, access_log=None, shutdown_timeout=ANSWERS_S)
+        self.connections.total = connections.connections_for(connections.raise_file_limit(), settings.max_connections)
+        if self.connections.total < settings.max_connections:
+            _say(f"the system's limit of open files leaves room for {self.connections.total} connections of clients")
+        self.web._runner = connections.Runner(self.web.web_app, self.connections, shutdown_timeout=ANSWERS_S)
         state.define_document(self, json_api.define(self) + state.define(self))
         metrics.define(self)
         sqs.define(self)
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
+
+    def _new_web(self) -> WorkerWeb:
+        return WorkerWeb(self)
 
     # -- life
 
@@ -368,5 +387,6 @@ def build(settings: Settings | None = None) -> WorkerApp:
     )
     app.keys = keys
     app.meters = meters
+    app.connections = connections.Connections(settings.max_connections, settings.max_connections_per_address)
     app.set_up(settings)
     return app

@@ -100,6 +100,13 @@ class Collector:
             value=ownership.copies.uncopied,
         )
         yield from self._handlers()
+        yield GaugeMetricFamily("marq_connections", "Connections of clients.", value=app.connections.open)
+        refused = CounterMetricFamily(
+            "marq_refused_connections", "Connections that were refused or ended, by the reason.", labels=["reason"]
+        )
+        for reason, count in app.connections.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
         yield GaugeMetricFamily(
             "marq_waiting_receives", "Receives that wait at this worker.", value=self.receives.count
         )

@@ -5,8 +5,8 @@
                     ◄─────────────────── wake(queues)   something became ready (nothing is reserved)
       receive(queue, …) ───────────────►   takes what is there; never asks a third worker
 
-Members and their URLs are what the group's leader sent with the newest assignment. Calls are signed with the
-installation's secret, which covers path and body. A call that gets lost costs time, never a message: watches end by
+Members and their URLs are what the group's leader sent with the newest assignment. Calls and answers are sealed with
+the installation's secret (`app.cluster.seals`). A call that gets lost costs time, never a message: watches end by
 themselves and are renewed.
 """
 
@@ -16,15 +16,17 @@ import asyncio
 import contextlib
 import itertools
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Collection
-from hashlib import blake2b
 from hmac import compare_digest
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 from mode import Service
 
+from app import bodies
+from app.cluster.seals import HEADER, Call, Seals, StaleCallError, hash_of
 from marq.errors import MarqError, NotAuthenticatedError, UnavailableError
 from marq.protocol import problems
 
@@ -48,9 +50,14 @@ LAST_LOOK_S = 1.0
 FETCHES_MAX = 8
 #: Connections to each other worker.
 CONNECTIONS = 64
+#: Bytes of a call's body, and seconds until it has to be there.
+CALL_MAX_BYTES = 8 * 1024 * 1024
+BODY_TIMEOUT_S = 10.0
+#: Bytes of an answer: more than `app.service.receives.ANSWER_BYTES`, with its last message and all that goes with them.
+ANSWER_MAX_BYTES = 64 * 1024 * 1024
 
-HEADER = "Marq-Peer"
 PATH = "/v1/peer/"
+MSGPACK = "application/msgpack"
 _PERSON = b"marq-peer"
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -85,7 +92,7 @@ class Peers(Service):
         self.app = app
         self._operations: dict[str, Operation] = {}
         self._session: ClientSession | None = None
-        self._key: bytes | None = None
+        self._sealing: Seals | None = None
         self._turn = itertools.count()
         # as one who waits
         self._polls: dict[str, asyncio.Task[None]] = {}
@@ -136,34 +143,58 @@ class Peers(Service):
         """What `name` does when another worker calls it; gets and returns what msgpack can carry."""
         self._operations[name] = operation
 
-    def _sign(self, path: str, body: bytes) -> str:
-        if self._key is None:
-            self._key = blake2b(self.app.catalog.secret, digest_size=32, person=_PERSON).digest()
-        return blake2b(path.encode() + b"\0" + body, key=self._key, digest_size=32).hexdigest()
+    @property
+    def _seals(self) -> Seals:
+        if self._sealing is None:
+            self._sealing = Seals(self.app.catalog.keys_for(_PERSON), lambda: time.time_ns() // 1_000_000)
+        return self._sealing
 
     async def call(
         self, url: str, name: str, argument: Any, kind: Any = None, timeout_s: float = CALL_TIMEOUT_S
     ) -> Any:
         """Ask another worker. Raises `PeerError`."""
-        path, body = PATH + name, _encode(argument)
-        assert self._session is not None
-        try:
-            async with self._session.post(
-                url.rstrip("/") + path,
-                data=body,
-                headers={HEADER: self._sign(path, body), "Content-Type": "application/msgpack"},
-                timeout=ClientTimeout(total=timeout_s),
-            ) as response:
-                answer = await response.read()
-                if response.content_type == problems.CONTENT_TYPE:
+        body, seals, key, learned = _encode(argument), self._seals, 0, False
+        while True:
+            try:
+                status, content_type, header, answer, call = await self._post(url, name, body, key, timeout_s)
+            except (ClientError, OSError, TimeoutError) as exc:
+                raise PeerError(f"worker {url} did not answer to {name}: {exc or type(exc).__name__}") from exc
+            try:
+                seals.check_answer(call, header, status, content_type, answer)
+            except NotAuthenticatedError:
+                if status == 401 and key + 1 < seals.key_count:
+                    key += 1  # while the secret is changed: of a worker that knows only another one
+                    continue
+                raise PeerError(f"worker {url} answered {status} to {name}, without a seal") from None
+            if status == 401 and not learned:
+                seals.learn_time(call, header)
+                learned = True
+                continue
+            try:
+                if content_type == problems.CONTENT_TYPE:
                     raise problems.error_of(answer)
-                if response.status != 200:
-                    raise PeerError(f"worker {url} answered {response.status} to {name}")
+                if status != 200:
+                    raise PeerError(f"worker {url} answered {status} to {name}")
                 return _decode(answer) if kind is None else msgspec.msgpack.decode(answer, type=kind)
-        except (ClientError, OSError, TimeoutError) as exc:
-            raise PeerError(f"worker {url} did not answer to {name}: {exc or type(exc).__name__}") from exc
-        except msgspec.MsgspecError as exc:
-            raise PeerError(f"worker {url} did not answer to {name} as a worker does: {exc}") from exc
+            except msgspec.MsgspecError as exc:
+                raise PeerError(f"worker {url} did not answer to {name} as a worker does: {exc}") from exc
+
+    async def _post(
+        self, url: str, name: str, body: bytes, key: int, timeout_s: float
+    ) -> tuple[int, str, str, bytes, Call]:
+        """Status, type, seal and body of an answer, and the call that it answers."""
+        path = PATH + name
+        call, header = self._seals.call("POST", path, _receiver(url), body, key)
+        assert self._session is not None
+        async with self._session.post(
+            url.rstrip("/") + path,
+            data=body,
+            headers={HEADER: header, "Content-Type": MSGPACK},
+            timeout=ClientTimeout(total=timeout_s),
+            allow_redirects=False,
+        ) as response:
+            answer = await _read_answer(response, url, name)
+            return response.status, response.content_type, response.headers.get(HEADER, ""), answer, call
 
     async def everywhere(self, name: str, argument: Any) -> dict[str, Any]:
         """The answers of all workers, ours included, by URL; a `PeerError` where there was none."""
@@ -176,20 +207,35 @@ class Peers(Service):
         return await _answers(*(self.call(url, name, argument) for url in urls))
 
     async def serve(self, request: web.Request) -> web.Response:
-        """The route that other workers call."""
-        body = await request.read()
-        signature = request.headers.get(HEADER, "")
-        if not compare_digest(signature.encode(), self._sign(request.path, body).encode()):
-            raise NotAuthenticatedError("this path is for workers of the installation alone")
-        operation = self._operations.get(request.match_info["name"])
-        if operation is None:
-            raise web.HTTPNotFound
-        argument = _decode(body)
-        if request.match_info["name"] in ("receive", "take"):
-            # the asking worker may go away as any client may
-            argument = (argument, request)
-        answer = await operation(argument)
-        return web.Response(body=_encode(answer), content_type="application/msgpack")
+        """The route that other workers call. Nothing of a body is read before its call is known to be a worker's."""
+        seals = self._seals
+        call, key = seals.open(request.headers.get(HEADER, ""), request.method, request.raw_path, _receiver(self.url))
+        status, content_type = 200, MSGPACK
+        try:
+            seals.take(call)
+            body = await bodies.read(request, CALL_MAX_BYTES, timeout_s=BODY_TIMEOUT_S)
+            if not compare_digest(hash_of(body), call.body):
+                raise NotAuthenticatedError("the body is not the one that was sealed")
+            operation = self._operations.get(request.match_info["name"])
+            if operation is None:
+                raise web.HTTPNotFound
+            argument = _decode(body)
+            if request.match_info["name"] in ("receive", "take"):
+                # the asking worker may go away as any client may
+                argument = (argument, request)
+            answer = _encode(await operation(argument))
+        except MarqError as exc:
+            if isinstance(exc, NotAuthenticatedError) and not isinstance(exc, StaleCallError):
+                raise
+            status, problem, title = problems.kind_of(exc)
+            content_type = problems.CONTENT_TYPE
+            answer = msgspec.json.encode(problems.body(status, problem, title, str(exc)))
+        return web.Response(
+            body=answer,
+            status=status,
+            content_type=content_type,
+            headers={HEADER: seals.answer(call, key, status, content_type, answer)},
+        )
 
     # ------------------------------------------------------------------ one who waits
 
@@ -386,10 +432,13 @@ class Peers(Service):
     # ------------------------------------------------------------------ life
 
     async def on_start(self) -> None:
+        assert self._seals  # calls from before this moment are not taken
         verify: ssl.SSLContext | bool = True
         if self.app.settings.web_tls_ca_file is not None:
             verify = ssl.create_default_context(cafile=str(self.app.settings.web_tls_ca_file))
-        self._session = ClientSession(connector=TCPConnector(limit=0, limit_per_host=CONNECTIONS, ssl=verify))
+        self._session = ClientSession(
+            connector=TCPConnector(limit=0, limit_per_host=CONNECTIONS, ssl=verify), cookie_jar=DummyCookieJar()
+        )
 
     async def on_stop(self) -> None:
         for task in list(self._polls.values()):
@@ -400,3 +449,20 @@ class Peers(Service):
     def unreachable(self, what: str) -> UnavailableError:
         """The error for a request whose owner does not answer."""
         return UnavailableError(f"{what}: the worker that owns it can't be reached now; try again")
+
+
+def _receiver(url: str) -> str:
+    """A worker, as calls to it name it."""
+    return url.rstrip("/")
+
+
+async def _read_answer(response: ClientResponse, url: str, name: str) -> bytes:
+    """The body of an answer, if it is not too large. Raises `PeerError`."""
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > ANSWER_MAX_BYTES:
+            response.close()
+            raise PeerError(f"worker {url} answered more than {ANSWER_MAX_BYTES} bytes to {name}")
+        parts.append(part)
+    return b"".join(parts)

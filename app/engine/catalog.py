@@ -22,6 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zlib import crc32
 
@@ -209,6 +210,10 @@ class Catalog(Service):
         if self._settings.secret is not None:
             return self._settings.secret.get_secret_value().encode()
         return self._secrets[0]
+
+    def keys_for(self, purpose: bytes) -> tuple[bytes, ...]:
+        """Keys of 32 bytes made of the secret: the first is used, all are accepted. `purpose`: at most 16 bytes."""
+        return (blake2b(self.secret, digest_size=32, person=purpose).digest(),)
 
     def generation_of(self, queue: str) -> int:
         """How many queues of this name there were before."""

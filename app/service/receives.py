@@ -22,7 +22,7 @@ from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment
-from marq.core.state import H_GROUP
+from marq.core.state import H_GROUP, HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
 
@@ -42,6 +42,8 @@ LATE_S = 1.0
 ANSWER_AFTER_S = 0.02
 #: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
 ELSEWHERE_FIRST = 8
+#: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
+ANSWER_BYTES = 32 * 1024 * 1024
 #: Headers of ours that receivers see.
 _SHOWN = "marq-dead-"
 
@@ -77,6 +79,7 @@ class Waiter:
         "over",
         "pending",
         "queue",
+        "size_bytes",
         "until",
         "whole",
     )
@@ -99,6 +102,7 @@ class Waiter:
         self.whole = whole  # our own headers are for it too
         self.future = future  # done when there is something to answer
         self.messages: list[Received] = []
+        self.size_bytes = 0
         self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
         self.pending: list[tuple[OwnedPartition, Pending]] = []  # starts on their way
         self.away = False  # another worker is being asked for it
@@ -352,8 +356,10 @@ class Receives:
             if waiter.done or waiter.gone():
                 held.owner.release(handout.offsets, handout.receipt, counted=False)
             else:
-                self._read(waiter, held, handout)
-                waiter.until.append((handout.until_ms, len(handout.offsets)))
+                count = self._read(waiter, held, handout)
+                if count < len(handout.offsets):
+                    held.owner.release(handout.offsets[count:], handout.receipt, counted=False)
+                waiter.until.append((handout.until_ms, count))
                 if waiter.pending and len(waiter.until) == 1:
                     asyncio.get_running_loop().call_later(ANSWER_AFTER_S, self._give_up, waiter)
         if not waiter.pending and not waiter.done:
@@ -370,12 +376,14 @@ class Receives:
         if self.peers is not None:
             self.peers.poll_peers(waiter.queue)
 
-    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
+    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> int:
+        """Add messages of a delivery to what the waiter gets, as long as they fit; how many."""
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
         add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
+        size, count = waiter.size_bytes, 0
         for offset in handout.offsets:
             record = messages[offset]
             if type(record) is Segment:
@@ -390,9 +398,17 @@ class Receives:
                     key = value
                 elif header == H_GROUP:
                     group = value.decode(errors="replace") if value is not None else None
+            size += len(record.value or b"") + len(key or b"")
+            if headers:
+                size += sum(HEADER_OVERHEAD_BYTES + len(name) + len(value) for name, value in headers.items())
+            if size > ANSWER_BYTES and waiter.messages:
+                break
             receipt = make(number, epoch, delivery, offset, attempt, crc)
             sent_ms, payload = record.timestamp, record.value or b""
             add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))
+            count += 1
+        waiter.size_bytes = size
+        return count
 
     def _wait_over(self, waiter: Waiter) -> None:
         waiter.over = True

@@ -20,7 +20,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from marq.client.batching import Batching
 from marq.client.operations import ACK, UNREAD, Action, Operations, extend
 from marq.client.pace import Ahead
 from marq.client.wire import BATCH_MAX, Delivery, Received
@@ -95,7 +94,7 @@ class Prefetcher(Generic[M]):
         self._max_in_flight = max_in_flight
         self._lease_s = visibility_timeout
         # acknowledgements are tried for as long as this is open: without them the work would be done twice
-        self._settles = Batching(lambda a, r: operations.post_receipts(a, r, retry_for=math.inf))
+        self._settles = operations.settles()
         self._readers = 0  # that wait
         self._room = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -178,7 +177,7 @@ class Prefetcher(Generic[M]):
         if self.closed:
             return await self._operations.settle(action, receipts)
         began = now_s()
-        results = await self._settles.put(action, receipts)
+        results = await self._operations.settle(action, receipts, math.inf, self._settles)
         if action.settles:
             self._let_go(messages)
         else:

@@ -555,6 +555,29 @@ def test_a_failed_acknowledgement_is_raised_by_flush_once(fake: FakeService, ser
     assert fake.acked == [1]
 
 
+@pytest.mark.parametrize("consumes", [True, False])
+@in_loop
+async def test_an_acknowledgement_that_can_not_be_taken_yet_holds_up_no_other(
+    fake: FakeService, consumes: bool
+) -> None:
+    fake.put("q", b"1", b"2")
+    fake.refused["0/1"] = "unavailable"
+    async with AsyncService(fake.url) as service:
+        queue = service.queue("q")
+        consumer = queue.consume(confirm=True)
+        taken = await consumer.take(2) if consumes else await queue.receive_many(2, timeout=1)
+        taken += await consumer.take(2 - len(taken)) if consumes and len(taken) < 2 else []
+        late = asyncio.ensure_future(taken[0].ack())
+        while not fake.paths().count("/v1/ack"):
+            await asyncio.sleep(0.01)
+        await taken[1].ack()
+        assert not late.done()
+        del fake.refused["0/1"]
+        await late
+        await consumer.close()
+    assert sorted(fake.acked) == [0, 1]
+
+
 def test_an_error_of_our_own_in_an_acknowledgement_is_raised_by_flush_and_lets_the_lease_end(
     fake: FakeService, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

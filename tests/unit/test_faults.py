@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import json
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from aiokafka.errors import KafkaTimeoutError
 from mode import Service
 
 from app.cluster.peers import Peers
+from app.cluster.seals import HEADER, Seals
 from app.engine import ownership as ownership_module
 from app.engine.outbox import Outbox, Writer
 from app.engine.ownership import OwnedPartition, Ownership
@@ -316,6 +318,9 @@ class Raising:
 # ---------------------------------------------------------------------- other workers
 
 
+KEY = b"k" * 32
+
+
 def peers_of(urls: list[str]) -> Peers:
     """Of a worker that owns nothing, with others at these addresses."""
     ownership: Any = SimpleNamespace(breakers=SimpleNamespace(on_told=None), spawn=asyncio.ensure_future)
@@ -324,13 +329,14 @@ def peers_of(urls: list[str]) -> Peers:
         tables={"progress": SimpleNamespace(changelog_topic_name="c")},
         assignor=SimpleNamespace(changelog_distribution={url: {"c": [i]} for i, url in enumerate(urls)}),
         conf=SimpleNamespace(canonical_url="http://here:1"),
-        catalog=SimpleNamespace(secret=b"secret"),
+        catalog=SimpleNamespace(keys_for=lambda purpose: (KEY,)),
         settings=SimpleNamespace(web_tls_ca_file=None),
         operations=SimpleNamespace(receives=SimpleNamespace(waiting_count=lambda queue: 0)),
     )
     return Peers(app)
 
 
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "unsealed"])
 @pytest.mark.parametrize(
     ("status", "kind", "body"),
     [
@@ -340,9 +346,14 @@ def peers_of(urls: list[str]) -> Peers:
         (503, "text/html", b"<html>a proxy</html>"),
     ],
 )
-def test_what_is_no_answer_of_a_worker_is_none(status: int, kind: str, body: bytes) -> None:
+def test_what_is_no_answer_of_a_worker_is_none(status: int, kind: str, body: bytes, sealed: bool) -> None:
+    seals = Seals([KEY], lambda: time.time_ns() // 1_000_000)
+
     async def answer(request: web.Request) -> web.Response:
-        return web.Response(status=status, content_type=kind, body=body)
+        receiver = str(request.url.origin())
+        call, key = seals.open(request.headers[HEADER], "POST", request.raw_path, receiver)
+        headers = {HEADER: seals.answer(call, key, status, kind, body)} if sealed else {}
+        return web.Response(status=status, content_type=kind, body=body, headers=headers)
 
     async def scenario(failures: Failures) -> None:
         server = TestServer(web.Application())

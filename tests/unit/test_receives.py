@@ -128,6 +128,38 @@ def test_what_comes_at_once_is_answered_together(monkeypatch: pytest.MonkeyPatch
     run(scenario, monkeypatch)
 
 
+def test_an_answer_has_a_largest_size_and_what_does_not_fit_goes_back_uncounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES", 100)
+
+    async def scenario(desk: Desk) -> None:
+        (first,) = desk.partitions[:1]
+        first.core.send(2, value=b"x" * 60)
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(1)
+        desk.confirm(0)
+        assert sorted((one.partition, one.offset) for one in await asked) == [(0, 0), (0, 1), (1, 0)]
+        (release,) = [marker for marker in first.said if isinstance(marker, Release)]
+        assert (release.offsets, release.counted) == ([2, 3], False)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_message_larger_than_an_answer_is_answered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES", 0)
+
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        desk.confirm(1)
+        assert [(one.partition, one.offset) for one in await asked] == [(0, 0)]
+
+    run(scenario, monkeypatch)
+
+
 def test_nothing_leaves_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
         asked = asyncio.ensure_future(desk.receive(lease_ms=300))
