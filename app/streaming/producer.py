@@ -344,6 +344,10 @@ class IdempotentProducer(driver.Producer):
         return self.append(topic, partition, value, key, headers, int(timestamp * 1000) if timestamp else None)
 
     async def on_stop(self) -> None:
+        # without Kafka each takes its time
+        await asyncio.gather(self._end(), *(lane.stop() for lane in set(self.lanes.values())))
+
+    async def _end(self) -> None:
         producer = self._producer
         if not await end_client(super().on_stop()):
             self.log.warning("%s bytes were not confirmed by Kafka when the worker stopped", self.pending_bytes)
