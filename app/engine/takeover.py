@@ -22,7 +22,7 @@ from app.engine.outbox import Outbox, Writer
 from marq.core.markers import Marker
 from marq.core.owner import Limits, Owner, Phase
 from marq.core.rows import table_of
-from marq.errors import DeletedError, MarqError, RowError
+from marq.errors import DeletedError, MarqError, RowError, UnavailableError
 
 if TYPE_CHECKING:
     from app.engine.ownership import Ownership
@@ -92,6 +92,9 @@ class TakeOver:
     async def _claim(self) -> _Claim:
         """Append an own marker and wait until it is durable: before the tables are read, not after."""
         ownership, number, settings = self.ownership, self.number, self.ownership.settings
+        if not ownership.app.consumer.in_group:
+            # it may have given the partition to another worker, from which this one would take it again and again
+            raise UnavailableError("this worker has lost touch with its group")
         owner = Owner(
             number,
             ownership.worker_name,
