@@ -16,13 +16,15 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mode import Service
 
-from agents.elsewhere import Elsewhere
-from app.engine.ownership import OwnedPartition
+from agents.elsewhere import Elsewhere, Taken
+from app.cluster.peers import Peers
+from app.engine.ownership import OwnedPartition, Ownership
 from app.service.meters import HandlerMeter, Meters
+from app.settings import Settings
 from app.streaming.faults import stop_if_it_fails
 from marq import handlers as registry
 from marq.clock import now_ms
@@ -35,11 +37,6 @@ from marq.core.segments import Segment
 from marq.errors import HandlerError, RowError
 from marq.handlers import Handler, Retry
 from marq.message import ManualMessage, Message
-
-if TYPE_CHECKING:
-    from agents.elsewhere import Calls, Taken
-    from app.engine.ownership import Ownership
-    from app.settings import Settings
 
 #: Calls taken ahead by a handler that is faster than SLOW_MS, beside its concurrency; more if they are small.
 AHEAD = 8
@@ -250,13 +247,12 @@ class Runner:
 
     def take(self) -> None:
         """Take what there is room for: here, and of other workers where there is nothing here, or it is their turn."""
-        elsewhere = self.service.elsewhere if self.elsewhere else None
-        if elsewhere is not None and elsewhere.goes_first(self):
-            elsewhere.fetch(self)
+        if self.elsewhere and self.service.elsewhere.goes_first(self):
+            self.service.elsewhere.fetch(self)
         if self.room > 0:
             self.ask()
-        if elsewhere is not None and self.room > 0:
-            elsewhere.fetch(self)
+        if self.elsewhere and self.room > 0:
+            self.service.elsewhere.fetch(self)
 
     async def _work(self) -> None:
         """Make calls one after the other while there are any: a task per call would cost more than many a handler."""
@@ -460,16 +456,16 @@ class Runner:
 class Handlers(Service):
     """All handlers of this worker; a receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, peers: Peers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ownership = ownership
         self.settings = settings
         self.meters = meters
         self.random = random.Random()
-        self.elsewhere: Elsewhere | None = None  # other workers; without it, this one is alone
         self.closing = False
         self.runners = [Runner(handler, self) for handler in registry.registered()]
         meters.handlers += [runner.meter for runner in self.runners]
+        self.elsewhere = Elsewhere(ownership, peers, self.runners)
         self._routes: dict[str, Runner | None] = {}
         self._names: dict[bytes, str] = {}
         ownership.receivers.append(self)
@@ -488,13 +484,7 @@ class Handlers(Service):
 
     def _max_receives_of(self, queue: str) -> int:
         runner = self.route(queue)
-        if runner is not None:
-            return runner.handler.max_receives
-        return self.elsewhere.max_receives_of(queue) if self.elsewhere is not None else 0
-
-    def connect(self, peers: Calls) -> None:
-        """Take messages of other workers too, and let their handlers take those of this one."""
-        self.elsewhere = Elsewhere(self, peers)
+        return runner.handler.max_receives if runner is not None else self.elsewhere.max_receives_of(queue)
 
     def messages_taken(self, taken: Taken, settle: Callable[..., None] | None) -> list[Message]:
         """What the handler gets of a delivery that began at another worker."""
@@ -539,26 +529,24 @@ class Handlers(Service):
             for runner in self.runners:
                 if runner.room > 0:
                     runner.ask()
-            if self.elsewhere is not None:
-                self.elsewhere.wake()
+            self.elsewhere.wake()
 
     def starving(self, held: OwnedPartition) -> bool:
         if any(runner.room > 0 and not runner.has_ready(held) for runner in self.runners):
             return True
-        return self.elsewhere is not None and self.elsewhere.starving(held)
+        return self.elsewhere.starving(held)
 
     def wants(self, queue: str) -> bool:
-        return self.route(queue) is not None or self.is_handled_elsewhere(queue)
+        return self.is_handled(queue) or self.elsewhere.is_handled(queue)
 
-    def is_handled_elsewhere(self, queue: str) -> bool:
-        """Whether a handler of another worker gets the messages of `queue`."""
-        return self.elsewhere is not None and self.elsewhere.is_handled(queue)
+    def is_handled(self, queue: str) -> bool:
+        """Whether a handler of this worker gets the messages of `queue`."""
+        return self.route(queue) is not None
 
     def forget(self, held: OwnedPartition) -> None:
         for runner in self.runners:
             runner.forget(held.number)
-        if self.elsewhere is not None:
-            self.elsewhere.forget(held)
+        self.elsewhere.forget(held)
 
     # -- service
 
@@ -571,12 +559,12 @@ class Handlers(Service):
 
     @Service.task
     async def _renew(self) -> None:
-        if self.elsewhere is not None:
-            await self.elsewhere.renew()
+        await self.elsewhere.renew()
 
     async def close(self) -> None:
         """Stop taking messages and settle what was taken."""
         self.closing = True
+        self.elsewhere.close()
         await asyncio.gather(*(runner.close() for runner in self.runners))
 
 

@@ -7,17 +7,16 @@ each partition appends its marker; once all have, the owner of partition 0 takes
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mode import Service
 
+from app.cluster.peers import Peers, peer_call
+from app.engine.catalog import QueueRecord
+from app.engine.ownership import OwnedPartition, Ownership
+from app.settings import Settings
 from marq.core.policies import name_problem
 from marq.errors import MarqError
-
-if TYPE_CHECKING:
-    from app.engine.catalog import QueueRecord
-    from app.engine.ownership import OwnedPartition
-    from app.worker import WorkerApp
 
 #: Seconds between looks.
 INTERVAL_S = 0.1
@@ -32,11 +31,14 @@ FORGET_EVERY = 6_000
 class Housekeeping(Service):
     """Runs while the worker does."""
 
-    def __init__(self, app: WorkerApp, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, settings: Settings, peers: Peers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.app = app
+        self._ownership = ownership
+        self._catalog = ownership.catalog
+        self._settings = settings
+        self._peers = peers
         self._purged: dict[tuple[int, int, str], bool] = {}  # partition, epoch, change -> whether its marker is folded
-        app.peers.register("purged", self._on_purged)
+        peers.register(self)
 
     @Service.task
     async def _run(self) -> None:
@@ -48,12 +50,11 @@ class Housekeeping(Service):
                 self._purge()
                 await self._name_queues()
                 if count % SLOW_EVERY == 0:
-                    self.app.peers.expire()
                     await self._finish_purges()
-                    if 0 in self.app.ownership.held:
-                        await self.app.catalog.repeat_overwritten()
-                if count % FORGET_EVERY == 0 and 0 in self.app.ownership.held:
-                    await self.app.catalog.forget_deleted()
+                    if 0 in self._ownership.held:
+                        await self._catalog.repeat_overwritten()
+                if count % FORGET_EVERY == 0 and 0 in self._ownership.held:
+                    await self._catalog.forget_deleted()
             except MarqError as exc:
                 self.log.warning("%s", exc)
 
@@ -61,11 +62,11 @@ class Housekeeping(Service):
 
     def _purge(self) -> None:
         """Append the purge markers of the partitions that this worker owns."""
-        catalog = self.app.catalog
+        catalog = self._catalog
         if not catalog.purging:
             self._purged.clear()
             return
-        for held in self.app.ownership.held.values():
+        for held in self._ownership.held.values():
             if held.serving:
                 for queue, record in catalog.purging.items():
                     self._purge_in(held, queue, record)
@@ -90,9 +91,10 @@ class Housekeeping(Service):
         else:
             self._purged[key] = True
 
-    async def _on_purged(self, changes: Any) -> Any:
+    @peer_call("purged")
+    async def purged_here(self, changes: list[str]) -> dict[str, list[int]]:
         """Which partitions here are purged of what the changes want purged."""
-        held = self.app.ownership.held
+        held = self._ownership.held
         wanted = set(changes)
         found: dict[str, list[int]] = {}
         for (number, epoch, by), done in self._purged.items():
@@ -102,13 +104,13 @@ class Housekeeping(Service):
         return found
 
     async def _finish_purges(self) -> None:
-        catalog, ownership = self.app.catalog, self.app.ownership
+        catalog, ownership = self._catalog, self._ownership
         if not catalog.purging or 0 not in ownership.held or not ownership.held[0].serving:
             return
         intents = {record.by: queue for queue, record in catalog.purging.items()}
         done: dict[str, set[int]] = {}
-        for answer in (await self.app.peers.everywhere("purged", list(intents))).values():
-            if isinstance(answer, dict):
+        for answer in (await self._peers.everywhere(self.purged_here, list(intents))).values():
+            if not isinstance(answer, MarqError):
                 for by, numbers in answer.items():
                     done.setdefault(by, set()).update(numbers)
         for by, queue in intents.items():
@@ -119,11 +121,11 @@ class Housekeeping(Service):
 
     async def _name_queues(self) -> None:
         """Messages that any Kafka producer wrote make their queues, or are poison where that is off."""
-        catalog, settings = self.app.catalog, self.app.settings
+        catalog, settings = self._catalog, self._settings
         if settings.queue_id is not None:
             return
         unknown: dict[str, list[OwnedPartition]] = {}
-        for held in self.app.ownership.held.values():
+        for held in self._ownership.held.values():
             if held.serving:
                 partition = held.owner.partition
                 for queue in {**partition.named, **dict.fromkeys(partition.queues())}:

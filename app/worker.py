@@ -33,6 +33,8 @@ from agents import handlers, markers, queue
 from agents.guard import stop_on_error
 from agents.housekeeping import Housekeeping
 from agents.redelivery import Redelivery
+from app.cluster.members import GroupMembers
+from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
 from app.engine.ownership import Ownership
@@ -40,6 +42,8 @@ from app.kafka.connection import await_kafka, faust_broker, faust_credentials
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import quiet_steps
+from app.service.census import Census
+from app.service.inspection import Inspection
 from app.service.meters import Meters
 from app.service.moves import Moves
 from app.service.operations import QueueService
@@ -48,8 +52,7 @@ from app.settings import Settings, load
 from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
 from app.streaming.transport import Chunk
-from gateway import connections, health, json_api, leftovers, metrics
-from gateway import views as state
+from gateway import connections, health, json_api, leftovers, metrics, routes, views
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
 from marq.errors import MarqError, SettingError
@@ -95,7 +98,6 @@ class WorkerApp(MarqApp):
     settings: Settings
     keys: Keys
     meters: Meters
-    views: state.Views
     ownership: Ownership
     catalog: Catalog
     handlers: handlers.Handlers
@@ -103,7 +105,9 @@ class WorkerApp(MarqApp):
     peers: Peers
     housekeeping: Housekeeping
     moves: Moves
+    census: Census
     receivers: Receivers
+    inspection: Inspection
     redelivery: Redelivery
     place: Worker | None = None
     connections: connections.Connections
@@ -113,26 +117,38 @@ class WorkerApp(MarqApp):
     def set_up(self, settings: Settings) -> None:
         """Declare agents and tables and what runs beside them."""
         self.settings = settings
-        self.began_s = time.monotonic()
         tables = {
             table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
             for table in (messages_table, markers_table, progress_table)
         }
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
-        self.ownership = Ownership(self, settings, lambda: self.topics_in_use, tables, self.catalog, beacon=self.beacon)
+        self.peers = Peers(
+            settings,
+            self.catalog.keys_for,
+            GroupMembers(self, tables[progress_table.NAME]),
+            beacon=self.beacon,
+        )
+        self.ownership = Ownership(
+            self, settings, lambda: self.topics_in_use, tables, self.catalog, self.peers, beacon=self.beacon
+        )
         handlers.import_modules(settings.handlers)
-        self.handlers = handlers.Handlers(self.ownership, settings, self.meters, beacon=self.beacon)
-        self.operations = QueueService(self.ownership, settings, self.meters, beacon=self.beacon)
-        self.peers = self.operations.peers = self.operations.receives.peers = Peers(self, beacon=self.beacon)
-        self.handlers.connect(self.peers)
-        self.operations.receives.room, self.operations.receives.is_late = self.ownership.room, self.ownership.is_late
-        self.housekeeping = Housekeeping(self, beacon=self.beacon)
-        self.moves = Moves(self, beacon=self.beacon)
-        self.receivers = Receivers(self, beacon=self.beacon)
-        self.redelivery = Redelivery(self, beacon=self.beacon)
-        queue.define(self, self.topic(settings.queue_topic))
-        markers.define(self, self.topic(settings.markers_topic))
-        health.define(self)
+        self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
+        self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
+        self.housekeeping = Housekeeping(self.ownership, settings, self.peers, beacon=self.beacon)
+        self.moves = Moves(self.operations, beacon=self.beacon)
+        self.census = Census(self.ownership, self.peers)
+        self.receivers = Receivers(
+            self.catalog,
+            self.census,
+            self.peers,
+            takers=(self.handlers.is_handled, self.operations.is_received),
+            beacon=self.beacon,
+        )
+        self.inspection = Inspection(self.ownership, self.operations.receives, self.census, self.receivers, self.peers)
+        self.redelivery = Redelivery(self.ownership, beacon=self.beacon)
+        queue.define(self.ownership, self.topic(settings.queue_topic))
+        markers.define(self.ownership, self.topic(settings.markers_topic))
+        health.define(self, self.ownership, self.keys)
 
     @property
     def topics_in_use(self) -> Topics:
@@ -176,14 +192,25 @@ class WorkerApp(MarqApp):
         if self.connections.total < settings.max_connections:
             _say(f"the system's limit of open files leaves room for {self.connections.total} connections of clients")
         self.web._runner = connections.Runner(self.web.web_app, self.connections, shutdown_timeout=ANSWERS_S)
-        state.define_document(self, json_api.define(self) + state.define(self))
-        metrics.define(self)
-        sqs.define(self)
+        self.define_routes()
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
 
     def _new_web(self) -> WorkerWeb:
         return WorkerWeb(self)
+
+    def define_routes(self) -> None:
+        """What is served over HTTP, beside the health checks."""
+        router = self.web.web_app.router
+        operations = json_api.define(router, self.operations)
+        operations += views.define(router, self.inspection, self.catalog)
+        views.define_document(router, operations)
+        collector = metrics.Collector(
+            self.ownership, self.meters, self.operations.receives, self.receivers, self.connections
+        )
+        metrics.define(router, collector, self.census)
+        sqs.define(router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings))
+        router.add_post(PEER_PATH + "{name}", self.peers.serve)
 
     # -- life
 
@@ -233,7 +260,7 @@ class WorkerApp(MarqApp):
         await super()._on_partitions_assigned(assigned, generation_id)
 
     def on_chunk_aside(self, chunk: Chunk) -> None:
-        with stop_on_error(self):
+        with stop_on_error(self.ownership):
             if chunk.topic == self.topics_in_use.queue:
                 self.ownership.on_queue_chunk(chunk)
             else:
@@ -245,9 +272,8 @@ class WorkerApp(MarqApp):
     def on_rebalance_end(self) -> None:
         super().on_rebalance_end()
         self.ownership.on_assigned(self.consumer_generation_id)
-        self.peers.members_changed()
-        if self.handlers.elsewhere is not None:
-            self.handlers.elsewhere.renew_soon()
+        self.operations.receives.polling.members_changed()
+        self.handlers.elsewhere.renew_soon()
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:
@@ -378,7 +404,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,
-            "middlewares": [leftovers.freed(), metrics.measured(meters), json_api.guard(keys)],
+            "middlewares": [leftovers.freed(), metrics.measured(meters), routes.guard(keys)],
         },
         web_tables_enabled=False,
         web_router_enabled=False,

@@ -9,20 +9,19 @@ import heapq
 import itertools
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from app.engine.ownership import Ownership
+from app.service.census import Census
 from app.service.meters import DURATIONS_S, HandlerMeter, Meters
 from app.service.receives import Receives
 from app.service.watches import Receivers
-from gateway.json_api import secured
-
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
+from gateway.connections import Connections
+from gateway.routes import secured
 
 #: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
 QUEUES_MAX = 100
@@ -33,11 +32,19 @@ ACTION = "metrics-action"
 class Collector:
     """What is there when it is asked for."""
 
-    def __init__(self, ownership: Ownership, meters: Meters, receiving: Receives, receivers: Receivers) -> None:
+    def __init__(
+        self,
+        ownership: Ownership,
+        meters: Meters,
+        receives: Receives,
+        receivers: Receivers,
+        connections: Connections,
+    ) -> None:
         self.ownership = ownership
         self.meters = meters
-        self.receives = receiving
+        self.receives = receives
         self.receivers = receivers
+        self.connections = connections
         self.counts: dict[str, dict[str, int]] = {}
         self.ages: dict[str, int] = {}  # of the oldest message of each queue, milliseconds
 
@@ -78,7 +85,7 @@ class Collector:
             "How long Kafka has confirmed nothing that this worker wrote in a partition; of stalled ones only.",
             labels=["partition"],
         )
-        for number, stall in app.ownership.stalls.now().items():
+        for number, stall in ownership.stalls.now().items():
             stalled.add_metric([str(number)], stall.seconds)
         yield stalled
         counted = CounterMetricFamily(
@@ -100,11 +107,11 @@ class Collector:
             value=ownership.copies.uncopied,
         )
         yield from self._handlers()
-        yield GaugeMetricFamily("marq_connections", "Connections of clients.", value=app.connections.open)
+        yield GaugeMetricFamily("marq_connections", "Connections of clients.", value=self.connections.open)
         refused = CounterMetricFamily(
             "marq_refused_connections", "Connections that were refused or ended, by the reason.", labels=["reason"]
         )
-        for reason, count in app.connections.refused.items():
+        for reason, count in self.connections.refused.items():
             refused.add_metric([reason], count)
         yield refused
         yield GaugeMetricFamily(
@@ -202,8 +209,8 @@ class Collector:
             labels=["queue"],
         )
         states = self.ownership.breakers.states()
-        for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q]["state"] == "closed"):
-            family.add_metric([queue], int(states[queue]["state"] != "closed"))
+        for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q].state == "closed"):
+            family.add_metric([queue], int(states[queue].state != "closed"))
         return family
 
     def _without_receiver(self) -> Metric:
@@ -243,15 +250,14 @@ def measured(meters: Meters) -> Any:
     return measure
 
 
-def define(app: WorkerApp) -> None:
+def define(router: web.UrlDispatcher, collector: Collector, census: Census) -> None:
     """Register the route."""
-    collector = Collector(app.ownership, app.meters, app.operations.receives, app.receivers)
-    app.meters.registry.register(collector)
+    registry = collector.meters.registry
+    registry.register(collector)
 
     async def metrics(request: web.Request) -> web.Response:
-        collector.counts = await app.views.counts_here()
-        collector.ages = await app.views.ages_here()
-        text = generate_latest(app.meters.registry)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        collector.counts = await census.counts()
+        collector.ages = await census.ages()
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app.web.web_app.router.add_get("/metrics", secured("inspect", metrics, everywhere=True))
+    router.add_get("/metrics", secured("inspect", metrics, everywhere=True))

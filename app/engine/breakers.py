@@ -9,10 +9,13 @@ pause, workers begin with the probe one after the other (`STAGGER_MS`), so that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
+import msgspec
+
+from app.cluster.peers import Peers, peer_call
 from marq.core.flow import Breaker
 from marq.core.policies import SettingsOf
 
@@ -25,18 +28,28 @@ Events = dict[str, list[tuple[str, int]]]
 """Of each queue what happened, in order: event, and failures or milliseconds."""
 
 
+class BreakerState(msgspec.Struct):
+    """How the breaker of a queue is: failures in a row, and how long its pause will be."""
+
+    state: str = "closed"
+    failures: int = 0
+    pause_ms: int = 0
+
+
 class Breakers:
     """All breakers of this worker."""
 
-    def __init__(self, settings_of: SettingsOf, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, settings_of: SettingsOf, now_ms: Callable[[], int], peers: Peers, spawn: Callable[[Any], Any]
+    ) -> None:
         self._settings_of = settings_of
         self._now_ms = now_ms
+        self._peers = peers
+        self._spawn = spawn
         self._all: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
         self._kept: dict[str, Breaker] = {}  # those that are not as new, though no partition has them now
         self._events: Events = {}
-        self.tell: Callable[[Events], Awaitable[None]] | None = None  # set by the worker: to the others
-        self.rank: Callable[[], int] = lambda: 0  # place of this worker among those that own partitions
-        self.spawn: Callable[[Any], Any] = asyncio.ensure_future
+        peers.register(self)
 
     def of(self, queue: str) -> Breaker:
         """The breaker of a queue, for its owner in one partition."""
@@ -45,15 +58,15 @@ class Breakers:
             breaker = self._all[queue] = Breaker(lambda *event: self._happened(queue, *event))
         return breaker
 
-    def states(self) -> dict[str, dict[str, Any]]:
-        """Of each queue that has a breaker: its state, failures in a row, and how long its pause will be."""
+    def states(self) -> dict[str, BreakerState]:
+        """Of each queue that has a breaker, how it is."""
         now = self._now_ms()
         return {
-            queue: {
-                "state": breaker.state,
-                "failures": breaker.failures,
-                "pause_ms": max(0, breaker.open_until_ms - now) if breaker.open_until_ms is not None else 0,
-            }
+            queue: BreakerState(
+                breaker.state,
+                breaker.failures,
+                max(0, breaker.open_until_ms - now) if breaker.open_until_ms is not None else 0,
+            )
             for queue, breaker in sorted(self._all.items())
             if self._settings_of(queue).breaker_failures
         }
@@ -62,7 +75,7 @@ class Breakers:
         if event == "opened":
             self._stagger(breaker)
         self._keep(queue, breaker)
-        if self.tell is None or not self._settings_of(queue).breaker_failures:
+        if not self._settings_of(queue).breaker_failures:
             return
         if not self._events:
             asyncio.get_running_loop().call_later(GATHER_S, self._send)
@@ -75,7 +88,7 @@ class Breakers:
 
     def _stagger(self, breaker: Breaker) -> None:
         if breaker.open_until_ms is not None:
-            breaker.open_until_ms += self.rank() * STAGGER_MS
+            breaker.open_until_ms += self._peers.rank() * STAGGER_MS
 
     def _keep(self, queue: str, breaker: Breaker) -> None:
         if breaker.failures or breaker.open_until_ms is not None:
@@ -85,10 +98,15 @@ class Breakers:
 
     def _send(self) -> None:
         events, self._events = self._events, {}
-        if self.tell is not None:
-            self.spawn(self.tell(events))
+        self._spawn(self._peers.tell(self.on_told, events))
 
-    async def on_told(self, events: Events) -> Any:
+    @peer_call("breaker_states")
+    async def states_here(self, _: None) -> dict[str, BreakerState]:
+        """See `states`."""
+        return self.states()
+
+    @peer_call("breakers")
+    async def on_told(self, events: Events) -> None:
         """What another worker tells."""
         now = self._now_ms()
         for queue, told in events.items():
@@ -98,4 +116,3 @@ class Breakers:
                 if event == "opened":
                     self._stagger(breaker)
             self._keep(queue, breaker)
-        return {}

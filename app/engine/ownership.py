@@ -41,6 +41,7 @@ from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
 
 if TYPE_CHECKING:
+    from app.cluster.peers import Peers
     from app.engine.catalog import Catalog
     from app.kafka.topics import Topics
     from app.settings import Settings
@@ -146,6 +147,7 @@ class Ownership(Service):
         topics: Callable[[], Topics],
         tables: dict[str, SegmentTable],
         catalog: Catalog,
+        peers: Peers,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -176,7 +178,7 @@ class Ownership(Service):
         self._threads = ThreadPoolExecutor(1, "marq-restore")
         self._background: set[asyncio.Task[Any]] = set()
         self.broker_time = BrokerTime(lambda: now_ms())
-        self.breakers = Breakers(catalog.settings_of, lambda: now_ms())
+        self.breakers = Breakers(catalog.settings_of, lambda: now_ms(), peers, self.spawn)
         self.copies = Copies(self, now_ms)
         self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
         self.changelogs = Changelogs(app, settings)

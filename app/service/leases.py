@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from app.cluster.peers import Peers, peer_call
+from app.engine.ownership import OwnedPartition, Ownership
+from app.service.owners import OPERATION_TIMEOUT_S, Owners
+from app.service.receipts import Receipts
 from marq.errors import MarqError, UnavailableError
-
-if TYPE_CHECKING:
-    from app.engine.ownership import OwnedPartition
-    from app.service.operations import QueueService
-
 
 #: Seconds in which the owner of a partition has to tell what became of an extension or release.
 EFFECT_TIMEOUT_S = 3.0
@@ -31,36 +31,51 @@ class Lease(Enum):
     DONE = "done"  # the message is finished
 
 
+class Deliveries(msgspec.Struct):
+    """Some deliveries of one partition: (epoch, delivery, offset) of each."""
+
+    partition: int
+    deliveries: list[tuple[int, int, int]]
+
+
+class Effects(Deliveries):
+    """What an extension or release of them did, that is in a record of the markers log."""
+
+    record: int
+
+
 class Leases:
     """Asks the owners."""
 
-    def __init__(self, door: QueueService) -> None:
-        self._operations = door
+    def __init__(self, ownership: Ownership, receipts: Receipts, peers: Peers) -> None:
+        self._ownership = ownership
+        self._receipts = receipts
+        self._owners = Owners(ownership, peers)
+        peers.register(self)
 
     async def states(self, receipts: Sequence[str]) -> list[Lease | MarqError]:
         """Of each delivery, by its receipt, how it stands; an error where nobody can tell. Receipts have to be good."""
         if not receipts:
             return []
         places: dict[int, list[int]] = {}
-        read = [self._operations.receipts.read(receipt)[:4] for receipt in receipts]
+        read = [self._receipts.read(receipt) for receipt in receipts]
         for i, receipt in enumerate(read):
             places.setdefault(receipt[0], []).append(i)
         states: list[Lease | MarqError] = [Lease.DONE] * len(receipts)
         answers = await asyncio.gather(
-            *(self._of(number, [read[i][1:] for i in chosen]) for number, chosen in places.items())
+            *(self._of(number, [read[i][1:4] for i in chosen]) for number, chosen in places.items())
         )
         for chosen, answer in zip(places.values(), answers, strict=True):
             for k, i in enumerate(chosen):
                 states[i] = answer if isinstance(answer, MarqError) else answer[k]
         return states
 
-    async def _of(self, number: int, deliveries: list[tuple[int, ...]]) -> list[Lease] | MarqError:
-        argument = {"partition": number, "deliveries": deliveries}
+    async def _of(self, number: int, deliveries: list[tuple[int, int, int]]) -> list[Lease] | MarqError:
+        asked = Deliveries(number, deliveries)
         try:
-            found = await self._operations.at_owner(number, "leases", argument, self.states_here, list[str])
+            return await self._owners.ask(number, self.states_here, asked, OPERATION_TIMEOUT_S)
         except MarqError as exc:
             return exc
-        return [Lease(state) for state in found]
 
     async def took_effect(
         self, number: int, record: int, deliveries: list[tuple[int, int, int]]
@@ -69,36 +84,35 @@ class Leases:
 
         An error if nobody can tell in time.
         """
-        argument = {"partition": number, "record": record, "deliveries": deliveries}
+        asked = Effects(number, deliveries, record)
         deadline = time.monotonic() + EFFECT_TIMEOUT_S
         while True:
             try:
-                return await self._operations.at_owner(number, "effects", argument, self.effects_here, list[bool])  # type: ignore[no-any-return]
+                return await self._owners.ask(number, self.effects_here, asked, OPERATION_TIMEOUT_S)
             except MarqError as exc:
                 if time.monotonic() > deadline:
                     return UnavailableError(f"it is in the log, but whether it came in time is not known: {exc}")
             await asyncio.sleep(ASK_AGAIN_S)
 
-    async def effects_here(self, argument: dict[str, Any]) -> list[bool]:
+    @peer_call("effects")
+    async def effects_here(self, asked: Effects) -> list[bool]:
         """See `took_effect`, of a partition of this worker, as soon as it has folded the record."""
-        number, record = argument["partition"], argument["record"]
         deadline = time.monotonic() + EFFECT_TIMEOUT_S
         while True:
-            held = self._operations.ownership.held.get(number)
-            if held is None or not held.serving:
-                raise UnavailableError(f"partition {number} is not served here")
-            if record < held.owner.partition.markers_position:
-                return [held.owner.took_effect(record, *delivery) for delivery in argument["deliveries"]]
+            held = self._owners.serving_here(asked.partition)
+            if asked.record < held.owner.partition.markers_position:
+                return [held.owner.took_effect(asked.record, *delivery) for delivery in asked.deliveries]
             if time.monotonic() > deadline:
-                raise UnavailableError(f"partition {number} has not been read up to record {record} of its markers")
+                raise UnavailableError(
+                    f"partition {asked.partition} has not been read up to record {asked.record} of its markers"
+                )
             await asyncio.sleep(FOLDED_S)
 
-    async def states_here(self, argument: dict[str, Any]) -> list[str]:
+    @peer_call("leases")
+    async def states_here(self, asked: Deliveries) -> list[Lease]:
         """How deliveries stand in a partition of this worker."""
-        held = self._operations.ownership.held.get(argument["partition"])
-        if held is None or not held.serving:
-            raise UnavailableError(f"partition {argument['partition']} is not served here")
-        return [_state(held, *delivery).value for delivery in argument["deliveries"]]
+        held = self._owners.serving_here(asked.partition)
+        return [_state(held, *delivery) for delivery in asked.deliveries]
 
 
 def _state(held: OwnedPartition, epoch: int, delivery: int, offset: int) -> Lease:

@@ -9,16 +9,14 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 from mode import Service
 
 from app.engine.catalog import Draft, MoveTask, QueueRecord
+from app.service.operations import QueueService
 from marq.errors import MarqError, NotPossibleError, UnavailableError
-
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
 
 #: Tasks of a queue that are remembered.
 KEPT = 10
@@ -33,9 +31,11 @@ BATCH = 200
 class Moves(Service):
     """Runs while the worker does."""
 
-    def __init__(self, app: WorkerApp, **kwargs: object) -> None:
+    def __init__(self, operations: QueueService, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.app = app
+        self._operations = operations
+        self._ownership = operations.ownership
+        self._catalog = operations.catalog
         self._running: dict[str, asyncio.Task[None]] = {}  # by id of the task
 
     async def begin(self, queue: str, task: MoveTask) -> None:
@@ -55,7 +55,7 @@ class Moves(Service):
     # ------------------------------------------------------------------ records
 
     async def _change(self, queue: str, change: Callable[[tuple[MoveTask, ...]], tuple[MoveTask, ...]]) -> None:
-        default = self.app.catalog.default
+        default = self._catalog.default
 
         def draft(base: QueueRecord | None) -> Draft | None:
             old = (
@@ -64,20 +64,20 @@ class Moves(Service):
             new = old._replace(moves=change(old.moves))
             return None if new == old else new
 
-        await self.app.catalog.edit(queue, draft)
+        await self._catalog.edit(queue, draft)
 
     async def _replace(self, queue: str, task_id: str, change: Callable[[MoveTask], MoveTask]) -> None:
         await self._change(queue, lambda moves: tuple(change(t) if t.id == task_id and t.active else t for t in moves))
 
     def _now(self, queue: str, task_id: str) -> MoveTask | None:
         """A task as its record says, if it is not over."""
-        record = self.app.catalog.moving.get(queue)
+        record = self._catalog.moving.get(queue)
         return next((t for t in record.moves if t.id == task_id and t.active), None) if record is not None else None
 
     # ------------------------------------------------------------------ run
 
     def _is_ours(self) -> bool:
-        held = self.app.ownership.held.get(0)
+        held = self._ownership.held.get(0)
         return held is not None and held.serving
 
     @Service.task
@@ -88,7 +88,7 @@ class Moves(Service):
                 for running in self._running.values():
                     running.cancel()
                 continue
-            for queue, record in list(self.app.catalog.moving.items()):
+            for queue, record in list(self._catalog.moving.items()):
                 for task in record.moves:
                     if task.active and task.id not in self._running:
                         running = self._running[task.id] = asyncio.ensure_future(self._run(queue, task))
@@ -121,7 +121,7 @@ class Moves(Service):
         """Move until nothing is left, or it is cancelled: the state it ends in, how many were moved, why it failed."""
         moved, noted_s, began_s = task.moved, time.monotonic(), time.monotonic()
         already = moved
-        left = [n for n in range(self.app.ownership.topics.partitions) if n < len(task.before) and task.before[n] > 0]
+        left = [n for n in range(self._ownership.topics.partitions) if n < len(task.before) and task.before[n] > 0]
         while left:
             now = self._now(queue, task.id)
             if now is None or now.state == "cancelling":
@@ -150,7 +150,7 @@ class Moves(Service):
 
     async def _move_in(self, number: int, queue: str, task: MoveTask, limit: int) -> tuple[int, bool, str]:
         """Move some of one partition: how many, whether it has no more, and why it can't go on."""
-        found = await self.app.operations.move_in(number, queue, None, limit, task.to or None)
+        found = await self._operations.move_in(number, queue, None, limit, task.to or None)
         if isinstance(found, UnavailableError):
             await asyncio.sleep(INTERVAL_S)
             return 0, False, ""

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
 from mode import Service
 
+from app.cluster.peers import Peers, peer_call
 from app.engine.copies import Rejected
+from app.engine.ownership import Ownership
 from app.engine.stalls import STALLED_S
 from app.kafka.topics import MAX_MESSAGE_BYTES
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
 from app.service.meters import Meters
+from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipt, Receipts, by_delivery
 from app.service.receives import Received, Receives
 from app.service.turnstile import Turnstile
+from app.service.watches import RecentReceives
 from app.streaming.producer import ProducerFull
 from marq.client.wire import Entry as Outgoing
 from marq.client.wire import Sent
@@ -45,9 +49,7 @@ from marq.message import HEADER_KEY, RESERVED
 from marq.protocol import problems
 
 if TYPE_CHECKING:
-    from app.cluster.peers import Peers
     from app.engine.catalog import QueueRecord
-    from app.engine.ownership import OwnedPartition, Ownership
     from app.settings import Settings
     from marq.core.policies import QueueSettings
 
@@ -63,6 +65,26 @@ LEASE_OVER = "the message is finished, or its lease is over"
 HEADERS_UNCOUNTED = 100
 #: Beginning of the headers that the SQS gateway adds.
 PROTOCOL_HEADERS = "AWS."
+
+
+class RejectHere(msgspec.Struct):
+    """Messages of one delivery that its receiver rejects."""
+
+    partition: int
+    epoch: int
+    delivery: int
+    offsets: list[int]
+    reason: str
+
+
+class MoveHere(msgspec.Struct):
+    """Messages of one partition that are to be moved: those named, or up to `limit`; see `QueueService.move`."""
+
+    partition: int
+    queue: str
+    offsets: list[int] | None
+    limit: int
+    to: str | None
 
 
 class Moved(msgspec.Struct):
@@ -87,27 +109,21 @@ class QueueInfo(msgspec.Struct):
 class QueueService(Service):
     """The operations. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, peers: Peers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ownership = ownership
         self.settings = settings
         self.meters = meters
         self.catalog = ownership.catalog
-        self._receipts: Receipts | None = None
-        self.receives = Receives(ownership, lambda: self.receipts, meters)
-        self.leases = Leases(self)
+        self.receipts = Receipts(lambda: self.catalog.secret)
+        self.receives = Receives(ownership, self.receipts, meters, peers)
+        self.leases = Leases(ownership, self.receipts, peers)
+        self.recent = RecentReceives()
+        self._owners = Owners(ownership, peers)
         self._partition_turn = random.randrange(1 << 16)
         self._random = random.Random()
         self.turnstile = Turnstile()
-        self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
-        self.received: Callable[[str], None] = lambda queue: None  # told of each receive
-
-    @property
-    def receipts(self) -> Receipts:
-        """Makes and reads receipts."""
-        if self._receipts is None:
-            self._receipts = Receipts(self.catalog.secret)
-        return self._receipts
+        peers.register(self)
 
     # ------------------------------------------------------------------ send
 
@@ -262,9 +278,13 @@ class QueueService(Service):
             UnavailableError: too many wait already.
             RequestError: there is no such queue.
         """
-        self.received(queue)
+        self.recent.note(queue)
         await self.turnstile.turn(limit)
         return await self.receives.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
+
+    def is_received(self, queue: str) -> bool:
+        """Whether somebody waits here for messages of a queue, or asked for some not long ago."""
+        return bool(self.receives.waiting_count(queue)) or self.recent.is_recent(queue)
 
     # ------------------------------------------------------------------ acknowledge and the like
 
@@ -350,17 +370,17 @@ class QueueService(Service):
     async def _reject(
         self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
     ) -> Rejected | MarqError:
-        argument = {"partition": number, "epoch": epoch, "delivery": delivery, "offsets": offsets, "reason": reason}
+        asked = RejectHere(number, epoch, delivery, offsets, reason)
         try:
-            found = await self.at_owner(number, "reject", argument, self.reject_here, Rejected)
+            return await self._owners.ask(number, self.reject_here, asked, OPERATION_TIMEOUT_S)
         except MarqError as exc:
             return exc
-        return found  # type: ignore[no-any-return]
 
-    async def reject_here(self, argument: dict[str, Any]) -> Rejected:
+    @peer_call("reject")
+    async def reject_here(self, asked: RejectHere) -> Rejected:
         """Dead letters of a partition of this worker: what became of these offsets."""
-        held, receipt = self._serving(argument["partition"]), (argument["epoch"], argument["delivery"])
-        return await self.ownership.copies.reject(held, argument["offsets"], receipt, argument["reason"])
+        held, receipt = self._owners.serving_here(asked.partition), (asked.epoch, asked.delivery)
+        return await self.ownership.copies.reject(held, asked.offsets, receipt, asked.reason)
 
     # ------------------------------------------------------------------ move
 
@@ -427,46 +447,23 @@ class QueueService(Service):
         """Move messages of one partition; see `move` and `move_some`. By offset, or why none of them could be."""
         if number >= self.ownership.topics.partitions:
             return NotFoundError(f"there is no partition {number}")
-        argument = {"partition": number, "queue": queue, "offsets": offsets, "limit": limit, "to": to}
+        asked = MoveHere(number, queue, offsets, limit, to)
         try:
-            moved = await self.at_owner(number, "move", argument, self.move_here, list[Moved])
+            moved = await self._owners.ask(number, self.move_here, asked, OPERATION_TIMEOUT_S)
         except MarqError as exc:
             return exc
         topic = self.ownership.topics.queue
         return {m.offset: problems.error_in(m.error) if m.error else Sent(topic, m.partition, m.place) for m in moved}
 
-    async def move_here(self, argument: dict[str, Any]) -> list[Moved]:
+    @peer_call("move")
+    async def move_here(self, asked: MoveHere) -> list[Moved]:
         """Move messages of a partition of this worker."""
-        held = self._serving(argument["partition"])
-        found = await self.ownership.copies.move(
-            held, argument["queue"], argument["offsets"], argument["limit"], argument["to"]
-        )
+        held = self._owners.serving_here(asked.partition)
+        found = await self.ownership.copies.move(held, asked.queue, asked.offsets, asked.limit, asked.to)
         return [
             Moved(offset, error=problems.entry(place)) if isinstance(place, MarqError) else Moved(offset, *place)
             for offset, place in found.items()
         ]
-
-    async def at_owner(
-        self, number: int, name: str, argument: dict[str, Any], here: Callable[[Any], Awaitable[Any]], kind: Any
-    ) -> Any:
-        """What the owner of a partition answers: this worker, or another one.
-
-        Raises:
-            UnavailableError: nobody serves the partition right now.
-        """
-        held = self.ownership.held.get(number)
-        if held is not None and held.serving:
-            return await here(argument)
-        url = self.peers.owner_of(number) if self.peers is not None else None
-        if url is None or self.peers is None or url == self.peers.url:
-            raise UnavailableError(f"partition {number} is served by nobody right now")
-        return await self.peers.call(url, name, argument, kind, 2 * CONFIRM_TIMEOUT_S)
-
-    def _serving(self, number: int) -> OwnedPartition:
-        held = self.ownership.held.get(number)
-        if held is None or not held.serving:
-            raise UnavailableError(f"partition {number} is not served here")
-        return held
 
     def _counted(self, action: str, results: list[MarqError | None]) -> list[MarqError | None]:
         self.meters.settle_all(action, results)
@@ -592,13 +589,8 @@ class QueueService(Service):
 
     # ------------------------------------------------------------------ life
 
-    async def on_start(self) -> None:
-        assert self.receipts
-        if self.peers is not None:
-            self.peers.register("reject", self.reject_here)
-            self.peers.register("leases", self.leases.states_here)
-            self.peers.register("effects", self.leases.effects_here)
-            self.peers.register("move", self.move_here)
+    async def on_stop(self) -> None:
+        self.receives.polling.close()
 
 
 def _stalled_error() -> UnavailableError:

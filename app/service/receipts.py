@@ -10,7 +10,7 @@ import itertools
 import struct
 from binascii import Error, a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
 from zlib import crc32
@@ -36,11 +36,15 @@ Receipt = tuple[int, int, int, int, int, int]
 
 
 class Receipts:
-    """Makes and reads receipts with one secret."""
+    """Makes and reads receipts with one secret, which is asked for when it is first needed."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._key = blake2b(secret, digest_size=32, person=_PERSON).digest()
+    def __init__(self, secret: Callable[[], bytes]) -> None:
+        self._secret = secret
         self._given: dict[str, Receipt] = {}  # most come back to the worker that gave them out
+
+    @cached_property
+    def _key(self) -> bytes:
+        return blake2b(self._secret(), digest_size=32, person=_PERSON).digest()
 
     def make(self, partition: int, epoch: int, delivery: int, offset: int, attempt: int, queue_crc: int) -> str:
         """The receipt of one message of a delivery."""

@@ -1,7 +1,7 @@
 """Receives: who waits for messages, and what comes to them from the partitions of this worker and from other workers.
 
 Per queue, those who wait are served first come, first served. A receive asks the partitions here first; when they have
-nothing it waits here, and `app.cluster.peers` looks for messages at the other workers.
+nothing it waits here, and `app.service.polling` looks for messages at the other workers.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.engine.ownership import OwnedPartition
+from app.cluster.peers import Gone, Peers, peer_call
+from app.engine.ownership import OwnedPartition, Ownership
 from app.service.meters import Meters
+from app.service.polling import PeerPolling
 from app.service.receipts import Receipts, by_delivery, queue_crc
 from marq.clock import now_ms
 from marq.core.markers import Release
@@ -25,10 +26,6 @@ from marq.core.segments import Segment
 from marq.core.state import H_GROUP, HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
 from marq.message import HEADER_KEY, RESERVED
-
-if TYPE_CHECKING:
-    from app.cluster.peers import Peers
-    from app.engine.ownership import Ownership
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +61,16 @@ class Received(msgspec.Struct):
     headers: dict[str, bytes]
     payload: bytes
     group: str | None = None
+
+
+class ReceiveHere(msgspec.Struct):
+    """What another worker wants for a receiver of its own. `whole`: with our own headers too."""
+
+    queue: str
+    limit: int
+    lease_ms: int
+    name: str
+    whole: bool = False
 
 
 class Waiter:
@@ -128,27 +135,21 @@ class Ask:
 class Receives:
     """All receives of this worker. A receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, receipts: Callable[[], Receipts], meters: Meters) -> None:
+    def __init__(self, ownership: Ownership, receipts: Receipts, meters: Meters, peers: Peers) -> None:
         self.ownership = ownership
         self.catalog = ownership.catalog
         self.closing = False
         self.count = 0  # receives under way
         self.meters = meters
-        self.peers: Peers | None = None  # set by the worker; without it, this worker is alone
-        self._receipts = receipts
+        self.receipts = receipts
+        self.peers = peers
+        self.polling = PeerPolling(self, peers, lambda coroutine: ownership.spawn(coroutine))
         self._waiting: dict[str, deque[Waiter]] = {}
         self._asking: dict[Waiter, None] = {}  # those with starts on their way
         self._turn = random.randrange(1 << 16)
         self._receives = 0
-        #: How many of so many messages a partition may hand out under a lease; and whether that is none.
-        self.room: Callable[[OwnedPartition, int, int], int] = lambda held, wanted, lease_ms: wanted
-        self.is_late: Callable[[OwnedPartition, int], bool] = lambda held, lease_ms: False
         ownership.receivers.append(self)
-
-    @property
-    def receipts(self) -> Receipts:
-        """Makes and reads receipts."""
-        return self._receipts()
+        peers.register(self)
 
     async def receive(
         self,
@@ -169,7 +170,7 @@ class Receives:
         loop = asyncio.get_running_loop()
         waiter = Waiter(queue, limit, lease_ms, name, gone, loop.create_future(), whole)
         self._receives += 1
-        if self.peers is not None and self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
+        if self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
             return self._answer(waiter)
         self._take_in_turn(waiter)
         if not waiter.pending:
@@ -177,8 +178,7 @@ class Receives:
                 await self._look_elsewhere(waiter, last=True)
                 return self._answer_in_time(waiter)
             self._waiting.setdefault(queue, deque()).append(waiter)
-            if self.peers is not None:
-                self.peers.poll_peers(queue)
+            self.polling.poll_peers(queue)
         self.count += 1
         timer = loop.call_later(wait_ms / 1000, self._wait_over, waiter)
         try:
@@ -191,7 +191,7 @@ class Receives:
 
     def _answer_in_time(self, waiter: Waiter) -> list[Received]:
         if not waiter.messages and any(
-            h.serving and self.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
+            h.serving and self.ownership.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
             for h in self.ownership.held.values()
         ):
             raise UnavailableError(
@@ -222,11 +222,11 @@ class Receives:
         waiter.messages = in_time
         self._give_back(late)
 
-    async def receive_here(
-        self, queue: str, limit: int, lease_ms: int, name: str, gone: Callable[[], bool], whole: bool
-    ) -> Any:
+    @peer_call("receive")
+    async def receive_here(self, asked: ReceiveHere, gone: Gone = lambda: False) -> list[Received]:
         """What this worker has right now, for another one that asks."""
-        waiter = Waiter(queue, limit, lease_ms, name, gone, asyncio.get_running_loop().create_future(), whole)
+        future = asyncio.get_running_loop().create_future()
+        waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, future, asked.whole)
         self._take_in_turn(waiter)
         if not waiter.pending:
             return []
@@ -243,9 +243,7 @@ class Receives:
 
     async def _look_elsewhere(self, waiter: Waiter, last: bool = False) -> bool:
         """Take what another worker has right now; False if there is nothing."""
-        if self.peers is None:
-            return False
-        for url in await self.peers.ready_at(waiter.queue, watch=False, last_look=last):
+        for url in await self.polling.ready_at(waiter.queue, watch=False, last_look=last):
             asked_ms = now_ms()
             waiter.messages = await self._fetch(url, waiter)
             if waiter.messages:
@@ -278,20 +276,15 @@ class Receives:
         return bool(messages)
 
     async def _fetch(self, url: str, waiter: Waiter) -> list[Received]:
-        assert self.peers is not None
-        argument = {
-            "queue": waiter.queue,
-            "limit": waiter.limit,
-            "lease_ms": waiter.lease_ms,
-            "name": waiter.name,
-            "whole": waiter.whole,
-        }
         try:
-            found: list[Received] = await self.peers.call(url, "receive", argument, list[Received])
+            return await self.peers.call(
+                url,
+                self.receive_here,
+                ReceiveHere(waiter.queue, waiter.limit, waiter.lease_ms, waiter.name, waiter.whole),
+            )
         except MarqError as exc:
             log.info("%s", exc)
             return []
-        return found
 
     def waited_for(self) -> list[str]:
         """Queues that receivers wait for here."""
@@ -333,7 +326,7 @@ class Receives:
         owner = held.owner
         if not owner.partition.has_ready(waiter.queue):
             return 0
-        limit = self.room(held, limit, waiter.lease_ms)
+        limit = self.ownership.room(held, limit, waiter.lease_ms)
         if not limit:
             return 0
         try:
@@ -378,8 +371,7 @@ class Receives:
             return
         self._waiting.setdefault(waiter.queue, deque()).appendleft(waiter)
         asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
-        if self.peers is not None:
-            self.peers.poll_peers(waiter.queue)
+        self.polling.poll_peers(waiter.queue)
 
     def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> int:
         """Add messages of a delivery to what the waiter gets, as long as they fit; how many."""
@@ -489,19 +481,19 @@ class Receives:
             for queue in list(self._waiting):
                 if has_ready(queue):
                     self._serve_from(held, queue)
-        if self.peers is not None and self.peers.watchers:
-            for queue in list(self.peers.watchers):
+        if self.polling.watchers:
+            for queue in list(self.polling.watchers):
                 if has_ready(queue):
-                    self.peers.tell(queue)
+                    self.polling.tell(queue)
 
     def starving(self, held: OwnedPartition) -> bool:
         has_ready = held.owner.partition.has_ready
         if any(not has_ready(queue) for queue in self._waiting):
             return True
-        return self.peers is not None and any(not has_ready(queue) for queue in self.peers.watchers)
+        return any(not has_ready(queue) for queue in self.polling.watchers)
 
     def wants(self, queue: str) -> bool:
-        return queue in self._waiting or (self.peers is not None and queue in self.peers.watchers)
+        return queue in self._waiting or queue in self.polling.watchers
 
     def forget(self, held: OwnedPartition) -> None:
         """The partition went away with all that was on its way from it."""

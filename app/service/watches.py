@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mode import Service
 
+from app.cluster.peers import Peers, peer_call
+from app.engine.catalog import Catalog
+from app.service.census import Census
 from marq.core.policies import DEAD_SUFFIX
 from marq.errors import MarqError
-
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
 
 #: Seconds for which a receive over HTTP counts after it began.
 RECENT_S = 60.0
@@ -27,18 +27,13 @@ NAMED_AFTER_MS = 60_000
 LISTED_MAX = 20
 
 
-class Receivers(Service):
-    """Knows who receives here, and asks the other workers."""
+class RecentReceives:
+    """From which queues somebody received over HTTP a moment ago."""
 
-    def __init__(self, app: WorkerApp, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.app = app
-        self.without: dict[str, int] = {}  # queue here that nobody receives from -> its ready messages here
+    def __init__(self) -> None:
         self._received_s: dict[str, float] = {}  # queue -> when a receive began; the latest ones last
-        app.operations.received = self.received
-        app.peers.register("receivers", self.receivers_here)
 
-    def received(self, queue: str) -> None:
+    def note(self, queue: str) -> None:
         """A receive begins."""
         now, received_s = time.monotonic(), self._received_s
         received_s.pop(queue, None)
@@ -48,27 +43,49 @@ class Receivers(Service):
         ):
             del received_s[first]
 
-    async def receivers_here(self, queues: Iterable[str]) -> Any:
+    def is_recent(self, queue: str) -> bool:
+        """Whether a receive from `queue` began not long ago."""
+        return time.monotonic() - self._received_s.get(queue, -RECENT_S) < RECENT_S
+
+
+class Receivers(Service):
+    """Knows who receives here, and asks the other workers."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        census: Census,
+        peers: Peers,
+        takers: Sequence[Callable[[str], bool]],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._catalog = catalog
+        self._census = census
+        self._peers = peers
+        self._takers = takers  # those here that may receive from a queue: each says if it does
+        self.without: dict[str, int] = {}  # queue here that nobody receives from -> its ready messages here
+        peers.register(self)
+
+    @peer_call("receivers")
+    async def receivers_here(self, queues: list[str]) -> list[str]:
         """Those of the queues that this worker receives from."""
         return [queue for queue in queues if self._is_received(queue)]
 
     def _is_received(self, queue: str) -> bool:
-        if self.app.handlers.route(queue) is not None or self.app.operations.receives.waiting_count(queue):
-            return True
-        return time.monotonic() - self._received_s.get(queue, -RECENT_S) < RECENT_S
+        return any(takes(queue) for takes in self._takers)
 
     async def of(self, queues: list[str]) -> dict[str, bool | None]:
         """Whether each has a receiver in any worker; None where a worker that may have one did not answer."""
-        answers = (await self.app.peers.everywhere("receivers", queues)).values() if queues else ()
+        answers = (await self._peers.everywhere(self.receivers_here, queues)).values() if queues else ()
         found = {queue for answer in answers if not isinstance(answer, MarqError) for queue in answer}
         missing = any(isinstance(answer, MarqError) for answer in answers)
         return {queue: True if queue in found else None if missing else False for queue in queues}
 
     async def look(self) -> None:
         """Find, and name once, queues that have had ready messages for long, and no receiver."""
-        views, catalog = self.app.views, self.app.catalog
-        counts, ages = await views.counts_here(), await views.ages_here()
-        letters = {record.settings.dead_letter_queue for record in catalog.records.values()}
+        counts, ages = await self._census.counts(), await self._census.ages()
+        letters = {record.settings.dead_letter_queue for record in self._catalog.records.values()}
         waiting = {
             queue: states["ready"]
             for queue, states in counts.items()

@@ -30,6 +30,8 @@ SEGMENT_BYTES = 256 * 1024
 ROW_OVERHEAD_BYTES = 40
 #: Payload that one checkpoint writes at most (but always one message); the next one goes on.
 PERSIST_BYTES = 4 * 1024 * 1024
+#: Messages that one checkpoint writes, or reads to merge them, about (0.05 s); of these, a quarter is left for merging.
+WORK_MESSAGES = 16_000
 #: A page whose row is larger is split.
 PAGE_BYTES = 256 * 1024
 #: Segments that one checkpoint looks at, at either of two places, for what is worth merging …
@@ -37,6 +39,8 @@ SCAN_SEGMENTS = 64
 #: … and what it reads and writes at most to merge them.
 MERGE_SEGMENTS = 64
 MERGE_BYTES = 2 * 1024 * 1024
+#: Segments that are taken up in one slice of a restore (a thousand queues in each: 0.01 s).
+SLICE_SEGMENTS = 8
 #: A segment of more than so many bytes is written anew when three quarters of its messages are done.
 SPARSE_MIN_BYTES = 16 * 1024
 #: So many ticks alone are worth a new manifest: they would all be read again after a crash.
@@ -74,11 +78,11 @@ class Checkpoints(Deliveries):
         position = self._new_position(now_ms, window_offsets, persist_after_ms)
         if whole:
             position = self.position
-        waiting, partial = self._persist(epoch, position, new_rows, whole)
+        written, waiting, partial = self._persist(epoch, position, new_rows, whole)
         self._write_tail(epoch, new_rows)
         self._write_ids(epoch, new_rows)
         if new_rows or self.changed():
-            self._merge(epoch, old_segments, new_rows)
+            self._merge(epoch, old_segments, max(WORK_MESSAGES - written, WORK_MESSAGES // 4), new_rows)
         self._write_pages(epoch, new_rows)
         self._sweep()
         ids = self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
@@ -156,10 +160,10 @@ class Checkpoints(Deliveries):
             held = seen[0][1]
         return max(self.persisted, held, self.position - window_offsets)
 
-    def _persist(self, epoch: int, position: int, new_rows: list[Row], whole: bool) -> tuple[list[int], bool]:
+    def _persist(self, epoch: int, position: int, new_rows: list[Row], whole: bool) -> tuple[int, list[int], bool]:
         """Write the payloads of what is unfinished below ``position``, or the first of it.
 
-        Returns the unfinished offsets above, ascending, and if there is more to write.
+        Returns how many were written, the unfinished offsets above, ascending, and if there is more to write.
         """
         old = self.persisted
         above = sorted([o for o in self.messages if o >= old])
@@ -176,7 +180,7 @@ class Checkpoints(Deliveries):
             if batch and (len(batch) >= SEGMENT_MESSAGES or size + in_row > SEGMENT_BYTES):
                 self._add_segment(epoch, batch, new_rows)
                 batch, size = [], 0
-                if total + in_row > PERSIST_BYTES and not whole:
+                if (total + in_row > PERSIST_BYTES or i >= WORK_MESSAGES) and not whole:
                     count, partial, position = i, True, above[i]
                     break
             batch.append(record)
@@ -188,7 +192,7 @@ class Checkpoints(Deliveries):
         waiting = above[count:]
         # everything below the first message that may still be read again is done or in a segment
         self.persisted = max(position, waiting[0] if waiting else self.position)
-        return waiting, partial
+        return count, waiting, partial
 
     def _add_segment(self, epoch: int, batch: list[Any], new_rows: list[Row]) -> None:
         messages = [(o, self.queue_of(o), self.group_of(o)) for o in (record.offset for record in batch)]
@@ -225,7 +229,7 @@ class Checkpoints(Deliveries):
 
     # ------------------------------------------------------------------ merging
 
-    def _merge(self, epoch: int, count: int, new_rows: list[Row]) -> None:
+    def _merge(self, epoch: int, count: int, left_messages: int, new_rows: list[Row]) -> None:
         """Merge some of the first ``count`` segments, where small ones are side by side or little is left of one.
 
         The newest are looked at each time, all others in turn: work is bounded whatever there is.
@@ -247,11 +251,12 @@ class Checkpoints(Deliveries):
                 runs.append(found[i:j])
             runs += [[s] for i, s in enumerate(found) if i not in inside and _is_sparse(s)]
         for run in runs:
-            run = run[:left_segments]
+            run = _first_of(run, left_segments, left_messages)
             size = sum(segment.row_bytes for segment in run)
             if not run or size > left_bytes or (len(run) == 1 and not _is_sparse(run[0])):
                 continue
             left_segments -= len(run)
+            left_messages -= sum(len(segment.offsets) for segment in run)
             left_bytes -= size
             self._merge_run(epoch, run, new_rows)
 
@@ -334,10 +339,7 @@ class Checkpoints(Deliveries):
         ]
         return rows.PageRow(
             rows.VERSION,
-            [
-                rows.SegmentState(*rows.epoch_and_number_of(s.key), s.checksum, s.index_checksum, s.done_bits())
-                for s in segments
-            ],
+            [segment.state() for segment in segments],
             _delivery_rows(groups),
             ranges_of(own_duplicates),
         )
@@ -440,11 +442,12 @@ class Checkpoints(Deliveries):
                 continue
             value = rows.loaded(load, key, checksum)
             if kind == "pages":
-                page, row = Page(key, checksum), rows.decode_page(value)
-                indexes = [self._index_of(s, present) for s in row.segments]
-                page.segments = [
-                    self._restored_segment(s, index) for s, index in zip(row.segments, indexes, strict=True)
-                ]
+                page, row, indexes = Page(key, checksum), rows.decode_page(value), []
+                for s in row.segments:
+                    indexes.append(self._index_of(s, present))
+                    page.segments.append(self._restored_segment(s, indexes[-1]))
+                    if len(indexes) % SLICE_SEGMENTS == 0:
+                        yield
                 pages.append((page.segments[0].start, page, (row, indexes)))
             elif kind in ("dedup", "origins"):
                 parts = rows.decode_dedup(value)
@@ -463,7 +466,7 @@ class Checkpoints(Deliveries):
                 name = origin if isinstance(origin, str) else f"{number}:{origin}"
                 self.origins.is_duplicate(origin_digest(name), copy, manifest.last_timestamp_ms)
         for _, page, (row, indexes) in sorted(pages, key=lambda p: p[0]):
-            self._restore_page(page, row, indexes)
+            yield from self._restore_page(page, row, indexes)
             yield
         if unpaged or unfinished:
             yield from self._restore_unpaged(unpaged, unfinished)
@@ -482,11 +485,10 @@ class Checkpoints(Deliveries):
     def _restored_segment(self, s: rows.SegmentState, index: rows.IndexRow) -> Segment:
         key = rows.row_key(self.number, s.epoch, "messages", s.number)
         segment = Segment.of_index(key, s.checksum, index.offsets(), index.lanes, index.of, index.row_bytes)
-        segment.index_checksum = s.index_checksum
-        segment.set_done(s.done)
+        segment.set_state(s)
         return segment
 
-    def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> None:
+    def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> Iterator[None]:
         self._restore_deliveries(row.deliveries)
         self.duplicates.update(offsets_in(row.duplicates))
         self.segments.add_page(page)
@@ -503,8 +505,10 @@ class Checkpoints(Deliveries):
                 if is_open(place):
                     self._expire_at(offsets[place], expires_ms)
         spared = sorted(special)
-        for segment in page.segments:
+        for i, segment in enumerate(page.segments, 1):
             self._park_restored(segment, spared[bisect_left(spared, segment.start) : bisect_left(spared, segment.stop)])
+            if i % SLICE_SEGMENTS == 0:
+                yield
 
     def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
         """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
@@ -573,6 +577,15 @@ def _weight(segment: Segment) -> int:
     """How full a segment is, by what is left in it."""
     by_count = segment.remaining * FULL // SEGMENT_MESSAGES
     return max(1, by_count, segment.live_bytes * FULL // SEGMENT_BYTES)
+
+
+def _first_of(run: list[Segment], segments: int, messages: int) -> list[Segment]:
+    """As many of a run, from its first one on, as have no more segments and messages than that, done ones included."""
+    for i, segment in enumerate(run[:segments]):
+        messages -= len(segment.offsets)
+        if messages < 0:
+            return run[:i]
+    return run[:segments]
 
 
 def _is_sparse(segment: Segment) -> bool:

@@ -966,8 +966,8 @@ class Owner:
                 return None
             limits = self.limits
             self._next_checkpoint_ms = now_ms + limits.checkpoint_ms
-            window = 0 if self.under_pressure else limits.window_offsets
-            self.under_pressure = False
+            pressed, self.under_pressure = self.under_pressure, False
+            window = 0 if pressed else limits.window_offsets
             try:
                 self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.persist_after_ms)
             except RowError:
@@ -975,7 +975,7 @@ class Owner:
             if self._checkpoint is None:
                 return None
             if self._checkpoint.partial:
-                self._next_checkpoint_ms = now_ms
+                self._next_checkpoint_ms, self.under_pressure = now_ms, pressed
             self._enter("rows" if self._checkpoint.rows else "manifest", now_ms)
             if self._checkpoint.rows:
                 return WriteRows(self._checkpoint.rows)

@@ -174,6 +174,15 @@ def _page_unchanged(finish: Any) -> Any:
     return mutated
 
 
+def _keeps_its_state(finish: Any) -> Any:
+    def mutated(self: Segment, offset: int) -> None:
+        before = self._state
+        finish(self, offset)
+        self._state = before
+
+    return mutated
+
+
 def _parks_all(replace: Any) -> Any:
     def mutated(self: Segments, run: Any, merged: Segment) -> None:
         with mock.patch.object(Segment, "loose", lambda segment: iter(())):
@@ -454,9 +463,9 @@ def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
 
 
 def _without_duplicates(restore_page: Any) -> Any:
-    def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> None:
+    def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> Any:
         row.duplicates = []
-        restore_page(self, page, row, indexes)
+        return restore_page(self, page, row, indexes)
 
     return mutated
 
@@ -697,6 +706,10 @@ MUTATIONS = {
     "an end not written to its page": Mutation(
         "the page of a segment is written anew when one of its messages is done",
         _replaced(Segments, "finish", _page_unchanged),
+    ),
+    "an end not written to a page that is": Mutation(
+        "what its page says of a segment is made anew when one of its messages is done",
+        _replaced(Segment, "finish", _keeps_its_state),
     ),
     "a delivery not written to its page": Mutation(
         "and when one is delivered", _replaced(Segments, "touch", lambda method: lambda *args: None)

@@ -47,6 +47,7 @@ SMALL: dict[Any, dict[str, int]] = {
         "SEGMENT_MESSAGES": 4,
         "TICKS_MAX": 15,
         "PERSIST_BYTES": 500,
+        "WORK_MESSAGES": 40,
         "PAGE_BYTES": 300,
         "SCAN_SEGMENTS": 6,
         "MERGE_SEGMENTS": 5,

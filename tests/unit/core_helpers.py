@@ -216,8 +216,11 @@ class TwoLogs:
         return checkpoint
 
     def persist(self) -> Checkpoint | None:
-        """A checkpoint with the payload of everything unfinished."""
-        return self.checkpoint(window=0)
+        """Checkpoints with the payload of everything unfinished; the last of them."""
+        found = self.checkpoint(window=0)
+        while found is not None and found.partial:
+            found = self.checkpoint(window=0)
+        return found
 
     def blank(self) -> Partition:
         partition = Partition(self.number, queue_id=self.queue_id, load=self.load)

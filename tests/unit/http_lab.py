@@ -14,8 +14,7 @@ from aiohttp import web
 
 from app.settings import Settings
 from app.worker import WorkerApp, build
-from gateway import connections, json_api, metrics, views
-from gateway.sqs import server as sqs
+from gateway import connections
 
 SECRET = "a secret of the installation that nobody guesses"
 
@@ -75,9 +74,7 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], 
 async def serving(folder: Path, **values: Any) -> AsyncIterator[Http]:
     """A worker of these settings, of which nothing but HTTP runs."""
     app = build(Settings(**{"data_dir": folder, "secret": SECRET, **values}))
-    views.define_document(app, json_api.define(app) + views.define(app))
-    metrics.define(app)
-    sqs.define(app)
+    app.define_routes()
     runner = connections.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

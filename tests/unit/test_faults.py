@@ -23,15 +23,18 @@ from app.cluster.seals import HEADER, Seals
 from app.engine import ownership as ownership_module
 from app.engine.outbox import Outbox, Writer
 from app.engine.ownership import OwnedPartition, Ownership
+from app.service.polling import PeerPolling, Wake
 from app.settings import Settings
 from app.streaming.faults import stop_if_reading_ends, stop_on_faults
 from app.streaming.faust_app import MarqApp, create_app
 from app.streaming.producer import IdempotentProducer
 from app.worker import build
 from gateway import health
+from gateway.auth import Keys
 from marq.core.markers import Tick
 from marq.core.owner import Phase, Retire
 from marq.errors import BrokerError, InternalError, RowError
+from tests.unit.peer_helpers import Network, alone
 
 Failures = list[BaseException]
 
@@ -79,6 +82,7 @@ class Desk:
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},
             SimpleNamespace(settings_of=None),  # type: ignore[arg-type]
+            alone(),
         )
         self.owner = SimpleNamespace(
             phase=Phase.SERVING,
@@ -242,13 +246,12 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
         app: Any = SimpleNamespace(
             page=page,
             failure=None,
-            keys=(),
             rebalancing=False,
-            ownership=SimpleNamespace(
-                ready=True, held={}, unserved={}, worker_name="w", stalls=SimpleNamespace(now=dict)
-            ),
         )
-        health.define(app)
+        ownership: Any = SimpleNamespace(
+            ready=True, held={}, unserved={}, worker_name="w", stalls=SimpleNamespace(now=dict)
+        )
+        health.define(app, ownership, Keys(None))
         view = SimpleNamespace(json=lambda state, status=200: (status, json.dumps(state)))
         assert (await pages["/health/ready"](view, None))[0] == 200
         crashed = []
@@ -268,25 +271,27 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
 
 
 def test_a_search_at_other_workers_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.cluster.peers.RENEW_S", 0.001)
+    monkeypatch.setattr("app.service.polling.RENEW_S", 0.001)
 
     async def scenario(failures: Failures) -> None:
-        hunted: list[str] = []
-        receiving = SimpleNamespace(waiting_count=lambda queue: 1)
-        peers: Any = SimpleNamespace(
-            _polls={},
-            _woken={},
-            log=SimpleNamespace(error=lambda *_: None),
-            app=SimpleNamespace(operations=SimpleNamespace(receives=receiving)),
-            should_stop=False,
-            poll_peers=hunted.append,
-        )
-        peers._poll_again = lambda queue: Peers._poll_again(peers, queue)
-        task = asyncio.get_running_loop().create_future()
-        task.set_exception(KeyError("planted"))
-        Peers._end_poll(peers, "q", task)  # type: ignore[arg-type]
-        await asyncio.sleep(0.02)
-        assert hunted == ["q"]
+        network, asked = Network(), asyncio.Event()
+        fetches: list[str] = []
+
+        async def fetch(queue: str, url: str) -> bool:
+            fetches.append(url)
+            if len(fetches) == 1:
+                raise KeyError("planted")
+            asked.set()
+            return False
+
+        asking: Any = SimpleNamespace(waiting_count=lambda queue: not asked.is_set(), fetch=fetch)
+        owning: Any = SimpleNamespace(has_ready=lambda queue: True)
+        polling = PeerPolling(asking, network.join("here"), asyncio.ensure_future)
+        PeerPolling(owning, network.join("there"), asyncio.ensure_future).close()
+        polling.poll_peers("q")
+        await asyncio.wait_for(asked.wait(), 5)
+        polling.close()
+        assert fetches == ["there", "there"]
 
     run(scenario)
 
@@ -321,19 +326,24 @@ class Raising:
 KEY = b"k" * 32
 
 
-def peers_of(urls: list[str]) -> Peers:
-    """Of a worker that owns nothing, with others at these addresses."""
-    ownership: Any = SimpleNamespace(breakers=SimpleNamespace(on_told=None), spawn=asyncio.ensure_future)
-    app: Any = SimpleNamespace(
-        ownership=ownership,
-        tables={"progress": SimpleNamespace(changelog_topic_name="c")},
-        assignor=SimpleNamespace(changelog_distribution={url: {"c": [i]} for i, url in enumerate(urls)}),
-        conf=SimpleNamespace(canonical_url="http://here:1"),
-        catalog=SimpleNamespace(keys_for=lambda purpose: (KEY,)),
-        settings=SimpleNamespace(web_tls_ca_file=None),
-        operations=SimpleNamespace(receives=SimpleNamespace(waiting_count=lambda queue: 0)),
-    )
-    return Peers(app)
+class Others:
+    """Workers at these addresses, each with a partition; this one owns nothing."""
+
+    url = "http://here:1"
+    rebalancing = False
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+
+    def partitions(self) -> dict[str, set[int]]:
+        return {url: {number} for number, url in enumerate(self.urls)} | {self.url: set()}
+
+
+def polling_of(urls: list[str]) -> tuple[Peers, PeerPolling]:
+    """The peers of a worker that waits for messages, with others at these addresses."""
+    peers = Peers(Settings(kafka="kafka://nowhere:1"), lambda purpose: (KEY,), Others(urls))
+    receivers: Any = SimpleNamespace(waiting_count=lambda queue: 0)
+    return peers, PeerPolling(receivers, peers, asyncio.ensure_future)
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "unsealed"])
@@ -359,17 +369,17 @@ def test_what_is_no_answer_of_a_worker_is_none(status: int, kind: str, body: byt
         server = TestServer(web.Application())
         server.app.router.add_post("/v1/peer/watch", answer)
         await server.start_server()
-        peers = peers_of([str(server.make_url("/"))])
+        peers, polling = polling_of([str(server.make_url("/"))])
         await peers.on_start()
-        assert await peers.ready_at("q", watch=False) == []
-        assert await peers.ready_at("q") == []
+        assert await polling.ready_at("q", watch=False) == []
+        assert await polling.ready_at("q") == []
         await peers.on_stop()
         await server.close()
 
     assert not run(scenario)
 
 
-@pytest.mark.parametrize("what", ["watch", "breakers"])
+@pytest.mark.parametrize("what", ["watch", "tell"])
 def test_an_error_of_our_own_in_a_call_is_none_of_the_other_worker(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def call(*_: Any) -> Any:
         raise KeyError("planted")
@@ -377,9 +387,9 @@ def test_an_error_of_our_own_in_a_call_is_none_of_the_other_worker(what: str, mo
     monkeypatch.setattr(Peers, "call", call)
 
     async def scenario(failures: Failures) -> None:
-        peers = peers_of(["http://there:1"])
+        peers, polling = polling_of(["http://there:1"])
         with pytest.raises(KeyError, match="planted"):
-            await (peers.ready_at("q", watch=False) if what == "watch" else peers._tell_breakers({}))
+            await (polling.ready_at("q", watch=False) if what == "watch" else peers.tell(polling.on_wake, Wake([])))
 
     run(scenario)
 

@@ -21,6 +21,7 @@ from marq.core.markers import End, Start, Tick
 from marq.core.ranges import ranges_of
 from marq.errors import UnavailableError
 from tests.unit.core_helpers import DEFAULTS, Worker
+from tests.unit.peer_helpers import alone
 
 LEASE_MS = 5_000
 
@@ -34,6 +35,7 @@ class Desk:
         for module in (ownership_module, receiving_module):
             monkeypatch.setattr(module, "now_ms", lambda: self.core.clock_ms)
         topics = SimpleNamespace(queue="q", markers="m", partitions=1)
+        peers = alone()
         catalog = SimpleNamespace(
             settings_of=lambda queue: DEFAULTS, with_ttl=(), require_receivable=lambda queue: None
         )
@@ -43,6 +45,7 @@ class Desk:
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},
             catalog,  # type: ignore[arg-type]
+            peers,
         )
         monkeypatch.setattr(self.ownership, "regulate", lambda held: None)
         monkeypatch.setattr(self.ownership, "_read_again", lambda held, now: None)
@@ -50,9 +53,8 @@ class Desk:
         self.outbox = SimpleNamespace(late_s=0.0, put=lambda markers: self.core.owner.appends.extend(markers))
         self.held = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
-        receipts = Receipts(b"secret")
-        self.receives = Receives(self.ownership, lambda: receipts, Meters())
-        self.receives.room, self.receives.is_late = self.ownership.room, self.ownership.is_late
+        receipts = Receipts(lambda: b"secret")
+        self.receives = Receives(self.ownership, receipts, Meters(), peers)
 
     def pass_time(self, ms: int) -> None:
         self.core.clock_ms += ms

@@ -44,7 +44,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerApp:
 
 @pytest.fixture
 def collector(app: WorkerApp) -> Collector:
-    found = Collector(app.ownership, app.meters, app.operations.receives, app.receivers)
+    found = Collector(app.ownership, app.meters, app.operations.receives, app.receivers, app.connections)
     app.meters.registry.register(found)
     return found
 

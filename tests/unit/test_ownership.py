@@ -23,6 +23,7 @@ from marq.core.owner import Phase
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
 from marq.errors import RowError
+from tests.unit.peer_helpers import alone
 
 TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2)
 
@@ -140,6 +141,7 @@ class Desk:
             lambda: TOPICS,  # type: ignore[arg-type, return-value]
             self.tables,  # type: ignore[arg-type]
             catalog,  # type: ignore[arg-type]
+            alone(),
         )
         self.changelogs = self.ownership.changelogs = Changelogs()  # type: ignore[assignment]
         self.ownership.worker_name = "us"

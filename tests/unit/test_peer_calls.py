@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from app.cluster import peers as module
-from app.cluster.peers import PeerError, Peers
+from app.cluster.peers import PeerError, Peers, peer_call
 from app.cluster.seals import HEADER, Seals
 from marq.errors import UnknownQueueError
 from tests.unit.http_lab import Http, answer_of, head_of, run, serving
@@ -23,20 +23,27 @@ LARGE = 30 * 1024 * 1024
 Test = Callable[[Http, Peers], Awaitable[None]]
 
 
+class Part:
+    """What every worker has."""
+
+    @peer_call("echo")
+    async def echo(self, argument: Any) -> Any:
+        return argument
+
+    @peer_call("refuse")
+    async def refuse(self, argument: Any) -> Any:
+        raise UnknownQueueError("there is no such queue")
+
+
+PART = Part()
+
+
 @contextlib.asynccontextmanager
 async def two_workers(folder: Path, **values: Any) -> AsyncIterator[tuple[Http, Peers]]:
     """One that is called, and another that calls."""
     async with serving(folder, **values) as called, serving(folder) as other:
-
-        async def echo(argument: Any) -> Any:
-            return argument
-
-        async def refuse(argument: Any) -> Any:
-            raise UnknownQueueError("there is no such queue")
-
-        called.app.peers.register("echo", echo)
-        called.app.peers.register("refuse", refuse)
         for http in (called, other):
+            http.app.peers.register(PART)
             await http.app.peers.on_start()
         try:
             yield called, other.app.peers
@@ -59,9 +66,9 @@ def sealed(caller: Peers, url: str, body: bytes, method: str = "POST", path: str
 
 def test_workers_with_one_secret_understand_each_other(tmp_path: Path) -> None:
     async def test(called: Http, caller: Peers) -> None:
-        assert await caller.call(called.url, "echo", {"a": b"b"}) == {"a": b"b"}
+        assert await caller.call(called.url, PART.echo, {"a": b"b"}) == {"a": b"b"}
         with pytest.raises(UnknownQueueError, match="no such queue"):
-            await caller.call(called.url, "refuse", 1)
+            await caller.call(called.url, PART.refuse, 1)
 
     attack(tmp_path, test)
 
@@ -128,7 +135,7 @@ def test_a_worker_with_another_secret_is_nobody(tmp_path: Path) -> None:
     async def main() -> None:
         async with two_workers(tmp_path, secret="another secret that is long enough") as (called, caller):
             with pytest.raises(PeerError, match="401"):
-                await caller.call(called.url, "echo", 1)
+                await caller.call(called.url, PART.echo, 1)
 
     run(main)
 
@@ -139,8 +146,8 @@ def test_workers_with_clocks_hours_apart_understand_each_other(tmp_path: Path) -
         clock = seals._now_ms
         seals._now_ms = lambda: clock() - 7_200_000
 
-        assert await caller.call(called.url, "echo", 1) == 1
-        assert await caller.call(called.url, "echo", 2) == 2
+        assert await caller.call(called.url, PART.echo, 1) == 1
+        assert await caller.call(called.url, PART.echo, 2) == 2
 
     attack(tmp_path, test)
 
@@ -170,7 +177,7 @@ def test_redirects_are_not_followed(tmp_path: Path) -> None:
 
         async with impostor(elsewhere) as url:
             with pytest.raises(PeerError, match="307"):
-                await caller.call(url, "echo", 1)
+                await caller.call(url, PART.echo, 1)
         assert asked == [PATH]
 
     attack(tmp_path, test)
@@ -185,7 +192,7 @@ def test_an_answer_without_a_seal_is_not_believed(tmp_path: Path, kind: str) -> 
 
         async with impostor(lie) as url:
             with pytest.raises(PeerError, match="without a seal"):
-                await caller.call(url, "echo", 1)
+                await caller.call(url, PART.echo, 1)
 
     attack(tmp_path, test)
 
@@ -206,7 +213,7 @@ def test_the_answer_to_another_call_is_not_believed(tmp_path: Path) -> None:
         first = sealed(caller, called.url, msgspec.msgpack.encode("old"))
         async with impostor(pass_on) as url:
             with pytest.raises(PeerError, match="without a seal"):
-                await caller.call(url, "echo", "new")
+                await caller.call(url, PART.echo, "new")
         assert known[0][0] == 200
 
     attack(tmp_path, test)
@@ -226,6 +233,6 @@ def test_an_answer_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytes
 
         async with impostor(flood) as url:
             with pytest.raises(PeerError, match="more than"):
-                await asyncio.wait_for(caller.call(url, "echo", 1), 10)
+                await asyncio.wait_for(caller.call(url, PART.echo, 1), 10)
 
     attack(tmp_path, test)

@@ -43,13 +43,10 @@ class Desk:
         self.logs.own()
         self.catalog = Catalog()
         held = SimpleNamespace(serving=True, owner=SimpleNamespace(partition=self.logs.partition))
-        app: Any = SimpleNamespace(
-            catalog=self.catalog,
-            settings=SimpleNamespace(queue_id=None, auto_create=auto_create),
-            ownership=SimpleNamespace(held={0: held}),
-            peers=SimpleNamespace(register=lambda *_: None),
-        )
-        self.housekeeping = Housekeeping(app)
+        ownership: Any = SimpleNamespace(held={0: held}, catalog=self.catalog)
+        settings: Any = SimpleNamespace(queue_id=None, auto_create=auto_create)
+        peers: Any = SimpleNamespace(register=lambda *_: None)
+        self.housekeeping = Housekeeping(ownership, settings, peers)
 
     def finish(self, queue: str) -> None:
         """A message is sent, read and acknowledged."""

@@ -12,12 +12,13 @@ import pytest
 from app.service import receives as module
 from app.service.meters import Meters
 from app.service.receipts import Receipts
-from app.service.receives import Receives
+from app.service.receives import ReceiveHere, Receives
 from marq.core.markers import Release
 from marq.core.owner import STALLED_MS
 from marq.core.policies import QueueSettings
 from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
+from tests.unit.peer_helpers import alone
 
 
 class Partition:
@@ -55,7 +56,7 @@ class Desk:
         self.clock_ms = 10_000
         monkeypatch.setattr(module, "now_ms", lambda: self.clock_ms)
         self.partitions = [Partition(0), Partition(1)]
-        receipts = Receipts(b"secret")
+        receipts = Receipts(lambda: b"secret")
         self.given_back: list[Any] = []
         catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
         self.receives = Receives(
@@ -65,9 +66,12 @@ class Desk:
                 catalog=catalog,
                 topics=SimpleNamespace(queue="marq.queue"),
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
+                room=lambda held, wanted, lease_ms: wanted,
+                is_late=lambda held, lease_ms: False,
             ),
-            lambda: receipts,
+            receipts,
             Meters(),
+            alone(),
         )
 
     def confirm(self, number: int) -> None:
@@ -262,7 +266,7 @@ def test_who_comes_later_gets_what_those_who_wait_may_not_have(monkeypatch: pyte
         if here:
             asked = asyncio.ensure_future(desk.receive(name="other", wait_ms=0))
         else:
-            asked = asyncio.ensure_future(desk.receives.receive_here("q", 1, LEASE_MS, "other", lambda: False, False))
+            asked = asyncio.ensure_future(desk.receives.receive_here(ReceiveHere("q", 1, LEASE_MS, "other")))
         await asyncio.sleep(0)
         desk.confirm(0)
         assert len(await asked) == 1
@@ -292,7 +296,7 @@ def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     async def scenario(desk: Desk) -> None:
         desk.receives.close()
         assert await desk.receive() == []
-        assert await desk.receives.receive_here("q", 10, LEASE_MS, "r", lambda: False, False) == []
+        assert await desk.receives.receive_here(ReceiveHere("q", 10, LEASE_MS, "r")) == []
         assert not any(p.owner.appends for p in desk.partitions)
 
     run(scenario, monkeypatch)

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from app.cluster.peers import Peers
 from app.service.meters import Meters
 from app.service.operations import QueueService
 from app.service.receipts import queue_crc
 from marq.core.markers import Marker
 from marq.errors import LeaseOverError, MarqError, UnavailableError
 from tests.unit.core_helpers import LEASE_MS, Worker
+from tests.unit.peer_helpers import Network
 
 NUMBER = 0
 
@@ -43,17 +45,14 @@ class Desk:
         self.worker = Worker().serve()
         held = SimpleNamespace(number=NUMBER, serving=True, owner=self.worker.owner)
         catalog = SimpleNamespace(secret=b"secret", with_backoff={})
-        self.operations = self._operations(catalog, {NUMBER: held}, reads)
+        network = Network()
+        owned: dict[int, Any] = {NUMBER: held}
         if not own:
-            owner = self.operations
-            self.operations = self._operations(catalog, {}, reads)
-            self.operations.peers = SimpleNamespace(  # type: ignore[assignment]
-                url="here",
-                owner_of=lambda number: "there",
-                call=lambda url, name, argument, *_: self.call(owner, argument),
-            )
+            self._operations(network.join("there", lambda: {NUMBER}), catalog, owned, reads)
+            owned = {}
+        self.operations = self._operations(network.join("here", lambda: set(owned)), catalog, owned, reads)
 
-    def _operations(self, catalog: Any, held: dict[int, Any], reads: bool) -> QueueService:
+    def _operations(self, peers: Peers, catalog: Any, held: dict[int, Any], reads: bool) -> QueueService:
         ownership = SimpleNamespace(
             catalog=catalog,
             held=held,
@@ -62,10 +61,7 @@ class Desk:
             app=SimpleNamespace(producer=SimpleNamespace(waited_s=lambda topic, partition: 0.0)),
             outbox=lambda number: Outbox(self.worker, reads),
         )
-        return QueueService(ownership, SimpleNamespace(queue_id=None), Meters())  # type: ignore[arg-type]
-
-    async def call(self, owner: QueueService, argument: Any) -> Any:
-        return await owner.leases.effects_here(argument)
+        return QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), peers)  # type: ignore[arg-type]
 
     def receive(self) -> str:
         (handout,) = self.worker.receive(1)

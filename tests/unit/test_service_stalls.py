@@ -15,6 +15,7 @@ from marq.core.markers import End, Marker
 from marq.core.placing import fifo_partition
 from marq.core.policies import QueueSettings
 from marq.errors import UnavailableError
+from tests.unit.peer_helpers import alone
 
 COUNT = 3
 FIFO = QueueSettings(fifo=True, deduplication_scope="group")
@@ -43,7 +44,7 @@ class Desk:
             outbox=self.outbox,
             stalls=SimpleNamespace(now=lambda: dict.fromkeys(self.markers_stalled)),
         )
-        self.operations = QueueService(ownership, SimpleNamespace(queue_id=None), Meters())  # type: ignore[arg-type]
+        self.operations = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
 
     async def _made(self, queue: str) -> None: ...
 

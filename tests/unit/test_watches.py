@@ -9,10 +9,25 @@ from typing import Any
 
 import pytest
 
+from app.cluster.peers import peer_call
 from app.service import watches as module
-from app.service.watches import NAMED_AFTER_MS, Receivers
+from app.service.watches import NAMED_AFTER_MS, Receivers, RecentReceives
 from marq.core.policies import QueueSettings
 from marq.errors import UnavailableError
+from tests.unit.peer_helpers import Network
+
+
+class OtherWorker:
+    """Who receives there."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    @peer_call("receivers")
+    async def receivers_here(self, queues: list[str]) -> list[str]:
+        if isinstance(self.desk.elsewhere, Exception):
+            raise self.desk.elsewhere
+        return [queue for queue in self.desk.elsewhere if queue in queues]
 
 
 class Desk:
@@ -25,25 +40,21 @@ class Desk:
         self.waiting: set[str] = set()
         self.elsewhere: Any = []  # queues that the other worker receives from, or an error
         self.records = {"q": SimpleNamespace(settings=QueueSettings(dead_letter_queue="letters"))}
-        app = SimpleNamespace(
-            operations=SimpleNamespace(
-                received=None, receives=SimpleNamespace(waiting_count=lambda q: int(q in self.waiting))
-            ),
-            peers=SimpleNamespace(register=lambda name, operation: None, everywhere=self.everywhere),
-            handlers=SimpleNamespace(route=lambda queue: object() if queue in self.handled else None),
-            catalog=SimpleNamespace(records=self.records),
-            views=SimpleNamespace(counts_here=self._counts, ages_here=self._ages),
+        network = Network()
+        self.recent = RecentReceives()
+        self.receivers = Receivers(
+            SimpleNamespace(records=self.records),  # type: ignore[arg-type]
+            SimpleNamespace(counts=self._counts, ages=self._ages),  # type: ignore[arg-type]
+            network.join("here"),
+            takers=(self.handled.__contains__, self.waiting.__contains__, self.recent.is_recent),
         )
-        self.receivers = Receivers(app)  # type: ignore[arg-type]
+        network.join("there").register(OtherWorker(self))
 
     async def _counts(self) -> Any:
         return self.counts
 
     async def _ages(self) -> Any:
         return self.ages
-
-    async def everywhere(self, name: str, queues: list[str]) -> dict[str, Any]:
-        return {"here": await self.receivers.receivers_here(queues), "there": self.elsewhere}
 
     def stranded(self, *queues: str, age_ms: int = NAMED_AFTER_MS, ready: int = 5) -> Desk:
         for queue in queues:
@@ -77,7 +88,7 @@ def test_a_queue_that_somebody_receives_from_is_not_named(who: str) -> None:
     elif who == "waiting":
         desk.waiting.add("q")
     elif who == "recent":
-        desk.receivers.received("q")
+        desk.recent.note("q")
     else:
         desk.elsewhere = ["q"]
     assert desk.look() == {}
@@ -86,11 +97,11 @@ def test_a_queue_that_somebody_receives_from_is_not_named(who: str) -> None:
 
 def test_a_receive_counts_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk().stranded("q")
-    desk.receivers.received("q")
+    desk.recent.note("q")
     monkeypatch.setattr(module, "RECENT_S", 0.0)
     assert desk.of("q") is False
-    desk.receivers.received("other")
-    assert list(desk.receivers._received_s) == ["other"]
+    desk.recent.note("other")
+    assert list(desk.recent._received_s) == ["other"]
 
 
 @pytest.mark.parametrize("queue", ["orders.dead", "letters", ""])

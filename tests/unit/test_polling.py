@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.cluster import peers as module
 from app.cluster.peers import Peers
+from app.service import polling as module
+from app.service.polling import Ready
 from marq.errors import UnavailableError
-from tests.unit.test_faults import peers_of
+from tests.unit.test_faults import polling_of
 
 SILENT, OTHER = "http://silent:1", "http://other:1"
 
@@ -21,18 +22,18 @@ class Lab:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Peers, "call", self.call)
-        self.peers = peers_of([SILENT, OTHER])
-        self.peers.app.operations.receives = self  # type: ignore[assignment]
+        _, self.polling = polling_of([SILENT, OTHER])
+        self.polling._receivers = self  # type: ignore[assignment]
         self.speaks = asyncio.Event()
         self.ready = {SILENT: False, OTHER: False}
         self.waiting = 0
         self.silent_fetches = False  # it answers, but gives nothing
         self.fetched: list[str] = []
 
-    async def call(self, url: str, name: str, argument: Any, *_: Any) -> Any:
+    async def call(self, url: str, operation: Any, watch: Any, *_: Any) -> Ready:
         if url == SILENT and not self.silent_fetches:
             await self.speaks.wait()
-        return {"ready": argument["queues"] if self.ready[url] else []}
+        return Ready(watch.queues if self.ready[url] else [])
 
     # -- the receives of this worker
 
@@ -74,14 +75,14 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario], None]:
 def test_what_one_worker_has_is_told_though_another_one_does_not_answer(run: Any, watch: bool, last_look: bool) -> None:
     async def scenario(lab: Lab) -> None:
         lab.ready[OTHER] = True
-        assert await lab.peers.ready_at("q", watch=watch, last_look=last_look) == [OTHER]
+        assert await lab.polling.ready_at("q", watch=watch, last_look=last_look) == [OTHER]
 
     run(scenario)
 
 
 def test_a_last_look_ends_though_a_worker_does_not_answer(run: Any) -> None:
     async def scenario(lab: Lab) -> None:
-        assert await lab.peers.ready_at("q", watch=False, last_look=True) == []
+        assert await lab.polling.ready_at("q", watch=False, last_look=True) == []
 
     run(scenario)
 
@@ -90,7 +91,7 @@ def test_a_last_look_waits_a_little_for_a_worker_that_answers_late(run: Any) -> 
     async def scenario(lab: Lab) -> None:
         lab.ready[SILENT] = True
         asyncio.get_running_loop().call_later(0.03, lab.speaks.set)
-        assert await lab.peers.ready_at("q", watch=False, last_look=True) == [SILENT]
+        assert await lab.polling.ready_at("q", watch=False, last_look=True) == [SILENT]
 
     run(scenario)
 
@@ -98,7 +99,7 @@ def test_a_last_look_waits_a_little_for_a_worker_that_answers_late(run: Any) -> 
 def test_receives_get_what_others_have_while_one_worker_does_not_answer(run: Any) -> None:
     async def scenario(lab: Lab) -> None:
         lab.ready[OTHER], lab.waiting = True, 3
-        lab.peers.poll_peers("q")
+        lab.polling.poll_peers("q")
         await lab.until(lambda: lab.waiting == 0)
         assert lab.fetched == [OTHER] * 3
 
@@ -108,7 +109,7 @@ def test_receives_get_what_others_have_while_one_worker_does_not_answer(run: Any
 def test_an_answer_that_comes_late_wakes_those_who_wait(run: Any) -> None:
     async def scenario(lab: Lab) -> None:
         lab.ready[SILENT], lab.waiting = True, 1
-        lab.peers.poll_peers("q")
+        lab.polling.poll_peers("q")
         await asyncio.sleep(0.05)
         lab.speaks.set()
         await lab.until(lambda: lab.fetched == [SILENT])
@@ -120,12 +121,12 @@ def test_a_worker_that_promises_and_does_not_give_holds_up_no_other(run: Any) ->
     async def scenario(lab: Lab) -> None:
         lab.silent_fetches = True
         lab.ready, lab.waiting = {SILENT: True, OTHER: False}, 2
-        lab.peers.poll_peers("q")
+        lab.polling.poll_peers("q")
         await asyncio.sleep(0.01)
         lab.ready[OTHER] = True
         await lab.until(lambda: OTHER in lab.fetched)
         lab.speaks.set()
-        await lab.until(lambda: not lab.peers._polls)
+        await lab.until(lambda: not lab.polling._polls)
 
     run(scenario)
 
@@ -136,7 +137,7 @@ def test_a_worker_that_can_not_be_reached_has_nothing(run: Any, monkeypatch: pyt
             raise UnavailableError("refused")
 
         monkeypatch.setattr(Peers, "call", call)
-        assert await lab.peers.ready_at("q", watch=False) == []
-        assert await lab.peers.ready_at("q") == []
+        assert await lab.polling.ready_at("q", watch=False) == []
+        assert await lab.polling.ready_at("q") == []
 
     run(scenario)
