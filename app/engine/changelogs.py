@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -24,12 +24,41 @@ if TYPE_CHECKING:
 
 #: Milliseconds between deletions of old records of one partition.
 TRIM_INTERVAL_MS = 30_000
+#: Seconds until a deletion is left to the next one.
+TRIM_TIMEOUT_S = 20.0
 #: Seconds without progress before a read of a changelog to its end is tried again.
 READ_TIMEOUT_S = 20.0
-#: Partitions whose changelogs are read at once.
+#: Partitions whose changelogs are read at once …
 READERS = 4
+#: … and seconds without progress after which one of them does not count any more: it waits for Kafka alone.
+TURN_S = 1.0
 #: Rows that are put into a local store between two looks at everything else.
 SLICE_ROWS = 64
+
+
+class _Reader:
+    """A plain consumer, and its place among those that read at once."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, leave: Callable[[], None]) -> None:
+        self.consumer = consumer
+        self._leave: Callable[[], None] | None = leave
+        self._timer: asyncio.TimerHandle | None = None
+        self.advanced()
+
+    def advanced(self) -> None:
+        """It is not idle: it keeps its place."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._leave is not None:
+            self._timer = asyncio.get_running_loop().call_later(TURN_S, self.leave)
+
+    def leave(self) -> None:
+        """Let another one read, if that was not done before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
 
 
 class Changelogs:
@@ -77,7 +106,8 @@ class Changelogs:
             KafkaError, TimeoutError: nothing came for `READ_TIMEOUT_S`. What was read before is in the stores.
         """
         stores = {TopicPartition(table.changelog_topic_name, number): table for table in tables}
-        async with self._reader() as consumer:
+        async with self._reader() as reader:
+            consumer = reader.consumer
             asked = asyncio.gather(consumer.end_offsets(list(stores)), consumer.beginning_offsets(list(stores)))
             ends, starts = await asyncio.wait_for(asked, READ_TIMEOUT_S)
             todo: dict[TopicPartition, int] = {}
@@ -104,6 +134,7 @@ class Changelogs:
                     position = min(await asyncio.wait_for(consumer.position(tp), READ_TIMEOUT_S), ends[tp])
                     if position > todo[tp]:
                         todo[tp], advanced_s = position, now()
+                        reader.advanced()
                         stores[tp].apply(number, [], upto=position)
                     if position == ends[tp]:
                         del todo[tp]
@@ -120,24 +151,38 @@ class Changelogs:
     async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
         """First offsets that the queue and the markers topic of a partition still have."""
         queue, markers = TopicPartition(topics.queue, number), TopicPartition(topics.markers, number)
-        async with self._reader() as consumer:
-            starts = await asyncio.wait_for(consumer.beginning_offsets([queue, markers]), READ_TIMEOUT_S)
+        async with self._reader() as reader:
+            starts = await asyncio.wait_for(reader.consumer.beginning_offsets([queue, markers]), READ_TIMEOUT_S)
         return starts[queue], starts[markers]
 
     @contextlib.asynccontextmanager
-    async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
-        """A plain consumer for one partition's recovery: none waits for that of another one."""
-        async with self._readers:
+    async def _reader(self) -> AsyncIterator[_Reader]:
+        """For one partition's recovery: none waits for that of another one, nor for what Kafka does not answer it."""
+        await self._readers.acquire()
+        try:
             consumer = self._idle.pop() if self._idle else await self._new_consumer()
-            try:
-                yield consumer
-                consumer.unsubscribe()
-            except BaseException:
-                ending = asyncio.ensure_future(end_client(consumer.stop()))
-                self._ending.add(ending)
-                ending.add_done_callback(self._ending.discard)
-                raise
-            self._idle.append(consumer)
+        except BaseException:
+            self._readers.release()
+            raise
+        reader = _Reader(consumer, self._readers.release)
+        try:
+            yield reader
+            consumer.unsubscribe()
+        except BaseException:
+            self._end(consumer)
+            raise
+        else:
+            if len(self._idle) < READERS:
+                self._idle.append(consumer)
+            else:
+                self._end(consumer)
+        finally:
+            reader.leave()
+
+    def _end(self, consumer: AIOKafkaConsumer) -> None:
+        ending = asyncio.ensure_future(end_client(consumer.stop()))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def trim(self, held: OwnedPartition, topics: Topics, position: int, markers_position: int) -> None:
         """Delete records below the positions of a manifest behind its fence, if they are old enough and archived.
@@ -152,29 +197,37 @@ class Changelogs:
         if self.settings.queue_id is None:  # the topic is not ours in topic mode
             upto[TopicPartition(topics.queue, held.number)] = position
         try:
-            async with self._lock:
-                if self.settings.retention_history_ms:
-                    consumer = await self._plain()
-                    before_ms = int(time.time() * 1000) - self.settings.retention_history_ms
-                    found = await consumer.offsets_for_times(dict.fromkeys(upto, before_ms))
-                    upto = {tp: min(o, found[tp].offset) for tp, o in upto.items() if found.get(tp) is not None} | {
-                        tp: o for tp, o in upto.items() if found.get(tp) is None
-                    }
-                if self._admin is None:
-                    admin = AIOKafkaAdminClient(**kafka_client_args(self.settings))
-                    try:
-                        await admin.start()
-                    except BaseException:
-                        await end_client(admin.close())
-                        raise
-                    self._admin = admin
-                upto = await self._without_unarchived(self._admin, upto)
-                due: Any = {tp: RecordsToDelete(before_offset=o) for tp, o in upto.items() if o > 0}
-                if due:
-                    await self._admin.delete_records(due)
-        except KafkaError as exc:
+            # each by itself: Kafka may keep what is asked of a partition whose replicas don't follow
+            async with asyncio.timeout(TRIM_TIMEOUT_S):
+                await self._trim(upto)
+        except (KafkaError, TimeoutError) as exc:
             # old records cost only space; the next checkpoint tries again
             self.app.log.warning("Old records of partition %s were not deleted: %r", held.number, exc)
+
+    async def _trim(self, upto: dict[TopicPartition, int]) -> None:
+        async with self._lock:
+            consumer, admin = await self._plain(), await self._plain_admin()
+        if self.settings.retention_history_ms:
+            before_ms = int(time.time() * 1000) - self.settings.retention_history_ms
+            found = await consumer.offsets_for_times(dict.fromkeys(upto, before_ms))
+            upto = {tp: min(o, found[tp].offset) for tp, o in upto.items() if found.get(tp) is not None} | {
+                tp: o for tp, o in upto.items() if found.get(tp) is None
+            }
+        upto = await self._without_unarchived(admin, upto)
+        due: Any = {tp: RecordsToDelete(before_offset=o) for tp, o in upto.items() if o > 0}
+        if due:
+            await admin.delete_records(due)
+
+    async def _plain_admin(self) -> AIOKafkaAdminClient:
+        if self._admin is None:
+            admin = AIOKafkaAdminClient(**kafka_client_args(self.settings))
+            try:
+                await admin.start()
+            except BaseException:
+                await end_client(admin.close())
+                raise
+            self._admin = admin
+        return self._admin
 
     async def _without_unarchived(
         self, admin: AIOKafkaAdminClient, upto: dict[TopicPartition, int]

@@ -30,7 +30,7 @@ from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
 from marq.core.rows import table_of
-from marq.errors import DeletedError, MarqError, RowError
+from marq.errors import DeletedError, MarqError, RowError, UnavailableError
 
 #: Seconds for Kafka to confirm an own marker before the claim is tried again, with a new nonce.
 CLAIM_TIMEOUT_S = 10.0
@@ -130,6 +130,9 @@ class TakeOver:
     async def _claim(self) -> _Claim:
         """Append an own marker and wait until it is durable: before the tables are read, not after."""
         ownership, number, settings = self.ownership, self.number, self.ownership.settings
+        if not ownership.app.consumer.in_group:
+            # it may have given the partition to another worker, from which this one would take it again and again
+            raise UnavailableError("this worker has lost touch with its group")
         owner = Owner(
             number,
             ownership.worker_name,

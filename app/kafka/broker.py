@@ -157,6 +157,11 @@ def port_is_free(port: int, host: str = LOOPBACK) -> bool:
         return True
 
 
+def new_cluster_id() -> str:
+    """An id for a new cluster, as Kafka makes them."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+
+
 def _answers(port: int) -> bool:
     """Whether a Kafka broker on the port answers an ApiVersions request (version 0)."""
     body = struct.pack(">hhih", 18, 0, 1, -1)
@@ -224,6 +229,7 @@ class EmbeddedBroker:
         cache_dir: where the jars are kept (default: `default_cache_dir()`).
         heap_mib: Java heap.
         config: server properties to add or replace, for instance more listeners.
+        cluster_id: of the cluster that the broker is a part of. By default it is one by itself.
     """
 
     def __init__(
@@ -234,6 +240,7 @@ class EmbeddedBroker:
         cache_dir: Path | None = None,
         heap_mib: int = 512,
         config: Mapping[str, str] | None = None,
+        cluster_id: str | None = None,
     ) -> None:
         self.data_dir = Path(data_dir).resolve()
         self.home = self.data_dir / "kafka"
@@ -243,6 +250,7 @@ class EmbeddedBroker:
         self._cache_dir = cache_dir
         self._heap_mib = heap_mib
         self._config = dict(config or {})
+        self._cluster_id = cluster_id or new_cluster_id()
         self._process: subprocess.Popen[bytes] | None = None
         self._port: int | None = None
 
@@ -358,12 +366,11 @@ class EmbeddedBroker:
     def _format(self, jars: Path) -> None:
         if (self.home / "logs" / "meta.properties").exists():
             return
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         done = subprocess.run(
             [
                 *java_command(jars, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
                 *("kafka.tools.StorageTool", "format", "--ignore-formatted"),
-                *(f"--cluster-id={cluster_id}", "--config", str(self.home / "server.properties")),
+                *(f"--cluster-id={self._cluster_id}", "--config", str(self.home / "server.properties")),
             ],
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -479,6 +479,13 @@ class ChunkConsumer(driver.Consumer):
     def _new_consumer_thread(self) -> ChunkThread:
         return ChunkThread(self, loop=self.loop, beacon=self.beacon)
 
+    @property
+    def in_group(self) -> bool:
+        """False while this worker can't tell whether it is still a member: its coordinator is unknown, or forgot it."""
+        consumer = self._thread._consumer
+        coordinator = consumer._coordinator if consumer is not None else None
+        return coordinator is not None and coordinator.coordinator_id is not None and coordinator.generation > 0
+
     # -- for readers of chunks
 
     def start_from(self, tp: TP, offset: int, generation: int | None = None) -> bool:

@@ -35,6 +35,7 @@ class Kafka:
         self.logs: dict[TP, list[Any]] = defaultdict(list)
         self.assigned = {TP("q", 0), TP("m", 0), TP("q", 1), TP("m", 1)}
         self.answers = True
+        self.in_group = True
         self.silent: set[TP] = set()
         self.started: dict[TP, tuple[int, int]] = {}  # offset, generation
         self.refused: list[Exception] = []  # for the next appends to a table
@@ -228,6 +229,25 @@ def test_a_partition_that_another_took_is_taken_back_while_it_is_assigned() -> N
         assert not desk.ownership.ready
         assert desk.ownership.held[0].serving
         await desk.until(lambda: desk.ownership.ready)
+        assert desk.owns(1) == 3
+
+    run(scenario)
+
+
+def test_a_worker_that_has_lost_touch_with_its_group_takes_nothing_back() -> None:
+    """Others have its partitions by then. It would take them again and again, as would they."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.kafka.in_group = False
+        desk.foreign_own(1)
+        await desk.until(lambda: 1 in desk.ownership.unserved)
+        await asyncio.sleep(0.05)
+        assert "group" in desk.ownership.unserved[1]
+        assert desk.owns(1) == 2
+        assert desk.ownership.held[0].serving
+        desk.kafka.in_group = True
+        await desk.until(lambda: not desk.ownership.unserved)
         assert desk.owns(1) == 3
 
     run(scenario)
