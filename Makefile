@@ -21,7 +21,7 @@ LOCKED := $(PIP) --require-hashes -r
 	$(LOCKED) requirements/build.txt
 	$(LOCKED) requirements/run.txt
 	$(PIP) --no-index -e .
-	$(BIN)/python -m app.broker
+	$(BIN)/python -m app.kafka.broker
 	@touch $@
 
 # All the rest: Spark, the tests and what they run against, linters.

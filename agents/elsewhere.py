@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import msgspec
 
-from app.ownership import Held
+from app.cluster.peers import Gone, Peers, peer_call
+from app.engine.ownership import OwnedPartition, Ownership
 from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending
@@ -27,10 +29,9 @@ from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment
 from marq.errors import MarqError
-from marq.handlers import does_match
+from marq.handlers import Handler, does_match
 
-if TYPE_CHECKING:
-    from agents.handlers import Handlers, Runner
+log = logging.getLogger(__name__)
 
 #: Seconds after which specs are sent again …
 RENEW_S = 2.0
@@ -67,22 +68,47 @@ class Taken(msgspec.Struct, array_like=True):
     messages: list[tuple[Record, str, int]]  # record, queue, receives
 
 
-class Calls(Protocol):
-    """The other workers, as `gateway.peers` has them."""
+class Introduction(msgspec.Struct):
+    """The handlers of a worker, by its URL."""
 
     url: str
+    specs: list[Spec]
 
-    def others(self) -> list[str]:
-        """Those that own partitions."""
 
-    def members(self) -> dict[str, set[int]]:
-        """All, and their partitions."""
+class Ready(msgspec.Struct):
+    """Numbers of handlers, in the order of their specs, for which something is ready at a worker."""
 
-    def register(self, name: str, operation: Any) -> None:
-        """What `name` does when another worker calls it."""
+    ready: list[int]
+    url: str = ""
 
-    async def call(self, url: str, name: str, argument: Any, kind: Any = None) -> Any:
-        """Ask one of them."""
+
+class Take(msgspec.Struct):
+    """How many calls of a handler, by its number, a worker wants messages for."""
+
+    url: str
+    number: int
+    calls: int
+
+
+class Taker(Protocol):
+    """A handler here, as `agents.handlers` runs it."""
+
+    handler: Handler
+    fetching: dict[str, int]  # URL of another worker -> calls that it was asked for
+    elsewhere: dict[str, None]  # URLs of workers that have something ready, the next one first
+
+    @property
+    def room(self) -> int:
+        """Calls that may be asked for now."""
+
+    def calls_of_start(self, room: int) -> int:
+        """Calls that one start is for."""
+
+    def arrived(self, taken: Taken, until_ms: int) -> None:
+        """A delivery of a partition of another worker."""
+
+    def run(self) -> None:
+        """See that calls are under way, and ask for more messages."""
 
 
 class Remote:
@@ -114,10 +140,10 @@ class Remote:
 class Taking:
     """A take under way."""
 
-    def __init__(self, gone: Callable[[], bool]) -> None:
+    def __init__(self, gone: Gone) -> None:
         self.gone = gone
         self.done = False
-        self.pending: list[tuple[Held, Pending]] = []
+        self.pending: list[tuple[OwnedPartition, Pending]] = []
         self.taken: list[Taken] = []
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -140,7 +166,7 @@ class RemoteAsk:
         self.taking = taking
         self.lease_ms = lease_ms
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         taking, (epoch, delivery) = self.taking, handout.receipt
         taking.pending = [(h, p) for h, p in taking.pending if h is not held or p.delivery != delivery]
         if handout.offsets:
@@ -158,22 +184,21 @@ class RemoteAsk:
 class Elsewhere:
     """Both sides: handlers here that take from others, and partitions here that others take from."""
 
-    def __init__(self, handlers: Handlers, peers: Calls) -> None:
-        self.handlers = handlers
-        self.ownership = handlers.ownership
+    def __init__(self, ownership: Ownership, peers: Peers, takers: Sequence[Taker]) -> None:
+        self.ownership = ownership
         self.peers = peers
+        self._takers = takers
+        self._closing = False
         self.remotes: dict[str, Remote] = {}  # URL -> its handlers
         self._specs = [
             Spec(h.name, h.queues, h.batch, h.visibility_timeout_ms, h.max_receives)
-            for h in (runner.handler for runner in handlers.runners)
+            for h in (taker.handler for taker in takers)
         ]
         self._takings: set[Taking] = set()
         self._told = asyncio.Event()
         self._looking = False
         self._turn = 0
-        peers.register("handlers", self.on_handlers)
-        peers.register("ready", self.on_ready)
-        peers.register("take", self.on_take)
+        peers.register(self)
 
     # ------------------------------------------------------------------ one with handlers
 
@@ -181,15 +206,19 @@ class Elsewhere:
         """Tell all owners what is handled here, now and from time to time."""
         while True:
             self._told.clear()
-            if self._specs and not self.handlers.closing:
+            if self._specs and not self._closing:
                 urls = self.peers.others()
-                for runner in self.handlers.runners:
-                    for url in runner.elsewhere.keys() - set(urls):
-                        del runner.elsewhere[url]
+                for taker in self._takers:
+                    for url in taker.elsewhere.keys() - set(urls):
+                        del taker.elsewhere[url]
                 await asyncio.gather(*(self._introduce(url) for url in urls))
             self._expire()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), RENEW_S)
+
+    def close(self) -> None:
+        """Neither take from others nor let them take from here."""
+        self._closing = True
 
     def renew_soon(self) -> None:
         """Partitions have changed hands."""
@@ -197,30 +226,30 @@ class Elsewhere:
 
     async def _introduce(self, url: str) -> None:
         try:
-            answer = await self.peers.call(url, "handlers", {"url": self.peers.url, "specs": self._specs})
+            answer = await self.peers.call(url, self.on_handlers, Introduction(self.peers.url, self._specs))
         except MarqError as exc:
-            self.handlers.log.debug("%s", exc)
+            log.debug("%s", exc)
             return
-        self._became_ready(url, answer["ready"])
+        self._became_ready(url, answer.ready)
 
-    async def on_ready(self, argument: Any) -> Any:
+    @peer_call("ready")
+    async def on_ready(self, told: Ready) -> None:
         """Another worker has something for handlers of ours."""
-        self._became_ready(argument["url"], argument["ready"])
-        return {}
+        self._became_ready(told.url, told.ready)
 
     def _became_ready(self, url: str, numbers: list[int]) -> None:
         for number in numbers:
-            runner = self.handlers.runners[number]
-            runner.elsewhere[url] = None
-            runner.run()
+            taker = self._takers[number]
+            taker.elsewhere[url] = None
+            taker.run()
 
-    def goes_first(self, runner: Runner) -> bool:
+    def goes_first(self, taker: Taker) -> bool:
         """Whether it is the turn of partitions elsewhere, of workers that don't have this handler themselves."""
         members = self.peers.members()
         theirs = sum(
             len(members.get(url, ()))
-            for url in runner.elsewhere
-            if not any(spec.name == runner.handler.name for spec in self._specs_of(url))
+            for url in taker.elsewhere
+            if not any(spec.name == taker.handler.name for spec in self._specs_of(url))
         )
         self._turn += 1
         return self._turn % (theirs + max(1, len(self.ownership.held))) < theirs
@@ -229,53 +258,53 @@ class Elsewhere:
         remote = self.remotes.get(url)
         return remote.specs if remote is not None else []
 
-    def fetch(self, runner: Runner) -> None:
+    def fetch(self, taker: Taker) -> None:
         """Ask others for what there is room for, one call at a time to each of them."""
-        for url in list(runner.elsewhere):
-            room = runner.room
+        for url in list(taker.elsewhere):
+            room = taker.room
             if room <= 0:
                 return
-            if url not in runner.fetching:
-                runner.fetching[url] = runner.calls_of_start(room)
-                self.ownership.spawn(self._fetch(runner, url))
+            if url not in taker.fetching:
+                taker.fetching[url] = taker.calls_of_start(room)
+                self.ownership.spawn(self._fetch(taker, url))
 
-    async def _fetch(self, runner: Runner, url: str) -> None:
-        calls, asked_ms = runner.fetching[url], now_ms()
-        argument = {"url": self.peers.url, "number": self.handlers.runners.index(runner), "calls": calls}
+    async def _fetch(self, taker: Taker, url: str) -> None:
+        calls, asked_ms = taker.fetching[url], now_ms()
         found: list[Taken] = []
         try:
-            found = await self.peers.call(url, "take", argument, list[Taken])
+            found = await self.peers.call(url, self.on_take, Take(self.peers.url, self._takers.index(taker), calls))
         except MarqError as exc:
-            self.handlers.log.info("%s", exc)
+            log.info("%s", exc)
         finally:
-            runner.fetching.pop(url, None)
+            taker.fetching.pop(url, None)
         if not found:
-            runner.elsewhere.pop(url, None)  # it says when there is more
+            taker.elsewhere.pop(url, None)  # it says when there is more
         else:
-            runner.elsewhere[url] = runner.elsewhere.pop(url, None)  # the next time others go first
+            taker.elsewhere[url] = taker.elsewhere.pop(url, None)  # the next time others go first
         for taken in found:
             # counted from before it was asked for: the lease began later
-            runner.arrived(taken, asked_ms + taken.lease_ms)
-        runner.run()
+            taker.arrived(taken, asked_ms + taken.lease_ms)
+        taker.run()
 
     # ------------------------------------------------------------------ an owner
 
-    async def on_handlers(self, argument: Any) -> Any:
+    @peer_call("handlers")
+    async def on_handlers(self, told: Introduction) -> Ready:
         """Note what another worker handles; for which of its handlers something is ready here."""
-        remote = self.remotes.setdefault(argument["url"], Remote())
-        specs = msgspec.convert(argument["specs"], list[Spec])
+        remote = self.remotes.setdefault(told.url, Remote())
+        specs = told.specs
         remote.take_over(specs, asyncio.get_running_loop().time() + FORGET_S)
         ready = [number for number in range(len(specs)) if self._has_ready(remote, number)]
         remote.hungry = set(range(len(specs))).difference(ready)
-        return {"ready": ready}
+        return Ready(ready)
 
     def _has_ready(self, remote: Remote, number: int) -> bool:
         return any(True for held in self._serving() for _ in self._queues_of(held, remote, number))
 
-    def _serving(self) -> list[Held]:
-        return [held for held in self.ownership.held.values() if held.serving]
+    def _serving(self) -> list[OwnedPartition]:
+        return [held for held in self.ownership.held.values() if held.serving and not held.owner.stalled]
 
-    def _queues_of(self, held: Held, remote: Remote, number: int) -> Iterator[str]:
+    def _queues_of(self, held: OwnedPartition, remote: Remote, number: int) -> Iterator[str]:
         route = remote.route
         return (queue for queue in held.owner.partition.queues() if route(queue) == number)
 
@@ -295,18 +324,18 @@ class Elsewhere:
 
     async def _tell(self, url: str, ready: list[int]) -> None:
         try:
-            await self.peers.call(url, "ready", {"url": self.peers.url, "ready": ready})
+            await self.peers.call(url, self.on_ready, Ready(ready, self.peers.url))
         except MarqError as exc:
-            self.handlers.log.debug("%s", exc)  # it introduces itself again
+            log.debug("%s", exc)  # it introduces itself again
 
-    async def on_take(self, argument: Any) -> list[Taken]:
+    @peer_call("take")
+    async def on_take(self, asked: Take, gone: Gone = lambda: False) -> list[Taken]:
         """Begin deliveries for a handler of another worker: what there is right now."""
-        argument, request = argument
-        remote, number = self.remotes.get(argument["url"]), argument["number"]
-        if remote is None or number >= len(remote.specs) or self.handlers.closing:
+        remote, number = self.remotes.get(asked.url), asked.number
+        if remote is None or number >= len(remote.specs) or self._closing:
             return []  # it introduces itself again
-        taking = Taking(lambda: request.transport is None or request.transport.is_closing())
-        self._take(taking, remote, number, argument["calls"])
+        taking = Taking(gone)
+        self._take(taking, remote, number, asked.calls)
         if not taking.pending and not taking.taken:
             times = remote.fruitless[number] = remote.fruitless.get(number, 0) + 1
             pause_s = min(FRUITLESS_S * 2 ** min(times, 10), RENEW_S)
@@ -369,7 +398,7 @@ class Elsewhere:
             release = Release(one.epoch, one.delivery, ranges_of(offsets), 0, counted=False)
             self.ownership.outbox(one.partition).put([release])
 
-    def read(self, held: Held, offsets: list[int]) -> list[tuple[Record, str, int]]:
+    def read(self, held: OwnedPartition, offsets: list[int]) -> list[tuple[Record, str, int]]:
         """The messages of a delivery."""
         partition = held.owner.partition
         found: list[tuple[Record, str, int]] = []
@@ -378,7 +407,7 @@ class Elsewhere:
             queue = partition.queue_of(offset) or ""
             if type(record) is Segment:
                 record = partition.record(offset)
-            receives = partition.holds[offset].receives
+            receives = partition.deliveries[offset].receives
             copy = Record(offset, record.timestamp, record.key, record.value, list(record.headers))
             found.append((copy, queue, receives))
         return found
@@ -395,7 +424,7 @@ class Elsewhere:
         """Whether a handler elsewhere gets the messages of `queue`."""
         return any(remote.route(queue) >= 0 for remote in self.remotes.values())
 
-    def starving(self, held: Held) -> bool:
+    def starving(self, held: OwnedPartition) -> bool:
         """Whether a handler elsewhere waits for what this partition has not read yet."""
         return any(
             not any(True for _ in self._queues_of(held, remote, number))
@@ -403,7 +432,7 @@ class Elsewhere:
             for number in remote.hungry
         )
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: OwnedPartition) -> None:
         """The partition went away: what was on its way there never comes."""
         for taking in self._takings:
             taking.pending = [(h, p) for h, p in taking.pending if h is not held]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
+from app.engine.ownership import Ownership
 
 
 @contextmanager
-def stop_on_error(app: WorkerApp) -> Iterator[None]:
+def stop_on_error(ownership: Ownership) -> Iterator[None]:
     """Stop the worker if the body raises."""
     try:
         yield
     except Exception as exc:
-        app.log.exception("Stopping: %r", exc)
-        app.ownership.stop_serving()
-        app.fail(exc)
+        ownership.log.exception("Stopping: %r", exc)
+        ownership.stop_serving()
+        ownership.app.fail(exc)

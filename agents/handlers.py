@@ -12,18 +12,20 @@ import importlib
 import random
 import threading
 import traceback
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mode import Service
 
-from agents.elsewhere import Elsewhere
-from app.faults import stop_if_it_fails
-from app.ownership import Held
+from agents.elsewhere import Elsewhere, Taken
+from app.cluster.peers import Peers
+from app.engine.ownership import OwnedPartition, Ownership
+from app.service.meters import HandlerMeter, Meters
+from app.settings import Settings
+from app.streaming.faults import stop_if_it_fails
 from marq import handlers as registry
 from marq.clock import now_ms
 from marq.core.flow import Breaker
@@ -35,12 +37,6 @@ from marq.core.segments import Segment
 from marq.errors import HandlerError, RowError
 from marq.handlers import Handler, Retry
 from marq.message import ManualMessage, Message
-
-if TYPE_CHECKING:
-    from agents.elsewhere import Calls, Taken
-    from app.ownership import Ownership
-    from app.settings import Settings
-    from gateway.metrics import Meters
 
 #: Calls taken ahead by a handler that is faster than SLOW_MS, beside its concurrency; more if they are small.
 AHEAD = 8
@@ -63,8 +59,6 @@ ASKED_GRACE_S = 0.5
 STOP_GRACE_S = 3.0
 #: Milliseconds before others get the messages of a call in a thread that had to be left behind.
 THREAD_END_MS = 5_000
-#: Upper bounds by which durations of calls are counted.
-DURATIONS_S = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 
 class Delivery:
@@ -97,7 +91,7 @@ class Ask:
         self.calls = calls
         self.lease_ms = lease_ms
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         self.runner.handed(self, held, handout)
 
 
@@ -114,12 +108,8 @@ class Runner:
         self.fetching: dict[str, int] = {}  # URL of another worker -> calls that it was asked for
         self.elsewhere: dict[str, None] = {}  # URLs of workers that have something ready, the next one first
         self.tasks: set[asyncio.Task[None]] = set()
-        self.calls = 0
-        self.failures = 0
-        # plain numbers, as a call may have one message only: a histogram with its locks would show
-        self.durations = [0] * (len(DURATIONS_S) + 1)  # calls by the first bound that is not below, and the rest
-        self.seconds = 0.0
         self.breaker = Breaker()
+        self.meter = HandlerMeter(handler.name, handler.queues, self.breaker)
         self._failures_logged = 0
         self._logged_ms = -LOG_EVERY_MS
         self._mean_ms = SLOW_MS  # nothing is taken ahead before the handler has shown that it is fast
@@ -139,7 +129,7 @@ class Runner:
         under_way = sum(self.asked.values()) + sum(self.fetching.values())
         return limit - self.running - len(self.waiting) - under_way
 
-    def has_ready(self, held: Held) -> bool:
+    def has_ready(self, held: OwnedPartition) -> bool:
         """True if the partition may have something for this handler."""
         partition = held.owner.partition
         route = self.service.route
@@ -159,7 +149,7 @@ class Runner:
             else:
                 tries -= 1
 
-    def _ask(self, held: Held) -> bool:
+    def _ask(self, held: OwnedPartition) -> bool:
         handler, partition = self.handler, held.owner.partition
         route = self.service.route
         # not bool(backlog): with a thousand queues the call shows
@@ -208,7 +198,7 @@ class Runner:
         """Calls that one start is for."""
         return min(room, max(1, START_MESSAGES // (self.handler.batch or 1)))
 
-    def handed(self, ask: Ask, held: Held, handout: Handout) -> None:
+    def handed(self, ask: Ask, held: OwnedPartition, handout: Handout) -> None:
         """What was asked for has come, or not."""
         left = self.asked.get(held.number, 0) - ask.calls
         if left > 0:
@@ -235,7 +225,7 @@ class Runner:
         self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
         if self.service.closing or self.breaker.room(now_ms()) == 0:  # which opened since these were asked for
             self._return_waiting()
-        elif self.service.meters is not None:
+        else:
             self.service.meters.handed(messages)
 
     def forget(self, number: int) -> None:
@@ -257,13 +247,12 @@ class Runner:
 
     def take(self) -> None:
         """Take what there is room for: here, and of other workers where there is nothing here, or it is their turn."""
-        elsewhere = self.service.elsewhere if self.elsewhere else None
-        if elsewhere is not None and elsewhere.goes_first(self):
-            elsewhere.fetch(self)
+        if self.elsewhere and self.service.elsewhere.goes_first(self):
+            self.service.elsewhere.fetch(self)
         if self.room > 0:
             self.ask()
-        if elsewhere is not None and self.room > 0:
-            elsewhere.fetch(self)
+        if self.elsewhere and self.room > 0:
+            self.service.elsewhere.fetch(self)
 
     async def _work(self) -> None:
         """Make calls one after the other while there are any: a task per call would cost more than many a handler."""
@@ -284,7 +273,7 @@ class Runner:
                 await self._call(delivery, messages)
             finally:
                 self.running -= 1
-                self.calls += 1
+                self.meter.calls += 1
                 self._progress_ms = now_ms()
             if loop.time() > yield_at:
                 await asyncio.sleep(0)
@@ -309,7 +298,7 @@ class Runner:
             self._give_back(delivery, messages, retry.delay_ms)
             self._break()
         except Exception:
-            self.failures += 1
+            self.meter.failures += 1
             self._log_failure(messages)
             self._give_back(delivery, messages, None)
             self._break()
@@ -322,8 +311,7 @@ class Runner:
         finally:
             seconds = loop.time() - began
             self._mean_ms += (seconds * 1000 - self._mean_ms) * 0.1
-            self.durations[bisect_left(DURATIONS_S, seconds)] += 1
-            self.seconds += seconds
+            self.meter.took(seconds)
 
     def _break(self) -> None:
         """A call failed. If that opens the breaker, what waits for its turn is given back as never looked at."""
@@ -341,8 +329,8 @@ class Runner:
         """Log the exception at hand; of many in a short time only the first."""
         if now_ms() < self._logged_ms + LOG_EVERY_MS:
             return
-        more = self.failures - self._failures_logged - 1
-        self._logged_ms, self._failures_logged = now_ms(), self.failures
+        more = self.meter.failures - self._failures_logged - 1
+        self._logged_ms, self._failures_logged = now_ms(), self.meter.failures
         also = f", after {more} more failures" if more else ""
         self.service.log.exception("%s failed on %s%s", self.handler.name, messages[0], also)
 
@@ -411,8 +399,7 @@ class Runner:
         self._count("release", len(messages))
 
     def _count(self, action: str, count: int) -> None:
-        if self.service.meters is not None:
-            self.service.meters.settle(action, count)
+        self.service.meters.settle(action, count)
 
     def _put(self, delivery: Delivery, markers: list[Marker]) -> None:
         self.service.ownership.outbox(delivery.number).put(markers)
@@ -469,15 +456,16 @@ class Runner:
 class Handlers(Service):
     """All handlers of this worker; a receiver of the ownership."""
 
-    def __init__(self, ownership: Ownership, settings: Settings, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, peers: Peers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.ownership = ownership
         self.settings = settings
+        self.meters = meters
         self.random = random.Random()
-        self.meters: Meters | None = None
-        self.elsewhere: Elsewhere | None = None  # other workers; without it, this one is alone
         self.closing = False
         self.runners = [Runner(handler, self) for handler in registry.registered()]
+        meters.handlers += [runner.meter for runner in self.runners]
+        self.elsewhere = Elsewhere(ownership, peers, self.runners)
         self._routes: dict[str, Runner | None] = {}
         self._names: dict[bytes, str] = {}
         ownership.receivers.append(self)
@@ -496,13 +484,7 @@ class Handlers(Service):
 
     def _max_receives_of(self, queue: str) -> int:
         runner = self.route(queue)
-        if runner is not None:
-            return runner.handler.max_receives
-        return self.elsewhere.max_receives_of(queue) if self.elsewhere is not None else 0
-
-    def connect(self, peers: Calls) -> None:
-        """Take messages of other workers too, and let their handlers take those of this one."""
-        self.elsewhere = Elsewhere(self, peers)
+        return runner.handler.max_receives if runner is not None else self.elsewhere.max_receives_of(queue)
 
     def messages_taken(self, taken: Taken, settle: Callable[..., None] | None) -> list[Message]:
         """What the handler gets of a delivery that began at another worker."""
@@ -513,11 +495,11 @@ class Handlers(Service):
             ManualMessage(settle, topic, number, queue, record, receives) for record, queue, receives in taken.messages
         ]
 
-    def messages(self, held: Held, offsets: list[int], settle: Callable[..., None] | None) -> list[Message]:
+    def messages(self, held: OwnedPartition, offsets: list[int], settle: Callable[..., None] | None) -> list[Message]:
         """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
         partition, names = held.owner.partition, self._names
         topic, number, topic_mode = self.ownership.topics.queue, held.number, self.settings.queue_id
-        holds, records = partition.holds, partition.messages
+        deliveries, records = partition.deliveries, partition.messages
         made: list[Message] = []
         for offset in offsets:
             record = records[offset]
@@ -530,7 +512,7 @@ class Handlers(Service):
                     if len(names) > 100_000:
                         names.clear()
                     queue = names[record.key] = record.key.decode()
-            receives = holds[offset].receives
+            receives = deliveries[offset].receives
             if settle is None:
                 made.append(Message(topic, number, queue, record, receives))
             else:
@@ -539,34 +521,32 @@ class Handlers(Service):
 
     # -- receiver
 
-    def handed(self, held: Held, handout: Handout) -> None:
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
         raise AssertionError("deliveries go to the Ask that took them")
 
-    def wake(self, held: Held) -> None:
+    def wake(self, held: OwnedPartition) -> None:
         if not self.closing:
             for runner in self.runners:
                 if runner.room > 0:
                     runner.ask()
-            if self.elsewhere is not None:
-                self.elsewhere.wake()
+            self.elsewhere.wake()
 
-    def starving(self, held: Held) -> bool:
+    def starving(self, held: OwnedPartition) -> bool:
         if any(runner.room > 0 and not runner.has_ready(held) for runner in self.runners):
             return True
-        return self.elsewhere is not None and self.elsewhere.starving(held)
+        return self.elsewhere.starving(held)
 
     def wants(self, queue: str) -> bool:
-        return self.route(queue) is not None or self.is_handled_elsewhere(queue)
+        return self.is_handled(queue) or self.elsewhere.is_handled(queue)
 
-    def is_handled_elsewhere(self, queue: str) -> bool:
-        """Whether a handler of another worker gets the messages of `queue`."""
-        return self.elsewhere is not None and self.elsewhere.is_handled(queue)
+    def is_handled(self, queue: str) -> bool:
+        """Whether a handler of this worker gets the messages of `queue`."""
+        return self.route(queue) is not None
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: OwnedPartition) -> None:
         for runner in self.runners:
             runner.forget(held.number)
-        if self.elsewhere is not None:
-            self.elsewhere.forget(held)
+        self.elsewhere.forget(held)
 
     # -- service
 
@@ -579,12 +559,12 @@ class Handlers(Service):
 
     @Service.task
     async def _renew(self) -> None:
-        if self.elsewhere is not None:
-            await self.elsewhere.renew()
+        await self.elsewhere.renew()
 
     async def close(self) -> None:
         """Stop taking messages and settle what was taken."""
         self.closing = True
+        self.elsewhere.close()
         await asyncio.gather(*(runner.close() for runner in self.runners))
 
 

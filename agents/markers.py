@@ -5,21 +5,19 @@ Faust sends a row to the changelog partition of the event in which it is written
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents.guard import stop_on_error
-
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
+from app.engine.ownership import Ownership
 
 
-def define(app: WorkerApp, topic: Any) -> Any:
+def define(ownership: Ownership, topic: Any) -> Any:
     """Declare the agent."""
 
-    @app.agent(topic, name="markers")
+    @ownership.app.agent(topic, name="markers")
     async def markers(stream: Any) -> None:
         async for event in stream.events():
-            with stop_on_error(app):
-                app.ownership.on_markers_chunk(event.value)
+            with stop_on_error(ownership):
+                ownership.on_markers_chunk(event.value)
 
     return markers

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agents.guard import stop_on_error
-
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
+from app.engine.ownership import Ownership
 
 
-def define(app: WorkerApp, topic: Any) -> Any:
+def define(ownership: Ownership, topic: Any) -> Any:
     """Declare the agent."""
 
-    @app.agent(topic, name="queue")
+    @ownership.app.agent(topic, name="queue")
     async def queue(stream: Any) -> None:
         async for event in stream.events():
-            with stop_on_error(app):
-                app.ownership.on_queue_chunk(event.value)
+            with stop_on_error(ownership):
+                ownership.on_queue_chunk(event.value)
 
     return queue

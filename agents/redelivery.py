@@ -6,15 +6,12 @@ It appends a tick to a partition when something is due there; the fold of the ti
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mode import Service
 
 from agents.guard import stop_on_error
-from app.ownership import TIMER_MS
-
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
+from app.engine.ownership import TIMER_MS, Ownership
 
 #: Seconds between looks at what is due.
 INTERVAL_S = TIMER_MS / 1000
@@ -23,13 +20,13 @@ INTERVAL_S = TIMER_MS / 1000
 class Redelivery(Service):
     """Runs while the worker does."""
 
-    def __init__(self, app: WorkerApp, **kwargs: Any) -> None:
+    def __init__(self, ownership: Ownership, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._app = app
+        self._ownership = ownership
 
     @Service.task
     async def _run(self) -> None:
         while not self.should_stop:
-            with stop_on_error(self._app):
-                self._app.ownership.on_timer()
+            with stop_on_error(self._ownership):
+                self._ownership.on_timer()
             await asyncio.sleep(INTERVAL_S)

@@ -19,7 +19,7 @@ import uvloop
 from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's commands
 from faust.cli.base import cli
 
-from app.broker import EmbeddedBroker, bootstrap_of
+from app.kafka.broker import EmbeddedBroker, bootstrap_of
 from app.processes import WorkerProcess, errors_as_lines, stop_signals
 from app.settings import load
 from marq.errors import MarqError
@@ -96,7 +96,7 @@ def _end_for_dead(embedded: EmbeddedBroker) -> NoReturn:
 @click.argument("assignments", nargs=-1, metavar="[NAME=VALUE]...")
 def queue(queue: str, assignments: tuple[str, ...]) -> None:
     """Show the settings of QUEUE, or change them: `queue orders max_receives=5 ttl_ms=86400000`."""
-    from app.queues import change_settings
+    from app.engine.catalog import change_settings
 
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -116,8 +116,8 @@ def repair(number: int, accept_loss: bool) -> None:
     Works only while no worker serves the partition. Exit status 0: it goes on, or nothing is missing. 1: something is
     missing, and was named. 2: it could not be done.
     """
-    from app.repair import lines_of
-    from app.repair import repair as mend
+    from app.engine.repair import lines_of
+    from app.engine.repair import repair as mend
 
     found = asyncio.run(mend(load(), number, accept_loss=accept_loss))
     for line in lines_of(found):

@@ -20,6 +20,7 @@ import shutil
 import time
 import uuid
 import zipfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
@@ -34,9 +35,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from app.broker import EmbeddedBroker, bootstrap_of
-from app.connection import kafka_client_args, unreachable
-from app.datadir import running_workers
+from app.kafka.broker import EmbeddedBroker, bootstrap_of
+from app.kafka.connection import kafka_client_args, unreachable
+from app.kafka.datadir import running_workers
 from app.logs import silenced
 from app.processes import WorkerProcess, errors_as_lines, stop_signals
 from app.settings import Settings, load
@@ -58,6 +59,8 @@ SENDING = 8
 RECEIVERS = 2
 #: Seconds that a receive waits for messages.
 WAIT_S = 2.0
+#: Seconds over which rates are shown.
+RATES_S = 3.0
 
 
 class Ledger:
@@ -251,26 +254,44 @@ async def process(ledger: Ledger, url: str, drop: float, timeout_s: float, stopp
                 tasks.create_task(receive(service, name))
 
 
-def _progress(ledger: Ledger, began: float, before: int) -> Table:
+class Rates:
+    """Messages that were sent, and acknowledged, in a second of the last few."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._seen: deque[tuple[float, int, int]] = deque()
+
+    def now(self) -> tuple[float, float]:
+        """Both rates."""
+        sent, acked = (self._ledger.total - counts[:].count(0) for counts in (self._ledger.sent, self._ledger.acked))
+        self._seen.append((time.monotonic(), sent, acked))
+        while self._seen[-1][0] - self._seen[0][0] > RATES_S:
+            self._seen.popleft()
+        first = self._seen[0]
+        seconds = max(self._seen[-1][0] - first[0], 0.001)
+        return (sent - first[1]) / seconds, (acked - first[2]) / seconds
+
+
+def _progress(ledger: Ledger, rates: Rates) -> Table:
     totals = ledger.totals()
-    seconds = time.monotonic() - began
+    sent_rate, acked_rate = rates.now()
     table = Table(title=f"{ledger.total:,} flights, run {ledger.run}", show_header=False)
-    for name, value in totals.items():
-        table.add_row(name, f"{value:,}")
+    table.add_row("sent", f"{totals['sent']:,}", f"{sent_rate:,.0f}/s")
+    table.add_row("acknowledged", f"{totals['acked']:,}", f"{acked_rate:,.0f}/s")
+    table.add_row("redelivered", f"{totals['redelivered']:,}")
+    table.add_row("done twice", f"{totals['duplicates']:,}")
     table.add_row("still to do", f"{ledger.missing:,}")
-    table.add_row("acked/s", f"{(totals['acked'] - before) / max(seconds, 0.001):,.0f}")
     return table
 
 
 async def watch(ledger: Ledger, stopped: Callable[[], bool]) -> None:
     """Show the ledger until everything is acknowledged."""
-    began, before = time.monotonic(), ledger.totals()["acked"]
-    console = Console(stderr=True)
-    with Live(_progress(ledger, began, before), console=console, refresh_per_second=4) as live:
+    rates = Rates(ledger)
+    with Live(_progress(ledger, rates), console=Console(stderr=True), refresh_per_second=4) as live:
         while ledger.missing and not stopped():
             await asyncio.sleep(0.25)
-            live.update(_progress(ledger, began, before))
-        live.update(_progress(ledger, began, before))
+            live.update(_progress(ledger, rates))
+        live.update(_progress(ledger, rates))
 
 
 def summary(ledger: Ledger, seconds: float, before: int) -> dict[str, Any]:
@@ -314,6 +335,7 @@ def demo(context: click.Context, messages: int, drop: float, timeout: float) -> 
         settings = load()
         with contextlib.ExitStack() as stack:
             url = _running_or_own(settings, stack, stopped)
+            click.echo(f"{url}/v1/stats has the queues, {url}/metrics the worker", err=True)
             ledger = Ledger.open(settings.data_dir, messages)
             before, began = ledger.totals()["acked"], time.monotonic()
             asyncio.run(_all(ledger, settings, url, drop, timeout, stopped))

@@ -108,5 +108,5 @@ def silenced(name: str) -> Iterator[None]:
 def quiet_steps() -> None:
     """Leave out what Faust says of each step of each service. To be called before services are made."""
     mode.Service.mundane_level = "debug"
-    for name in ("faust", "mode", "app.table"):  # a store says "opening partition" as its subclass
+    for name in ("faust", "mode", "app.streaming.raw_table"):  # a store says "opening partition" as its subclass
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import click
 
-from app.datadir import running_workers
+from app.kafka.datadir import running_workers
 from app.settings import load
 from marq.errors import MarqError
 

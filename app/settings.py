@@ -40,6 +40,9 @@ CONFIG_VARIABLE = "MARQ_CONFIG"
 #: Variables with our prefix that are not settings: the file of settings, and what the tests read.
 _NOT_SETTINGS = (CONFIG_VARIABLE, "MARQ_TEST_")
 
+#: Settings of earlier versions, and what they are called now.
+_RENAMED = {"hold_ms": "persist_after_ms"}
+
 MIB = 1024 * 1024
 
 _KAFKA_URL = re.compile(r"kafka://[^/,\s:@]+:\d{1,5}(,[^/,\s:@]+:\d{1,5})*")
@@ -161,6 +164,15 @@ class Settings(BaseSettings):
     max_body_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         32 * MIB, description="Largest request that HTTP takes."
     )
+    max_connections: Count = Field(
+        8192,
+        description="Connections of clients that a worker takes, if the system's limit of open files allows them.",
+    )
+    max_connections_per_address: Count = Field(
+        1024,
+        description="Connections of one address (of an IPv6 network of 64 bits). Behind a proxy all clients have the "
+        "address of the proxy: raise it there.",
+    )
 
     # Amazon SQS
     sqs_limits: Literal["strict", "relaxed"] = Field(
@@ -182,7 +194,7 @@ class Settings(BaseSettings):
     window_offsets: Count = Field(
         100_000, description="A message this far behind the newest read is written to the table with its payload."
     )
-    hold_ms: Milliseconds = Field(
+    persist_after_ms: Milliseconds = Field(
         10_000, description="A message unfinished for this long is written to the table with its payload."
     )
     checkpoint_ms: Annotated[int, Field(ge=100)] = Field(2_000, description="Time between checkpoints of a partition.")
@@ -232,7 +244,7 @@ class Settings(BaseSettings):
     @field_validator("queues")
     @classmethod
     def _queues_are_possible(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        from app.queues import check_declared
+        from app.engine.catalog import check_declared
 
         try:
             check_declared(value.items())
@@ -351,6 +363,9 @@ def _refuse_unknown_variables() -> None:
 
 
 def _suggestion(name: str, known: list[str]) -> str:
+    plain = name.upper().removeprefix(PREFIX).lower()
+    if plain in _RENAMED:
+        return f"; it is called {_RENAMED[plain] if name == plain else variable(_RENAMED[plain])} now"
     close = difflib.get_close_matches(name, known, n=1) or difflib.get_close_matches(name.upper(), known, n=1)
     return f"; did you mean {close[0]}?" if close else "; `python -m app.settings` lists all settings"
 

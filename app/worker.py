@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 
 import click
 import faust
-from aiohttp.web import AppRunner
+from aiohttp.web import TCPSite
+from aiohttp.web_runner import BaseSite
 from click.core import ParameterSource
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.types import TP
@@ -30,25 +31,30 @@ from yarl import URL
 
 from agents import handlers, markers, queue
 from agents.guard import stop_on_error
+from agents.housekeeping import Housekeeping
 from agents.redelivery import Redelivery
-from app.connection import await_kafka, faust_broker, faust_credentials
-from app.datadir import Worker, claim_worker, resolve_bootstrap
-from app.faults import stop_on_faults
+from app.cluster.members import GroupMembers
+from app.cluster.peers import PATH as PEER_PATH
+from app.cluster.peers import Peers
+from app.engine.catalog import Catalog
+from app.engine.ownership import Ownership
+from app.kafka.connection import await_kafka, faust_broker, faust_credentials
+from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
+from app.kafka.topics import Topics, ensure_topics
 from app.logs import quiet_steps
-from app.ownership import Ownership
-from app.queues import Catalog
+from app.service.census import Census
+from app.service.inspection import Inspection
+from app.service.meters import Meters
+from app.service.moves import Moves
+from app.service.operations import QueueService
+from app.service.watches import Receivers
 from app.settings import Settings, load
-from app.streaming import MarqApp, UnreadTables, create_app
-from app.topics import Topics, ensure_topics
-from app.transport import Chunk
-from gateway import health, json_api, leftovers, metrics, state
+from app.streaming.faults import stop_on_faults
+from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
+from app.streaming.transport import Chunk
+from gateway import connections, health, json_api, leftovers, metrics, routes, views
 from gateway.auth import Keys, is_loopback
-from gateway.door import Door
-from gateway.moves import Moves
-from gateway.peers import Peers
-from gateway.receivers import Receivers
 from gateway.sqs import server as sqs
-from gateway.upkeep import Upkeep
 from marq.errors import MarqError, SettingError
 from tables import markers as markers_table
 from tables import messages as messages_table
@@ -75,50 +81,74 @@ def app_id(settings: Settings) -> str:
     return settings.name
 
 
+class WorkerWeb(BareWeb):
+    """The web server of a worker."""
+
+    def _create_site(self) -> BaseSite:
+        assert isinstance(self._runner, connections.Runner)
+        host, port, context = self.app.conf.web_bind, self.app.conf.web_port, self.app.conf.web_ssl_context
+        if context is not None:
+            return connections.TlsSite(self._runner, host, port, context)
+        return TCPSite(self._runner, host, port, backlog=connections.BACKLOG)
+
+
 class WorkerApp(MarqApp):
     """The Faust app of a marq worker."""
 
     settings: Settings
     keys: Keys
-    meters: metrics.Meters
-    views: state.Views
+    meters: Meters
     ownership: Ownership
     catalog: Catalog
     handlers: handlers.Handlers
-    door: Door
+    door: QueueService
     peers: Peers
-    upkeep: Upkeep
+    housekeeping: Housekeeping
     moves: Moves
+    census: Census
     receivers: Receivers
+    inspection: Inspection
     redelivery: Redelivery
     place: Worker | None = None
+    connections: connections.Connections
     _topics: Topics | None = None
     _flush_s: float | None = None
 
     def set_up(self, settings: Settings) -> None:
         """Declare agents and tables and what runs beside them."""
         self.settings = settings
-        self.began_s = time.monotonic()
         tables = {
             table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
             for table in (messages_table, markers_table, progress_table)
         }
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
-        self.ownership = Ownership(self, settings, lambda: self.topics_in_use, tables, self.catalog, beacon=self.beacon)
+        self.peers = Peers(
+            settings,
+            self.catalog.keys_for,
+            GroupMembers(self, tables[progress_table.NAME]),
+            beacon=self.beacon,
+        )
+        self.ownership = Ownership(
+            self, settings, lambda: self.topics_in_use, tables, self.catalog, self.peers, beacon=self.beacon
+        )
         handlers.import_modules(settings.handlers)
-        self.handlers = handlers.Handlers(self.ownership, settings, beacon=self.beacon)
-        self.door = Door(self.ownership, settings, beacon=self.beacon)
-        self.peers = self.door.peers = self.door.receiving.peers = Peers(self, beacon=self.beacon)
-        self.handlers.connect(self.peers)
-        self.door.receiving.room, self.door.receiving.is_late = self.ownership.room, self.ownership.is_late
-        self.handlers.meters = self.door.meters = self.door.receiving.meters = self.meters
-        self.upkeep = Upkeep(self, beacon=self.beacon)
-        self.moves = Moves(self, beacon=self.beacon)
-        self.receivers = Receivers(self, beacon=self.beacon)
-        self.redelivery = Redelivery(self, beacon=self.beacon)
-        queue.define(self, self.topic(settings.queue_topic))
-        markers.define(self, self.topic(settings.markers_topic))
-        health.define(self)
+        self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
+        self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
+        self.housekeeping = Housekeeping(self.ownership, settings, self.peers, beacon=self.beacon)
+        self.moves = Moves(self.operations, beacon=self.beacon)
+        self.census = Census(self.ownership, self.peers)
+        self.receivers = Receivers(
+            self.catalog,
+            self.census,
+            self.peers,
+            takers=(self.handlers.is_handled, self.operations.is_received),
+            beacon=self.beacon,
+        )
+        self.inspection = Inspection(self.ownership, self.operations.receives, self.census, self.receivers, self.peers)
+        self.redelivery = Redelivery(self.ownership, beacon=self.beacon)
+        queue.define(self.ownership, self.topic(settings.queue_topic))
+        markers.define(self.ownership, self.topic(settings.markers_topic))
+        health.define(self, self.ownership, self.keys)
 
     @property
     def topics_in_use(self) -> Topics:
@@ -158,12 +188,29 @@ class WorkerApp(MarqApp):
         conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
-        self.web._runner = AppRunner(self.web.web_app, access_log=None, shutdown_timeout=ANSWERS_S)
-        state.define_document(self, json_api.define(self) + state.define(self))
-        metrics.define(self)
-        sqs.define(self)
+        self.connections.total = connections.connections_for(connections.raise_file_limit(), settings.max_connections)
+        if self.connections.total < settings.max_connections:
+            _say(f"the system's limit of open files leaves room for {self.connections.total} connections of clients")
+        self.web._runner = connections.Runner(self.web.web_app, self.connections, shutdown_timeout=ANSWERS_S)
+        self.define_routes()
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
+
+    def _new_web(self) -> WorkerWeb:
+        return WorkerWeb(self)
+
+    def define_routes(self) -> None:
+        """What is served over HTTP, beside the health checks."""
+        router = self.web.web_app.router
+        operations = json_api.define(router, self.operations)
+        operations += views.define(router, self.inspection, self.catalog)
+        views.define_document(router, operations)
+        collector = metrics.Collector(
+            self.ownership, self.meters, self.operations.receives, self.receivers, self.connections
+        )
+        metrics.define(router, collector, self.census)
+        sqs.define(router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings))
+        router.add_post(PEER_PATH + "{name}", self.peers.serve)
 
     # -- life
 
@@ -179,25 +226,25 @@ class WorkerApp(MarqApp):
         await asyncio.wait_for(self.catalog.share_secret(), 30)
         await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
-        self.ownership.spawn(self.ownership.tails.warm())
+        self.ownership.spawn(self.ownership.changelogs.warm())
         await self.peers.start()
         await self.handlers.start()
-        await self.door.start()
-        await self.upkeep.start()
+        await self.operations.start()
+        await self.housekeeping.start()
         await self.moves.start()
         await self.receivers.start()
         await self.redelivery.start()
 
     async def on_stop(self) -> None:
-        self.door.receiving.close()
+        self.operations.receives.close()
         await self.handlers.close()
         self._flush_s = HAND_OVER_S if await self.ownership.hand_over(HAND_OVER_S) else 0.0
         await self.redelivery.stop()
         await self.handlers.stop()
         await self.receivers.stop()
         await self.moves.stop()
-        await self.upkeep.stop()
-        await self.door.stop()
+        await self.housekeeping.stop()
+        await self.operations.stop()
         await self.peers.stop()
         await super().on_stop()
         await asyncio.gather(self.ownership.stop(), self.catalog.stop())
@@ -213,7 +260,7 @@ class WorkerApp(MarqApp):
         await super()._on_partitions_assigned(assigned, generation_id)
 
     def on_chunk_aside(self, chunk: Chunk) -> None:
-        with stop_on_error(self):
+        with stop_on_error(self.ownership):
             if chunk.topic == self.topics_in_use.queue:
                 self.ownership.on_queue_chunk(chunk)
             else:
@@ -225,9 +272,8 @@ class WorkerApp(MarqApp):
     def on_rebalance_end(self) -> None:
         super().on_rebalance_end()
         self.ownership.on_assigned(self.consumer_generation_id)
-        self.peers.members_changed()
-        if self.handlers.elsewhere is not None:
-            self.handlers.elsewhere.renew_soon()
+        self.operations.receives.polling.members_changed()
+        self.handlers.elsewhere.renew_soon()
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:
@@ -341,7 +387,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
     settings = settings or load()
     if settings.log_level != "DEBUG":
         quiet_steps()
-    meters = metrics.Meters()
+    meters = Meters()
     keys = Keys(settings.keys.get_secret_value() if settings.keys is not None else None)
     app = create_app(
         cls=WorkerApp,
@@ -358,7 +404,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,
-            "middlewares": [leftovers.freed(), metrics.measured(meters), json_api.guard(keys)],
+            "middlewares": [leftovers.freed(), metrics.measured(meters), routes.guard(keys)],
         },
         web_tables_enabled=False,
         web_router_enabled=False,
@@ -367,5 +413,6 @@ def build(settings: Settings | None = None) -> WorkerApp:
     )
     app.keys = keys
     app.meters = meters
+    app.connections = connections.Connections(settings.max_connections, settings.max_connections_per_address)
     app.set_up(settings)
     return app

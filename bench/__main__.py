@@ -5,12 +5,13 @@ from __future__ import annotations
 import click
 
 from bench import cycle as cycle_bench
-from bench import door as door_bench
 from bench import growth as growth_bench
 from bench import hol as hol_bench
 from bench import overload as overload_bench
 from bench import pipeline as pipeline_bench
 from bench import rebalance as rebalance_bench
+from bench import restart as restart_bench
+from bench import service as service_bench
 from bench import sqs as sqs_bench
 
 
@@ -69,7 +70,7 @@ def cycle(
 @click.option("--singles", default=2_000, show_default=True, help="Messages of the phase `single`.")
 def client(batch: int, messages: int, size: int, phases: str, runs: int, singles: int) -> None:
     """The client library against one worker process."""
-    door_bench.run_client(
+    service_bench.run_client(
         batch=batch, messages=messages, size=size, phases=phases.split(","), runs=runs, singles=singles
     )
 
@@ -81,7 +82,7 @@ def client(batch: int, messages: int, size: int, phases: str, runs: int, singles
 @click.option("--runs", default=1, show_default=True, help="Repeat each run and take the median.")
 def send(sizes: str, seconds: float, batch: int, runs: int) -> None:
     """Sends through the client: one after the other, 256 at the same time, and in batches."""
-    door_bench.run_send(sizes=[int(s) for s in sizes.split(",")], seconds=seconds, batch=batch, runs=runs)
+    service_bench.run_send(sizes=[int(s) for s in sizes.split(",")], seconds=seconds, batch=batch, runs=runs)
 
 
 @bench.command()
@@ -115,6 +116,15 @@ def hol(messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
 def rebalance(times: int, parked: int, rate: int, pause: float) -> None:
     """Gaps between deliveries while a fourth worker joins and leaves."""
     rebalance_bench.run(times=times, parked=parked, rate=rate, pause_s=pause)
+
+
+@bench.command()
+@click.option("--seconds", default=300.0, show_default=True, help="How long workers are restarted.")
+@click.option("--rate", default=2000, show_default=True, help="Messages per second.")
+@click.option("--pause", default=5.0, show_default=True, help="Seconds between a restart and the next one.")
+def restart(seconds: float, rate: int, pause: float) -> None:
+    """A rolling restart of three workers under load: losses, attempts, duplicates, latency."""
+    restart_bench.run(seconds=seconds, rate=rate, pause_s=pause)
 
 
 @bench.command()

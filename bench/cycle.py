@@ -19,8 +19,8 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
-from app.broker import EmbeddedBroker
 from app.commands import WorkerProcess
+from app.kafka.broker import EmbeddedBroker
 from bench.peers import share
 
 PARTITIONS = 4
@@ -69,8 +69,8 @@ class Bench:
 
     async def create(self, name: str) -> str:
         """The topics of an installation; its queue topic."""
+        from app.kafka.topics import ensure_topics
         from app.settings import Settings
-        from app.topics import ensure_topics
 
         settings = Settings(kafka=f"kafka://{self.bootstrap}", name=name, partitions=PARTITIONS)
         await ensure_topics(settings, name)

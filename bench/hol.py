@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
 

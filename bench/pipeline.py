@@ -11,9 +11,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
+from app.kafka.topics import ensure_topics
 from app.settings import Settings
-from app.topics import ensure_topics
 from bench.cycle import PARTITIONS, Bench, result
 from marq.core.markers import End, Start, encode
 

@@ -10,7 +10,7 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
 
@@ -26,7 +26,7 @@ def run(*, times: int, parked: int, rate: int, pause_s: float) -> None:
         name = bench.new_name("rebalance")
         topic = asyncio.run(bench.create(name))
         asyncio.run(bench.send(topic, parked, names=[PARKED]))
-        environment = {"MARQ_HANDLERS": "bench.gaps", "BENCH_QUEUES": READ, "MARQ_HOLD_MS": "1000"}
+        environment = {"MARQ_HANDLERS": "bench.gaps", "BENCH_QUEUES": READ, "MARQ_PERSIST_AFTER_MS": "1000"}
         with bench.worker(name, **environment) as first:
             others = [WorkerProcess(MARQ_DATA_DIR=f"{folder}/data{i}") for i in range(1, WORKERS)]
             try:

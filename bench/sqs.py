@@ -18,7 +18,7 @@ import msgspec
 
 from app.processes import WorkerProcess
 from bench.cycle import percentile, result
-from bench.door import Clock, workers
+from bench.service import Clock, workers
 
 CONNECTIONS = 8
 #: Round trips, and messages that go round in batches, before the measured ones: the broker's JVM compiles meanwhile.

@@ -5,7 +5,7 @@
 
 import tempfile
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from marq.client import Service
 

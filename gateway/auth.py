@@ -77,6 +77,11 @@ class Grants:
             raise NotAllowedError(f"this key does not have the permission {permission!r} for {where}")
 
 
+def may_see(grants: Grants, queue: str) -> bool:
+    """Whoever may do anything with a queue may know that it is there, and how it is set."""
+    return any(grants.allow(permission, queue) for permission in PERMISSIONS)
+
+
 class Credential(NamedTuple):
     """An access key: requests are signed with the secret, and may do what its key may."""
 

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
+from app.engine.ownership import Ownership
+from app.streaming.faust_app import MarqApp
+from gateway.auth import Keys
 
 
-def define(app: WorkerApp) -> None:
+def define(app: MarqApp, ownership: Ownership, keys: Keys) -> None:
     """Declare the views."""
 
     @app.page("/health/live", name="health-live")
@@ -20,17 +21,19 @@ def define(app: WorkerApp) -> None:
 
     @app.page("/health/ready", name="health-ready")
     async def ready(view: Any, request: Any) -> Any:
-        held = app.ownership.held
+        held = ownership.held
         serving = [number for number in sorted(held) if held[number].serving]
-        ready = app.ownership.ready and app.failure is None
+        ready = ownership.ready and app.failure is None
         state: dict[str, Any] = {"ready": ready, "serving": serving}
-        if app.ownership.unserved:
-            state["unserved"] = sorted(app.ownership.unserved)
-        if not app.keys:  # whoever asks
-            state["worker"] = app.ownership.worker_name
+        if ownership.unserved:
+            state["unserved"] = sorted(ownership.unserved)
+        if stalled := ownership.stalls.now():
+            state["stalled"] = list(stalled)
+        if not keys:  # whoever asks
+            state["worker"] = ownership.worker_name
             state["rebalancing"] = bool(app.rebalancing)
-            if app.ownership.unserved:
-                state["unserved"] = {str(n): reason for n, reason in sorted(app.ownership.unserved.items())}
+            if ownership.unserved:
+                state["unserved"] = {str(n): reason for n, reason in sorted(ownership.unserved.items())}
             state["partitions"] = {str(n): held[n].owner.phase.value for n in sorted(held)}
             if app.failure is not None:
                 state["stopping"] = str(app.failure)

@@ -8,103 +8,49 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from aiohttp import web
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from agents.handlers import DURATIONS_S
-from gateway.json_api import secured
-from gateway.problems import kind_of
-
-if TYPE_CHECKING:
-    from agents.handlers import Runner
-    from app.worker import WorkerApp
-    from gateway.receiving import Received
-    from marq.errors import MarqError
-    from marq.message import Message
+from app.engine.ownership import Ownership
+from app.service.census import Census
+from app.service.meters import DURATIONS_S, HandlerMeter, Meters
+from app.service.receives import Receives
+from app.service.watches import Receivers
+from gateway.connections import Connections
+from gateway.routes import secured
 
 #: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
 QUEUES_MAX = 100
 #: Key of a request under which a protocol that has one route for all says which action it was; one of a fixed set.
 ACTION = "metrics-action"
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_AGE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 3600, 21_600, 86_400)
-
-
-class Meters:
-    """What is measured as it happens."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.requests = Histogram(
-            "marq_http_request_seconds",
-            "Time to answer a request; receives include their wait.",
-            ["route", "action", "method", "status"],
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.sent = Counter(
-            "marq_sent_messages", "Messages that were sent through this worker.", registry=self.registry
-        )
-        self.sent_bytes = Counter("marq_sent_bytes", "Bytes of their payloads.", registry=self.registry)
-        self.received = Counter(
-            "marq_received_messages", "Messages that were handed to receivers by this worker.", registry=self.registry
-        )
-        self.settled = Counter(
-            "marq_settled_receipts",
-            "Deliveries that receivers of this worker settled or extended; those of its handlers as they are written.",
-            ["action", "result"],
-            registry=self.registry,
-        )
-        self._settled: dict[tuple[str, str], Counter] = {}
-        self.age = Histogram(
-            "marq_first_delivery_seconds",
-            "From Kafka's time stamp of a message to its first delivery, by the clock of the worker.",
-            buckets=_AGE_SECONDS,
-            registry=self.registry,
-        )
-
-    def handed(self, messages: Sequence[Received] | Sequence[Message]) -> None:
-        """A receiver was given `messages` of one delivery."""
-        self.received.inc(len(messages))
-        first = messages[0]
-        if first.attempt == 1:
-            # one of a delivery: they were read together
-            self.age.observe(max(0.0, time.time() - first.sent_ms / 1000))
-
-    def settle(self, action: str, count: int, result: str = "ok") -> None:
-        """`action` was done to `count` deliveries."""
-        child = self._settled.get((action, result))
-        if child is None:
-            child = self._settled[action, result] = self.settled.labels(action, result)
-        child.inc(count)
-
-    def settle_all(self, action: str, results: Sequence[MarqError | None]) -> None:
-        """What came of an action, for each receipt: None, or an error."""
-        done = results.count(None)
-        if done:
-            self.settle(action, done)
-        if done < len(results):
-            for error in results:
-                if error is not None:
-                    self.settle(action, 1, kind_of(error)[1])
-
 
 class Collector:
     """What is there when it is asked for."""
 
-    def __init__(self, app: WorkerApp) -> None:
-        self.app = app
+    def __init__(
+        self,
+        ownership: Ownership,
+        meters: Meters,
+        receives: Receives,
+        receivers: Receivers,
+        connections: Connections,
+    ) -> None:
+        self.ownership = ownership
+        self.meters = meters
+        self.receives = receives
+        self.receivers = receivers
+        self.connections = connections
         self.counts: dict[str, dict[str, int]] = {}
         self.ages: dict[str, int] = {}  # of the oldest message of each queue, milliseconds
 
     def collect(self) -> Iterator[Metric]:
-        app = self.app
-        held = [h for _, h in sorted(app.ownership.held.items())]
+        ownership, app = self.ownership, self.ownership.app
+        held = [h for _, h in sorted(ownership.held.items())]
         gauges: dict[str, tuple[str, Any]] = {
             "epoch": ("Offset of the own marker under which it is served.", lambda h: h.owner.epoch),
             "serving": ("1 if it is served.", lambda h: int(h.serving)),
@@ -131,9 +77,17 @@ class Collector:
         unserved = GaugeMetricFamily(
             "marq_partition_unserved", "1: assigned to this worker, which can't serve it.", labels=["partition"]
         )
-        for number in sorted(app.ownership.unserved.keys() - app.ownership.held.keys()):
+        for number in sorted(ownership.unserved.keys() - ownership.held.keys()):
             unserved.add_metric([str(number)], 1)
         yield unserved
+        stalled = GaugeMetricFamily(
+            "marq_partition_stalled_seconds",
+            "How long Kafka has confirmed nothing that this worker wrote in a partition; of stalled ones only.",
+            labels=["partition"],
+        )
+        for number, stall in ownership.stalls.now().items():
+            stalled.add_metric([str(number)], stall.seconds)
+        yield stalled
         counted = CounterMetricFamily(
             "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
         )
@@ -150,31 +104,38 @@ class Collector:
         yield CounterMetricFamily(
             "marq_poison_without_copy",
             "Records that ended as poison without a copy, because the poison topic took none.",
-            value=app.ownership.letters.uncopied,
+            value=ownership.copies.uncopied,
         )
         yield from self._handlers()
+        yield GaugeMetricFamily("marq_connections", "Connections of clients.", value=self.connections.open)
+        refused = CounterMetricFamily(
+            "marq_refused_connections", "Connections that were refused or ended, by the reason.", labels=["reason"]
+        )
+        for reason, count in self.connections.refused.items():
+            refused.add_metric([reason], count)
+        yield refused
         yield GaugeMetricFamily(
-            "marq_waiting_receives", "Receives that wait at this worker.", value=app.door.receiving.count
+            "marq_waiting_receives", "Receives that wait at this worker.", value=self.receives.count
         )
         yield GaugeMetricFamily(
             "marq_loop_lag_seconds",
             "How late this worker's timers fire; seen at once, fading.",
-            value=app.ownership.lateness.lag_ms / 1000,
+            value=ownership.lateness.lag_ms / 1000,
         )
         yield GaugeMetricFamily(
             "marq_oldest_ack_seconds",
             "How long the oldest ack, extension or release has waited for Kafka.",
-            value=app.ownership.ack_age_s,
+            value=ownership.ack_age_s,
         )
         yield CounterMetricFamily(
             "marq_withheld_receives",
             "Times that nothing was handed out, though it was there, because acks would have been late.",
-            value=app.ownership.withheld,
+            value=ownership.withheld,
         )
         yield CounterMetricFamily(
             "marq_stalls",
             "Times that this worker stood still for a second or more.",
-            value=app.ownership.lateness.stalls,
+            value=ownership.lateness.stalls,
         )
         yield GaugeMetricFamily(
             "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.unconfirmed_bytes
@@ -194,15 +155,15 @@ class Collector:
             labels=labels,
         )
         bounds = [*(str(float(bound)) for bound in DURATIONS_S), "+Inf"]
-        same: dict[tuple[str, str], list[Runner]] = {}  # functions that were made in a loop have one name
-        for runner in self.app.handlers.runners:
-            same.setdefault((runner.handler.name, ",".join(runner.handler.queues)), []).append(runner)
-        for names, runners in same.items():
-            durations = map(sum, zip(*(runner.durations for runner in runners), strict=True))
+        same: dict[tuple[str, str], list[HandlerMeter]] = {}  # functions that were made in a loop have one name
+        for handler in self.meters.handlers:
+            same.setdefault((handler.name, ",".join(handler.queues)), []).append(handler)
+        for names, handlers in same.items():
+            durations = map(sum, zip(*(handler.durations for handler in handlers), strict=True))
             buckets = zip(bounds, itertools.accumulate(durations), strict=True)
-            took.add_metric(names, list(buckets), sum(runner.seconds for runner in runners))
-            failures.add_metric(names, sum(runner.failures for runner in runners))
-            broken.add_metric(names, int(any(runner.breaker.state != "closed" for runner in runners)))
+            took.add_metric(names, list(buckets), sum(handler.seconds for handler in handlers))
+            failures.add_metric(names, sum(handler.failures for handler in handlers))
+            broken.add_metric(names, int(any(handler.breaker.state != "closed" for handler in handlers)))
         yield took
         yield broken
         yield failures
@@ -247,9 +208,9 @@ class Collector:
             "ones first.",
             labels=["queue"],
         )
-        states = self.app.ownership.breakers.states()
-        for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q]["state"] == "closed"):
-            family.add_metric([queue], int(states[queue]["state"] != "closed"))
+        states = self.ownership.breakers.states()
+        for queue in heapq.nsmallest(QUEUES_MAX, states, key=lambda q: states[q].state == "closed"):
+            family.add_metric([queue], int(states[queue].state != "closed"))
         return family
 
     def _without_receiver(self) -> Metric:
@@ -259,7 +220,7 @@ class Collector:
             f"beyond the {QUEUES_MAX} largest are summed up.",
             labels=["queue"],
         )
-        without = self.app.receivers.without
+        without = self.receivers.without
         largest = heapq.nlargest(len(without), without, key=without.__getitem__)
         for queue in largest[:QUEUES_MAX]:
             family.add_metric([queue], without[queue])
@@ -289,15 +250,14 @@ def measured(meters: Meters) -> Any:
     return measure
 
 
-def define(app: WorkerApp) -> None:
+def define(router: web.UrlDispatcher, collector: Collector, census: Census) -> None:
     """Register the route."""
-    collector = Collector(app)
-    app.meters.registry.register(collector)  # type: ignore[arg-type]
+    registry = collector.meters.registry
+    registry.register(collector)
 
     async def metrics(request: web.Request) -> web.Response:
-        collector.counts = await app.views.counts_here()
-        collector.ages = await app.views.ages_here()
-        text = generate_latest(app.meters.registry)
-        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+        collector.counts = await census.counts()
+        collector.ages = await census.ages()
+        return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app.web.web_app.router.add_get("/metrics", secured("inspect", metrics, everywhere=True))
+    router.add_get("/metrics", secured("inspect", metrics, everywhere=True))

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway import problems
 from marq import __version__
 from marq.core.policies import QUEUE_NAME_MAX
+from marq.protocol import problems
 
 JSON, MSGPACK = "application/json", "application/msgpack"
 

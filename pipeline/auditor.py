@@ -10,14 +10,14 @@ import msgspec
 
 from marq.core import rows
 from marq.core.digest import STATES, Digest, digest_of, entries
-from marq.core.lives import Envelope, Lives
+from marq.core.history import Envelope, Histories
 from marq.core.markers import Batch
 from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
 from marq.errors import RowError
 from pipeline import walk
 from pipeline.fingerprints import fingerprints, without_payloads
-from pipeline.witness import Fault, Witness
+from pipeline.reference import Fault, ReferenceFold
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +81,7 @@ class Auditor(walk.Walker):
     def __init__(self, number: int, plan: bytes) -> None:
         super().__init__(number)
         self.told = msgspec.msgpack.decode(plan, type=Plan)
-        self.witness: Witness
+        self.reference: ReferenceFold
         self.recovered: Partition | None = None
         self._rows: dict[str, bytes] = {}
         self._stored: dict[int, int | None] = {}  # unfinished messages of the tables -> fingerprint
@@ -104,10 +104,10 @@ class Auditor(walk.Walker):
     def begin(self) -> None:
         told = self.told
         self.start_at(told.queue_start, told.markers_start, told.queue_id)
-        self.witness = Witness(
+        self.reference = ReferenceFold(
             first=told.queue_start,
             own=-1,
-            queue_of=Lives(queue_id=told.queue_id).queue_of,
+            queue_of=Histories(queue_id=told.queue_id).queue_of,
             report=self._fault,
             compacted=told.queue_id is not None,
         )
@@ -179,16 +179,16 @@ class Auditor(walk.Walker):
             self._recover_read(envelopes, prints)
 
     def on_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
-        if self.witness.first != self.first:
+        if self.reference.first != self.first:
             assert self.first is not None
-            self.witness.forget_below(self.first)
+            self.reference.forget_below(self.first)
         if self._since_ms is None and not self._is_whole:
             self._since_ms = envelopes[0].timestamp
-        self.witness.read(envelopes)
+        self.reference.read(envelopes)
         self._recover_read(envelopes, prints)
 
     def on_absent(self, start: int, stop: int) -> None:
-        self.witness.gone(start, stop)
+        self.reference.gone(start, stop)
 
     def on_markers_absent(self, start: int, stop: int) -> None:
         stop = min(stop, self.told.archived)
@@ -196,11 +196,11 @@ class Auditor(walk.Walker):
             self._wrong("markers gone", f"records {start} to {stop - 1} of the markers log are not in the archive")
 
     def before_fold(self, offset: int, timestamp_ms: int, batch: Batch | None) -> None:
-        if self.witness.own < self.told.markers_start:
-            self.witness.own = self.partition.own  # where the log has lost its own marker
+        if self.reference.own < self.told.markers_start:
+            self.reference.own = self.partition.own  # where the log has lost its own marker
 
     def on_fold(self, offset: int, timestamp_ms: int, batch: Batch | None, effects: list[list[int]]) -> None:
-        mine = self.witness.fold(offset, timestamp_ms, batch)
+        mine = self.reference.fold(offset, timestamp_ms, batch)
         if effects != mine:
             for one, other in zip(effects, mine, strict=True):
                 for message in set(one) ^ set(other):
@@ -240,7 +240,7 @@ class Auditor(walk.Walker):
         told = self.told
         if self.first is None:
             self.partition.ingest(self.partition.position, told.queue_stop, [])
-            self.witness.forget_below(told.queue_stop)
+            self.reference.forget_below(told.queue_stop)
             self._since_ms = self._whole_ms
         self.stop_at(told.queue_stop, told.markers_stop)
         stored = self.recovered
@@ -258,16 +258,17 @@ class Auditor(walk.Walker):
 
     def _check_states(self) -> None:
         """Every message that was read is done, or held by the core as the markers say."""
-        partition, states = self.partition, self.witness.states
-        for offset in self.witness.open:
+        partition, states = self.partition, self.reference.states
+        for offset in self.reference.open:
             if offset not in partition.messages:
                 self._fault(Fault("lost", offset, None, "is not done by any marker, but the fold does not hold it"))
                 continue
-            hold, state = partition.holds.get(offset), states.get(offset)
-            if (hold.state() if hold is not None else None) != (None if state is None else tuple(state[:5])):
-                self._fault(Fault("fold", offset, None, f"is held as {hold and hold.state()}, the markers say {state}"))
-        if len(partition.messages) > len(self.witness.open):
-            for offset in partition.messages.keys() - self.witness.open.keys():
+            delivered, state = partition.deliveries.get(offset), states.get(offset)
+            found = delivered.as_tuple() if delivered is not None else None
+            if found != (None if state is None else tuple(state[:5])):
+                self._fault(Fault("fold", offset, None, f"is held as {found}, the markers say {state}"))
+        if len(partition.messages) > len(self.reference.open):
+            for offset in partition.messages.keys() - self.reference.open.keys():
                 self._fault(Fault("fold", offset, None, "is held, though a marker has ended it"))
 
     def _check_recovered(self, stored: Partition) -> None:
@@ -301,7 +302,7 @@ class Auditor(walk.Walker):
                 self._fault(Fault("worker", -1, queue, what))
             if not differ:
                 self._wrong("worker", "the worker's digest differs, with equal counts: other messages, or attempts")
-        if self._is_whole and not self.witness.notes["purges"]:
+        if self._is_whole and not self.reference.notes["purges"]:
             for name in COUNTERS:
                 theirs, ours = live["counters"].get(name, 0), self.partition.counters[name]
                 if theirs != ours:
@@ -309,7 +310,7 @@ class Auditor(walk.Walker):
         return "agrees" if self._fault_count == before else "differs"
 
     def _summarize(self, held: Digest, live: str | None) -> None:
-        told, witness, counters = self.told, self.witness, self.partition.counters
+        told, witness, counters = self.told, self.reference, self.partition.counters
         done: dict[str, dict[str, int]] = {}
         for (queue, outcome), amount in witness.done.items():
             done.setdefault(queue or "", {})[outcome] = amount

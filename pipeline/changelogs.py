@@ -17,7 +17,7 @@ from pipeline.kafka import Kafka
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Tables of rows, and the one of manifests; see `app.topics`.
+#: Tables of rows, and the one of manifests; see `app.kafka.topics`.
 ROW_TABLES = ("messages", "markers")
 MANIFESTS = "progress"
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 from zlib import crc32
 
-from app.jars import default_cache_dir, install, locked, own
+from app.kafka.jars import default_cache_dir, install, locked, own
 from marq.errors import DownloadError, PipelineError
 
 SPARK_VERSION = "4.2.0"

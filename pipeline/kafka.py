@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from app.datadir import resolve_bootstrap
+from app.kafka.datadir import resolve_bootstrap
 from app.settings import Settings
 from marq.errors import BrokerError, TopicError
 

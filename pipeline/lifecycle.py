@@ -13,9 +13,9 @@ import click
 import msgspec
 import pyarrow as pa
 
-from pipeline.chronicler import CHRONICLE, LIFE, STATE_VERSION, Chronicler, Plan
+from pipeline.lifecycle_walker import LIFE, LIFECYCLE, STATE_VERSION, LifecycleWalker, Plan
 from pipeline.options import Job, job_options
-from pipeline.resuming import Kept
+from pipeline.resuming import ResumeState
 from pipeline.walk import walk
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def lifecycle(spark: SparkSession, job: Job) -> Done | None:
     stop = {n: (b.queue_end, b.markers_end) for n, b in there.items()}
     kept = state.select("partition", "key", "value", F.lit(0).alias("offset"))
     stream = logs(spark, archive, positions, stop)
-    walked = walk(spark, stream, plans, Chronicler, _schema(CHRONICLE), rows=kept).persist(StorageLevel.DISK_ONLY)
+    walked = walk(spark, stream, plans, LifecycleWalker, _schema(LIFECYCLE), rows=kept).persist(StorageLevel.DISK_ONLY)
     try:
         lives = walked.where("state_key is null").drop("state_key", "state_value")
         ended, unfinished = _write_lives(spark, job, lives, run + 1, source)
@@ -111,7 +111,7 @@ def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:
     """Number of the last run, and how far it came."""
     run, positions = 0, {}
     for row in state.where("key = 'walker'").select("partition", "value", "run").collect():
-        kept = msgspec.msgpack.decode(bytes(row.value), type=Kept)
+        kept = msgspec.msgpack.decode(bytes(row.value), type=ResumeState)
         positions[row.partition] = (kept.position, kept.markers_position)
         run = max(run, row.run)
     return run, positions

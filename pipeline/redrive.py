@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from app.datadir import running_workers
+from app.kafka.datadir import running_workers
 from marq.client import Service
 from marq.errors import (
     LeaseOverError,

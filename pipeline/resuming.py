@@ -1,6 +1,6 @@
 """A walker that goes on where the last one stopped, from the rows of state that it left.
 
-    walker      how far it came (`Kept`)
+    walker      how far it came (`ResumeState`)
     manifest    of the core's checkpoint, which names the core's rows; these are there under their own keys
     …           what the job itself has to remember
 
@@ -20,7 +20,7 @@ from marq.core.partition import Partition
 from pipeline.walk import Plan, Walker
 
 
-class Kept(msgspec.Struct):
+class ResumeState(msgspec.Struct):
     """Of a walker, besides the state of the core and of the job."""
 
     v: int
@@ -35,7 +35,7 @@ class ResumingWalker(Walker):
     """Begins from the rows that it is given, or where the logs begin if there are none; `state` leaves such rows."""
 
     #: A job's own may have more fields.
-    kept_type: type[Kept] = Kept
+    state_type: type[ResumeState] = ResumeState
     #: Of the job's rows.
     version = 1
 
@@ -46,17 +46,17 @@ class ResumingWalker(Walker):
 
     # -- what a job overrides
 
-    def goes_on(self, kept: Kept) -> bool:
+    def goes_on(self, kept: ResumeState) -> bool:
         """Whether the logs still have what follows."""
         return True
 
     def restore(self, kept: Any, stored: dict[str, bytes]) -> None:
         """Take the job's own rows out of ``stored``."""
 
-    def kept(self) -> Kept:
+    def resume_state(self) -> ResumeState:
         """How far the walker is."""
         partition = self.partition
-        return Kept(
+        return ResumeState(
             self.version,
             partition.position,
             partition.markers_position,
@@ -73,7 +73,7 @@ class ResumingWalker(Walker):
 
     def begin(self) -> None:
         told, stored = self.told, self._rows
-        kept = msgspec.msgpack.decode(stored.pop("walker"), type=self.kept_type) if "walker" in stored else None
+        kept = msgspec.msgpack.decode(stored.pop("walker"), type=self.state_type) if "walker" in stored else None
         if kept is None or not self.goes_on(kept):
             stored.clear()
             self.start_at(told.queue_start, told.markers_start, told.queue_id)
@@ -88,7 +88,7 @@ class ResumingWalker(Walker):
         checkpoint = self.partition.checkpoint(epoch, 0, 0, 0, whole=True)
         assert checkpoint is not None  # the first one after a restore or a beginning
         self._rows.update(checkpoint.rows)
-        yield "walker", msgspec.msgpack.encode(self.kept())
+        yield "walker", msgspec.msgpack.encode(self.resume_state())
         yield "manifest", checkpoint.manifest
         for key in self.partition.named_keys():
             yield key, self._rows[key]

@@ -57,7 +57,7 @@ def make() -> Path | None:
     Raises:
         PipelineError, BrokerError: Spark or Kafka could not be started.
     """
-    from app.broker import EmbeddedBroker
+    from app.kafka.broker import EmbeddedBroker
 
     file = class_cache(java_home())
     draft = file.with_name(f"{file.name}.{os.getpid()}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Purge, Start, decode
 from marq.core.partition import H_ORIGIN, MESSAGE_MAX_BYTES, Partition
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, is_too_large

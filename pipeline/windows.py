@@ -17,7 +17,7 @@ import msgspec
 from app.settings import Settings
 from pipeline.checkpoints import Checkpoint
 from pipeline.logs import Bounds, from_records
-from pipeline.tally import BUCKETS_PER_DOUBLING, COUNTS, WALKED, Kept, Plan, TallyWalker
+from pipeline.metrics_walker import BUCKETS_PER_DOUBLING, COUNTS, WALKED, MetricsWalker, Plan, ResumeState
 from pipeline.walk import walk
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Windows:
             spark,
             records,
             plans,
-            TallyWalker,
+            MetricsWalker,
             WALKED,
             rows=spark.read.format("delta")
             .load(self.state)
@@ -94,7 +94,7 @@ class Windows:
         queue, markers = (ends.get(topic, {}) for topic in (self.settings.queue_topic, self.settings.markers_topic))
         return {n: (queue[n], markers[n]) for n in queue.keys() & markers.keys()}
 
-    def _plans(self, ends: Positions, kept: Mapping[int, Kept]) -> dict[int, bytes]:
+    def _plans(self, ends: Positions, kept: Mapping[int, ResumeState]) -> dict[int, bytes]:
         """What is told to the walkers of the partitions that have something new."""
         plans = {}
         for n, (queue_end, markers_end) in ends.items():
@@ -116,7 +116,7 @@ class Windows:
         return plans
 
     def _write(
-        self, walked: DataFrame, query: str, number: int, kept: Mapping[int, Kept], plans: Mapping[int, bytes]
+        self, walked: DataFrame, query: str, number: int, kept: Mapping[int, ResumeState], plans: Mapping[int, bytes]
     ) -> None:
         from delta.tables import DeltaTable
         from pyspark.sql import functions as F
@@ -126,7 +126,10 @@ class Windows:
         state = walked.where("state_key is not null").selectExpr(
             "partition", "state_key as key", "state_value as value", f"'{query}' as query", f"{number}L as batch"
         )
-        told = [msgspec.msgpack.decode(bytes(row.value), type=Kept) for row in state.where("key = 'walker'").collect()]
+        told = [
+            msgspec.msgpack.decode(bytes(row.value), type=ResumeState)
+            for row in state.where("key = 'walker'").collect()
+        ]
         after_ms = max(before_ms, watermark_ms(told, self.late_ms))
         table = DeltaTable.forPath(spark, self.metrics)
         changed = self._changed(walked, table.toDF(), before_ms, after_ms).persist()
@@ -196,7 +199,7 @@ def _in(plans: Mapping[int, bytes]) -> str:
 class Left(NamedTuple):
     """What a batch left of a partition."""
 
-    kept: Kept
+    kept: ResumeState
     query: str
     batch: int
 
@@ -205,12 +208,12 @@ def left_of(spark: SparkSession, path: str) -> dict[int, Left]:
     """How far each partition is."""
     walkers = spark.read.format("delta").load(path).where("key = 'walker'")
     return {
-        row.partition: Left(msgspec.msgpack.decode(bytes(row.value), type=Kept), row.query, row.batch)
+        row.partition: Left(msgspec.msgpack.decode(bytes(row.value), type=ResumeState), row.query, row.batch)
         for row in walkers.select("partition", "value", "query", "batch").collect()
     }
 
 
-def watermark_ms(kept: Iterable[Kept], late_ms: int) -> int:
+def watermark_ms(kept: Iterable[ResumeState], late_ms: int) -> int:
     """Windows that end before are final: records so much later were read."""
     return max((one.latest_ms for one in kept), default=0) - late_ms
 

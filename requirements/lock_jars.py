@@ -16,8 +16,8 @@ from pathlib import Path
 import jgo
 from jgo.maven import MavenContext
 
-from app.broker import KAFKA_VERSION
-from app.jars import MAVEN_CENTRAL, Jar
+from app.kafka.broker import KAFKA_VERSION
+from app.kafka.jars import MAVEN_CENTRAL, Jar
 from pipeline.jars import DELTA_VERSION, SPARK_VERSION
 
 HERE = Path(__file__).parent

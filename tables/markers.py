@@ -10,7 +10,10 @@ Keys `<partition>/<epoch>/<kind>/<number>`, values of `marq.core.rows`:
 
 from __future__ import annotations
 
-from marq.core.rows import IndexRow, Kind, MarkersRow, PageRow, decode_marker_row
+from typing import Any
+
+from marq.core.rows import IndexRow, Kind, MarkersRow, PageRow, decode_dedup, decode_marker_row, kind_of
+from tables.plain import plain
 
 NAME = "markers"
 HELP = "in-progress marker state of segments and blocks of offsets"
@@ -19,3 +22,13 @@ HELP = "in-progress marker state of segments and blocks of offsets"
 def decode(kind: Kind, value: bytes) -> MarkersRow | PageRow | IndexRow:
     """A row's value, but for ids. Raises `RowError`."""
     return decode_marker_row(kind, value)
+
+
+def describe(key: str, value: bytes) -> Any:
+    """A row to be looked at."""
+    kind = kind_of(key)
+    if kind in ("dedup", "origins"):
+        digests, offsets, timestamps_ms = decode_dedup(value)
+        ids = zip(digests, offsets, timestamps_ms, strict=True)
+        return [{"id": digest.hex(), "offset": offset, "sent_ms": sent_ms} for digest, offset, sent_ms in ids]
+    return plain(decode(kind, value))

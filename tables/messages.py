@@ -6,6 +6,8 @@ messages are still unfinished says the `markers` table.
 
 from __future__ import annotations
 
+from typing import Any
+
 from marq.core.rows import MessagesRow, decode_messages
 
 NAME = "messages"
@@ -15,3 +17,16 @@ HELP = "payloads of messages that stay unfinished for long, in segments"
 def decode(value: bytes) -> MessagesRow:
     """A row's value. Raises `RowError`."""
     return decode_messages(value)
+
+
+def describe(key: str, value: bytes) -> list[dict[str, Any]]:
+    """A row to be looked at, without payloads."""
+    return [
+        {
+            "offset": record.offset,
+            "sent_ms": record.timestamp,
+            "queue": (record.key or b"").decode(errors="backslashreplace"),
+            "size_bytes": len(record.value or b""),
+        }
+        for record in decode(value).records()
+    ]

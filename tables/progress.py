@@ -6,7 +6,10 @@ ignores every row that it does not name.
 
 from __future__ import annotations
 
+from typing import Any
+
 from marq.core.rows import Manifest, decode_manifest
+from tables.plain import plain
 
 NAME = "progress"
 HELP = "manifest of each partition: live rows, positions, clock, owner"
@@ -15,3 +18,8 @@ HELP = "manifest of each partition: live rows, positions, clock, owner"
 def decode(value: bytes) -> Manifest:
     """A row's value. Raises `RowError`."""
     return decode_manifest(value)
+
+
+def describe(key: str, value: bytes) -> Any:
+    """A row to be looked at."""
+    return plain(decode(value))

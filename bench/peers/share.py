@@ -8,8 +8,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from app.broker import install_kafka, java_command
-from app.jars import default_cache_dir, install, locked
+from app.kafka.broker import install_kafka, java_command
+from app.kafka.jars import default_cache_dir, install, locked
 
 SOURCE = Path(__file__).with_name("ShareGroup.java")
 

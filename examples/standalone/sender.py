@@ -5,7 +5,7 @@ import sys
 
 from aiokafka import AIOKafkaProducer
 
-from app.datadir import resolve_bootstrap
+from app.kafka.datadir import resolve_bootstrap
 from app.settings import load
 
 

@@ -1,4 +1,4 @@
-"""Amazon SQS on the operations of `gateway.door`: the JSON protocol and the older query protocol, on `/`.
+"""Amazon SQS on the operations of `app.service.operations`: the JSON protocol and the older query protocol, on `/`.
 
     server           a request of either protocol -> an action -> an answer; every error as AWS's
     model            what actions there are and what they take: botocore's own service model, read

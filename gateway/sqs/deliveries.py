@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.letters import H_DEDUP_WAS, H_FIRST, H_FROM, H_RECEIVES
-from gateway.leases import Lease
-from gateway.receipts import queue_crc
-from gateway.receiving import Received
+from app.engine.copies import H_DEDUP_WAS, H_FIRST, H_FROM, H_RECEIVES
+from app.service.leases import Lease
+from app.service.receipts import queue_crc
+from app.service.receives import Received
 from gateway.sqs import batches, messages
 from gateway.sqs.attributes import wait_s_of
 from gateway.sqs.call import Call
@@ -31,7 +31,7 @@ class Deliveries:
 
     def __init__(self, queues: Queues, limits: Limits, ids: MessageIds) -> None:
         self._queues = queues
-        self._door = queues.door
+        self._operations = queues.operations
         self._limits = limits
         self._ids = ids
         self._first = FirstReceives()
@@ -54,8 +54,8 @@ class Deliveries:
             raise SqsError("InvalidAttributeName", f"Unknown Attribute {min(system - _system_names())[:300]}.")
         queue = await self._queues.require(call, request.QueueUrl, "receive")
         if wait_s is None:
-            wait_s = wait_s_of(self._door.catalog.records.get(queue))
-        settings = self._door.catalog.settings_of(queue)
+            wait_s = wait_s_of(self._operations.catalog.records.get(queue))
+        settings = self._operations.catalog.settings_of(queue)
         lease_ms = settings.visibility_timeout_ms if lease_s is None else max(lease_s * 1000, LEASE_MIN_MS)
         attempt = request.ReceiveRequestAttemptId if settings.fifo else None
         received: list[Received] = []
@@ -63,7 +63,7 @@ class Deliveries:
             messages.check_id(attempt, "ReceiveRequestAttemptId")
             received = await self._again(queue, attempt, lease_ms)
         if not received:
-            received = await self._door.receive(
+            received = await self._operations.receive(
                 queue, limit=limit, wait_ms=wait_s * 1000, lease_ms=lease_ms, gone=call.gone, whole=True
             )
             if attempt is not None and received:
@@ -79,9 +79,9 @@ class Deliveries:
         if not received:
             return []
         receipts = [one.receipt for one in received]
-        if any(state is not Lease.HELD for state in await self._door.leases.states(receipts)):
+        if any(state is not Lease.HELD for state in await self._operations.leases.states(receipts)):
             return []
-        if any(await self._door.extend(receipts, lease_ms)):
+        if any(await self._operations.extend(receipts, lease_ms)):
             return []
         return received
 
@@ -157,11 +157,13 @@ class Deliveries:
 
     async def _delete(self, queue: str, receipts: list[str]) -> list[SqsError | None]:
         async def settle(good: list[str]) -> Sequence[MarqError | None]:
-            if not self._door.catalog.settings_of(queue).fifo:
-                return await self._door.ack(good)
+            if not self._operations.catalog.settings_of(queue).fifo:
+                return await self._operations.ack(good)
             # where order counts, a receiver whose time is over has lost the message
-            states = await self._door.leases.states(good)
-            errors = iter(await self._door.ack([r for r, s in zip(good, states, strict=True) if s is not Lease.OVER]))
+            states = await self._operations.leases.states(good)
+            errors = iter(
+                await self._operations.ack([r for r, s in zip(good, states, strict=True) if s is not Lease.OVER])
+            )
             return [_expired(r) if s is Lease.OVER else next(errors) for r, s in zip(good, states, strict=True)]
 
         return await self._settled(queue, receipts, settle)
@@ -203,12 +205,12 @@ class Deliveries:
 
     async def _change(self, queue: str, receipts: list[str], lease_s: int) -> list[SqsError | None]:
         async def settle(good: list[str]) -> Sequence[MarqError | None]:
-            states = await self._door.leases.states(good)
+            states = await self._operations.leases.states(good)
             held = [r for r, s in zip(good, states, strict=True) if s is Lease.HELD]
             if lease_s:
-                errors = iter(await self._door.extend(held, lease_s * 1000))
+                errors = iter(await self._operations.extend(held, lease_s * 1000))
             else:
-                errors = iter(await self._door.release(held, 0))
+                errors = iter(await self._operations.release(held, 0))
             return [
                 next(errors) if s is Lease.HELD else _not_in_flight(r, s) for r, s in zip(good, states, strict=True)
             ]
@@ -223,7 +225,7 @@ class Deliveries:
         """Do something with those receipts that are of this queue; for each its error."""
         errors: list[SqsError | None] = [None] * len(receipts)
         good: list[int] = []
-        crc, read = queue_crc(queue), self._door.receipts.read
+        crc, read = queue_crc(queue), self._operations.receipts.read
         for i, receipt in enumerate(receipts):
             try:
                 if read(receipt)[5] != crc:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from app.topics import MAX_MESSAGE_BYTES
-from gateway.door import RECORD_ROOM_BYTES
+from app.kafka.topics import MAX_MESSAGE_BYTES
+from app.service.operations import RECORD_ROOM_BYTES
 from marq.core.policies import DELAY_MAX_MS, TIME_MAX_MS, TTL_MAX_MS
 
 Mode = Literal["strict", "relaxed"]

@@ -10,8 +10,8 @@ import time
 from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 
-from gateway.door import Sent
-from gateway.receiving import Received
+from app.service.operations import Sent
+from app.service.receives import Received
 
 #: Seconds within which a message or a receive is the same as an earlier one.
 SAME_S = 300.0

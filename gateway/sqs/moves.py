@@ -9,15 +9,15 @@ from uuid import uuid4
 
 import msgspec
 
-from app.queues import MoveTask
-from gateway.moves import KEPT
+from app.engine.catalog import MoveTask
+from app.service.moves import KEPT
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value
 from gateway.sqs.urls import queue_of_arn
 from marq.errors import NotPossibleError
 
 if TYPE_CHECKING:
-    from gateway import moves
+    from app.service import moves
     from gateway.sqs.queues import Queues
 
 PER_SECOND_MAX = 500
@@ -29,7 +29,7 @@ class Moves:
     def __init__(self, queues: Queues, tasks: moves.Moves) -> None:
         self._queues = queues
         self._tasks = tasks
-        self._door = queues.door
+        self._operations = queues.operations
 
     async def _queue(self, call: Call, arn: str, parameter: str, permission: str) -> str:
         try:
@@ -40,7 +40,7 @@ class Moves:
             raise _not_found(f"The resource that you specified for the {parameter} parameter doesn't exist.") from None
 
     def _active(self, queue: str) -> MoveTask | None:
-        record = self._door.catalog.moving.get(queue)
+        record = self._operations.catalog.moving.get(queue)
         return next((task for task in record.moves if task.active), None) if record is not None else None
 
     async def StartMessageMoveTask(self, call: Call, request: Any) -> dict[str, Any]:
@@ -59,20 +59,20 @@ class Moves:
                 raise SqsError(
                     "InvalidParameterValue", "Source queue arn and destination queue arn cannot be the same."
                 )
-            catalog = self._door.catalog
+            catalog = self._operations.catalog
             if catalog.settings_of(to).fifo != catalog.settings_of(queue).fifo:
                 raise SqsError("UnsupportedOperation", "Source and destination have to be queues of the same type.")
         else:
             call.grants.require("send", None, everywhere=True)  # each goes to where it came from
         if self._active(queue) is not None:
             raise _already()
-        topics = self._door.ownership.topics
+        topics = self._operations.ownership.topics
         counts = await self._queues.counts_of(queue)
         task = MoveTask(
             id=str(uuid4()),
             to=to,
             started_ms=int(time.time() * 1000),
-            before=await self._door.catalog.end_offsets(topics.queue, topics.partitions),
+            before=await self._operations.catalog.end_offsets(topics.queue, topics.partitions),
             per_second=per_second or 0,
             total=sum(counts.values()),
         )
@@ -87,14 +87,14 @@ class Moves:
         limit = request.MaxResults if request.MaxResults is not None else 1
         if not 1 <= limit <= KEPT:
             raise bad_value(limit, "MaxResults", f"Value must be between 1 and {KEPT}.")
-        record = self._door.catalog.records.get(queue)
+        record = self._operations.catalog.records.get(queue)
         tasks = record.moves if record is not None and record.active else ()
         return {"Results": [_told(call, request.SourceArn, task) for task in tasks[:limit]]}
 
     async def CancelMessageMoveTask(self, call: Call, request: Any) -> dict[str, Any]:
         task_id, arn = _read_handle(request.TaskHandle)
         queue = await self._queue(call, arn, "SourceArn", "manage")
-        record = self._door.catalog.records.get(queue)
+        record = self._operations.catalog.records.get(queue)
         task = next((t for t in record.moves if t.id == task_id), None) if record is not None else None
         if task is None:
             raise _not_found("Task does not exist.")

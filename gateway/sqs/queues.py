@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.queues import Draft, QueueRecord
-from gateway.json_api import may_see
+from app.engine.catalog import Draft, QueueRecord
+from gateway.auth import may_see
 from gateway.sqs import attributes as attribute
 from gateway.sqs.attributes import BESIDE, Attributes
 from gateway.sqs.call import Call
@@ -19,8 +19,8 @@ from gateway.sqs.urls import queue_of
 from marq.errors import NotAllowedError
 
 if TYPE_CHECKING:
-    from gateway.door import Door
-    from gateway.state import Views
+    from app.service.census import Census
+    from app.service.operations import QueueService
 
 #: Queues on one page.
 PAGE_MAX = 1_000
@@ -46,10 +46,10 @@ SHARED = frozenset(
 class Queues:
     """The actions, named as in the service model."""
 
-    def __init__(self, door: Door, views: Views, limits: Limits) -> None:
-        self.door = door
-        self.catalog = door.catalog
-        self._views = views
+    def __init__(self, operations: QueueService, census: Census, limits: Limits) -> None:
+        self.operations = operations
+        self.catalog = operations.catalog
+        self._census = census
         self._limits = limits
         self._attributes = Attributes(limits, attribute.Queues(self.catalog.exists, self.catalog.records.get))
 
@@ -121,7 +121,7 @@ class Queues:
             )
 
     async def DeleteQueue(self, call: Call, request: Any) -> None:
-        await self.door.delete_queue(await self.require(call, request.QueueUrl, "manage"))
+        await self.operations.delete_queue(await self.require(call, request.QueueUrl, "manage"))
 
     async def PurgeQueue(self, call: Call, request: Any) -> None:
         queue = await self.require(call, request.QueueUrl, "manage")
@@ -131,7 +131,7 @@ class Queues:
                 "PurgeQueueInProgress",
                 f"Only one PurgeQueue operation on {queue} is allowed every {self._limits.again_s} seconds.",
             )
-        await self.door.purge_queue(queue)
+        await self.operations.purge_queue(queue)
 
     async def GetQueueUrl(self, call: Call, request: Any) -> dict[str, Any]:
         if not request.QueueName:
@@ -188,7 +188,7 @@ class Queues:
 
     async def counts_of(self, queue: str) -> dict[str, int]:
         """Messages of a queue by state, as far as they were read."""
-        return await self._views.counts_of(queue)
+        return await self._census.counts_of(queue)
 
     # ------------------------------------------------------------------ tags
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gateway.door import Outgoing, Sent
-from gateway.placing import UnfitError, deduplication_id_of
+from app.service.fifo import UnfitError, deduplication_id_of
+from app.service.operations import Outgoing, Sent
 from gateway.sqs import batches, messages
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing
@@ -25,7 +25,7 @@ class Sending:
 
     def __init__(self, queues: Queues, limits: Limits, ids: MessageIds) -> None:
         self._queues = queues
-        self._door = queues.door
+        self._operations = queues.operations
         self._limits = limits
         self._ids = ids
         self._sends = Sends()
@@ -33,7 +33,7 @@ class Sending:
     async def SendMessage(self, call: Call, request: Any) -> dict[str, Any]:
         queue, settings = await self._sendable(call, request.QueueUrl)
         prepared = self._prepare(call, request, settings)
-        (result,) = await self._door.send(queue, [prepared[0]])
+        (result,) = await self._operations.send(queue, [prepared[0]])
         if isinstance(result, MarqError):
             raise self._send_error(result, request, settings)
         return self._sent(queue, settings, prepared, result)
@@ -51,7 +51,7 @@ class Sending:
                 chosen.append(entry)
             except SqsError as exc:
                 failed.append(batches.failure(entry.Id, exc))
-        results = await self._door.send(queue, [p[0] for p in prepared]) if prepared else []
+        results = await self._operations.send(queue, [p[0] for p in prepared]) if prepared else []
         successful = []
         for entry, one, result in zip(chosen, prepared, results, strict=True):
             if isinstance(result, MarqError):
@@ -62,7 +62,7 @@ class Sending:
 
     async def _sendable(self, call: Call, url: str) -> tuple[str, QueueSettings]:
         queue = await self._queues.require(call, url, "send")
-        return queue, self._door.catalog.settings_of(queue)
+        return queue, self._operations.catalog.settings_of(queue)
 
     def _prepare(
         self, call: Call, entry: Any, settings: QueueSettings
@@ -145,7 +145,7 @@ class Sending:
         outgoing, attributes, trace = prepared
         if settings.fifo:
             group = outgoing.group if settings.deduplication_scope == "group" else None
-            life = self._door.catalog.life_of(queue)
+            life = self._operations.catalog.generation_of(queue)
             sent = self._sends.first((queue, life, group, deduplication_id_of(outgoing)), sent)
         result = {"MessageId": self._ids.of(sent.partition, sent.offset), "MD5OfMessageBody": md5_of(outgoing.payload)}
         if attributes:

@@ -7,14 +7,18 @@ import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from aiohttp import web
 
-from gateway.auth import ALL, check_browser
-from gateway.json_api import BODY_TIMEOUT_S
+from app.service.census import Census
+from app.service.moves import Moves as MoveTasks
+from app.service.operations import QueueService
+from app.settings import Settings
+from gateway.auth import ALL, Keys, check_browser
 from gateway.metrics import ACTION
+from gateway.routes import BODY_TIMEOUT_S
 from gateway.sqs import json_protocol, query_protocol
 from gateway.sqs.call import Call
 from gateway.sqs.deliveries import Deliveries
@@ -28,9 +32,6 @@ from gateway.sqs.sending import Sending
 from gateway.sqs.signature import Signatures
 from marq.errors import NotAllowedError, UnavailableError
 
-if TYPE_CHECKING:
-    from app.worker import WorkerApp
-
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-amzn-RequestId"
@@ -43,19 +44,21 @@ Do = Callable[[Call, Any], Awaitable[dict[str, Any] | None]]
 class Server:
     """Answers requests."""
 
-    def __init__(self, app: WorkerApp) -> None:
-        limits = limits_of(app.settings.sqs_limits)
-        queues = Queues(app.door, app.views, limits)
-        ids = MessageIds(lambda: app.catalog.secret)
-        groups = (queues, Sending(queues, limits, ids), Deliveries(queues, limits, ids), Moves(queues, app.moves))
+    def __init__(
+        self, operations: QueueService, census: Census, move_tasks: MoveTasks, keys: Keys, settings: Settings
+    ) -> None:
+        limits = limits_of(settings.sqs_limits)
+        queues = Queues(operations, census, limits)
+        ids = MessageIds(lambda: operations.catalog.secret)
+        groups = (queues, Sending(queues, limits, ids), Deliveries(queues, limits, ids), Moves(queues, move_tasks))
         self._do: dict[str, Do] = {}
         for name in actions():
             for group in groups:
                 if hasattr(group, name):
                     self._do[name] = getattr(group, name)
         self._targets = {json_protocol.target_of(name): name for name in self._do}
-        self._account = app.settings.sqs_account
-        self._signatures = Signatures(app.keys)
+        self._account = settings.sqs_account
+        self._signatures = Signatures(keys)
         tag = uuid4().hex
         self._request_ids = (f"{tag[:8]}-{tag[8:12]}-4{tag[13:16]}-8{tag[17:20]}-{n:012x}" for n in itertools.count())
 
@@ -129,14 +132,13 @@ def _check_browser(request: web.Request) -> None:
         raise NotAllowedError("a page of another origin can't ask for that")
 
 
-def define(app: WorkerApp) -> None:
+def define(router: web.UrlDispatcher, server: Server) -> None:
     """Register the routes."""
-    serve = Server(app).serve
 
     async def handler(request: web.Request) -> web.Response:
-        return await serve(request)
+        return await server.serve(request)
 
     handler.guards_itself = True  # type: ignore[attr-defined]
     for path in ("/", QUEUE_PATH):
         for method in ("GET", "POST"):
-            app.web.web_app.router.add_route(method, path, handler)
+            router.add_route(method, path, handler)

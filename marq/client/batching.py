@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any
 
 from marq.client.wire import BATCH_MAX, BATCH_MAX_BYTES
-from marq.errors import RequestError
+from marq.errors import ClosedError, RequestError
 
 Post = Callable[[Any, list[Any]], Awaitable[list[Any]]]
 """Sends entries of one kind; answers per entry, in order."""
@@ -32,25 +32,49 @@ class _Group:
         self.future = future
 
 
-class Batching:
-    """One request at a time per kind, so entries of a kind keep their order."""
+class _Lane:
+    """What is put of one kind."""
 
-    def __init__(self, post: Post, size_of: Callable[[Any], int] = _no_size) -> None:
+    __slots__ = ("count", "scheduled", "under_way", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Group] = deque()
+        self.count = 0  # entries that wait
+        self.scheduled = False  # they are looked at in the next turn of the loop, together
+        self.under_way = 0  # requests
+
+
+class Batching:
+    """Gathers entries of a kind into requests.
+
+    Args:
+        post: makes a request.
+        size_of: bytes of an entry.
+        at_once: requests of a kind under way. With one, entries keep their order. Of more, the others go only when they
+            are full.
+    """
+
+    def __init__(self, post: Post, size_of: Callable[[Any], int] = _no_size, at_once: int = 1) -> None:
         self._post = post
         self._size_of = size_of
-        self._waiting: dict[Hashable, deque[_Group]] = {}
+        self._at_once = at_once
+        self._lanes: dict[Hashable, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def put(self, kind: Hashable, entries: Sequence[Any]) -> list[Any]:
         """The answers to `entries`, in order; an error where their request failed. Raises it if all of them did."""
+        if self._closed:
+            raise ClosedError("this service was closed; make a new Service")
         groups = self._groups(entries)
-        waiting = self._waiting.get(kind)
-        if waiting is None:
-            waiting = self._waiting[kind] = deque()
-            task = asyncio.ensure_future(self._run(kind, waiting))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        waiting.extend(groups)
+        lane = self._lanes.get(kind)
+        if lane is None:
+            lane = self._lanes[kind] = _Lane()
+        lane.waiting.extend(groups)
+        lane.count += len(entries)
+        if not lane.scheduled:
+            lane.scheduled = True
+            asyncio.get_running_loop().call_soon(self._send, kind, lane)
         if len(groups) == 1:
             return await groups[0].future
         outcomes = await asyncio.gather(*(group.future for group in groups), return_exceptions=True)
@@ -60,6 +84,28 @@ class Batching:
         for group, outcome in zip(groups, outcomes, strict=True):
             results.extend([outcome] * len(group.entries) if isinstance(outcome, BaseException) else outcome)
         return results
+
+    def _send(self, kind: Hashable, lane: _Lane) -> None:
+        """Begin the requests that may be under way."""
+        lane.scheduled = False
+        if self._closed:
+            return
+        while lane.waiting and lane.under_way < (self._at_once if lane.count >= BATCH_MAX else 1):
+            groups = _take(lane)
+            if groups:
+                lane.under_way += 1
+                task = asyncio.ensure_future(self._carry_out(kind, lane, groups))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        if not lane.under_way and self._lanes.get(kind) is lane:
+            del self._lanes[kind]
+
+    async def _carry_out(self, kind: Hashable, lane: _Lane, groups: list[_Group]) -> None:
+        try:
+            await self._request(kind, groups)
+        finally:
+            lane.under_way -= 1
+            self._send(kind, lane)
 
     def _groups(self, entries: Sequence[Any]) -> list[_Group]:
         """The entries, in parts that a request may have."""
@@ -76,17 +122,6 @@ class Batching:
             part_bytes += size_bytes
         groups.append(_Group(part, part_bytes, loop.create_future()))
         return groups
-
-    async def _run(self, kind: Hashable, waiting: deque[_Group]) -> None:
-        try:
-            while waiting:
-                if groups := _take(waiting):
-                    await self._request(kind, groups)
-        finally:
-            # nothing was put since the last look: no await lies between
-            del self._waiting[kind]
-            for group in waiting:
-                group.future.cancel()
 
     async def _request(self, kind: Hashable, groups: list[_Group]) -> None:
         try:
@@ -114,26 +149,34 @@ class Batching:
 
     async def close(self) -> None:
         """Stop; whoever still waits is cancelled."""
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for lane in self._lanes.values():
+            for group in lane.waiting:
+                group.future.cancel()
+        self._lanes.clear()
 
 
-def _take(waiting: deque[_Group]) -> list[_Group]:
+def _take(lane: _Lane) -> list[_Group]:
     """As many groups as go into one request, without those that nobody waits for any more."""
+    waiting = lane.waiting
     groups: list[_Group] = []
     count = size_bytes = 0
     while waiting:
         group = waiting[0]
         if group.future.done():
             waiting.popleft()
+            lane.count -= len(group.entries)
             continue
         count += len(group.entries)
         size_bytes += group.size_bytes
         if groups and (count > BATCH_MAX or size_bytes > BATCH_MAX_BYTES):
             break
         groups.append(waiting.popleft())
+        lane.count -= len(group.entries)
     return groups
 
 

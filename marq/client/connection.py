@@ -15,6 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from yarl import URL
 
 from marq.client.wire import MSGPACK, error_of_answer
+from marq.clock import now_s
 from marq.errors import (
     ClosedError,
     MarqError,
@@ -36,6 +37,8 @@ RETRY_FOR_S = 30.0
 BACKOFF_MAX_S = 5.0
 #: Longest wait that a service can ask for.
 RETRY_AFTER_MAX_S = 60.0
+#: Seconds between two lines in the log that say that something is tried again.
+LOG_EVERY_S = 1.0
 
 T = TypeVar("T")
 
@@ -69,6 +72,7 @@ class Connection:
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
         self._current = 0
+        self._logged_s = -LOG_EVERY_S
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -157,7 +161,10 @@ class Connection:
         return asked + _backoff(state)
 
     def _log(self, state: RetryCallState) -> None:
-        if state.attempt_number == len(self.addresses):
+        now = now_s()
+        # whoever waits tries for himself, and all of them say the same
+        if state.attempt_number == len(self.addresses) and now - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now
             error = state.outcome.exception() if state.outcome is not None else None
             logger.warning("%s Trying again.", error)
 

@@ -7,7 +7,7 @@ import os
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
@@ -58,6 +58,11 @@ def reject(reason: str | None) -> Action:
     return Action("reject", () if reason is None else (("reason", reason),))
 
 
+#: Requests of acknowledgements, or the like, under way: their order is nothing to anybody, and each takes several turns
+#: of the client, the service and Kafka.
+SETTLES_AT_ONCE = 4
+
+
 class Operations:
     """The requests of one client. Belongs to one event loop."""
 
@@ -74,7 +79,7 @@ class Operations:
         self.connection = Connection(addresses, key=key, timeout=timeout, retry_for=retry_for, tls=tls)
         self.name = f"{socket.gethostname()}:{os.getpid()}" if name is None else name
         self._sends = Batching(self._post_messages, lambda entry: len(entry.payload))
-        self._settles = Batching(self.post_receipts)
+        self._settles = self.settles()
         self.prefetchers: set[Any] = set()
 
     # ------------------------------------------------------------------ messages
@@ -122,28 +127,39 @@ class Operations:
             wire.send_results,
         )
 
-    async def settle(self, action: Action, receipts: Sequence[str]) -> list[MarqError | None]:
-        """Per receipt None, or why it was not carried out."""
+    def settles(self) -> Batching:
+        """Gathers acknowledgements and the like into requests, each made once."""
+        return Batching(self._post_receipts, at_once=SETTLES_AT_ONCE)
+
+    async def settle(
+        self,
+        action: Action,
+        receipts: Sequence[str],
+        retry_for: float | None = None,
+        settles: Batching | None = None,
+    ) -> list[MarqError | None]:
+        """Per receipt None, or why it was not carried out. Those that could not be taken are tried again by themselves:
+        others don't wait for a partition that is stalled."""
         if not receipts:
             return []
-        return await self._settles.put(action, receipts)
-
-    async def _post_messages(self, queue: str, entries: list[Entry]) -> list[Any]:
-        return await self._post_all(
-            _path(queue, "messages"), entries, lambda e: wire.encode({"messages": e}), wire.send_results
-        )
+        by = self._settles if settles is None else settles
+        return await self._all(lambda left: by.put(action, left), receipts, retry_for)
 
     async def post_receipts(
         self, action: Action, receipts: list[str], retry_for: float | None = None
     ) -> list[MarqError | None]:
         """One request for `receipts`."""
+        return await self._all(lambda left: self._post_receipts(action, left), receipts, retry_for)
+
+    async def _post_receipts(self, action: Action, receipts: list[str]) -> list[MarqError | None]:
         values = dict(action.values)
+        return await self._post_once(
+            f"/v1/{action.name}", receipts, lambda r: wire.encode({"receipts": r, **values}), wire.settle_results
+        )
+
+    async def _post_messages(self, queue: str, entries: list[Entry]) -> list[Any]:
         return await self._post_all(
-            f"/v1/{action.name}",
-            receipts,
-            lambda r: wire.encode({"receipts": r, **values}),
-            wire.settle_results,
-            retry_for,
+            _path(queue, "messages"), entries, lambda e: wire.encode({"messages": e}), wire.send_results
         )
 
     async def _post_all(
@@ -155,16 +171,31 @@ class Operations:
         retry_for: float | None = None,
     ) -> list[Any]:
         """Post entries, and those that could not be taken at the moment again."""
+        return await self._all(lambda left: self._post_once(path, left, body, results_of), entries, retry_for)
+
+    async def _post_once(
+        self,
+        path: str,
+        entries: list[Any],
+        body: Callable[[list[Any]], bytes],
+        results_of: Callable[[bytes], list[Any]],
+    ) -> list[Any]:
+        outcomes = results_of(await self.connection.once("POST", path, body(entries)))
+        if len(outcomes) != len(entries):
+            raise ServiceError(f"{len(outcomes)} results for {len(entries)} entries; check the address")
+        return outcomes
+
+    async def _all(
+        self, post: Callable[[list[Any]], Awaitable[list[Any]]], entries: Sequence[Any], retry_for: float | None
+    ) -> list[Any]:
+        """What `post` makes of each entry. Those that could not be taken at the moment are posted again."""
         results: list[Any] = [None] * len(entries)
         left = list(range(len(entries)))
         answered = False
 
         async def attempt() -> None:
             nonlocal left, answered
-            answer = await self.connection.once("POST", path, body([entries[i] for i in left]))
-            outcomes = results_of(answer)
-            if len(outcomes) != len(left):
-                raise ServiceError(f"{len(outcomes)} results for {len(left)} entries; check the address")
+            outcomes = await post([entries[i] for i in left])
             answered = True
             for i, outcome in zip(left, outcomes, strict=True):
                 results[i] = outcome

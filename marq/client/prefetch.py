@@ -20,7 +20,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from marq.client.batching import Batching
 from marq.client.operations import ACK, UNREAD, Action, Operations, extend
 from marq.client.pace import Ahead
 from marq.client.wire import BATCH_MAX, Delivery, Received
@@ -95,7 +94,7 @@ class Prefetcher(Generic[M]):
         self._max_in_flight = max_in_flight
         self._lease_s = visibility_timeout
         # acknowledgements are tried for as long as this is open: without them the work would be done twice
-        self._settles = Batching(lambda a, r: operations.post_receipts(a, r, retry_for=math.inf))
+        self._settles = operations.settles()
         self._readers = 0  # that wait
         self._room = asyncio.Event()
         self._arrived = asyncio.Event()
@@ -103,6 +102,7 @@ class Prefetcher(Generic[M]):
         self._later: deque[M] = deque()
         self._sending: set[asyncio.Task[None]] = set()
         self._sending_soon = False
+        self._unconfirmed = 0  # acknowledgements that are on their way
         self._failure: MarqError | None = None
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -177,7 +177,7 @@ class Prefetcher(Generic[M]):
         if self.closed:
             return await self._operations.settle(action, receipts)
         began = now_s()
-        results = await self._settles.put(action, receipts)
+        results = await self._operations.settle(action, receipts, math.inf, self._settles)
         if action.settles:
             self._let_go(messages)
         else:
@@ -209,12 +209,15 @@ class Prefetcher(Generic[M]):
         return drained
 
     async def _acknowledge(self, messages: list[M]) -> None:
+        self._unconfirmed += len(messages)
         try:
             results = await self.settle(ACK, messages)
-        except MarqError as exc:
+        except Exception as exc:
             # nobody tries again: let the leases run out
             self._let_go(messages)
-            results = [exc] * len(messages)
+            error = exc if isinstance(exc, MarqError) else ServiceError(f"not acknowledged: {exc!r}")
+            results = [error] * len(messages)
+        self._unconfirmed -= len(messages)
         failed = [(m, r) for m, r in zip(messages, results, strict=True) if r is not None]
         if failed:
             self._failure = self._failure or failed[0][1]
@@ -318,20 +321,22 @@ class Prefetcher(Generic[M]):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         unread = [m.receipt for m in self.read_many(self._max_in_flight)]
-        later = [m.receipt for m in self._drained(self._later)]
+        later = self._drained(self._later)
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await asyncio.gather(
                     self._operations.settle(UNREAD, unread),
-                    self._operations.settle(ACK, later),
+                    *([self._acknowledge(later)] if later else ()),
                     *self._sending,
                 )
         except (TimeoutError, UnavailableError, ClosedError) as exc:
             logger.warning(
-                "%s unread messages of %r were not given back; they come again when their leases end: %s",
+                "%s unread messages of %r were not given back, and %s acknowledgements not confirmed; they come again "
+                "when their leases end: %s",
                 len(unread),
                 self.queue,
-                exc,
+                self._unconfirmed,
+                exc or type(exc).__name__,
             )
         except MarqError as exc:
             logger.warning("Closing the reader of %r: %s", self.queue, exc)

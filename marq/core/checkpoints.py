@@ -19,7 +19,7 @@ from marq.core.dedup import Recent, origin_digest
 from marq.core.deliveries import Deliveries
 from marq.core.ranges import RangeSet, offsets_in, ranges_of
 from marq.core.segments import FULL, Page, Segment, mergeable
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, block_of, size_of
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, size_of
 from marq.errors import RowError
 
 #: A messages row holds at most so many messages …
@@ -30,6 +30,8 @@ SEGMENT_BYTES = 256 * 1024
 ROW_OVERHEAD_BYTES = 40
 #: Payload that one checkpoint writes at most (but always one message); the next one goes on.
 PERSIST_BYTES = 4 * 1024 * 1024
+#: Messages that one checkpoint writes, or reads to merge them, about (0.05 s); of these, a quarter is left for merging.
+WORK_MESSAGES = 16_000
 #: A page whose row is larger is split.
 PAGE_BYTES = 256 * 1024
 #: Segments that one checkpoint looks at, at either of two places, for what is worth merging …
@@ -37,6 +39,8 @@ SCAN_SEGMENTS = 64
 #: … and what it reads and writes at most to merge them.
 MERGE_SEGMENTS = 64
 MERGE_BYTES = 2 * 1024 * 1024
+#: Segments that are taken up in one slice of a restore (a thousand queues in each: 0.01 s).
+SLICE_SEGMENTS = 8
 #: A segment of more than so many bytes is written anew when three quarters of its messages are done.
 SPARSE_MIN_BYTES = 16 * 1024
 #: So many ticks alone are worth a new manifest: they would all be read again after a crash.
@@ -60,24 +64,25 @@ class Checkpoints(Deliveries):
     """Writes the state down, and takes it up again."""
 
     def checkpoint(
-        self, epoch: int, now_ms: int, window_offsets: int, hold_ms: int, *, whole: bool = False
+        self, epoch: int, now_ms: int, window_offsets: int, persist_after_ms: int, *, whole: bool = False
     ) -> Checkpoint | None:
         """The state as rows to write and a manifest, captured in this instant; None if nothing changed.
 
-        ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read ``hold_ms`` ago,
-        are written with their payload, so that the position, and what is read again after a crash, stay bounded.
-        At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state at what was read.
+        ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read
+        ``persist_after_ms`` ago, are written with their payload, so that the position, and what is read again after a
+        crash, stay bounded. At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state
+        at what was read.
         """
         new_rows: list[Row] = []
         old_segments = len(self.segments)
-        position = self._new_position(now_ms, window_offsets, hold_ms)
+        position = self._new_position(now_ms, window_offsets, persist_after_ms)
         if whole:
             position = self.position
-        waiting, partial = self._persist(epoch, position, new_rows, whole)
+        written, waiting, partial = self._persist(epoch, position, new_rows, whole)
         self._write_tail(epoch, new_rows)
         self._write_ids(epoch, new_rows)
         if new_rows or self.changed():
-            self._merge(epoch, old_segments, new_rows)
+            self._merge(epoch, old_segments, max(WORK_MESSAGES - written, WORK_MESSAGES // 4), new_rows)
         self._write_pages(epoch, new_rows)
         self._sweep()
         ids = self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
@@ -144,21 +149,21 @@ class Checkpoints(Deliveries):
     def _extent(self) -> tuple[int, ...]:
         return (self.persisted, self.position, self.markers_position - self._ticks, self.own)
 
-    def _new_position(self, now_ms: int, window_offsets: int, hold_ms: int) -> int:
+    def _new_position(self, now_ms: int, window_offsets: int, persist_after_ms: int) -> int:
         """Up to where everything unfinished is to have its payload in a segment."""
         seen = self._seen_at
         seen.append((now_ms, self.position))
         held = 0
-        while len(seen) > 1 and seen[1][0] <= now_ms - hold_ms:
+        while len(seen) > 1 and seen[1][0] <= now_ms - persist_after_ms:
             del seen[0]
-        if seen[0][0] <= now_ms - hold_ms:
+        if seen[0][0] <= now_ms - persist_after_ms:
             held = seen[0][1]
         return max(self.persisted, held, self.position - window_offsets)
 
-    def _persist(self, epoch: int, position: int, new_rows: list[Row], whole: bool) -> tuple[list[int], bool]:
+    def _persist(self, epoch: int, position: int, new_rows: list[Row], whole: bool) -> tuple[int, list[int], bool]:
         """Write the payloads of what is unfinished below ``position``, or the first of it.
 
-        Returns the unfinished offsets above, ascending, and if there is more to write.
+        Returns how many were written, the unfinished offsets above, ascending, and if there is more to write.
         """
         old = self.persisted
         above = sorted([o for o in self.messages if o >= old])
@@ -175,7 +180,7 @@ class Checkpoints(Deliveries):
             if batch and (len(batch) >= SEGMENT_MESSAGES or size + in_row > SEGMENT_BYTES):
                 self._add_segment(epoch, batch, new_rows)
                 batch, size = [], 0
-                if total + in_row > PERSIST_BYTES and not whole:
+                if (total + in_row > PERSIST_BYTES or i >= WORK_MESSAGES) and not whole:
                     count, partial, position = i, True, above[i]
                     break
             batch.append(record)
@@ -187,7 +192,7 @@ class Checkpoints(Deliveries):
         waiting = above[count:]
         # everything below the first message that may still be read again is done or in a segment
         self.persisted = max(position, waiting[0] if waiting else self.position)
-        return waiting, partial
+        return count, waiting, partial
 
     def _add_segment(self, epoch: int, batch: list[Any], new_rows: list[Row]) -> None:
         messages = [(o, self.queue_of(o), self.group_of(o)) for o in (record.offset for record in batch)]
@@ -224,7 +229,7 @@ class Checkpoints(Deliveries):
 
     # ------------------------------------------------------------------ merging
 
-    def _merge(self, epoch: int, count: int, new_rows: list[Row]) -> None:
+    def _merge(self, epoch: int, count: int, left_messages: int, new_rows: list[Row]) -> None:
         """Merge some of the first ``count`` segments, where small ones are side by side or little is left of one.
 
         The newest are looked at each time, all others in turn: work is bounded whatever there is.
@@ -246,11 +251,12 @@ class Checkpoints(Deliveries):
                 runs.append(found[i:j])
             runs += [[s] for i, s in enumerate(found) if i not in inside and _is_sparse(s)]
         for run in runs:
-            run = run[:left_segments]
+            run = _first_of(run, left_segments, left_messages)
             size = sum(segment.row_bytes for segment in run)
             if not run or size > left_bytes or (len(run) == 1 and not _is_sparse(run[0])):
                 continue
             left_segments -= len(run)
+            left_messages -= sum(len(segment.offsets) for segment in run)
             left_bytes -= size
             self._merge_run(epoch, run, new_rows)
 
@@ -279,7 +285,7 @@ class Checkpoints(Deliveries):
 
     def _write_tail(self, epoch: int, new_rows: list[Row]) -> None:
         """The markers rows of changed blocks above the position; those of segments have their pages written."""
-        holds, persisted = self.holds, self.persisted
+        deliveries, persisted = self.deliveries, self.persisted
         dirty, self._dirty = self._dirty, set()
         if self.segments:
             for block in dirty:
@@ -288,29 +294,29 @@ class Checkpoints(Deliveries):
         dirty.update(block for block in self._marker_rows if (block + 1) << state.BLOCK_BITS <= persisted)
         offsets_of = self._offsets_by_block(dirty)
         for block in sorted(dirty):
-            groups: dict[Hold, list[int]] = {}
+            groups: dict[DeliveryState, list[int]] = {}
             for offset in offsets_of(block):
-                hold = holds.get(offset)
-                if hold is not None:
-                    groups.setdefault(hold, []).append(offset)
+                delivered = deliveries.get(offset)
+                if delivered is not None:
+                    groups.setdefault(delivered, []).append(offset)
             old = self._marker_rows.pop(block, None)
             if old is not None:
                 self._garbage.append(old[0])
             if groups:
-                row = rows.MarkersRow(rows.VERSION, block, [], _hold_rows(groups))
+                row = rows.MarkersRow(rows.VERSION, block, [], _delivery_rows(groups))
                 key, value = self._row_key(epoch, "markers"), rows.encode(row)
                 self._marker_rows[block] = (key, rows.checksum(value))
                 new_rows.append((key, value))
 
     def _write_pages(self, epoch: int, new_rows: list[Row]) -> None:
         changed = self.segments.tidy()
-        doubles = sorted(o for o in self.doubles if o < self.persisted) if changed else []
+        duplicates = sorted(o for o in self.duplicates if o < self.persisted) if changed else []
         while changed:
             page = changed.pop()
             for segment in page.segments:
                 if segment.index_checksum < 0:
                     self._write_index(segment, new_rows)
-            value = rows.encode(self._page_row(page, doubles))
+            value = rows.encode(self._page_row(page, duplicates))
             if len(value) > PAGE_BYTES and len(page.segments) > 1:
                 changed += self.segments.split(page)
                 continue
@@ -319,24 +325,23 @@ class Checkpoints(Deliveries):
             page.key, page.checksum = self._row_key(epoch, "pages"), rows.checksum(value)
             new_rows.append((page.key, value))
 
-    def _page_row(self, page: Page, doubles: list[int]) -> rows.PageRow:
+    def _page_row(self, page: Page, duplicates: list[int]) -> rows.PageRow:
         segments = page.segments
-        groups: dict[Hold, list[int]] = {}
+        groups: dict[DeliveryState, list[int]] = {}
         for segment in segments:
             if segment.has_loose():
                 for offset in segment.loose():
-                    hold = self.holds.get(offset)
-                    if hold is not None:
-                        groups.setdefault(hold, []).append(offset)
-        own_doubles = doubles[bisect_left(doubles, segments[0].start) : bisect_left(doubles, segments[-1].stop)]
+                    delivered = self.deliveries.get(offset)
+                    if delivered is not None:
+                        groups.setdefault(delivered, []).append(offset)
+        own_duplicates = duplicates[
+            bisect_left(duplicates, segments[0].start) : bisect_left(duplicates, segments[-1].stop)
+        ]
         return rows.PageRow(
             rows.VERSION,
-            [
-                rows.SegmentState(*rows.epoch_and_number_of(s.key), s.checksum, s.index_checksum, s.done_bits())
-                for s in segments
-            ],
-            _hold_rows(groups),
-            ranges_of(own_doubles),
+            [segment.state() for segment in segments],
+            _delivery_rows(groups),
+            ranges_of(own_duplicates),
         )
 
     def _write_ids(self, epoch: int, new_rows: list[Row]) -> None:
@@ -351,11 +356,11 @@ class Checkpoints(Deliveries):
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
         """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""
-        holds, persisted = self.holds, self.persisted
-        if len(dirty) << state.BLOCK_BITS < 4 * len(holds) or len(dirty) < 8:
+        deliveries, persisted = self.deliveries, self.persisted
+        if len(dirty) << state.BLOCK_BITS < 4 * len(deliveries) or len(dirty) < 8:
             return lambda block: range(max(block << state.BLOCK_BITS, persisted), (block + 1) << state.BLOCK_BITS)
         blocks: dict[int, list[int]] = {}
-        for offset in sorted([o for o in holds if o >= persisted]):
+        for offset in sorted([o for o in deliveries if o >= persisted]):
             blocks.setdefault(block_of(offset), []).append(offset)
         return lambda block: blocks.get(block, ())
 
@@ -437,11 +442,12 @@ class Checkpoints(Deliveries):
                 continue
             value = rows.loaded(load, key, checksum)
             if kind == "pages":
-                page, row = Page(key, checksum), rows.decode_page(value)
-                indexes = [self._index_of(s, present) for s in row.segments]
-                page.segments = [
-                    self._restored_segment(s, index) for s, index in zip(row.segments, indexes, strict=True)
-                ]
+                page, row, indexes = Page(key, checksum), rows.decode_page(value), []
+                for s in row.segments:
+                    indexes.append(self._index_of(s, present))
+                    page.segments.append(self._restored_segment(s, indexes[-1]))
+                    if len(indexes) % SLICE_SEGMENTS == 0:
+                        yield
                 pages.append((page.segments[0].start, page, (row, indexes)))
             elif kind in ("dedup", "origins"):
                 parts = rows.decode_dedup(value)
@@ -460,14 +466,14 @@ class Checkpoints(Deliveries):
                 name = origin if isinstance(origin, str) else f"{number}:{origin}"
                 self.origins.is_duplicate(origin_digest(name), copy, manifest.last_timestamp_ms)
         for _, page, (row, indexes) in sorted(pages, key=lambda p: p[0]):
-            self._restore_page(page, row, indexes)
+            yield from self._restore_page(page, row, indexes)
             yield
         if unpaged or unfinished:
             yield from self._restore_unpaged(unpaged, unfinished)
         while self._timers and self._timers[0][0] <= self.clock_ms:
-            hold = heappop(self._timers)[2]
-            self._timed -= len(hold.offsets)
-            self._come_back(hold)
+            delivered = heappop(self._timers)[2]
+            self._timed -= len(delivered.offsets)
+            self._come_back(delivered)
         return self
 
     def _index_of(self, s: rows.SegmentState, present: Collection[str] | None) -> rows.IndexRow:
@@ -479,34 +485,35 @@ class Checkpoints(Deliveries):
     def _restored_segment(self, s: rows.SegmentState, index: rows.IndexRow) -> Segment:
         key = rows.row_key(self.number, s.epoch, "messages", s.number)
         segment = Segment.of_index(key, s.checksum, index.offsets(), index.lanes, index.of, index.row_bytes)
-        segment.index_checksum = s.index_checksum
-        segment.set_done(s.done)
+        segment.set_state(s)
         return segment
 
-    def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> None:
-        self._restore_holds(row.holds)
-        self.doubles.update(offsets_in(row.doubles))
+    def _restore_page(self, page: Page, row: rows.PageRow, indexes: list[rows.IndexRow]) -> Iterator[None]:
+        self._restore_deliveries(row.deliveries)
+        self.duplicates.update(offsets_in(row.duplicates))
         self.segments.add_page(page)
-        special = set(offsets_in(row.doubles))
-        for hold in row.holds:
-            special.update(offsets_in(hold.offsets))
+        special = set(offsets_in(row.duplicates))
+        for delivered in row.deliveries:
+            special.update(offsets_in(delivered.offsets))
         for segment, index in zip(page.segments, indexes, strict=True):
             offsets, is_open = segment.offsets, segment.is_open
             for place, due_ms in zip(index.delays[::2], index.delays[1::2], strict=True):
-                if is_open(place) and offsets[place] not in self.holds:
+                if is_open(place) and offsets[place] not in self.deliveries:
                     self._delay_until(offsets[place], due_ms)
                     special.add(offsets[place])
             for place, expires_ms in zip(index.ttls[::2], index.ttls[1::2], strict=True):
                 if is_open(place):
                     self._expire_at(offsets[place], expires_ms)
         spared = sorted(special)
-        for segment in page.segments:
+        for i, segment in enumerate(page.segments, 1):
             self._park_restored(segment, spared[bisect_left(spared, segment.start) : bisect_left(spared, segment.stop)])
+            if i % SLICE_SEGMENTS == 0:
+                yield
 
     def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
         """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
-        holds, delays, doubles = self.holds, self.delays, self.doubles
-        waiting = [o for o in special if o in holds or o in delays or o in doubles]
+        deliveries, delays, duplicates = self.deliveries, self.delays, self.duplicates
+        waiting = [o for o in special if o in deliveries or o in delays or o in duplicates]
         for queue, group in self.segments.park_open(segment, waiting):
             backlog = self._backlog(queue)
             self.woken[queue] = None
@@ -518,23 +525,23 @@ class Checkpoints(Deliveries):
             if queue_id is None:
                 if offset not in self.poison:  # version 0.1 wrote it, too
                     self.poison[offset] = str(self._facts(self.record(offset)))
-            elif group and offset in delays and offset not in doubles:
+            elif group and offset in delays and offset not in duplicates:
                 self._lane(self._backlog(queue_id), group).add(offset)
 
-    def _restore_holds(self, holds: Iterable[rows.HoldRow]) -> None:
-        for h in holds:
+    def _restore_deliveries(self, deliveries: Iterable[rows.DeliveryRow]) -> None:
+        for h in deliveries:
             offsets = list(offsets_in(h.offsets))
-            hold = Hold(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, offsets)
-            self.holds.update(dict.fromkeys(offsets, hold))
-            self._highest_hold = max(self._highest_hold, offsets[-1])
-            self._set_timer(hold)
+            delivered = DeliveryState(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, offsets)
+            self.deliveries.update(dict.fromkeys(offsets, delivered))
+            self._highest_delivered = max(self._highest_delivered, offsets[-1])
+            self._set_timer(delivered)
 
     def _restore_markers(self, key: str, checksum: int, row: rows.MarkersRow, unfinished: RangeSet) -> None:
         self._marker_rows[row.block] = (key, checksum)
         for start, stop in zip(*[iter(row.unfinished)] * 2, strict=True):
             unfinished.add(start, stop)
-        self.doubles.update(offsets_in(row.doubles))
-        self._restore_holds(row.holds)
+        self.duplicates.update(offsets_in(row.duplicates))
+        self._restore_deliveries(row.deliveries)
 
     # ------------------------------------------------------------------ manifests of version 1
 
@@ -554,7 +561,7 @@ class Checkpoints(Deliveries):
             described = [(record.offset, *self._describe(record, self._facts(record))) for record in held]
             segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described, size)
             self.segments.add(segment)
-            special = [o for o, *_ in described if o in self.holds or o in self.delays or o in self.doubles]
+            special = [o for o, *_ in described if o in self.deliveries or o in self.delays or o in self.duplicates]
             self._park_restored(segment, special)
             found += len(held)
             yield
@@ -570,6 +577,15 @@ def _weight(segment: Segment) -> int:
     """How full a segment is, by what is left in it."""
     by_count = segment.remaining * FULL // SEGMENT_MESSAGES
     return max(1, by_count, segment.live_bytes * FULL // SEGMENT_BYTES)
+
+
+def _first_of(run: list[Segment], segments: int, messages: int) -> list[Segment]:
+    """As many of a run, from its first one on, as have no more segments and messages than that, done ones included."""
+    for i, segment in enumerate(run[:segments]):
+        messages -= len(segment.offsets)
+        if messages < 0:
+            return run[:i]
+    return run[:segments]
 
 
 def _is_sparse(segment: Segment) -> bool:
@@ -588,8 +604,8 @@ def _of_places(offsets: Sequence[int], *times_ms: dict[int, int]) -> list[int]:
     return found
 
 
-def _hold_rows(groups: dict[Hold, list[int]]) -> list[rows.HoldRow]:
+def _delivery_rows(groups: dict[DeliveryState, list[int]]) -> list[rows.DeliveryRow]:
     return [
-        rows.HoldRow(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, ranges_of(offsets))
+        rows.DeliveryRow(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, ranges_of(offsets))
         for h, offsets in groups.items()
     ]

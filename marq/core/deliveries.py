@@ -168,13 +168,13 @@ class Deliveries(Order):
     def _take_first(self, lane: Lane, taken: list[int], cap: int, settings: QueueSettings) -> bool:
         """Fill ``taken`` up to ``cap`` with what was never delivered; False if more would have to be read back."""
         name, segments = lane.backlog.name, self.segments
-        messages, holds, reserved = self.messages, self.holds, self.reserved
+        messages, deliveries, reserved = self.messages, self.deliveries, self.reserved
         parked = name in segments.queues and segments.has_parked(name, lane.group)
         if not lane.returned and not parked and not self.ttls and not settings.ttl_ms and not lane.group:
             fresh = lane.backlog.fresh
             while fresh and len(taken) < cap:
                 offset = fresh.popleft()
-                if offset in messages and offset not in holds and offset not in reserved:
+                if offset in messages and offset not in deliveries and offset not in reserved:
                     taken.append(offset)
             return True
         lowest = segments.first_parked(name, lane.group) if parked else None
@@ -188,8 +188,8 @@ class Deliveries(Order):
                 continue
             if first < 0:
                 return True
-            hold = holds.get(first)
-            if not self.ready(first) or (hold is not None and hold.receives):
+            delivered = deliveries.get(first)
+            if not self.ready(first) or (delivered is not None and delivered.receives):
                 lane.pop_first()
             elif self._past_ttl(first, settings):
                 self._refuse(lane.pop_first())
@@ -226,7 +226,7 @@ class Deliveries(Order):
         self.reserved.difference_update(offsets)
 
     def due(self, settings_of: SettingsOf, ttl_queues: Iterable[str] = (), expire: bool = True) -> Due:
-        """What is past its maximum receive count or TTL, is a dead letter's double, or poison; reserved until done.
+        """What is past its maximum receive count or TTL, is a dead letter's duplicate, or poison; reserved until done.
 
         Without ``expire`` nothing expires yet: it is not known how late it is.
         """
@@ -249,7 +249,7 @@ class Deliveries(Order):
             self.put_back([*dead, *expired, *heads])
             self._suspects += suspects
             raise
-        purged = [o for o in self.doubles if o not in self.reserved]
+        purged = [o for o in self.duplicates if o not in self.reserved]
         poison = [(o, why) for o, why in self.poison.items() if o not in self.reserved and o in self.messages]
         self.reserved.update(purged)
         self.reserved.update(o for o, _ in poison)

@@ -53,7 +53,7 @@ def entries(partition: Partition) -> Iterator[Entry]:
 
 def entries_among(partition: Partition, offsets: Iterable[int]) -> Iterator[Entry]:
     """Those of ``offsets`` that are not done and not parked."""
-    holds, delays, clock_ms = partition.holds, partition.delays, partition.clock_ms
+    deliveries, delays, clock_ms = partition.deliveries, partition.delays, partition.clock_ms
     topic_mode = partition.queue_id
     names: dict[bytes, str] = {}
     messages = partition.messages
@@ -70,10 +70,10 @@ def entries_among(partition: Partition, offsets: Iterable[int]) -> Iterator[Entr
                 queue = partition.queue_of(offset) or ""
                 if key is not None:
                     names[key] = queue
-        hold = holds.get(offset)
-        receives = hold.receives if hold is not None else 0
-        if hold is not None and clock_ms < hold.deadline_ms:
-            state = "in_flight" if hold.leased else "delayed"
+        delivered = deliveries.get(offset)
+        receives = delivered.receives if delivered is not None else 0
+        if delivered is not None and clock_ms < delivered.deadline_ms:
+            state = "in_flight" if delivered.leased else "delayed"
         else:
             state = "delayed" if offset in delays else "ready"
         yield Entry(offset, queue or "", state, receives)

@@ -10,7 +10,7 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.ranges import count, flat, offsets_in, ranges_of
 from marq.core.reading import Reading
 from marq.core.segments import Segment
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, Hold, block_of, headers_size, size_of
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, headers_size, size_of
 
 CLOCK_STEP_MS = 5_000
 """The partition clock advances by at most this much per record: a broker clock that jumps expires nothing early."""
@@ -33,9 +33,9 @@ class Folding(Reading):
         self.markers_position = offset + 1
         timers = self._timers
         while timers and timers[0][0] <= self.clock_ms:
-            hold = heappop(timers)[2]
-            self._timed -= len(hold.offsets)
-            self._come_back(hold)
+            delivered = heappop(timers)[2]
+            self._timed -= len(delivered.offsets)
+            self._come_back(delivered)
         effects: list[list[int]] = []
         idle = True
         for marker in markers:
@@ -113,7 +113,7 @@ class Folding(Reading):
             if block << state.BLOCK_BITS < self.persisted:
                 self.segments.touch(block << state.BLOCK_BITS, (block + 1) << state.BLOCK_BITS)
         dirty = self._dirty & self._marker_rows.keys()
-        dirty |= self._dirty.intersection(map(block_of, self.holds))
+        dirty |= self._dirty.intersection(map(block_of, self.deliveries))
         self._dirty = dirty
         self._dirty_max = 2 * len(dirty) + state.CLEAN_SLACK
 
@@ -126,20 +126,20 @@ class Folding(Reading):
             self.counters["ignored_starts"] += 1
             return []
         self.delivery = max(self.delivery, m.delivery)
-        holds, messages, clock_ms = self.holds, self.messages, self.clock_ms
+        deliveries, messages, clock_ms = self.deliveries, self.messages, self.clock_ms
         deadline_ms = clock_ms + m.redeliver_after_ms
         first: list[int] = []
         again: dict[int, list[int]] = {}
         for offset in flat(m.offsets):
             if offset not in messages and not self._unfinished(offset):
                 continue
-            hold = holds.get(offset)
-            if hold is None:
+            delivered = deliveries.get(offset)
+            if delivered is None:
                 first.append(offset)
-            elif (hold.epoch != m.epoch or hold.delivery < m.delivery) and (
-                not hold.leased or hold.deadline_ms <= clock_ms
+            elif (delivered.epoch != m.epoch or delivered.delivery < m.delivery) and (
+                not delivered.leased or delivered.deadline_ms <= clock_ms
             ):
-                again.setdefault(hold.receives, []).append(offset)
+                again.setdefault(delivered.receives, []).append(offset)
         self._touch(m.offsets)
         effect = first
         if first:
@@ -147,12 +147,12 @@ class Folding(Reading):
                 for offset in first:  # what was started waits for no delay any more, whatever becomes of broker time
                     self.delays.pop(offset, None)
                     self.elapsed.pop(offset, None)
-            self._hold(Hold(m.epoch, m.delivery, 1, deadline_ms, True, m.receiver, first))
+            self._set_delivery(DeliveryState(m.epoch, m.delivery, 1, deadline_ms, True, m.receiver, first))
         if again:
             effect = list(first)
             for receives, offsets in again.items():
-                self._hold(
-                    Hold(
+                self._set_delivery(
+                    DeliveryState(
                         m.epoch,
                         m.delivery,
                         receives + 1,
@@ -169,13 +169,13 @@ class Folding(Reading):
         self.counters["delivered"] += len(effect)
         return effect
 
-    def _hold(self, hold: Hold) -> None:
-        self.holds.update(dict.fromkeys(hold.offsets, hold))
-        self._highest_hold = max(self._highest_hold, hold.offsets[-1])
-        if hold.deadline_ms > self.clock_ms:
-            self._set_timer(hold)
+    def _set_delivery(self, delivered: DeliveryState) -> None:
+        self.deliveries.update(dict.fromkeys(delivered.offsets, delivered))
+        self._highest_delivered = max(self._highest_delivered, delivered.offsets[-1])
+        if delivered.deadline_ms > self.clock_ms:
+            self._set_timer(delivered)
         else:
-            self._come_back(hold)
+            self._come_back(delivered)
 
     def _end(self, m: End) -> list[int]:
         effect: list[int] = []
@@ -185,22 +185,26 @@ class Folding(Reading):
                 return effect
             for offset in offsets_in(m.offsets):
                 if self._unfinished(offset):
-                    if offset in self.doubles:
+                    if offset in self.duplicates:
                         self.counters["duplicates"] += 1
                     self._drop(offset)
-                    self.holds.pop(offset, None)
+                    self.deliveries.pop(offset, None)
                     effect.append(offset)
         else:
-            holds, messages, epoch, delivery = self.holds, self.messages, m.epoch, m.delivery
+            deliveries, messages, epoch, delivery = self.deliveries, self.messages, m.epoch, m.delivery
             if not delivery:
-                holds = {}  # the receipt of no delivery
-            plain = not (self.delays or self.ttls or self.poison or self.doubles)
+                deliveries = {}  # the receipt of no delivery
+            plain = not (self.delays or self.ttls or self.poison or self.duplicates)
             persisted, size = self.persisted, 0
             for offset in flat(m.offsets):
-                hold = holds.get(offset)
-                if hold is None or hold.epoch < epoch or (hold.epoch == epoch and hold.delivery < delivery):
+                delivered = deliveries.get(offset)
+                if (
+                    delivered is None
+                    or delivered.epoch < epoch
+                    or (delivered.epoch == epoch and delivered.delivery < delivery)
+                ):
                     continue
-                del holds[offset]
+                del deliveries[offset]
                 effect.append(offset)
                 if plain and offset >= persisted:
                     record = messages.pop(offset, None)
@@ -221,29 +225,34 @@ class Folding(Reading):
 
     def _change(self, m: Keepalive | Release) -> list[int]:
         """Extend or give back the current delivery of each offset; anything else is ignored."""
-        holds = self.holds
-        groups: dict[Hold, list[int]] = {}
+        deliveries = self.deliveries
+        groups: dict[DeliveryState, list[int]] = {}
         for offset in offsets_in(m.offsets):
-            hold = holds.get(offset)
-            if hold is not None and hold.leased and hold.delivery == m.delivery and hold.epoch == m.epoch:
-                groups.setdefault(hold, []).append(offset)
+            delivered = deliveries.get(offset)
+            if (
+                delivered is not None
+                and delivered.leased
+                and delivered.delivery == m.delivery
+                and delivered.epoch == m.epoch
+            ):
+                groups.setdefault(delivered, []).append(offset)
         effect: list[int] = []
-        for hold, offsets in groups.items():
-            receives, leased = hold.receives, isinstance(m, Keepalive)
+        for delivered, offsets in groups.items():
+            receives, leased = delivered.receives, isinstance(m, Keepalive)
             if isinstance(m, Keepalive):
                 deadline_ms = self.clock_ms + m.redeliver_after_ms
             else:
                 deadline_ms = self.clock_ms + m.delay_ms
                 if not m.counted:
                     receives -= 1
-            self._hold(
-                Hold(
-                    hold.epoch,
-                    hold.delivery,
+            self._set_delivery(
+                DeliveryState(
+                    delivered.epoch,
+                    delivered.delivery,
                     receives,
                     deadline_ms,
                     leased,
-                    hold.receiver,
+                    delivered.receiver,
                     offsets,
                 )
             )
@@ -262,10 +271,12 @@ class Folding(Reading):
             effect += [o for o in segment.parked_of(m.queue) if o < m.before]
         for offset in effect:
             self._drop(offset)
-            self.holds.pop(offset, None)
+            self.deliveries.pop(offset, None)
         self._touch(ranges_of(sorted(effect)))
         if self._blockers:
             self._moved(effect)
+        if self.named.get(m.queue, m.before) < m.before:
+            del self.named[m.queue]
         if m.before > self.position:
             self.purges[m.queue] = max(m.before, self.purges.get(m.queue, 0))
         self.counters["purged"] += len(effect)

@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from marq.core import state
 from marq.core.backlog import PRUNE_SLACK, Backlog, Lane
 from marq.core.segments import Segment
-from marq.core.state import Hold, State, block_of
+from marq.core.state import DeliveryState, State, block_of
 
 TIMERS_SLACK = 100_000
 """So many more timed messages than there are may be kept before the timers are cleared of what is finished."""
@@ -55,7 +55,7 @@ class Lanes(State):
         self.woken = {q: None for q in self.woken if not q or q in self.backlogs or q in parked}
         names = len(self._mixed) + len(self._fifo) + len(self._apart or ())
         if names > len(self.backlogs) + len(parked) + state.CLEAN_SLACK:
-            here = {self.queue_of(o) for o in self.holds.keys() | self.reserved if o in messages}
+            here = {self.queue_of(o) for o in self.deliveries.keys() | self.reserved if o in messages}
             here |= self.backlogs.keys() | parked.keys()
             self._mixed &= here
             self._fifo &= here
@@ -99,7 +99,7 @@ class Lanes(State):
     def next_lease_ms(self) -> int | None:
         """Milliseconds of the partition clock until the next lease or wait is over; None if there is none."""
         # what is finished by now is nothing to wait for
-        while self._timers and not self._holds_any(self._timers[0][2]):
+        while self._timers and not self._is_in_use(self._timers[0][2]):
             self._timed -= len(heappop(self._timers)[2].offsets)
         return max(0, self._timers[0][0] - self.clock_ms) if self._timers else None
 
@@ -136,15 +136,15 @@ class Lanes(State):
 
     def _is_one_ahead(self) -> bool:
         """True if a message that was not read yet is with a receiver, or may be again."""
-        position, holds = self.position, self.holds
-        if self._highest_hold < position:
+        position, deliveries = self.position, self.deliveries
+        if self._highest_delivered < position:
             return False
-        hold = holds.get(self._one_ahead)
-        if self._one_ahead >= position and hold is not None and hold.leased:
+        delivered = deliveries.get(self._one_ahead)
+        if self._one_ahead >= position and delivered is not None and delivered.leased:
             return True
         # seldom: the one that was known has ended, been given back or been read
-        self._highest_hold = max(holds, default=-1)
-        self._one_ahead = max((o for o, h in holds.items() if o >= position and h.leased), default=-1)
+        self._highest_delivered = max(deliveries, default=-1)
+        self._one_ahead = max((o for o, h in deliveries.items() if o >= position and h.leased), default=-1)
         return self._one_ahead >= 0
 
     def _deliver_again(self) -> None:
@@ -206,7 +206,7 @@ class Lanes(State):
 
     def _deliverable(self, offset: int) -> bool:
         """True if ``offset`` will be delivered sooner or later: it has its place in the order of its group."""
-        return offset in self.messages and offset not in self.poison and offset not in self.doubles
+        return offset in self.messages and offset not in self.poison and offset not in self.duplicates
 
     def _in_order(self, lane: Lane) -> bool:
         """True if the first message of ``lane`` may be taken; else the lane is blocked, or has nothing."""
@@ -255,31 +255,37 @@ class Lanes(State):
                     break
         return found
 
-    def _set_timer(self, hold: Hold) -> None:
-        heappush(self._timers, (hold.deadline_ms, next(self._serial), hold))
-        self._timed += len(hold.offsets)
-        if self._timed > 2 * len(self.holds) + TIMERS_SLACK:
+    def _set_timer(self, delivered: DeliveryState) -> None:
+        heappush(self._timers, (delivered.deadline_ms, next(self._serial), delivered))
+        self._timed += len(delivered.offsets)
+        if self._timed > 2 * len(self.deliveries) + TIMERS_SLACK:
             self._clear_timers()
 
     def _clear_timers(self) -> None:
         """A long lease of what was acked at once must not be kept until it is over, nor the numbers of those acked."""
-        holds, lowest = self.holds, min(self.holds)
-        for _, _, hold in self._timers:
-            hold.offsets = [o for o in hold.offsets if holds.get(o) is hold] if hold.offsets[-1] >= lowest else ()
+        deliveries, lowest = self.deliveries, min(self.deliveries)
+        for _, _, delivered in self._timers:
+            delivered.offsets = (
+                [o for o in delivered.offsets if deliveries.get(o) is delivered]
+                if delivered.offsets[-1] >= lowest
+                else ()
+            )
         self._timers = [timer for timer in self._timers if timer[2].offsets]
         heapify(self._timers)
         self._timed = sum(len(timer[2].offsets) for timer in self._timers)
 
-    def _holds_any(self, hold: Hold) -> bool:
-        holds = self.holds
-        return not holds.keys().isdisjoint(hold.offsets) and any(holds.get(o) is hold for o in hold.offsets)
+    def _is_in_use(self, delivered: DeliveryState) -> bool:
+        deliveries = self.deliveries
+        return not deliveries.keys().isdisjoint(delivered.offsets) and any(
+            deliveries.get(o) is delivered for o in delivered.offsets
+        )
 
-    def _come_back(self, hold: Hold) -> None:
-        """The lease or the wait of ``hold`` is over: what it still holds is ready."""
-        holds, messages = self.holds, self.messages
-        for offset in hold.offsets:
-            if holds.get(offset) is hold and offset in messages:
-                self._push(offset, hold.receives)
+    def _come_back(self, delivered: DeliveryState) -> None:
+        """The lease or the wait of ``delivered`` is over: the messages still in it are ready."""
+        deliveries, messages = self.deliveries, self.messages
+        for offset in delivered.offsets:
+            if deliveries.get(offset) is delivered and offset in messages:
+                self._push(offset, delivered.receives)
 
     def _forget(self, offset: int) -> None:
         """Nothing is special about ``offset`` any more."""
@@ -287,7 +293,7 @@ class Lanes(State):
         self.elapsed.pop(offset, None)
         self.ttls.pop(offset, None)
         self.poison.pop(offset, None)
-        self.doubles.discard(offset)
+        self.duplicates.discard(offset)
 
     def _touch(self, ranges: Sequence[int]) -> None:
         for i in range(0, len(ranges), 2):

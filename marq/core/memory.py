@@ -47,9 +47,9 @@ class Memory(Folding):
                 break
             if offset >= self.persisted or type(record) is Segment or offset in self.reserved:
                 continue
-            hold = self.holds.get(offset)
-            waits = hold is not None and self.clock_ms < hold.deadline_ms
-            if waits and hold is not None and hold.leased:
+            delivered = self.deliveries.get(offset)
+            waits = delivered is not None and self.clock_ms < delivered.deadline_ms
+            if waits and delivered is not None and delivered.leased:
                 continue
             queue = self.queue_of(offset)
             if queue in keep and not waits and offset not in self.delays and not self._behind(queue, offset):
@@ -83,7 +83,7 @@ class Memory(Folding):
         parked: dict[tuple[str, int], list[int]] = {}
         for offset in going:
             queue = self.queue_of(offset)
-            if queue is None or offset in self.holds or offset in self.delays or offset in self.doubles:
+            if queue is None or offset in self.deliveries or offset in self.delays or offset in self.duplicates:
                 segment = self.segments.find(offset)
                 assert segment is not None
                 self.messages[offset] = segment
@@ -143,10 +143,10 @@ class Memory(Folding):
 
     def _has_room(self) -> bool:
         """True if more may be read back than a receiver asked for."""
-        idle = max(0, len(self.messages) - len(self.holds) - len(self.reserved))
+        idle = max(0, len(self.messages) - len(self.deliveries) - len(self.reserved))
         return self.bytes * idle <= READ_BACK_BYTES * len(self.messages)
 
-    def set_aside(self, queue: str, reason: str) -> int:
+    def quarantine(self, queue: str, reason: str) -> int:
         """The owner decides that what is ready of ``queue`` is poison; how many messages that is.
 
         It is no fact of the log: another owner, after a crash, decides again.

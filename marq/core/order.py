@@ -136,12 +136,14 @@ class Order(Memory):
         if self._apart is None:
             # of all queues at once: each would have to look through all that is in flight
             self._apart = {}
-            for offset in self.holds.keys() | self.reserved:
+            for offset in self.deliveries.keys() | self.reserved:
                 if offset in self.messages and (name := self.queue_of(offset)) is not None:
                     self._apart.setdefault(name, []).append(offset)
         if queue in self._mixed:
             self._mixed.discard(queue)
-            known = {o for o in self.holds.keys() | self.reserved if o in self.messages and self.queue_of(o) == queue}
+            known = {
+                o for o in self.deliveries.keys() | self.reserved if o in self.messages and self.queue_of(o) == queue
+            }
         else:
             known = set(self._apart.pop(queue, ()))
         backlog.fifo = True

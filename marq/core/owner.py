@@ -45,6 +45,9 @@ FLOWS_SLACK = 1_000
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself holds a message while its dead letter is copied."""
 
+STALLED_MS = 1_500
+"""A start that waited for so long, while nothing else was folded either, is in a log that takes nothing at present."""
+
 IGNORED_MAX = 10_000
 """Extensions and releases without effect that are remembered, message by message, for those who ask."""
 
@@ -52,6 +55,8 @@ LOSSES_MAX = 1_000
 """Losses that are remembered one by one; of more, the two oldest of a log become one."""
 
 DEAD_RECEIVER = "dlq"
+NO_RECEIVER = None
+"""Of a start whose receiver was told that nothing came of it."""
 
 
 class Phase(Enum):
@@ -71,7 +76,7 @@ class Limits(NamedTuple):
 
     checkpoint_ms: int = 2_000
     window_offsets: int = 100_000
-    hold_ms: int = 10_000
+    persist_after_ms: int = 10_000
     step_timeout_ms: int = 30_000
     queue_id: str | None = None  # topic mode
     partitions: int = 1  # over which the limits of a queue are spread
@@ -154,7 +159,7 @@ Step = WriteRows | WriteManifest | Retire
 
 
 class Owner:
-    """One worker's hold on partition ``number``. ``nonce`` must be new for each attempt; times are monotonic ms."""
+    """Partition ``number``, as one worker owns it. ``nonce`` must be new for each attempt; times are monotonic ms."""
 
     def __init__(
         self,
@@ -181,6 +186,7 @@ class Owner:
         self.poison: list[tuple[int, str]] = []  # copy to the poison topic, then call ended_as()
         self.partition = self._new_partition(load)
         self.under_pressure = False  # memory is short: the next checkpoint writes all payloads, and comes at once
+        self.stalled = False  # the log takes nothing: nothing is begun until it does
         self._load = load
         self._breaker_of = breaker_of
         self._delivery = 0
@@ -457,6 +463,9 @@ class Owner:
             # no tick came through either: Kafka was away, and the time-out is for a changelog that alone does not move
             self._step_since_ms = now_ms
         self._folded_ms = now_ms
+        if self.stalled:
+            self.stalled = False
+            self.partition.woken[""] = None
         for marker, effect in zip(batch.markers, effects, strict=True):
             kind = type(marker)
             if kind is Start:
@@ -572,8 +581,8 @@ class Owner:
         unanswered += [(handout.receipt[1], handout.offsets) for handout in self.handouts if handout.offsets]
         dead: dict[int, list[int]] = {}
         for offset in self.dead:
-            if (hold := self.partition.holds.get(offset)) is not None and hold.epoch == self.epoch:
-                dead.setdefault(hold.delivery, []).append(offset)
+            if (delivered := self.partition.deliveries.get(offset)) is not None and delivered.epoch == self.epoch:
+                dead.setdefault(delivered.delivery, []).append(offset)
         for delivery, offsets in (*unanswered, *dead.items()):
             last += m.split(Release(self.epoch, delivery, ranges_of(sorted(offsets)), 0, counted=False))
         self.phase = Phase.LEFT
@@ -615,7 +624,7 @@ class Owner:
         They come out in ``handouts`` once the start is folded. ``shared_fate``, ``batch``: see
         :meth:`~marq.core.partition.Partition.take`.
         """
-        if self.phase is not Phase.SERVING:
+        if self.phase is not Phase.SERVING or self.stalled:
             return None
         taken: list[int] = []
         self._estimate(now_ms)
@@ -654,7 +663,7 @@ class Owner:
         taken.sort()
         return self._start(taken, receiver, lease_ms, now_ms, name)
 
-    def hold(
+    def acquire_to_end(
         self,
         queue: str,
         offsets: Iterable[int] | None,
@@ -717,10 +726,10 @@ class Owner:
     def _flow(self, queue: str) -> Flow:
         """What is in flight of a queue that has limits since now, or whose partition was taken over."""
         flow, partition = Flow(self._breaker_of(queue)), self.partition
-        for offset, hold in partition.holds.items():
+        for offset, delivered in partition.deliveries.items():
             if partition.leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
-                flow.offsets[offset] = hold.receiver
-                flow.by_receiver[hold.receiver] += 1
+                flow.offsets[offset] = delivered.receiver
+                flow.by_receiver[delivered.receiver] += 1
                 self._flow_of[offset] = queue
         return flow
 
@@ -770,8 +779,8 @@ class Owner:
 
     def _start(self, offsets: list[int], receiver: Any, lease_ms: int, now_ms: int, name: str) -> Pending:
         self._delivery += 1
-        holds = self.partition.holds
-        receives = max((holds[o].receives for o in offsets if o in holds), default=0) + 1
+        deliveries = self.partition.deliveries
+        receives = max((deliveries[o].receives for o in offsets if o in deliveries), default=0) + 1
         start = Start(self.epoch, self._delivery, ranges_of(offsets), lease_ms, name, receives)
         pending = Pending(receiver, self._delivery, offsets, lease_ms, now_ms)
         parts = m.split(start)
@@ -816,6 +825,10 @@ class Owner:
             if spared:
                 self.release(spared, receipt, counted=False)
             return
+        if pending.receiver is NO_RECEIVER:
+            if effect:
+                self.release(effect, receipt, counted=False)
+            return
         if effect and (lost or pending.gone or now_ms >= until_ms):
             self.release(effect, receipt, counted=False)
             effect = []
@@ -823,6 +836,20 @@ class Owner:
             self.release(sorted(early), receipt, counted=False)
             effect = [o for o in effect if o not in early]
         self.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
+
+    def _look_for_stall(self, now_ms: int) -> None:
+        """Tell those who wait for starts in a log that takes nothing that nothing came of it: others may have more.
+
+        What gets into the log after all is given back.
+        """
+        oldest = next(iter(self._pending.values()), None)
+        if oldest is None or now_ms - max(oldest.sent_ms, self._folded_ms) < STALLED_MS:
+            return
+        self.stalled = True
+        for pending in self._pending.values():
+            if pending.receiver is not DEAD_RECEIVER and pending.receiver is not NO_RECEIVER:
+                self.handouts.append(Handout(pending.receiver, (self.epoch, pending.delivery), [], now_ms))
+                pending.receiver = NO_RECEIVER
 
     def _exhausted(self, offset: int) -> bool:
         """True if ``offset``, now held by the owner, was delivered often enough.
@@ -868,6 +895,7 @@ class Owner:
         """Take the effects that are due: ends are appended here, dead letters are started, poison is listed."""
         if self.phase is not Phase.SERVING:
             return None
+        self._look_for_stall(now_ms)
         if self.flows:
             self._wake_probes(now_ms)
         self._estimate(now_ms)
@@ -938,16 +966,16 @@ class Owner:
                 return None
             limits = self.limits
             self._next_checkpoint_ms = now_ms + limits.checkpoint_ms
-            window = 0 if self.under_pressure else limits.window_offsets
-            self.under_pressure = False
+            pressed, self.under_pressure = self.under_pressure, False
+            window = 0 if pressed else limits.window_offsets
             try:
-                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.hold_ms)
+                self._checkpoint = self.partition.checkpoint(self.epoch, now_ms, window, limits.persist_after_ms)
             except RowError:
                 return None  # of a segment that was to be merged; and serves no more
             if self._checkpoint is None:
                 return None
             if self._checkpoint.partial:
-                self._next_checkpoint_ms = now_ms
+                self._next_checkpoint_ms, self.under_pressure = now_ms, pressed
             self._enter("rows" if self._checkpoint.rows else "manifest", now_ms)
             if self._checkpoint.rows:
                 return WriteRows(self._checkpoint.rows)

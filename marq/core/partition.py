@@ -19,7 +19,7 @@ from marq.core.checkpoints import Checkpoint, Checkpoints
 from marq.core.deliveries import Due
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.reading import H_DEDUP, H_DELAY, H_ORIGIN, H_POISON, H_TTL, MESSAGE_MAX_BYTES, Unreadable
-from marq.core.state import H_GROUP, Hold
+from marq.core.state import H_GROUP, DeliveryState
 
 __all__ = [
     "H_DEDUP",
@@ -31,8 +31,8 @@ __all__ = [
     "MESSAGE_MAX_BYTES",
     "QUEUE_NAME_MAX",
     "Checkpoint",
+    "DeliveryState",
     "Due",
-    "Hold",
     "Partition",
     "Unreadable",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heappush
 from typing import Any, NamedTuple
 
+from marq.core import state
 from marq.core.backlog import group_number
 from marq.core.dedup import digest_of, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
@@ -92,7 +93,7 @@ class Reading(Lanes):
         if stop <= position:
             return True
         messages, size, expected = self.messages, 0, position
-        plain = not self.ahead and self._highest_hold < position and not self.purges
+        plain = not self.ahead and self._highest_delivered < position and not self.purges
         last_key: Any = self  # equal to no key
         push = None
         for record in records:
@@ -116,6 +117,7 @@ class Reading(Lanes):
                     continue
                 push = backlog.fresh.append
                 self.woken[backlog.name] = None
+                self.named[backlog.name] = offset
             messages[offset] = record
             push(offset)  # type: ignore[misc]
             size += payload_bytes + MESSAGE_OVERHEAD_BYTES
@@ -136,32 +138,35 @@ class Reading(Lanes):
             self._deliver_again()
         if self._listed > self._listed_max:
             self._clean()
+        if len(self.named) > state.NAMED_MAX:
+            self.named.clear()  # what is unfinished still names its queue
         return True
 
     def _take_up(self, record: Any) -> None:
         """One record with everything that may be special about it."""
         offset = record.offset
         facts = self._facts(record)
-        double = type(facts) is Facts and self._is_double(facts, record)
+        duplicate = type(facts) is Facts and self._is_duplicate(facts, record)
         if offset in self.ahead:
             return
         if type(facts) is Facts:
             if offset < self.purges.get(facts.queue, 0):
-                if self.holds.pop(offset, None) is not None:
+                if self.deliveries.pop(offset, None) is not None:
                     self._dirty.add(block_of(offset))
                 return
-            if double:
-                self.doubles.add(offset)
+            if duplicate:
+                self.duplicates.add(offset)
         self._describe(record, facts)
         self.messages[offset] = record
         self.bytes += size_of(record)
-        if type(facts) is not Facts or double:
+        if type(facts) is not Facts or duplicate:
             return
+        self.named[facts.queue] = offset
         backlog = self._backlog(facts.queue)
-        hold = self.holds.get(offset)
-        if hold is not None:
-            if self.clock_ms >= hold.deadline_ms:
-                self._push(offset, hold.receives)
+        delivered = self.deliveries.get(offset)
+        if delivered is not None:
+            if self.clock_ms >= delivered.deadline_ms:
+                self._push(offset, delivered.receives)
             elif self._fifo or self._apart is not None:
                 self._note_out(backlog.name, offset)  # its group must not go on before it
             return
@@ -218,9 +223,9 @@ class Reading(Lanes):
         if type(facts) is not Facts:
             self.poison[offset] = str(facts)
             return None, 0
-        if offset in self.doubles:
+        if offset in self.duplicates:
             return facts.queue, facts.group  # it is only waited for that its owner ends it
-        if facts.delay_ms and offset not in self.holds:
+        if facts.delay_ms and offset not in self.deliveries:
             self._delay_until(offset, record.timestamp + facts.delay_ms)
         if facts.ttl_ms:
             self._expire_at(offset, record.timestamp + facts.ttl_ms)
@@ -236,15 +241,15 @@ class Reading(Lanes):
             self._delayed = [(due, o) for o, due in self.delays.items()]
             heapify(self._delayed)
 
-    def _is_double(self, facts: Facts, record: Any) -> bool:
+    def _is_duplicate(self, facts: Facts, record: Any) -> bool:
         """True if the same came before: a dead letter's copy, or the sending of a message. Once a record, in order."""
         offset: int = record.offset
-        double = False
+        duplicate = False
         if facts.dedup is not None:
-            double = self.recent.is_duplicate(digest_of(facts.queue, facts.dedup), offset, record.timestamp)
+            duplicate = self.recent.is_duplicate(digest_of(facts.queue, facts.dedup), offset, record.timestamp)
         if facts.origin is not None:
-            double |= self.origins.is_duplicate(origin_digest(facts.origin), offset, record.timestamp)
-        return double
+            duplicate |= self.origins.is_duplicate(origin_digest(facts.origin), offset, record.timestamp)
+        return duplicate
 
     def _expire_at(self, offset: int, expires_ms: int) -> None:
         self.ttls[offset] = expires_ms
@@ -255,11 +260,11 @@ class Reading(Lanes):
 
     def _absent(self, start: int, stop: int) -> None:
         """Offsets that the log does not hold: finished for ever."""
-        if self._highest_hold >= start:
-            holds = self.holds
-            within: Iterable[int] = range(start, stop) if stop - start < len(holds) else list(holds)
+        if self._highest_delivered >= start:
+            deliveries = self.deliveries
+            within: Iterable[int] = range(start, stop) if stop - start < len(deliveries) else list(deliveries)
             for offset in within:
-                if start <= offset < stop and holds.pop(offset, None) is not None:
+                if start <= offset < stop and deliveries.pop(offset, None) is not None:
                     self._dirty.add(block_of(offset))
 
 

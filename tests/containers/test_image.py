@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from app.broker import LOOPBACK, free_port
+from app.kafka.broker import LOOPBACK, free_port
 from marq.client import Service
 from tests.kafka import MARQ_IMAGE, docker_has_image, kafka_container, unique
 

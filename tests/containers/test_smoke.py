@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.topics import ensure_topics
+from app.kafka.topics import ensure_topics
 from tests.kafka import docker_has_image, kafka_container, settings_for
 
 pytestmark = pytest.mark.containers

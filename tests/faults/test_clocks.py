@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from marq.errors import BrokerError
 from tests.integration.cluster import Cluster
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 
 HOUR_S = 3_600
 HOUR_MS = 1_000 * HOUR_S

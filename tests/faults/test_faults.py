@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from app.broker import EmbeddedBroker
+from app.kafka.broker import EmbeddedBroker
 from tests.integration.cluster import Cluster, Worker, by_id, until
 
 #: Session time-out of the workers: the shortest that the broker permits.
@@ -28,7 +28,7 @@ QUEUES = ["work-a", "bulk-a", "drop-a", "flaky-a", "work-b"]
 SETTINGS = {
     "session_timeout_ms": SESSION_S * 1000,
     "checkpoint_ms": 300,
-    "hold_ms": 500,
+    "persist_after_ms": 500,
     "visibility_timeout_ms": 4000,
     "backoff_ms": 100,
     "backoff_max_ms": 500,
@@ -113,7 +113,9 @@ def test_a_stopped_worker_begins_nothing_that_others_have_when_it_goes_on(kafka:
 @pytest.mark.parametrize("seed", range(3))
 def test_kills_at_random_moments(kafka: str, tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    with Cluster(kafka, tmp_path, partitions=6, **SETTINGS | {"checkpoint_ms": 100, "hold_ms": 200}) as cluster:
+    with Cluster(
+        kafka, tmp_path, partitions=6, **SETTINGS | {"checkpoint_ms": 100, "persist_after_ms": 200}
+    ) as cluster:
         for name in ("a", "b", "c"):
             cluster.start(name, ready=False)
         cluster.wait_served()

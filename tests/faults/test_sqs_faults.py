@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from gateway.receipts import read_unchecked
+from app.service.receipts import read_unchecked
 from tests.faults.trio import NAMES, Trio
 from tests.integration.cluster import until
 from tests.integration.duplicates import Done, Place
@@ -38,7 +38,7 @@ class Traffic:
     def __init__(self, urls: list[str], queue: Queue, fifo: bool) -> None:
         self._urls, self._queue, self._fifo = urls, queue, fifo
         self._lock = threading.Lock()
-        self._sending, self._receiving = threading.Event(), threading.Event()
+        self._sending, self._receives = threading.Event(), threading.Event()
         self.confirmed: set[tuple[str, int]] = set()
         self.received: dict[tuple[str, int], set[str]] = {}  # group and number -> ids of messages
         self.deleting: set[tuple[str, int]] = set()
@@ -51,14 +51,14 @@ class Traffic:
 
     def __enter__(self) -> Traffic:
         self._sending.set()
-        self._receiving.set()
+        self._receives.set()
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._sending.clear()
-        self._receiving.clear()
+        self._receives.clear()
         for thread in self._threads:
             thread.join(120)
 
@@ -100,7 +100,7 @@ class Traffic:
     def _receive(self, start: int) -> None:
         places = self._at(start)
         queue = next(places)
-        while self._receiving.is_set():
+        while self._receives.is_set():
             messages: list[Any] = []
             try:
                 messages = queue.receive(10, wait_s=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from app.broker import free_port
+from app.kafka.broker import free_port
 from tests.integration.cluster import Cluster, Worker
 
 NAMES = ("a", "b", "c")

@@ -36,9 +36,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from app.connection import end_client
+from app.kafka.connection import end_client
+from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
-from app.topics import Topics, ensure_topics
 from tests.integration.duplicates import Done, Explained, Place, explain
 from tests.kafka import unique
 
@@ -225,7 +225,7 @@ class Cluster:
         self.folder = folder
         self.partitions = partitions
         self.name = unique("c")
-        self.witness = folder / "witness"
+        self.reference = folder / "witness"
         self.workers: list[Worker] = []
         self.sent: list[Sent] = []
         self.tried: set[str] = set()  # ids of all sends, confirmed or not
@@ -237,16 +237,17 @@ class Cluster:
             "MARQ_HANDLERS": "tests.integration.witness",
             "MARQ_LOG_LEVEL": "INFO",
             "MARQ_CHECKPOINT_MS": "500",
-            "WITNESS_FOLDER": str(self.witness),
+            "WITNESS_FOLDER": str(self.reference),
         } | _variables(settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._producer: AIOKafkaProducer | None = None
+        self._starting = asyncio.Lock()
         self._reader: AIOKafkaConsumer | None = None
         self._serial = 0
 
     def __enter__(self) -> Cluster:
-        self.witness.mkdir(parents=True, exist_ok=True)
+        self.reference.mkdir(parents=True, exist_ok=True)
         self._thread.start()
         return self
 
@@ -330,10 +331,11 @@ class Cluster:
         return self.environment.get("MARQ_QUEUE_TOPIC", f"{self.name}.queue")
 
     async def _producing(self) -> AIOKafkaProducer:
-        if self._producer is None:
-            producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
-            await producer.start()
-            self._producer = producer
+        async with self._starting:  # else sends that begin at once would each make one, and lose what it had to send
+            if self._producer is None:
+                producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
+                await producer.start()
+                self._producer = producer
         return self._producer
 
     def next_id(self) -> str:
@@ -460,7 +462,7 @@ class Cluster:
     def seen(self, queue: str | None = None) -> list[Seen]:
         """What all handlers have written down, in the order of time."""
         found: list[Seen] = []
-        for file in self.witness.glob("*.log"):
+        for file in self.reference.glob("*.log"):
             pid = int(file.stem)
             for line in file.read_text().splitlines():
                 try:

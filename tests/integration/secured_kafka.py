@@ -13,7 +13,7 @@ from typing import Any
 import trustme
 from cryptography.hazmat.primitives import serialization
 
-from app.broker import LOOPBACK, EmbeddedBroker, free_port, install_kafka, java_command
+from app.kafka.broker import LOOPBACK, EmbeddedBroker, free_port, install_kafka, java_command
 
 MECHANISM = "SCRAM-SHA-512"
 

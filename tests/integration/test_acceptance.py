@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from app.broker import free_port
+from app.kafka.broker import free_port
 from tests.integration.cluster import ROOT, Cluster, Worker, by_id, until
 from tests.kafka import unique
 

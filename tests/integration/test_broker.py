@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
-from app.jars import own
-from app.topics import MAX_RECORD_BYTES, ensure_topics
+from app.kafka.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
+from app.kafka.jars import own
+from app.kafka.topics import MAX_RECORD_BYTES, ensure_topics
 from marq.errors import BrokerError
 from tests.kafka import settings_for
 
@@ -114,7 +114,7 @@ def test_jars_that_can_not_be_fetched_are_one_clear_error(monkeypatch: pytest.Mo
         raise OSError("Network is unreachable")
 
     monkeypatch.setattr("socket.getaddrinfo", no_network)
-    monkeypatch.setattr("app.jars._ATTEMPTS", 1)
+    monkeypatch.setattr("app.kafka.jars._ATTEMPTS", 1)
     with pytest.raises(BrokerError, match=r"Network is unreachable>?; check the network; or point MARQ_KAFKA"):
         install_kafka(tmp_path)
     assert not list(tmp_path.rglob("*.jar"))
@@ -133,7 +133,7 @@ def test_a_changed_jar_stops_the_broker_and_is_named(tmp_path: Path) -> None:
 
 
 def test_an_installation_without_java_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("app.broker.find_spec", lambda _: None)
+    monkeypatch.setattr("app.kafka.broker.find_spec", lambda _: None)
     with pytest.raises(BrokerError, match=r"no embedded broker .* point MARQ_KAFKA at a Kafka"):
         install_kafka(tmp_path)
 

@@ -12,10 +12,10 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from faust.types import TP
 
-from app import transport
-from app.streaming import MAX_RECORD_BYTES, CopartitionError
-from app.table import SegmentTable, TableError
-from app.transport import MAX_BUFFERED_CHUNKS, Chunk, OffsetOutOfRange
+from app.streaming import transport
+from app.streaming.faust_app import MAX_RECORD_BYTES, CopartitionError
+from app.streaming.raw_table import SegmentTable, TableError
+from app.streaming.transport import MAX_BUFFERED_CHUNKS, Chunk, OffsetOutOfRange
 from tests.integration.worker_lab import Lab, Worker, until
 
 # -- reading ------------------------------------------------------------------------------------------

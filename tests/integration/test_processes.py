@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app.broker import EmbeddedBroker, bootstrap_of, free_port
-from app.datadir import running_workers
+from app.kafka.broker import EmbeddedBroker, bootstrap_of, free_port
+from app.kafka.datadir import running_workers
 from tests.integration.cluster import ROOT, Cluster, Worker, until
 from tests.kafka import unique
 

@@ -255,7 +255,7 @@ def test_topic_mode_everything(kafka: str, tmp_path: Path, codec: str, timestamp
 def test_the_topics_of_an_installation_may_be_compressed_by_the_broker(kafka: str, tmp_path: Path, codec: str) -> None:
     """Queue, markers, changelogs and settings of queues: whatever reads them reads each codec."""
 
-    with Cluster(kafka, tmp_path, partitions=2, checkpoint_ms=100, hold_ms=100) as cluster:
+    with Cluster(kafka, tmp_path, partitions=2, checkpoint_ms=100, persist_after_ms=100) as cluster:
         topics = cluster.create_topics()
         _set_compression(kafka, [topics.queue, topics.markers, topics.queues, *topics.changelogs.values()], codec)
         worker = cluster.start().wait_ready()

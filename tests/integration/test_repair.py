@@ -13,14 +13,14 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from tests.integration.cluster import ROOT, Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 
 QUEUE = "orders"
 
 
 @pytest.fixture
 def cluster(kafka: str, tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(kafka, tmp_path, partitions=2, handlers="", checkpoint_ms=200, hold_ms=200) as cluster:
+    with Cluster(kafka, tmp_path, partitions=2, handlers="", checkpoint_ms=200, persist_after_ms=200) as cluster:
         yield cluster
 
 

@@ -13,7 +13,7 @@ import pytest
 from aiokafka import TopicPartition
 
 from tests.integration.cluster import ROOT, Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.integration.secured_kafka import SecuredKafka
 from tests.kafka import unique
 
@@ -44,7 +44,7 @@ def allow_what_is_documented(kafka: SecuredKafka, name: str) -> None:
 @pytest.fixture(scope="module")
 def cluster(kafka_secured: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Workers who come in as the user with the documented rights; the sender of the tests is the super user."""
-    settings = kafka_secured.settings(USER, PASSWORD, log_level="DEBUG", retention_history_ms=0, hold_ms=300)
+    settings = kafka_secured.settings(USER, PASSWORD, log_level="DEBUG", retention_history_ms=0, persist_after_ms=300)
     with Cluster(kafka_secured.plain, tmp_path_factory.mktemp("cluster"), partitions=2, **settings) as cluster:
         allow_what_is_documented(kafka_secured, cluster.name)
         cluster.start()

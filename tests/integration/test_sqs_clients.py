@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from app.jars import default_cache_dir
+from app.kafka.jars import default_cache_dir
 from tests.integration.celery_app import VISIBILITY_S
 from tests.integration.cluster import ROOT, Cluster, until
 from tests.integration.sqs_client import Queue

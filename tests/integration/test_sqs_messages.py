@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.integration.cluster import Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.integration.sqs_client import REGION, Queue, client_of, refused
 
 NO_QUEUE = "AWS.SimpleQueueService.NonExistentQueue"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cluster import Cluster, until
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.integration.sqs_client import REGION, Queue, client_of, refused
 from tests.kafka import unique
 

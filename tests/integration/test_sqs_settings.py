@@ -16,7 +16,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from tests.integration.cluster import Cluster, Worker
-from tests.integration.door_client import Client
+from tests.integration.json_client import Client
 from tests.integration.sqs_client import REGION, Queue, client_of, refused
 from tests.kafka import unique
 

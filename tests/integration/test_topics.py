@@ -10,10 +10,10 @@ import pytest
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from app.broker import EmbeddedBroker
-from app.connection import admin_client, faust_credentials, kafka_client_args
+from app.kafka.broker import EmbeddedBroker
+from app.kafka.connection import admin_client, faust_credentials, kafka_client_args
+from app.kafka.topics import MAX_MESSAGE_BYTES, Topics, ensure_topics
 from app.settings import Settings
-from app.topics import MAX_MESSAGE_BYTES, Topics, ensure_topics
 from marq.errors import BrokerError, TopicError
 from tests.kafka import settings_for, unique
 

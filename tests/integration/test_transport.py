@@ -9,10 +9,10 @@ import pytest
 from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
 from faust.types import TP
 
-from app import producer as producer_module
-from app import transport
-from app.producer import ProducerFull
-from app.streaming import MAX_RECORD_BYTES
+from app.streaming import producer as producer_module
+from app.streaming import transport
+from app.streaming.faust_app import MAX_RECORD_BYTES
+from app.streaming.producer import ProducerFull
 from tests.integration.worker_lab import Lab, until
 from tests.raw_batches import CODECS, Raw, batch
 from tests.raw_client import produce

@@ -15,7 +15,7 @@ from marq.core import rows as core_rows
 from tests.integration.cluster import Cluster, Seen, Worker, by_id, until
 
 #: Settings with which messages get into the tables soon.
-SMALL = {"checkpoint_ms": 200, "hold_ms": 300, "window_offsets": 200}
+SMALL = {"checkpoint_ms": 200, "persist_after_ms": 300, "window_offsets": 200}
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from typing import Any
 
 from confluent_kafka import Producer, TopicPartition
 
+from app.kafka.topics import ensure_topics
 from app.settings import Settings
-from app.topics import ensure_topics
 from marq.core.markers import Marker, encode
 from pipeline.kafka import Kafka
 from pipeline.options import Job

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.types import ArrayType, StructField
 
-from app.tails import Tails
-from app.topics import ensure_topics
+from app.engine.changelogs import Changelogs
+from app.kafka.topics import ensure_topics
 from marq.core.markers import End, Own, Start, Tick
 from marq.errors import PipelineError, TopicError
 from pipeline import archive, files, records, tables
@@ -334,7 +334,7 @@ def test_retention_keeps_what_is_not_archived_yet(
 
     async def trim() -> None:
         app: Any = SimpleNamespace(log=logging.getLogger("test"))
-        tails = Tails(app, here.settings)
+        tails = Changelogs(app, here.settings)
         topics = await ensure_topics(here.settings, here.settings.name)
         try:
             held: Any = SimpleNamespace(number=0, retire_at_ms=0)

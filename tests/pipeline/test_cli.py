@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pyspark
 import pytest
 
-from app.broker import LOOPBACK, free_port
+from app.kafka.broker import LOOPBACK, free_port
 from marq.core.markers import Tick
 from pipeline import archive
 from pipeline.jars import java_home

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick, encode
 from marq.errors import PipelineError, TopicError
 from pipeline import windows
 from pipeline.metrics import CHECKPOINT, METRICS, STATE, Counting
+from pipeline.metrics_walker import BUCKETS, COUNTS, MetricsWalker, Plan, bucket_of
 from pipeline.options import Job
-from pipeline.tally import BUCKETS, COUNTS, Plan, TallyWalker, bucket_of
 from tests.pipeline.lab import Installation, finish
 from tests.pipeline.tables_lab import read
 
@@ -61,7 +61,7 @@ class Tallied:
             else:
                 markers = max(markers, step[0] + 1)
         self._positions = (queue, markers)
-        walker = TallyWalker(0, msgspec.msgpack.encode(Plan(0, queue, 0, markers, None, MINUTE)))
+        walker = MetricsWalker(0, msgspec.msgpack.encode(Plan(0, queue, 0, markers, None, MINUTE)))
         for key, value in self._state:
             walker.row(key, value)
         walker.begin()
@@ -310,7 +310,7 @@ def test_a_job_that_is_killed_goes_on_where_it_was(spark: SparkSession, installa
         some_traffic(here, number, 200)
     process = here.start_job("metrics", "--window", str(DAY_S), "--interval", "0")
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 250  # within the time of a test, however slow the machine
         log = Path(here.job.path(METRICS), "_delta_log")
         # the rows are in the table, in its second commit; the topic and the state may or may not be written
         while time.monotonic() < deadline and process.poll() is None and len([*log.glob("*.json")]) < 2:

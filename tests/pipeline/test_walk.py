@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pipeline.chronicler import CHRONICLE, Chronicler, Plan
 from pipeline.fingerprints import fingerprint, fingerprint_column
 from pipeline.jars import zip_code
+from pipeline.lifecycle_walker import LIFECYCLE, LifecycleWalker, Plan
 from pipeline.logs import LOGS
 from pipeline.walk import walk
 from tests.simulation.simulator import Simulator, run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
 FIRST_SEED = 500
-SCHEMA = from_arrow_schema(CHRONICLE)
+SCHEMA = from_arrow_schema(LIFECYCLE)
 
 
 def simulated(wanted: int) -> Simulator:
@@ -80,7 +80,7 @@ def test_partitions_are_folded_apart_whatever_order_their_records_come_in(spark:
     simulators = [simulated(0), simulated(3)]
     plans = {s.number: plan(s, 1, s.queue.end, s.markers.end) for s in simulators}
     logs = frame(spark, [row for s in simulators for row in rows_of(s)])
-    found = walk(spark, logs, plans, Chronicler, SCHEMA).collect()
+    found = walk(spark, logs, plans, LifecycleWalker, SCHEMA).collect()
     check(simulators, ended(row for row in found if row.state_key is None))
 
 
@@ -93,14 +93,14 @@ def test_a_walk_goes_on_where_another_one_stopped(spark: SparkSession) -> None:
         return bool(row[2] < half[row[1] == "markers"])
 
     first = walk(
-        spark, frame(spark, filter(before, rows)), {number: plan(simulator, 1, *half)}, Chronicler, SCHEMA
+        spark, frame(spark, filter(before, rows)), {number: plan(simulator, 1, *half)}, LifecycleWalker, SCHEMA
     ).collect()
     state = [(number, row.state_key, bytearray(row.state_value), 0) for row in first if row.state_key is not None]
     second = walk(
         spark,
         frame(spark, [row for row in rows if not before(row)]),
         {number: plan(simulator, 2, simulator.queue.end, simulator.markers.end)},
-        Chronicler,
+        LifecycleWalker,
         SCHEMA,
         rows=spark.createDataFrame(state, "partition int, key string, value binary, offset long"),
     ).collect()
@@ -114,7 +114,7 @@ def test_a_walk_goes_on_where_another_one_stopped(spark: SparkSession) -> None:
 def test_a_partition_whose_logs_are_empty_is_walked_too(spark: SparkSession) -> None:
     simulator = simulated(0)
     plans = {0: plan(simulator, 1, 0, 0), 1: plan(simulator, 1, 0, 0)}
-    found = walk(spark, frame(spark, []), plans, Chronicler, SCHEMA).collect()
+    found = walk(spark, frame(spark, []), plans, LifecycleWalker, SCHEMA).collect()
     assert {(row.partition, row.state_key) for row in found} >= {(0, "walker"), (1, "walker")}
 
 
@@ -138,7 +138,7 @@ def test_a_fingerprint_is_the_same_in_spark(spark: SparkSession) -> None:
 def test_walkers_need_nothing_but_what_is_sent_to_the_executors(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(zip_code(tmp_path))!r}); "
-        "import pipeline.auditor, pipeline.chronicler, pipeline.fingerprints as last; "
+        "import pipeline.auditor, pipeline.lifecycle_walker, pipeline.fingerprints as last; "
         "print(last.__file__, *{name.partition('.')[0] for name in sys.modules})"
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -144,7 +144,7 @@ class Checks:
         about_to_be = {o for pending in owner._pending.values() for o in pending.offsets}
         ending = any(p.queue_of(o) == queue for o in p.reserved - about_to_be if o in p.messages)
         offer = Offer({}, {}, not p.segments.of(queue), not ending)
-        if any(o >= p.position and hold.leased for o, hold in p.holds.items()):
+        if any(o >= p.position and delivered.leased for o, delivered in p.deliveries.items()):
             return offer
         parked = {o for segment in p.segments.of(queue) for o in segment.parked_of(queue)}
         for (name, group), offsets in ref.groups.items():
@@ -198,6 +198,13 @@ class Checks:
         if pending is not None:
             self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + pending.lease_ms
         self._none_is_ending(owner, taken)
+        if owner.stalled:
+            sim.count("stalled")
+            if taken or not owner._pending:
+                self._bad(
+                    "G1 obtainable", f"{owner.number} is stalled, with {len(owner._pending)} starts, took {taken}"
+                )
+            return
         if offer is None or owner.phase is not Phase.SERVING:
             return
         if (offer.first or offer.again) and offer.sure and not taken and not self._waits_for_reading(owner, queues[0]):
@@ -247,7 +254,7 @@ class Checks:
     def _waits_for_reading(self, owner: Owner, queue: str) -> bool:
         """True if a message in flight may not have been read yet, so that nothing of a FIFO queue is delivered."""
         p = owner.partition
-        return self.sim.settings[queue].fifo and p._highest_hold >= p.position
+        return self.sim.settings[queue].fifo and p._highest_delivered >= p.position
 
     def _in_order(self, offset: int, started: Started, receipt: tuple[int, int]) -> None:
         """The group was with nobody else when the start took effect, and all before it is done or comes along."""
@@ -313,7 +320,7 @@ class Checks:
             self._bad("G4 clock", f"{who}: {(p.clock_ms, p.last_timestamp_ms, p.own)}, the log says {moment}")
         if (p.broker_ms, p.tick_ms) != (moment.broker_ms, moment.tick_ms):
             self._bad("G4 time", f"{who}: {(p.broker_ms, p.tick_ms)}, the log says {moment}")
-        messages, holds, position = p.messages, p.holds, p.position
+        messages, deliveries, position = p.messages, p.deliveries, p.position
         parked: dict[int, str] = {}
         for queue in p.segments.queues:
             for segment in p.segments.of(queue):
@@ -324,14 +331,14 @@ class Checks:
         history, at, size, unfinished, held = ref.history, ref.at, 0, 0, 0
         for offset, message in ref.messages.items():
             state = at(offset, p.markers_position) if offset in history else None
-            hold = holds.get(offset)
+            delivered = deliveries.get(offset)
             here = offset in messages
             if type(state) is str:
                 if offset >= position and offset < p.purges.get(message.queue or "", 0):
-                    held += hold is not None
+                    held += delivered is not None
                     continue  # it will be dropped when it is read
-                if here or hold is not None or offset in parked or (offset >= position and offset not in p.ahead):
-                    where = f"here: {here}, hold: {hold}, ahead: {offset in p.ahead}, position {position}"
+                if here or delivered is not None or offset in parked or (offset >= position and offset not in p.ahead):
+                    where = f"here: {here}, delivered: {delivered}, ahead: {offset in p.ahead}, position {position}"
                     self._bad("G2 undead", f"{who}: offset {offset} is {state} in the log, not in memory ({where})")
                 continue
             if offset >= position:
@@ -339,9 +346,11 @@ class Checks:
                     self._bad("G1 lost", f"{who}: offset {offset} is not read yet, but known")
             elif not here and offset not in parked:
                 self._bad("G1 lost", f"{who}: offset {offset} is unfinished in the log, but not in memory: {message}")
-            if (hold.state() if hold is not None else None) != state:
-                self._bad("G4 state", f"{who}: offset {offset} is {hold and hold.state()}, the log says {state}")
-            held += hold is not None
+            if (delivered.as_tuple() if delivered is not None else None) != state:
+                self._bad(
+                    "G4 state", f"{who}: offset {offset} is {delivered and delivered.as_tuple()}, the log says {state}"
+                )
+            held += delivered is not None
             if offset >= position:
                 continue
             unfinished += 1
@@ -349,9 +358,10 @@ class Checks:
             waits = delayed and message.due_ms > moment.broker_ms
             if (waits, delayed and not waits) != (offset in p.delays, offset in p.elapsed):
                 self._bad("G4 delay", f"{who}: offset {offset} waits: {waits}, in memory {offset in p.delays}")
-            if (offset in p.poison, offset in p.doubles) != (message.poison, message.double):
+            if (offset in p.poison, offset in p.duplicates) != (message.poison, message.double):
                 self._bad(
-                    "G4 special", f"{who}: offset {offset} is poison {offset in p.poison}, double {offset in p.doubles}"
+                    "G4 special",
+                    f"{who}: offset {offset} is poison {offset in p.poison}, duplicate {offset in p.duplicates}",
                 )
             if here:
                 record = messages[offset]
@@ -362,10 +372,10 @@ class Checks:
                     self._bad("G1 stuck", f"{who}: offset {offset} is ready, and nothing will take it: {state}")
             elif parked[offset] != message.queue:
                 self._bad("G4 special", f"{who}: offset {offset} is parked for {parked[offset]}")
-        if unfinished != len(messages) + len(parked) or held != len(holds):
+        if unfinished != len(messages) + len(parked) or held != len(deliveries):
             self._bad(
                 "G2 undead",
-                f"{who}: {len(messages)}+{len(parked)} messages and {len(holds)} holds, not {unfinished} and {held}",
+                f"{who}: {len(messages)}+{len(parked)} messages, {len(deliveries)} delivered; not {unfinished}, {held}",
             )
         if size != p.bytes:
             self._bad("bytes", f"{who}: counts {p.bytes} bytes in memory, there are {size}")
@@ -453,7 +463,7 @@ class Checks:
             p = owner.partition
             left = {
                 "messages": p.messages,
-                "holds": p.holds,
+                "deliveries": p.deliveries,
                 "ahead": list(p.ahead),
                 "reserved": p.reserved,
                 "bytes": p.bytes,
@@ -463,7 +473,7 @@ class Checks:
                 "elapsed": p.elapsed,
                 "ttls": p.ttls,
                 "poison": p.poison,
-                "doubles": p.doubles,
+                "duplicates": p.duplicates,
                 "pending": owner._pending,
             }
             left = {name: value for name, value in left.items() if value}

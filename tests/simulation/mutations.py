@@ -19,7 +19,7 @@ from marq.core.backlog import Backlog
 from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
-from marq.core.partition import Hold, Partition
+from marq.core.partition import DeliveryState, Partition
 from marq.core.segments import Segment, Segments
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
@@ -89,10 +89,18 @@ def _clock_runs_back(fold: Any) -> Any:
 def _busy_or_not(start: Any) -> Any:
     def mutated(self: Partition, marker: Start) -> Any:
         for offset in range(marker.offsets[0], marker.offsets[-1]) if marker.epoch == self.own else ():
-            hold = self.holds.get(offset)
-            if hold is not None and (hold.epoch, hold.delivery) < (marker.epoch, marker.delivery):
-                free = Hold(hold.epoch, hold.delivery, hold.receives, hold.deadline_ms, False, "", hold.offsets)
-                self.holds[offset] = free
+            delivered = self.deliveries.get(offset)
+            if delivered is not None and (delivered.epoch, delivered.delivery) < (marker.epoch, marker.delivery):
+                free = DeliveryState(
+                    delivered.epoch,
+                    delivered.delivery,
+                    delivered.receives,
+                    delivered.deadline_ms,
+                    False,
+                    "",
+                    delivered.offsets,
+                )
+                self.deliveries[offset] = free
         return start(self, marker)
 
     return mutated
@@ -101,9 +109,9 @@ def _busy_or_not(start: Any) -> Any:
 def _of_any_delivery(field: str) -> Any:
     def make(change: Any) -> Any:
         def mutated(self: Partition, marker: Any) -> Any:
-            hold = self.holds.get(marker.offsets[0])
-            if hold is not None:
-                marker = msgspec.structs.replace(marker, **{field: getattr(hold, field)})
+            delivered = self.deliveries.get(marker.offsets[0])
+            if delivered is not None:
+                marker = msgspec.structs.replace(marker, **{field: getattr(delivered, field)})
             return change(self, marker)
 
         return mutated
@@ -113,8 +121,8 @@ def _of_any_delivery(field: str) -> Any:
 
 def _of_the_current_delivery_only(end: Any) -> Any:
     def mutated(self: Partition, marker: Any) -> Any:
-        hold = self.holds.get(marker.offsets[0])
-        if marker.outcome == "acked" and hold is not None and hold.delivery != marker.delivery:
+        delivered = self.deliveries.get(marker.offsets[0])
+        if marker.outcome == "acked" and delivered is not None and delivered.delivery != marker.delivery:
             return []
         return end(self, marker)
 
@@ -162,6 +170,15 @@ def _page_unchanged(finish: Any) -> Any:
         before = set(self.changed)
         finish(self, offset)
         self.changed &= before
+
+    return mutated
+
+
+def _keeps_its_state(finish: Any) -> Any:
+    def mutated(self: Segment, offset: int) -> None:
+        before = self._state
+        finish(self, offset)
+        self._state = before
 
     return mutated
 
@@ -319,6 +336,15 @@ def _leaves_without_a_word(leave: Any) -> Any:
     return mutated
 
 
+def _stalled_for_good(apply: Any) -> Any:
+    def mutated(self: Owner, *record: Any) -> None:
+        stalled = self.stalled
+        apply(self, *record)
+        self.stalled |= stalled
+
+    return mutated
+
+
 def _any_own_of_mine(owned: Any) -> Any:
     def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
         if own.worker == self.worker and self.phase is Phase.CATCHING_UP:
@@ -359,11 +385,11 @@ def _skips_what_waits(ready: Any) -> Any:
 
 def _knows_nothing_of_before(keep_order: Any) -> Any:
     def mutated(self: Partition, backlog: Any) -> None:
-        holds, self.holds = self.holds, {}
+        deliveries, self.deliveries = self.deliveries, {}
         try:
             keep_order(self, backlog)
         finally:
-            self.holds = holds
+            self.deliveries = deliveries
 
     return mutated
 
@@ -436,10 +462,10 @@ def _forgets_origins_by_the_clock(checkpoint: Any) -> Any:
     return mutated
 
 
-def _without_doubles(restore_page: Any) -> Any:
-    def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> None:
-        row.doubles = []
-        restore_page(self, page, row, indexes)
+def _without_duplicates(restore_page: Any) -> Any:
+    def mutated(self: Partition, page: Any, row: Any, indexes: Any) -> Any:
+        row.duplicates = []
+        return restore_page(self, page, row, indexes)
 
     return mutated
 
@@ -579,6 +605,9 @@ MUTATIONS = {
     "start left behind": Mutation(
         "who leaves releases what was started and not handed out", _replaced(Owner, "leave", _leaves_without_a_word)
     ),
+    "stalled for good": Mutation(
+        "a partition whose log takes something again goes on", _replaced(Owner, "_apply", _stalled_for_good)
+    ),
     "older own of mine": Mutation("own carries a nonce per attempt", _replaced(Owner, "_owned", _any_own_of_mine)),
     "serving before the own is folded": Mutation(
         "a worker serves only after it has folded its own marker", _replaced(Owner, "restore", _serves_unfolded)
@@ -672,11 +701,15 @@ MUTATIONS = {
         "only the ids below the position are written", _replaced(Recent, "unwritten", _all_ids)
     ),
     "duplicates not read back": Mutation(
-        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_page", _without_doubles)
+        "what was found to be a duplicate stays one", _replaced(Partition, "_restore_page", _without_duplicates)
     ),
     "an end not written to its page": Mutation(
         "the page of a segment is written anew when one of its messages is done",
         _replaced(Segments, "finish", _page_unchanged),
+    ),
+    "an end not written to a page that is": Mutation(
+        "what its page says of a segment is made anew when one of its messages is done",
+        _replaced(Segment, "finish", _keeps_its_state),
     ),
     "a delivery not written to its page": Mutation(
         "and when one is delivered", _replaced(Segments, "touch", lambda method: lambda *args: None)

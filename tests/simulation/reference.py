@@ -17,7 +17,7 @@ from marq.core.rows import Record
 CLOCK_STEP_MS = 5_000
 
 State = tuple[int, int, int, int, bool]
-"""epoch, delivery, receives, deadline, leased: what ``Hold.state()`` returns."""
+"""epoch, delivery, receives, deadline, leased: what ``DeliveryState.as_tuple()`` returns."""
 
 
 class Message(NamedTuple):

@@ -47,6 +47,7 @@ SMALL: dict[Any, dict[str, int]] = {
         "SEGMENT_MESSAGES": 4,
         "TICKS_MAX": 15,
         "PERSIST_BYTES": 500,
+        "WORK_MESSAGES": 40,
         "PAGE_BYTES": 300,
         "SCAN_SEGMENTS": 6,
         "MERGE_SEGMENTS": 5,
@@ -169,7 +170,7 @@ class Simulator:
         self.limits = Limits(
             checkpoint_ms=r.choice((100, 500)),
             window_offsets=r.choice((0, 4, 30)),
-            hold_ms=r.choice((50, 1_000)),
+            persist_after_ms=r.choice((50, 1_000)),
             step_timeout_ms=r.choice((2_000, 30_000)),
             queue_id=self.queue_id,
         )

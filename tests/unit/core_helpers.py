@@ -171,12 +171,12 @@ class TwoLogs:
             return "done"
         if offset in p.poison:
             return "poison"
-        if offset in p.doubles:
-            return "double"
-        hold = p.holds.get(offset)
-        if hold is not None and hold.leased and p.clock_ms < hold.deadline_ms:
+        if offset in p.duplicates:
+            return "duplicate"
+        delivered = p.deliveries.get(offset)
+        if delivered is not None and delivered.leased and p.clock_ms < delivered.deadline_ms:
             return "in flight"
-        if offset in p.delays or (hold is not None and p.clock_ms < hold.deadline_ms):
+        if offset in p.delays or (delivered is not None and p.clock_ms < delivered.deadline_ms):
             return "delayed"
         return "ready"
 
@@ -205,17 +205,22 @@ class TwoLogs:
         except KeyError:
             raise RowError(f"row {key} is missing") from None
 
-    def checkpoint(self, *, window: int = 100_000, hold_ms: int = 1 << 40, now_ms: int = 0) -> Checkpoint | None:
+    def checkpoint(
+        self, *, window: int = 100_000, persist_after_ms: int = 1 << 40, now_ms: int = 0
+    ) -> Checkpoint | None:
         """Write a checkpoint into the table (payloads of everything more than ``window`` offsets behind)."""
-        checkpoint = self.partition.checkpoint(max(self.partition.own, 0), now_ms, window, hold_ms)
+        checkpoint = self.partition.checkpoint(max(self.partition.own, 0), now_ms, window, persist_after_ms)
         if checkpoint is not None:
             self.table.update(checkpoint.rows)
             self.manifest = checkpoint.manifest
         return checkpoint
 
     def persist(self) -> Checkpoint | None:
-        """A checkpoint with the payload of everything unfinished."""
-        return self.checkpoint(window=0)
+        """Checkpoints with the payload of everything unfinished; the last of them."""
+        found = self.checkpoint(window=0)
+        while found is not None and found.partial:
+            found = self.checkpoint(window=0)
+        return found
 
     def blank(self) -> Partition:
         partition = Partition(self.number, queue_id=self.queue_id, load=self.load)
@@ -275,14 +280,14 @@ def picture(partition: Partition) -> dict[str, Any]:
         "tick_ms": p.tick_ms,
         "own": p.own,
         "unfinished": dict(sorted(unfinished.items())),
-        "holds": {o: h.state() for o, h in sorted(p.holds.items())},
+        "deliveries": {o: h.as_tuple() for o, h in sorted(p.deliveries.items())},
         "ahead": p.ahead.ranges(),
         "purges": p.purges,
         "delays": dict(sorted(p.delays.items())),
         "elapsed": dict(sorted(p.elapsed.items())),
         "ttls": dict(sorted(p.ttls.items())),
         "poison": dict(sorted(p.poison.items())),
-        "doubles": p.doubles,
+        "duplicates": p.duplicates,
         "origins": p.origins.entries(),
     }
 
@@ -318,7 +323,7 @@ class Broker:
 
 
 class Worker:
-    """One worker's hold on partition 0, with the plumbing that the real worker has around it, by hand."""
+    """One worker's ownership of partition 0, with the plumbing that the real worker has around it, by hand."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from app.assignor import share_out
+from app.streaming.assignor import share_out
 
 
 def moved(before: dict[str, list[int]], after: dict[str, list[int]]) -> int:

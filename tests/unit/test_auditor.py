@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from marq.core import rows
-from marq.core.lives import Envelope
+from marq.core.history import Envelope
 from pipeline.audit import Found, Verdict, _lines, as_json
 from pipeline.auditor import SUMMARY, Auditor, Plan, Summary
 from pipeline.walk import SKEW_MS

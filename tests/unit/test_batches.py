@@ -13,8 +13,8 @@ from aiokafka import TopicPartition
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from app import batches
-from app.batches import PATIENCE, DecodingError, Fault, FetchedRecords, decode_with, decompress
+from app.streaming import batches
+from app.streaming.batches import PATIENCE, DecodingError, Fault, FetchedRecords, decode_with, decompress
 from marq.core.reading import Unreadable
 from tests.raw_batches import CODECS, MS, Raw, batch, offsets_from
 

@@ -51,7 +51,7 @@ def size(value: Any) -> int:
             + sum(1 + len(segment.offsets) for segment in value)
             + sum(len(groups) for groups in value.queues.values())
         )
-    if isinstance(value, dedup.Recent | owner_module.Flow | state.Hold | owner_module.Pending):
+    if isinstance(value, dedup.Recent | owner_module.Flow | state.DeliveryState | owner_module.Pending):
         return sum(size(getattr(value, name)) for name in value.__slots__)
     return 0
 
@@ -78,7 +78,7 @@ CONSTANT: Callable[[Here], int] = lambda h: 60  # noqa: E731
 
 PARTITION = {
     "messages": PER_MESSAGE,
-    "holds": PER_MESSAGE,
+    "deliveries": PER_MESSAGE,
     "ahead": CONSTANT,  # ranges above the position: what was delivered there and finished, before it was read again
     "segments": lambda h: 30 * h.unfinished + 60,
     "lost": lambda h: owner_module.LOSSES_MAX,
@@ -92,10 +92,11 @@ PARTITION = {
     "_garbage": PER_MESSAGE,
     "ttls": PER_MESSAGE,
     "poison": PER_MESSAGE,
-    "doubles": PER_MESSAGE,
+    "duplicates": PER_MESSAGE,
     "reserved": PER_MESSAGE,
     "backlogs": lambda h: 8 * h.unfinished + 12 * SLACK,
     "woken": PER_MESSAGE,
+    "named": lambda h: state.NAMED_MAX,
     "_by_key": lambda h: 8 * h.unfinished + 12 * SLACK,
     "_fifo": PER_MESSAGE,
     "_blockers": lambda h: 8 * h.unfinished + 12 * SLACK,
@@ -112,7 +113,7 @@ PARTITION = {
     "_dirty": PER_MESSAGE,
     "_marker_rows": ROWS,
     "_written": CONSTANT,
-    "_seen_at": CONSTANT,  # checkpoints within `hold_ms`
+    "_seen_at": CONSTANT,  # checkpoints within `persist_after_ms`
     "_shed_all": CONSTANT,
 }
 
@@ -152,6 +153,7 @@ def unbounded(thing: object, bounds: dict[str, Callable[[Here], int]], here: Her
 @pytest.fixture(autouse=True)
 def _small_slacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "CLEAN_SLACK", SLACK)
+    monkeypatch.setattr(state, "NAMED_MAX", SLACK)
     monkeypatch.setattr(lanes, "TIMERS_SLACK", SLACK)
     monkeypatch.setattr(reading, "TIMERS_SLACK", SLACK)
     monkeypatch.setattr("marq.core.backlog.PRUNE_SLACK", SLACK)
@@ -179,7 +181,7 @@ class Life:
 
     def __init__(self, seed: int) -> None:
         self.r = Random(seed)
-        self.worker = Worker(limits=Limits(checkpoint_ms=500, window_offsets=50, hold_ms=2_000))
+        self.worker = Worker(limits=Limits(checkpoint_ms=500, window_offsets=50, persist_after_ms=2_000))
         self.worker.owner.settings_of = lambda queue: KINDS[int(queue) % len(KINDS)]
         self.worker.serve()
         self.holding: list[tuple[tuple[int, int], list[int]]] = []
@@ -291,7 +293,7 @@ def test_a_fold_that_writes_no_rows_gathers_no_blocks() -> None:
     assert len(logs.partition._dirty) < 2 * SLACK
     logs.start(kept)
     logs.checkpoint()
-    assert logs.recovered().holds.keys() == {kept}
+    assert logs.recovered().deliveries.keys() == {kept}
 
 
 def test_a_queue_whose_structures_were_cleared_away_keeps_the_order_of_its_groups() -> None:

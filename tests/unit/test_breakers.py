@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
-from app import breakers as module
-from app.breakers import STAGGER_MS, Breakers, Events
+from app.engine import breakers as module
+from app.engine.breakers import STAGGER_MS, Breakers
 from marq.core.flow import Breaker
 from marq.core.policies import QueueSettings
 from tests.unit.core_helpers import LEASE_MS, Worker
+from tests.unit.peer_helpers import Network, alone
 from tests.unit.test_flow import finish, give_back, take
 
 FAILURES, PAUSE_MS = 3, 10_000
@@ -23,21 +23,17 @@ class Cluster:
 
     def __init__(self, workers: int, partitions: int) -> None:
         self.now_ms = 10_000
-        self.breakers = [Breakers(lambda queue: SETTINGS, lambda: self.now_ms) for _ in range(workers)]
-        for rank, one in enumerate(self.breakers):
-            one.rank = lambda rank=rank: rank  # type: ignore[misc]
-            one.tell = lambda events, one=one: self.tell(one, events)  # type: ignore[misc]
+        network = Network()
+        self.peers = [network.join(f"worker {rank}") for rank in range(workers)]
+        self.breakers = [
+            Breakers(lambda queue: SETTINGS, lambda: self.now_ms, peers, asyncio.ensure_future) for peers in self.peers
+        ]
         self.partitions: list[Worker] = []
         for number in range(partitions):
             worker = Worker(settings={"q": SETTINGS})
             worker.owner._breaker_of = self.breakers[number % workers].of
             worker.serve().send(10)
             self.partitions.append(worker)
-
-    async def tell(self, teller: Breakers, events: Events) -> None:
-        for one in self.breakers:
-            if one is not teller:
-                await one.on_told(events)
 
     def wait(self, ms: int) -> None:
         self.now_ms += ms
@@ -151,7 +147,7 @@ def test_a_probe_of_which_nothing_is_heard_any_more_is_replaced() -> None:
         cluster.wait(PAUSE_MS)
         assert len(take(cluster.partitions[0], 1)) == 1
         await cluster.heard()
-        cluster.breakers[0].tell = None
+        cluster.peers[0].cut_off()
         cluster.wait(2 * LEASE_MS + PAUSE_MS - 1)
         assert take(cluster.partitions[1], 1) == []
         cluster.wait(1)
@@ -161,25 +157,25 @@ def test_a_probe_of_which_nothing_is_heard_any_more_is_replaced() -> None:
 
 
 def test_nothing_is_told_of_a_queue_in_which_all_goes_well() -> None:
-    told: list[Any] = []
-
     async def scenario() -> None:
         cluster = Cluster(2, partitions=2)
-        cluster.breakers[0].tell = lambda events: told.append(events)  # type: ignore[assignment, return-value, func-returns-value]
         for _ in range(5):
             finish(cluster.partitions[0], take(cluster.partitions[0], 1))
         await cluster.heard()
+        assert cluster.peers[0].called == []
 
     asyncio.run(scenario())
-    assert told == []
 
 
 def test_a_breaker_that_is_as_new_is_not_kept() -> None:
-    breakers = Breakers(lambda queue: SETTINGS, lambda: 0)
-    breaker: Breaker | None = breakers.of("q")
-    assert breaker is not None
-    breaker.failed(FAILURES, PAUSE_MS, 0)
-    del breaker
-    assert breakers.of("q").failures == 1, "a failure is remembered, though no partition has the queue"
-    breakers.of("q").succeeded()
-    assert not breakers._kept
+    async def scenario() -> None:
+        breakers = Breakers(lambda queue: SETTINGS, lambda: 0, alone(), asyncio.ensure_future)
+        breaker: Breaker | None = breakers.of("q")
+        assert breaker is not None
+        breaker.failed(FAILURES, PAUSE_MS, 0)
+        del breaker
+        assert breakers.of("q").failures == 1, "a failure is remembered, though no partition has the queue"
+        breakers.of("q").succeeded()
+        assert not breakers._kept
+
+    asyncio.run(scenario())

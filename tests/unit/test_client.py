@@ -252,7 +252,7 @@ def test_what_the_service_refuses_is_raised_at_once(
 
 
 def test_client_and_service_agree_on_the_names_of_errors() -> None:
-    from gateway.problems import _KINDS
+    from marq.protocol.problems import _KINDS
 
     for kind, status, name, _ in _KINDS:
         if issubclass(kind, errors.RequestError | errors.UnavailableError):
@@ -553,6 +553,72 @@ def test_a_failed_acknowledgement_is_raised_by_flush_once(fake: FakeService, ser
             messages.flush()
         messages.flush()
     assert fake.acked == [1]
+
+
+@pytest.mark.parametrize("consumes", [True, False])
+@in_loop
+async def test_an_acknowledgement_that_can_not_be_taken_yet_holds_up_no_other(
+    fake: FakeService, consumes: bool
+) -> None:
+    fake.put("q", b"1", b"2")
+    fake.refused["0/1"] = "unavailable"
+    async with AsyncService(fake.url) as service:
+        queue = service.queue("q")
+        consumer = queue.consume(confirm=True)
+        taken = await consumer.take(2) if consumes else await queue.receive_many(2, timeout=1)
+        taken += await consumer.take(2 - len(taken)) if consumes and len(taken) < 2 else []
+        late = asyncio.ensure_future(taken[0].ack())
+        while not fake.paths().count("/v1/ack"):
+            await asyncio.sleep(0.01)
+        await taken[1].ack()
+        assert not late.done()
+        del fake.refused["0/1"]
+        await late
+        await consumer.close()
+    assert sorted(fake.acked) == [0, 1]
+
+
+def test_an_error_of_our_own_in_an_acknowledgement_is_raised_by_flush_and_lets_the_lease_end(
+    fake: FakeService, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def planted(*_: object) -> None:
+        raise KeyError("planted")
+
+    fake.put("q", b"1")
+    with service.queue("q").consume() as messages:
+        message = next(messages)
+        monkeypatch.setattr(messages._prefetcher._settles, "put", planted)
+        message.ack()
+        with pytest.raises(errors.ServiceError, match="planted"):
+            messages.flush()
+        assert not messages._prefetcher.held
+
+
+def test_an_acknowledgement_that_fails_when_the_consumer_closes_is_told(
+    fake: FakeService, service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.put("q", b"1", b"2")
+    with service.queue("q").consume() as messages:
+        fake.refused["0/1"] = "bad-receipt"
+        first, second = next(messages), next(messages)
+        # nothing of it is sent before the consumer closes
+        monkeypatch.setattr(messages._prefetcher, "send_later", lambda: None)
+        first.ack()
+        second.ack()
+    assert fake.acked == [1]
+    assert "1 acknowledgements failed" in caplog.text
+
+
+def test_acknowledgements_that_are_not_confirmed_when_the_consumer_closes_are_told(
+    fake: FakeService, service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marq.client.prefetch.CLOSE_TIMEOUT_S", 0.1)
+    fake.put("q", b"1")
+    with service.queue("q").consume() as messages:
+        message = next(messages)
+        fake.fail(1_000)
+        message.ack()
+    assert "1 acknowledgements not confirmed" in caplog.text
 
 
 def test_what_receives_are_refused_with_is_raised_in_the_loop(fake: FakeService, service: Service) -> None:

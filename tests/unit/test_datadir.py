@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app import datadir
-from app.datadir import Worker, claim_worker, resolve_bootstrap, running_workers
+from app.kafka import datadir
+from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap, running_workers
 from app.settings import Settings
 from marq.errors import BrokerError, DataDirError, SettingError
 
@@ -36,7 +36,7 @@ def taken_port() -> Iterator[int]:
 
 def claim_in_another_process(data_dir: Path) -> subprocess.Popen[str]:
     """A process that has claimed a worker folder, and holds it until its standard input ends."""
-    code = "import sys; from app.datadir import *; w = claim_worker(Settings()); print(w.index, flush=True); input()"
+    code = "from app.kafka.datadir import *; w = claim_worker(Settings()); print(w.index, flush=True); input()"
     return subprocess.Popen(
         [sys.executable, "-c", code],
         env={**os.environ, "MARQ_DATA_DIR": str(data_dir)},

@@ -32,7 +32,7 @@ def owned() -> TwoLogs:
 def test_a_second_sending_is_a_double_which_the_owner_ends() -> None:
     logs = owned()
     send(logs, b"1"), send(logs, b"1"), send(logs, b"2")
-    assert logs.states([0, 1, 2]) == ["ready", "double", "ready"]
+    assert logs.states([0, 1, 2]) == ["ready", "duplicate", "ready"]
     assert logs.partition.due(lambda queue: None).purged == [1]  # type: ignore[arg-type, return-value]
     logs.finish("purged", 1)
     assert logs.partition.counters["duplicates"] == 1
@@ -43,7 +43,7 @@ def test_it_counts_when_the_first_one_is_done_too() -> None:
     send(logs, b"1")
     logs.ack(logs.start(0))
     send(logs, b"1")
-    assert logs.state(1) == "double"
+    assert logs.state(1) == "duplicate"
 
 
 def test_another_queue_has_its_own_ids() -> None:
@@ -52,7 +52,7 @@ def test_another_queue_has_its_own_ids() -> None:
     assert logs.state(1) == "ready"
 
 
-@pytest.mark.parametrize("later_ms, state", [(WINDOW_MS - 1, "double"), (WINDOW_MS, "ready")])
+@pytest.mark.parametrize("later_ms, state", [(WINDOW_MS - 1, "duplicate"), (WINDOW_MS, "ready")])
 def test_the_window_begins_with_the_first(later_ms: int, state: str) -> None:
     logs = owned()
     send(logs, b"1")
@@ -60,7 +60,7 @@ def test_the_window_begins_with_the_first(later_ms: int, state: str) -> None:
     send(logs, b"1")
     logs.now_ms += later_ms - 1_000
     send(logs, b"1")
-    assert logs.states([1, 2]) == ["double", state]
+    assert logs.states([1, 2]) == ["duplicate", state]
 
 
 def test_a_record_that_is_poison_takes_no_id() -> None:
@@ -75,7 +75,7 @@ def test_a_duplicate_survives_a_crash_before_it_was_ended() -> None:
     send(logs, b"1"), send(logs, b"1")
     logs.persist()
     logs.crash()
-    assert logs.states([0, 1]) == ["ready", "double"]
+    assert logs.states([0, 1]) == ["ready", "duplicate"]
 
 
 def pass_time(logs: TwoLogs, ms: int, *, dedup_ids: bool) -> None:
@@ -120,7 +120,7 @@ def test_ids_stay_when_a_message_without_one_is_stamped_far_ahead() -> None:
         logs.read()
         logs.now_ms -= ahead_ms
         logs.persist()
-    assert logs.state(send(logs, b"1")) == "double"
+    assert logs.state(send(logs, b"1")) == "duplicate"
 
 
 # ---------------------------------------------------------------------- wrong clocks
@@ -141,7 +141,7 @@ def test_an_id_that_was_accepted_far_ahead_swallows_no_message_later() -> None:
     assert logs.state(send(logs, b"1")) == "ready"
 
 
-@pytest.mark.parametrize("back_ms, state", [(BACK_MS, "double"), (BACK_MS + 1, "ready")])
+@pytest.mark.parametrize("back_ms, state", [(BACK_MS, "duplicate"), (BACK_MS + 1, "ready")])
 def test_a_clock_that_is_put_back_a_little_makes_no_second_message_of_one(back_ms: int, state: str) -> None:
     logs = owned()
     send(logs, b"1")
@@ -157,7 +157,7 @@ def test_one_wrong_stamp_makes_no_id_forgotten_and_none_stay(by_ms: int) -> None
     logs.now_ms += 1_000
     second = send(logs, b"1")
     pass_time(logs, 2 * (WINDOW_MS + KEEP_MORE_MS), dedup_ids=True)
-    assert logs.state(second) == "double"
+    assert logs.state(second) == "duplicate"
     assert len(logs.partition.recent) <= (WINDOW_MS + KEEP_MORE_MS) // STEP_MS + 1
 
 
@@ -166,7 +166,7 @@ def test_the_same_id_with_a_wrong_stamp_in_between_is_known_by_both() -> None:
     first = send(logs, b"1")
     wrong = stamped(logs, DAY_MS, b"1")
     logs.now_ms += 1_000
-    assert logs.states([first, wrong, send(logs, b"1")]) == ["ready", "ready", "double"]
+    assert logs.states([first, wrong, send(logs, b"1")]) == ["ready", "ready", "duplicate"]
 
 
 def test_an_hour_off_for_a_minute_makes_no_id_forgotten() -> None:
@@ -175,7 +175,7 @@ def test_an_hour_off_for_a_minute_makes_no_id_forgotten() -> None:
     for i in range(60):
         logs.now_ms += 1_000
         stamped(logs, HOUR_MS, b"%d" % i)
-    assert logs.states([before, send(logs, b"before")]) == ["ready", "double"]
+    assert logs.states([before, send(logs, b"before")]) == ["ready", "duplicate"]
     pass_time(logs, 2 * (WINDOW_MS + KEEP_MORE_MS), dedup_ids=True)
     assert len(logs.partition.recent) <= (WINDOW_MS + KEEP_MORE_MS) // STEP_MS + 1
 
@@ -234,13 +234,13 @@ def test_whatever_is_read_again_is_decided_as_before(script: list[tuple[str, int
                 logs.checkpoint(window=number % 6)
             elif what == "crash":
                 logs.crash()
-            elif logs.end and logs.state(number % logs.end) == "double":
+            elif logs.end and logs.state(number % logs.end) == "duplicate":
                 logs.finish("purged", number % logs.end)
             elif logs.end and what == "ack" and logs.state(number % logs.end) == "ready":
                 logs.ack(logs.start(number % logs.end))
             fresh = logs.blank()
             logs.catch_up(fresh, logs.partition.position, logs.marked_end)
-            assert picture(logs.partition)["doubles"] == picture(fresh)["doubles"]
+            assert picture(logs.partition)["duplicates"] == picture(fresh)["duplicates"]
             assert logs.partition.recent.entries() == fresh.recent.entries()
 
 
@@ -281,7 +281,7 @@ def test_an_id_is_not_forgotten_by_the_clock_of_the_markers_while_the_reader_is_
     logs.read(second)
     logs.persist()
     logs.read()
-    assert logs.states([first, second]) == ["ready", "double"]
+    assert logs.states([first, second]) == ["ready", "duplicate"]
 
 
 def test_a_fold_that_writes_no_rows_keeps_no_more_than_what_is_remembered() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway import json_api
-from gateway.door import Door
+from app.service.meters import Meters
+from app.service.operations import QueueService
+from gateway import schemas
 from gateway.sqs.limits import RELAXED
 from marq.client.wire import Entry, Outgoing, to_wire
 from marq.core.policies import DELAY_MAX_MS, QueueSettings
@@ -18,6 +19,7 @@ from marq.errors import BadValueError
 from marq.handlers import Retry
 from marq.message import ManualMessage
 from tests.unit.core_helpers import TwoLogs
+from tests.unit.peer_helpers import alone
 
 
 def test_a_delay_in_a_header_is_at_most_a_year_and_then_the_message_is_delivered() -> None:
@@ -39,9 +41,9 @@ def test_a_delay_in_a_header_is_at_most_a_year_and_then_the_message_is_delivered
     "said",
     [
         lambda ms: msgspec.convert({"delay_ms": ms}, QueueSettings),
-        lambda ms: msgspec.json.decode(b'{"payload": "", "delay_ms": %d}' % ms, type=json_api.Message),
-        lambda ms: msgspec.json.decode(b'{"receipts": ["x"], "delay_ms": %d}' % ms, type=json_api.Release),
-        lambda ms: msgspec.convert(sent_by_client(ms), json_api.Message),
+        lambda ms: msgspec.json.decode(b'{"payload": "", "delay_ms": %d}' % ms, type=schemas.Message),
+        lambda ms: msgspec.json.decode(b'{"receipts": ["x"], "delay_ms": %d}' % ms, type=schemas.Release),
+        lambda ms: msgspec.convert(sent_by_client(ms), schemas.Message),
         lambda ms: Retry(ms),
         lambda ms: ManualMessage(lambda *_: None, "t", 0, "q", None, 1).release(ms),
     ],
@@ -94,7 +96,7 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
     async def known(queue: str) -> None: ...
 
     catalog = SimpleNamespace(
-        secret=b"s", settings_of=lambda queue: settings, life_of=lambda queue: 0, require_or_make=known
+        secret=b"s", settings_of=lambda queue: settings, generation_of=lambda queue: 0, require_or_make=known
     )
     ownership = SimpleNamespace(
         catalog=catalog,
@@ -105,7 +107,7 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
     )
 
     async def main() -> None:
-        door = Door(ownership, SimpleNamespace(queue_id=None))  # type: ignore[arg-type]
+        door = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
         for i in range(16):
             await door.send("q", [Entry(b"%d" % i, group="same")])
 

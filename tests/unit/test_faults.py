@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import json
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from aiokafka.errors import KafkaTimeoutError
+from mode import Service
 
-from app import ownership as ownership_module
-from app.faults import stop_on_faults
-from app.outbox import Outbox, Writer
-from app.ownership import Held, Ownership
-from app.producer import IdempotentProducer
+from app.cluster.peers import Peers
+from app.cluster.seals import HEADER, Seals
+from app.engine import ownership as ownership_module
+from app.engine.outbox import Outbox, Writer
+from app.engine.ownership import OwnedPartition, Ownership
+from app.service.polling import PeerPolling, Wake
 from app.settings import Settings
-from app.streaming import MarqApp
+from app.streaming.faults import stop_on_faults
+from app.streaming.faust_app import MarqApp, create_app
+from app.streaming.producer import IdempotentProducer
+from app.worker import build
 from gateway import health
-from gateway.peers import Peers
+from gateway.auth import Keys
 from marq.core.markers import Tick
 from marq.core.owner import Phase, Retire
 from marq.errors import BrokerError, InternalError, RowError
+from tests.unit.peer_helpers import Network, alone
 
 Failures = list[BaseException]
 
@@ -71,6 +82,7 @@ class Desk:
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},
             SimpleNamespace(settings_of=None),  # type: ignore[arg-type]
+            alone(),
         )
         self.owner = SimpleNamespace(
             phase=Phase.SERVING,
@@ -80,7 +92,7 @@ class Desk:
             error=None,
             leave=list,
         )
-        self.held = Held(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
+        self.held = OwnedPartition(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
 
 
@@ -179,7 +191,7 @@ def test_rows_are_deleted_until_kafka_confirms_it(monkeypatch: pytest.MonkeyPatc
 
         async def trim(*_: Any) -> None: ...
 
-        desk.ownership.tails = SimpleNamespace(trim=trim)  # type: ignore[assignment]
+        desk.ownership.changelogs = SimpleNamespace(trim=trim)  # type: ignore[assignment]
         desk.ownership._retire(desk.held, Retire(["0/1/messages/1"], [], 0, 0))
         async with asyncio.timeout(10):
             while len(again) < 2:
@@ -213,11 +225,12 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
         app: Any = SimpleNamespace(
             page=page,
             failure=None,
-            keys=(),
             rebalancing=False,
-            ownership=SimpleNamespace(ready=True, held={}, unserved={}, worker_name="w"),
         )
-        health.define(app)
+        ownership: Any = SimpleNamespace(
+            ready=True, held={}, unserved={}, worker_name="w", stalls=SimpleNamespace(now=dict)
+        )
+        health.define(app, ownership, Keys(None))
         view = SimpleNamespace(json=lambda state, status=200: (status, json.dumps(state)))
         assert (await pages["/health/ready"](view, None))[0] == 200
         crashed = []
@@ -237,25 +250,27 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
 
 
 def test_a_search_at_other_workers_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.peers.RENEW_S", 0.001)
+    monkeypatch.setattr("app.service.polling.RENEW_S", 0.001)
 
     async def scenario(failures: Failures) -> None:
-        hunted: list[str] = []
-        receiving = SimpleNamespace(waiting_count=lambda queue: 1)
-        peers: Any = SimpleNamespace(
-            _hunts={},
-            _woken={},
-            log=SimpleNamespace(error=lambda *_: None),
-            app=SimpleNamespace(door=SimpleNamespace(receiving=receiving)),
-            should_stop=False,
-            hunt=hunted.append,
-        )
-        peers._hunt_again = lambda queue: Peers._hunt_again(peers, queue)
-        task = asyncio.get_running_loop().create_future()
-        task.set_exception(KeyError("planted"))
-        Peers._end_hunt(peers, "q", task)  # type: ignore[arg-type]
-        await asyncio.sleep(0.02)
-        assert hunted == ["q"]
+        network, asked = Network(), asyncio.Event()
+        fetches: list[str] = []
+
+        async def fetch(queue: str, url: str) -> bool:
+            fetches.append(url)
+            if len(fetches) == 1:
+                raise KeyError("planted")
+            asked.set()
+            return False
+
+        asking: Any = SimpleNamespace(waiting_count=lambda queue: not asked.is_set(), fetch=fetch)
+        owning: Any = SimpleNamespace(has_ready=lambda queue: True)
+        polling = PeerPolling(asking, network.join("here"), asyncio.ensure_future)
+        PeerPolling(owning, network.join("there"), asyncio.ensure_future).close()
+        polling.poll_peers("q")
+        await asyncio.wait_for(asked.wait(), 5)
+        polling.close()
+        assert fetches == ["there", "there"]
 
     run(scenario)
 
@@ -282,3 +297,135 @@ class Raising:
 
     def values(self) -> Any:
         raise self.error
+
+
+# ---------------------------------------------------------------------- other workers
+
+
+KEY = b"k" * 32
+
+
+class Others:
+    """Workers at these addresses, each with a partition; this one owns nothing."""
+
+    url = "http://here:1"
+    rebalancing = False
+
+    def __init__(self, urls: list[str]) -> None:
+        self.urls = urls
+
+    def partitions(self) -> dict[str, set[int]]:
+        return {url: {number} for number, url in enumerate(self.urls)} | {self.url: set()}
+
+
+def polling_of(urls: list[str]) -> tuple[Peers, PeerPolling]:
+    """The peers of a worker that waits for messages, with others at these addresses."""
+    peers = Peers(Settings(kafka="kafka://nowhere:1"), lambda purpose: (KEY,), Others(urls))
+    receivers: Any = SimpleNamespace(waiting_count=lambda queue: 0)
+    return peers, PeerPolling(receivers, peers, asyncio.ensure_future)
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "unsealed"])
+@pytest.mark.parametrize(
+    ("status", "kind", "body"),
+    [
+        (200, "text/html", b"<html>a proxy</html>"),
+        (200, "application/msgpack", b"\x93\x01"),
+        (503, "application/problem+json", b"{"),
+        (503, "text/html", b"<html>a proxy</html>"),
+    ],
+)
+def test_what_is_no_answer_of_a_worker_is_none(status: int, kind: str, body: bytes, sealed: bool) -> None:
+    seals = Seals([KEY], lambda: time.time_ns() // 1_000_000)
+
+    async def answer(request: web.Request) -> web.Response:
+        receiver = str(request.url.origin())
+        call, key = seals.open(request.headers[HEADER], "POST", request.raw_path, receiver)
+        headers = {HEADER: seals.answer(call, key, status, kind, body)} if sealed else {}
+        return web.Response(status=status, content_type=kind, body=body, headers=headers)
+
+    async def scenario(failures: Failures) -> None:
+        server = TestServer(web.Application())
+        server.app.router.add_post("/v1/peer/watch", answer)
+        await server.start_server()
+        peers, polling = polling_of([str(server.make_url("/"))])
+        await peers.on_start()
+        assert await polling.ready_at("q", watch=False) == []
+        assert await polling.ready_at("q") == []
+        await peers.on_stop()
+        await server.close()
+
+    assert not run(scenario)
+
+
+@pytest.mark.parametrize("what", ["watch", "tell"])
+def test_an_error_of_our_own_in_a_call_is_none_of_the_other_worker(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def call(*_: Any) -> Any:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(Peers, "call", call)
+
+    async def scenario(failures: Failures) -> None:
+        peers, polling = polling_of(["http://there:1"])
+        with pytest.raises(KeyError, match="planted"):
+            await (polling.ready_at("q", watch=False) if what == "watch" else peers.tell(polling.on_wake, Wake([])))
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------------- the worker, really
+
+
+def a_worker(tmp_path: Path) -> MarqApp:
+    """Not started: what ends a worker needs no Kafka."""
+    return create_app(app_id="w", bootstrap="127.0.0.1:1", chunked_topics=[], datadir=str(tmp_path))
+
+
+def test_a_worker_that_fails_is_ended(tmp_path: Path) -> None:
+    async def scenario(failures: Failures) -> None:
+        app = a_worker(tmp_path)
+        process = Service()  # as Faust's worker, which ends the process when it crashes
+        app.beacon.reattach(process.beacon)
+        app.fail(InternalError("planted"))
+        async with asyncio.timeout(5):
+            await process.wait(asyncio.Event())
+        assert "planted" in str(process.crash_reason)
+
+    run(scenario)
+
+
+def test_a_service_whose_task_ended_is_what_the_worker_fails_for(tmp_path: Path) -> None:
+    class Dying(Service):
+        @Service.task
+        async def _run(self) -> None:
+            raise KeyError("planted")
+
+    async def scenario(failures: Failures) -> None:
+        app = a_worker(tmp_path)
+        await Dying(beacon=app.beacon).start()
+        async with asyncio.timeout(5):
+            await app.wait(asyncio.Event())
+        assert "planted" in str(app.failure)
+
+    run(scenario)
+
+
+def test_no_attribute_of_ours_hides_a_method_of_fausts() -> None:
+    """One that did kept every failed worker alive: a service calls such methods of itself and of its parents."""
+
+    async def scenario(failures: Failures) -> None:
+        app = build(Settings(kafka="kafka://127.0.0.1:1"))
+        parts = [app, *vars(app).values(), *app.tables.values(), app.consumer, app.consumer._thread, app.producer]
+        parts += [app.tables, app.tables.recovery, app.assignor]
+        hidden = {
+            f"{type(part).__name__}.{name}"
+            for part in parts
+            for name, value in getattr(part, "__dict__", {}).items()
+            for base in type(part).__mro__
+            if base.__module__.partition(".")[0] in ("faust", "mode")
+            and inspect.isfunction(base.__dict__.get(name))
+            and not callable(value)
+        }
+        assert not hidden
+
+    run(scenario)

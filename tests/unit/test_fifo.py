@@ -395,7 +395,7 @@ def test_the_owner_may_hold_any_message_of_a_group() -> None:
     (handout,) = worker.receive()
     worker.owner.release(handout.offsets, handout.receipt)
     worker.flush()
-    worker.owner.hold("q", [1], 1, "mover", worker.clock_ms, lease_ms=LEASE_MS, name="move")
+    worker.owner.acquire_to_end("q", [1], 1, "mover", worker.clock_ms, lease_ms=LEASE_MS, name="move")
     worker.flush()
     assert [handout.offsets for handout in worker.handouts()] == [[1]]
 

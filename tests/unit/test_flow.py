@@ -24,15 +24,15 @@ def take(worker: Worker, limit: int = 10, name: str = "r", lease_ms: int = LEASE
 
 def finish(worker: Worker, offsets: list[int]) -> None:
     for offset in offsets:
-        hold = worker.owner.partition.holds[offset]
-        worker.owner.acked([offset], (hold.epoch, hold.delivery))
+        delivered = worker.owner.partition.deliveries[offset]
+        worker.owner.acked([offset], (delivered.epoch, delivered.delivery))
     worker.flush()
 
 
 def give_back(worker: Worker, offsets: list[int], **options: Any) -> None:
     for offset in offsets:
-        hold = worker.owner.partition.holds[offset]
-        worker.owner.release([offset], (hold.epoch, hold.delivery), **options)
+        delivered = worker.owner.partition.deliveries[offset]
+        worker.owner.release([offset], (delivered.epoch, delivered.delivery), **options)
     worker.flush()
 
 

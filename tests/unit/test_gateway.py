@@ -11,14 +11,15 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import json_api, problems
+from app.service.receipts import Receipts, queue_crc
+from gateway import routes, schemas
 from gateway.auth import ALL, Keys, check_browser, is_loopback
-from gateway.receipts import Receipts, queue_crc
 from gateway.sqs import server as sqs
 from gateway.sqs.errors import SqsError
 from marq import errors
 from marq.core.policies import name_problem
 from marq.errors import BadReceiptError, NotAllowedError, NotAuthenticatedError, SettingError
+from marq.protocol import problems
 
 KEY = "a-key-of-enough-length"
 OTHER = "another-key-of-enough-length"
@@ -37,35 +38,35 @@ fields = st.tuples(
 
 @given(fields)
 def test_a_receipt_says_at_any_worker_what_went_into_it(values: tuple[int, int, int, int, int, int]) -> None:
-    assert Receipts(b"secret").read(Receipts(b"secret").make(*values)) == values
+    assert Receipts(lambda: b"secret").read(Receipts(lambda: b"secret").make(*values)) == values
 
 
 @given(fields, st.integers(0, 51), st.sampled_from("ABCDwxyz0189+/"))
 def test_a_changed_receipt_is_refused(values: tuple[int, int, int, int, int, int], at: int, character: str) -> None:
-    receipt = Receipts(b"secret").make(*values)
+    receipt = Receipts(lambda: b"secret").make(*values)
     changed = receipt[:at] + character + receipt[at + 1 :]
     if changed != receipt:
         with pytest.raises(BadReceiptError):
-            Receipts(b"secret").read(changed)
+            Receipts(lambda: b"secret").read(changed)
 
 
 def test_a_receipt_of_another_installation_is_refused() -> None:
-    receipt = Receipts(b"one").make(1, 2, 3, 4, 5, 6)
+    receipt = Receipts(lambda: b"one").make(1, 2, 3, 4, 5, 6)
 
     with pytest.raises(BadReceiptError, match="not given out"):
-        Receipts(b"two").read(receipt)
+        Receipts(lambda: b"two").read(receipt)
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_refused_or_read(text: str) -> None:
     with pytest.raises(BadReceiptError):
-        Receipts(b"secret").read(text)
+        Receipts(lambda: b"secret").read(text)
 
 
 def test_attempts_beyond_what_fits_are_cut() -> None:
-    receipts = Receipts(b"secret")
+    receipts = Receipts(lambda: b"secret")
 
-    assert Receipts(b"secret").read(receipts.make(0, 0, 0, 0, 1000, queue_crc("q")))[4] == 255
+    assert Receipts(lambda: b"secret").read(receipts.make(0, 0, 0, 0, 1000, queue_crc("q")))[4] == 255
 
 
 # ---------------------------------------------------------------------- keys
@@ -186,14 +187,14 @@ def test_names_that_no_queue_can_have_are_not_remembered() -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (json_api, sqs):
+    for module in (routes, sqs):
         monkeypatch.setattr(module, "BODY_TIMEOUT_S", 0.02)
 
     async def run() -> None:
         content = StreamReader(Mock(_reading_paused=False), 1 << 16)
         request = make_mocked_request("POST", "/", payload=content)
         with pytest.raises(web.HTTPRequestTimeout):
-            await json_api.Body(json_api.Message).read(request)
+            await routes.Body(schemas.Message).read(request)
         with pytest.raises(SqsError, match="did not come within"):
             await sqs.Server._body(None, request)  # type: ignore[arg-type]
 

@@ -11,8 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core import checkpoints, rows
+from marq.core.partition import Partition
 from marq.core.segments import FULL, PAGE_SEGMENTS, mergeable
 from tests.unit.core_helpers import TwoLogs, picture
+
+SEGMENT = checkpoints.SEGMENT_MESSAGES
 
 #: Rows that may be there for what fits one segment: of each tier some, each with an index row.
 ROWS_A_SEGMENT = 60
@@ -160,6 +163,53 @@ def test_a_checkpoint_merges_a_bounded_part_of_much() -> None:
     assert max(year.written) < checkpoints.MERGE_BYTES
     assert len(year.logs.partition.segments) <= 2 + ROWS_A_SEGMENT
     year.is_whole()
+
+
+def test_a_checkpoint_writes_a_bounded_number_of_messages_however_small_they_are() -> None:
+    year = Year()
+    count = 3 * checkpoints.WORK_MESSAGES - 10
+    year.logs.send_many(count)
+    partition = year.logs.partition
+    partition.ingest(0, year.logs.end, year.logs.sent)
+
+    found = [partition.checkpoint(0, 0, 0, 0) for _ in range(3)]
+
+    assert [one.partial for one in found if one is not None] == [True, True, False]
+    assert max(len(one.rows) for one in found if one is not None) <= 2 * checkpoints.WORK_MESSAGES // SEGMENT + 1
+    assert partition.persisted == count
+
+
+@pytest.mark.parametrize("new", [0, checkpoints.WORK_MESSAGES])
+def test_a_checkpoint_reads_a_bounded_number_of_messages_to_merge_them(new: int) -> None:
+    """What it writes new counts, too: it may not take twice as long because there is both."""
+    year = Year()
+    year.logs.send_many(100 * SEGMENT)
+    while year.logs.partition.persisted < year.logs.end:
+        year.checkpoint()
+    year.logs.finish("dead", *range(0, year.logs.end, 2))
+    most = checkpoints.WORK_MESSAGES // 4 if new else checkpoints.WORK_MESSAGES
+
+    year.logs.loads = 0
+    year.logs.send_many(new)
+    year.checkpoint()
+    assert 0 < year.logs.loads * SEGMENT <= most
+
+    for _ in range(100):
+        year.pass_over(1)
+        year.checkpoint()
+    assert len(year.logs.partition.segments) <= (50 * SEGMENT + new) / SEGMENT + ROWS_A_SEGMENT
+    year.is_whole()
+
+
+def test_a_partition_is_restored_in_slices_of_some_segments() -> None:
+    year = Year()
+    year.logs.send_many(100 * SEGMENT)
+    while year.logs.partition.persisted < year.logs.end:
+        year.checkpoint()
+
+    slices = sum(1 for _ in Partition.restoring(0, rows.decode_manifest(year.logs.manifest), year.logs.load))
+
+    assert slices >= 2 * 100 / checkpoints.SLICE_SEGMENTS
 
 
 def test_a_poison_record_is_waited_for_and_never_written() -> None:

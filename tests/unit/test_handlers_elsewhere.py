@@ -7,19 +7,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import msgspec
 import pytest
 
 from agents import elsewhere
 from agents.handlers import Handlers
+from app.service.meters import Meters
 from marq import handlers as registry
 from marq.core import markers as m
 from marq.core.markers import Marker
 from marq.core.policies import QueueSettings
 from marq.handlers import handler
 from tests.unit.core_helpers import Worker
-
-_Calls = dict[str, Any]
+from tests.unit.peer_helpers import Network
 
 
 class Log:
@@ -53,8 +52,6 @@ class Node:
 
     def __init__(self, name: str, cluster: Cluster, numbers: list[int]) -> None:
         self.url, self.cluster = name, cluster
-        self.operations: _Calls = {}
-        self.calls: list[str] = []
         self.held = {number: self._hold(number) for number in numbers}
         catalog = SimpleNamespace(settings_of=cluster.settings_of, max_receives_of=None)
         self.ownership = SimpleNamespace(
@@ -67,9 +64,8 @@ class Node:
             room=lambda held, wanted, lease_ms: wanted,
         )
         settings = SimpleNamespace(queue_id=None, backoff_ms=0, backoff_max_ms=0)
-        self.handlers = Handlers(self.ownership, settings)  # type: ignore[arg-type]
-        self.handlers.connect(self)  # type: ignore[arg-type]
-        assert self.handlers.elsewhere is not None
+        self.peers = cluster.network.join(name, lambda: set(self.held))
+        self.handlers = Handlers(self.ownership, settings, Meters(), self.peers)  # type: ignore[arg-type]
         self.elsewhere = self.handlers.elsewhere
 
     def _hold(self, number: int) -> Any:
@@ -104,24 +100,10 @@ class Node:
         held.worker.send(count, queue=queue)
         self.fold(held)
 
-    # -- the other workers
-
-    def others(self) -> list[str]:
-        return [url for url, node in self.cluster.nodes.items() if url != self.url and node.held]
-
-    def members(self) -> dict[str, set[int]]:
-        return {url: set(node.held) for url, node in self.cluster.nodes.items()}
-
-    def register(self, name: str, operation: Any) -> None:
-        self.operations[name] = operation
-
-    async def call(self, url: str, name: str, argument: Any, kind: Any = None) -> Any:
-        self.calls.append(name)
-        argument = msgspec.msgpack.decode(msgspec.msgpack.encode(argument))
-        if name == "take":
-            argument = argument, self.cluster.request
-        answer = msgspec.msgpack.encode(await self.cluster.nodes[url].operations[name](argument))
-        return msgspec.msgpack.decode(answer) if kind is None else msgspec.msgpack.decode(answer, type=kind)
+    def stop(self) -> None:
+        """It takes no more messages."""
+        self.handlers.closing = True
+        self.elsewhere.close()
 
 
 class Cluster:
@@ -129,7 +111,7 @@ class Cluster:
         self.log = Log()
         self.nodes: dict[str, Node] = {}
         self.settings: dict[str, QueueSettings] = {}
-        self.request = SimpleNamespace(transport=SimpleNamespace(is_closing=lambda: False))
+        self.network = Network()
         self._renewing: list[asyncio.Task[None]] = []
 
     def settings_of(self, queue: str) -> QueueSettings:
@@ -203,13 +185,13 @@ def test_what_becomes_ready_later_is_told_and_nothing_is_asked_for_meanwhile() -
         stores = cluster.add("b", [1])
         seen = handled_by()
         idle = cluster.add("a", [])
-        await until(lambda: idle.calls == ["handlers"])
+        await until(lambda: idle.peers.called == ["handlers"])
         await asyncio.sleep(0.05)
-        assert idle.calls == ["handlers"]
+        assert idle.peers.called == ["handlers"]
         stores.send(1)
         await until(lambda: seen)
         await until(lambda: not left(stores))
-        assert stores.calls == ["ready"]
+        assert stores.peers.called == ["ready"]
 
     run(scenario)
 
@@ -274,7 +256,7 @@ def test_what_was_started_for_a_worker_that_went_away_goes_back_uncounted() -> N
     async def scenario(cluster: Cluster) -> None:
         stores = cluster.add("b", [1])
         seen = handled_by()
-        cluster.request.transport = None
+        cluster.network.gone = True
         cluster.add("a", [0])
         stores.send(1)
         held = stores.held[1]
@@ -292,7 +274,7 @@ def test_a_handler_that_stops_gives_back_what_comes_from_elsewhere() -> None:
         stopping = cluster.add("a", [0])
         await until(lambda: stores.elsewhere.remotes)
         stores.send(1)
-        stopping.handlers.closing = True
+        stopping.stop()
         await asyncio.sleep(0.1)
         assert not seen
         assert stores.held[1].owner.partition.receives(0) == 0
@@ -312,9 +294,9 @@ def test_a_limit_that_holds_messages_up_is_no_reason_to_ask_again_and_again(monk
 
         asks = cluster.add("a", [0])
         stores.send(1, 5)
-        await until(lambda: "take" in asks.calls)
+        await until(lambda: "take" in asks.peers.called)
         await asyncio.sleep(0.3)
-        assert asks.calls.count("take") < 12
+        assert asks.peers.called.count("take") < 12
         done.set()
         await until(lambda: not left(stores))
 
@@ -330,7 +312,7 @@ def test_handlers_that_are_not_heard_of_are_forgotten(monkeypatch: pytest.Monkey
         handled_by()
         gone = cluster.add("a", [0])
         await until(lambda: stores.elsewhere.is_handled("q"))
-        gone.handlers.closing = True
+        gone.stop()
         await until(lambda: not stores.elsewhere.remotes)
 
     run(scenario)

@@ -15,6 +15,7 @@ import pytest
 
 from agents import handlers
 from agents.handlers import Ask, Runner, import_modules
+from app.service.meters import Meters
 from marq.clock import now_ms
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.owner import Handout
@@ -56,7 +57,7 @@ class Desk:
             closing=False,
             elsewhere=None,
             random=random.Random(1),
-            meters=None,
+            meters=Meters(),
             log=logging.getLogger("desk"),
             settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000),
             ownership=SimpleNamespace(
@@ -66,7 +67,7 @@ class Desk:
                 catalog=SimpleNamespace(settings_of=lambda queue: self.queue),
             ),
             messages=lambda held, offsets, settle: [
-                SimpleNamespace(offset=offset, attempt=1, settle=settle, queue="q") for offset in offsets
+                SimpleNamespace(offset=offset, attempt=1, settle=settle, queue="q", sent_ms=0) for offset in offsets
             ],
         )
         self.runner = Runner(Handler(function, ("q",), **options), self.service)

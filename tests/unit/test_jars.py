@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.jars import Jar, install, locked, own
+from app.kafka.jars import Jar, install, locked, own
 from marq.errors import DownloadError, PipelineError
 from pipeline.jars import home as home_of_spark
 from pipeline.jars import install_spark_jars

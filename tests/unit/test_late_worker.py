@@ -9,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from app import ownership as ownership_module
-from app.ownership import AGAIN_MS, TIMER_MS, Held, Ownership
+from app.engine import ownership as ownership_module
+from app.engine.ownership import AGAIN_MS, TIMER_MS, OwnedPartition, Ownership
+from app.service import receives as receiving_module
+from app.service.meters import Meters
+from app.service.receipts import Receipts
+from app.service.receives import Receives
 from app.settings import Settings
-from gateway import receiving as receiving_module
-from gateway.receipts import Receipts
-from gateway.receiving import Receiving
 from marq.core.lateness import STALL_MS
 from marq.core.markers import End, Start, Tick
 from marq.core.ranges import ranges_of
 from marq.errors import UnavailableError
 from tests.unit.core_helpers import DEFAULTS, Worker
+from tests.unit.peer_helpers import alone
 
 LEASE_MS = 5_000
 
@@ -33,25 +35,26 @@ class Desk:
         for module in (ownership_module, receiving_module):
             monkeypatch.setattr(module, "now_ms", lambda: self.core.clock_ms)
         topics = SimpleNamespace(queue="q", markers="m", partitions=1)
+        peers = alone()
         catalog = SimpleNamespace(
             settings_of=lambda queue: DEFAULTS, with_ttl=(), require_receivable=lambda queue: None
         )
         self.ownership = Ownership(
-            SimpleNamespace(fail=lambda exc: None),  # type: ignore[arg-type]
+            SimpleNamespace(fail=lambda exc: None, producer=SimpleNamespace(waits=lambda s: {})),  # type: ignore[arg-type]
             Settings(kafka="kafka://nowhere:1"),
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},
             catalog,  # type: ignore[arg-type]
+            peers,
         )
         monkeypatch.setattr(self.ownership, "regulate", lambda held: None)
         monkeypatch.setattr(self.ownership, "_read_again", lambda held, now: None)
         self.said: list[Any] = []
         self.outbox = SimpleNamespace(late_s=0.0, put=lambda markers: self.core.owner.appends.extend(markers))
-        self.held = Held(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]
+        self.held = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
-        receipts = Receipts(b"secret")
-        self.receiving = Receiving(self.ownership, lambda: receipts)
-        self.receiving.room, self.receiving.is_late = self.ownership.room, self.ownership.is_late
+        receipts = Receipts(lambda: b"secret")
+        self.receives = Receives(self.ownership, receipts, Meters(), peers)
 
     def pass_time(self, ms: int) -> None:
         self.core.clock_ms += ms
@@ -66,7 +69,7 @@ class Desk:
         self.said += self.core.flush()
 
     async def receive(self, limit: int, wait_ms: int = 0, lease_ms: int = LEASE_MS) -> list[Any]:
-        asked = asyncio.ensure_future(self.receiving.receive("q", limit, wait_ms, lease_ms, "r", lambda: False))
+        asked = asyncio.ensure_future(self.receives.receive("q", limit, wait_ms, lease_ms, "r", lambda: False))
         await asyncio.sleep(0)
         self.settle()
         return await asked
@@ -121,7 +124,7 @@ def test_a_late_worker_with_nothing_to_hand_out_says_so(run: Any) -> None:
 def test_who_waits_is_served_as_soon_as_the_worker_is_in_time_again(run: Any) -> None:
     async def scenario(desk: Desk) -> None:
         desk.outbox.late_s = 1.8
-        asked = asyncio.ensure_future(desk.receiving.receive("q", 10, 60_000, LEASE_MS, "r", lambda: False))
+        asked = asyncio.ensure_future(desk.receives.receive("q", 10, 60_000, LEASE_MS, "r", lambda: False))
         await asyncio.sleep(0)
         desk.pass_time(TIMER_MS)
         assert not asked.done()
@@ -166,3 +169,21 @@ def test_after_it_stood_still_acks_come_before_any_lease_ends(run: Any) -> None:
         assert await desk.receive(1) == []
 
     run(scenario, messages=1)
+
+
+def test_a_request_that_comes_before_the_timer_after_a_stall_gets_nothing(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.pass_time(TIMER_MS)
+        desk.core.clock_ms += 4_000  # and the timer is not called yet
+        with pytest.raises(UnavailableError):
+            await desk.receive(10, lease_ms=3_600_000)
+        for _ in range(0, 3_900, TIMER_MS):
+            desk.pass_time(TIMER_MS)
+        with pytest.raises(UnavailableError):
+            await desk.receive(10)
+        for _ in range(0, 3_900, TIMER_MS):
+            desk.pass_time(TIMER_MS)
+        assert len(await desk.receive(10)) == 10
+        assert desk.ownership.lateness.stalls == 1
+
+    run(scenario)

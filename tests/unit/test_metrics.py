@@ -13,10 +13,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agents.handlers import DURATIONS_S, Runner
+from agents.handlers import Runner
+from app.service.meters import DURATIONS_S, Meters
 from app.settings import load
 from app.worker import WorkerApp, build
-from gateway.metrics import QUEUES_MAX, Collector, Meters
+from gateway.metrics import QUEUES_MAX, Collector
 from marq.errors import BadReceiptError, LeaseOverError, UnavailableError
 from marq.handlers import Handler, Retry
 from tests.unit.test_handlers_runner import Desk, run
@@ -43,8 +44,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerApp:
 
 @pytest.fixture
 def collector(app: WorkerApp) -> Collector:
-    found = Collector(app)
-    app.meters.registry.register(found)  # type: ignore[arg-type]
+    found = Collector(app.ownership, app.meters, app.operations.receives, app.receivers, app.connections)
+    app.meters.registry.register(found)
     return found
 
 
@@ -185,12 +186,12 @@ def test_calls_of_handlers_are_counted_by_their_time(app: WorkerApp, collector: 
         desk, _ = desk_of(work, concurrency=3)
         desk.hand(3, 4, 5)
         await asyncio.sleep(0)
-        while desk.runner.calls < 3:
+        while desk.runner.meter.calls < 3:
             await asyncio.sleep(0.01)
         runners.append(desk.runner)
 
     run(scenario)
-    app.handlers.runners = runners
+    app.meters.handlers = [runner.meter for runner in runners]
     found = samples(app.meters.registry)
     name = runners[0].handler.name
     counts = [found["marq_handler_call_seconds_bucket", (name, str(float(bound)), "q")] for bound in DURATIONS_S]
@@ -207,12 +208,13 @@ def test_handlers_of_one_name_are_told_apart_by_their_queues_or_summed_up(app: W
         pass
 
     service: Any = SimpleNamespace()
-    app.handlers.runners = [Runner(Handler(work, queues), service) for queues in (("a", "b-*"), ("c",), ("c",))]
-    for calls, runner in enumerate(app.handlers.runners, 1):
-        runner.durations[0] = runner.failures = calls
+    runners = [Runner(Handler(work, queues), service) for queues in (("a", "b-*"), ("c",), ("c",))]
+    app.meters.handlers = [runner.meter for runner in runners]
+    for calls, meter in enumerate(app.meters.handlers, 1):
+        meter.durations[0] = meter.failures = calls
     text = generate_latest(app.meters.registry).decode()
     found = samples(app.meters.registry)
-    name = app.handlers.runners[0].handler.name
+    name = runners[0].handler.name
     assert found["marq_handler_call_seconds_count", (name, "a,b-*")] == 1
     assert found["marq_handler_call_seconds_count", (name, "c")] == 2 + 3
     assert found["marq_handler_failures_total", (name, "c")] == 2 + 3

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
-from app import outbox as module
-from app.outbox import IN_FLIGHT, Outbox, Writer
-from app.producer import ProducerFull
+from app.engine import outbox as module
+from app.engine.outbox import IN_FLIGHT, Outbox, Writer
+from app.streaming.producer import ProducerFull
 from marq.core import markers as m
 from marq.core.markers import End, Own, Release, Start, Tick
 from marq.core.ranges import ranges_of

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marq.core import markers, rows
+from marq.core import checkpoints, markers, rows
 from marq.core.markers import Own, Tick
 from marq.core.owner import TICK_MAX_MS, TICK_MIN_MS, Limits, Phase, Retire, WriteManifest, WriteRows
 from marq.errors import InternalError
@@ -198,6 +198,23 @@ def test_when_memory_is_short_a_checkpoint_comes_at_once_with_all_payloads() -> 
 
     assert isinstance(step, WriteRows)
     assert worker.owner.partition.shed(1 << 30) > 0
+
+
+def test_when_memory_is_short_what_one_checkpoint_may_not_write_is_written_by_the_next_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoints, "SEGMENT_MESSAGES", 2)
+    monkeypatch.setattr(checkpoints, "WORK_MESSAGES", 4)
+    worker = serving(10, limits=Limits(window_offsets=100_000, checkpoint_ms=2_000))
+    worker.owner.under_pressure = True
+
+    worker.clock_ms -= 2_000
+    for _ in range(3):
+        worker.checkpoint()
+        worker.clock_ms -= 2_000  # at once
+
+    assert worker.owner.partition.persisted == 10
+    assert not worker.owner.under_pressure
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

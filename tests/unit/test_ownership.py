@@ -13,9 +13,9 @@ import pytest
 from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, MessageSizeTooLargeError
 from faust.types import TP
 
-from app import ownership as module
-from app import takeover
-from app.ownership import Ownership
+from app.engine import ownership as module
+from app.engine import takeover
+from app.engine.ownership import Ownership
 from app.settings import Settings
 from marq.core import markers as m
 from marq.core.markers import End, Own, Release
@@ -23,6 +23,7 @@ from marq.core.owner import Phase
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
 from marq.errors import RowError
+from tests.unit.peer_helpers import alone
 
 TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2)
 
@@ -51,6 +52,9 @@ class Kafka:
 
     def start_from(self, tp: TP, offset: int, generation: int) -> None:
         self.started[tp] = (offset, generation)
+
+    def waits(self, longer_s: float) -> dict[TP, float]:
+        return {}
 
     def highwater(self, tp: TP) -> int:
         return len(self.logs[tp])
@@ -94,7 +98,7 @@ class Table:
         return self.write(key, value)
 
 
-class Tails:
+class Changelogs:
     """Reads beside the group; each of `errors` once."""
 
     def __init__(self) -> None:
@@ -136,8 +140,9 @@ class Desk:
             lambda: TOPICS,  # type: ignore[arg-type, return-value]
             self.tables,  # type: ignore[arg-type]
             catalog,  # type: ignore[arg-type]
+            alone(),
         )
-        self.tails = self.ownership.tails = Tails()  # type: ignore[assignment]
+        self.changelogs = self.ownership.changelogs = Changelogs()  # type: ignore[assignment]
         self.ownership.worker_name = "us"
 
     def read(self, number: int) -> None:
@@ -275,7 +280,7 @@ def test_a_claim_without_an_answer_is_made_again_with_a_new_name(monkeypatch: py
 
 def test_recovery_goes_on_when_kafka_is_back() -> None:
     async def scenario(desk: Desk) -> None:
-        desk.tails.errors = [KafkaConnectionError(), TimeoutError()]
+        desk.changelogs.errors = [KafkaConnectionError(), TimeoutError()]
         await desk.serve()
         assert desk.owns(0) == 1
         assert not desk.failures
@@ -322,11 +327,11 @@ def test_a_partition_that_can_not_be_claimed_holds_up_no_other(monkeypatch: pyte
 
 def test_a_partition_whose_tables_can_not_be_read_holds_up_no_other() -> None:
     async def scenario(desk: Desk) -> None:
-        desk.tails.broken = {1: KafkaConnectionError("no leader")}
+        desk.changelogs.broken = {1: KafkaConnectionError("no leader")}
         desk.ownership.on_assigned(1)
         await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
         await desk.until(lambda: "no leader" in desk.ownership.unserved.get(1, ""))
-        desk.tails.broken = {}
+        desk.changelogs.broken = {}
         await desk.until(lambda: len(desk.ownership.held) == 2 and desk.ownership.held[1].serving)
         assert not desk.ownership.unserved
 

@@ -90,7 +90,7 @@ def in_poison(logs: TwoLogs) -> None:
     logs.read()
 
 
-def in_double(logs: TwoLogs) -> None:
+def in_duplicate(logs: TwoLogs) -> None:
     logs.send("d", headers=[("marq-origin", b"0:7")])
     logs.send("d", headers=[("marq-origin", b"0:7")])
     logs.read()
@@ -120,7 +120,7 @@ def in_hole(logs: TwoLogs) -> None:
 
 STATES = [
     in_ready, in_delay, in_time_to_live, in_flight, in_flight_extended, in_flight_over, in_wait_after_release,
-    in_uncounted_release, in_done, in_poison, in_double, in_started_unread, in_done_unread, in_purge_unread, in_hole,
+    in_uncounted_release, in_done, in_poison, in_duplicate, in_started_unread, in_done_unread, in_purge_unread, in_hole,
 ]  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def test_what_happens_after_recovery_is_what_would_have_happened(reach: Any) -> 
 
 
 def test_a_purge_of_what_was_not_read_leaves_no_state_behind_in_the_rows() -> None:
-    """The hold of a purged message would otherwise be found again, and its late ack would count a segment down."""
+    """The delivery of a purged message would otherwise be found again, and its late ack would count a segment down."""
     logs = served(3)
     late = logs.send("purged")
     delivery = logs.start(late)
@@ -169,7 +169,7 @@ def test_a_purge_of_what_was_not_read_leaves_no_state_behind_in_the_rows() -> No
 
     logs.crash()
 
-    assert late not in logs.partition.holds
+    assert late not in logs.partition.deliveries
     assert logs.ack(delivery) == []
     logs.finish("purged", 0, 1, 2)
     logs.persist()
@@ -259,12 +259,12 @@ def test_messages_within_the_window_are_not_written() -> None:
 
 def test_messages_that_were_read_long_ago_are_written() -> None:
     logs = served(3)
-    logs.checkpoint(hold_ms=10_000, now_ms=0)
+    logs.checkpoint(persist_after_ms=10_000, now_ms=0)
     logs.send_many(3)
     logs.read()
 
-    early = logs.checkpoint(hold_ms=10_000, now_ms=9_999)
-    late = logs.checkpoint(hold_ms=10_000, now_ms=10_000)
+    early = logs.checkpoint(persist_after_ms=10_000, now_ms=9_999)
+    late = logs.checkpoint(persist_after_ms=10_000, now_ms=10_000)
 
     assert manifest_of(early).position == 0
     assert manifest_of(late).position == 3
@@ -470,8 +470,9 @@ def comparable(partition: Partition) -> dict[str, Any]:
         o: [queue, b64encode(value or b"").decode(), timestamp]
         for o, (queue, value, timestamp) in found["unfinished"].items()
     }
-    found["doubles"] = sorted(found["doubles"])
-    found["copied"] = dict.fromkeys(found.pop("origins"))  # 0.1 had them in the manifest
+    found["doubles"] = sorted(found.pop("duplicates"))
+    found["holds"] = found.pop("deliveries")  # by the words of 0.1
+    found["copied"] = dict.fromkeys(found.pop("origins"))  # which had them in the manifest
     # 0.1 had one time for all, which went by any record; the broker's time is not known before there are ticks
     del found["broker_ms"], found["tick_ms"], found["elapsed"]
     assert set(found.pop("delays")) == {30, 31}

@@ -214,6 +214,27 @@ def test_a_delivery_reads_only_some_segments_for_the_few_messages_that_they_hold
     assert logs.loads <= 10
 
 
+def test_a_checkpoint_looks_through_the_segments_in_which_something_was_done_and_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs = waiting(60_000)
+    logs.persist()
+    logs.partition.shed(1 << 40)
+    logs.finish("dead", 7)
+    logs.checkpoint()
+    looks = []
+    bits = Segment.done_bits
+    monkeypatch.setattr(Segment, "done_bits", lambda segment: (looks.append(segment.start), bits(segment))[1])
+
+    logs.finish("dead", 100, 50_000)
+    logs.checkpoint()
+
+    assert len(logs.partition.segments) >= 60
+    assert len(looks) == 2
+    recovered = logs.recovered().segments
+    assert [recovered.queue_of(offset) for offset in (7, 99, 100, 50_000, 50_001)] == [None, "q0", None, None, "q0"]
+
+
 def test_leases_of_finished_messages_are_not_kept_until_they_would_be_over() -> None:
     logs = TwoLogs()
     logs.own()
@@ -221,7 +242,7 @@ def test_leases_of_finished_messages_are_not_kept_until_they_would_be_over() -> 
         offsets = logs.send_many(TIMERS_SLACK // 4)
         logs.read()
         logs.ack(logs.start(*offsets, lease_ms=43_200_000))
-        assert sum(len(hold.offsets) for _, _, hold in logs.partition._timers) < 2 * TIMERS_SLACK, batch
+        assert sum(len(delivered.offsets) for _, _, delivered in logs.partition._timers) < 2 * TIMERS_SLACK, batch
 
 
 def test_times_to_live_of_finished_messages_are_not_kept_until_they_would_be_over() -> None:
@@ -243,5 +264,5 @@ def test_structures_of_a_queue_exist_only_while_it_has_something() -> None:
     logs.persist()
 
     assert logs.partition.backlogs == {}
-    assert logs.partition.messages == logs.partition.holds == {}
+    assert logs.partition.messages == logs.partition.deliveries == {}
     assert len(logs.partition.segments) == 0

@@ -227,7 +227,7 @@ class Plainly:
         p = story.partition
         self.read = {r.offset: r for r in story.sent if r.offset < p.position}
         self.done: set[int] = {o for o in range(p.position) if o not in self.read}
-        self.holds: dict[int, list[Any]] = {}  # epoch, delivery, receives, deadline, leased
+        self.deliveries: dict[int, list[Any]] = {}  # epoch, delivery, receives, deadline, leased
         self.clock_ms = 0
         self.own = -1
         last = None
@@ -248,41 +248,47 @@ class Plainly:
             self.own = offset
         elif isinstance(marker, Start) and marker.epoch == self.own:
             for o in self.offsets(marker):
-                hold = self.holds.get(o)
-                if hold is None:
-                    self.holds[o] = [marker.epoch, marker.delivery, 1, self.clock_ms + marker.redeliver_after_ms, True]
+                delivered = self.deliveries.get(o)
+                if delivered is None:
+                    self.deliveries[o] = [
+                        marker.epoch,
+                        marker.delivery,
+                        1,
+                        self.clock_ms + marker.redeliver_after_ms,
+                        True,
+                    ]
                     continue
-                leased = hold[4] and hold[3] > self.clock_ms
-                repeated = hold[0] == marker.epoch and hold[1] >= marker.delivery
+                leased = delivered[4] and delivered[3] > self.clock_ms
+                repeated = delivered[0] == marker.epoch and delivered[1] >= marker.delivery
                 if not leased and not repeated:
                     deadline_ms = self.clock_ms + marker.redeliver_after_ms
-                    self.holds[o] = [marker.epoch, marker.delivery, hold[2] + 1, deadline_ms, True]
+                    self.deliveries[o] = [marker.epoch, marker.delivery, delivered[2] + 1, deadline_ms, True]
         elif isinstance(marker, End):
             for o in self.offsets(marker):
-                hold = self.holds.get(o)
+                delivered = self.deliveries.get(o)
                 if marker.outcome != "acked":
                     valid = marker.epoch == self.own
                 else:
-                    valid = hold is not None and [marker.epoch, marker.delivery] <= hold[:2]
+                    valid = delivered is not None and [marker.epoch, marker.delivery] <= delivered[:2]
                 if valid:
                     self.done.add(o)
-                    self.holds.pop(o, None)
+                    self.deliveries.pop(o, None)
         elif isinstance(marker, Keepalive | Release):
             for o in self.offsets(marker):
-                hold = self.holds.get(o)
-                if hold is None or hold[:2] != [marker.epoch, marker.delivery] or not hold[4]:
+                delivered = self.deliveries.get(o)
+                if delivered is None or delivered[:2] != [marker.epoch, marker.delivery] or not delivered[4]:
                     continue
                 if isinstance(marker, Keepalive):
-                    hold[3] = self.clock_ms + marker.redeliver_after_ms
+                    delivered[3] = self.clock_ms + marker.redeliver_after_ms
                 else:
-                    hold[2] -= not marker.counted
-                    hold[3], hold[4] = self.clock_ms + marker.delay_ms, False
+                    delivered[2] -= not marker.counted
+                    delivered[3], delivered[4] = self.clock_ms + marker.delay_ms, False
         elif isinstance(marker, Purge) and marker.epoch == self.own:
             for o, record in self.read.items():
                 poison = any(value == b"soon" for _, value in record.headers)
                 if o < marker.before and record.key == marker.queue.encode() and not poison:
                     self.done.add(o)
-                    self.holds.pop(o, None)
+                    self.deliveries.pop(o, None)
 
 
 def unfinished(partition: Partition) -> set[int]:
@@ -299,9 +305,11 @@ def test_the_state_is_the_plain_fold_of_both_logs(operations: list[tuple[str, in
     plain = Plainly(story)
 
     position = story.partition.position
-    holds = {o: list(hold.state()) for o, hold in story.partition.holds.items()}
+    deliveries = {o: list(delivered.as_tuple()) for o, delivered in story.partition.deliveries.items()}
     assert unfinished(story.partition) == {o for o in plain.read if o not in plain.done}
-    assert {o: h for o, h in holds.items() if o < position} == {o: h for o, h in plain.holds.items() if o < position}
+    assert {o: h for o, h in deliveries.items() if o < position} == {
+        o: h for o, h in plain.deliveries.items() if o < position
+    }
     assert story.partition.clock_ms == plain.clock_ms
 
 
@@ -352,7 +360,7 @@ def test_whatever_happened_every_unfinished_message_is_delivered_in_the_end_and_
         story.mark(Tick(), after_ms=7_200_000)  # all delays are over
     story.wait(35_000)  # all leases are over
     expired = partition.due(lambda queue: DEFAULTS).expired
-    rest = unfinished(partition) - set(expired) - partition.doubles - set(partition.poison)
+    rest = unfinished(partition) - set(expired) - partition.duplicates - set(partition.poison)
 
     taken = [offset for queue in QUEUES for offset in iter_take(story, queue)]
 

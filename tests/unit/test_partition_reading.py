@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core import dedup
+from marq.core import dedup, state
 from marq.core.partition import Partition
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, MESSAGE_MAX_BYTES, Unreadable
 from marq.core.rows import Record
@@ -84,7 +84,7 @@ def test_a_start_of_a_hole_that_was_not_read_yet_comes_to_nothing() -> None:
     logs.read()
 
     assert logs.states([message, missing]) == ["in flight", "done"]
-    assert missing not in logs.partition.holds
+    assert missing not in logs.partition.deliveries
 
 
 def test_a_start_of_a_hole_has_no_effect() -> None:
@@ -305,7 +305,7 @@ def test_of_two_copies_of_one_dead_letter_the_second_is_purged() -> None:
 
     logs.read()
 
-    assert logs.states([first, second]) == ["ready", "double"]
+    assert logs.states([first, second]) == ["ready", "duplicate"]
     assert logs.partition.due(lambda queue: DEFAULTS).purged == [second]
     assert logs.take(queue="q.dead") == [first]
 
@@ -314,14 +314,14 @@ def test_a_double_is_gone_for_good_once_its_end_is_folded() -> None:
     logs = served()
     logs.send()
     copy_of(logs, 0)
-    double = copy_of(logs, 0)
+    duplicate = copy_of(logs, 0)
     logs.read()
     logs.partition.due(lambda queue: DEFAULTS)
 
-    logs.finish("purged", double)
-    logs.partition.unreserve([double])
+    logs.finish("purged", duplicate)
+    logs.partition.unreserve([duplicate])
 
-    assert logs.state(double) == "done"
+    assert logs.state(duplicate) == "done"
     assert logs.partition.due(lambda queue: DEFAULTS).purged == []
 
 
@@ -329,16 +329,16 @@ def test_a_double_in_a_purged_queue_is_gone_for_good() -> None:
     logs = served()
     logs.send()
     copy_of(logs, 0)
-    double = copy_of(logs, 0)
+    duplicate = copy_of(logs, 0)
     logs.purge("q.dead")
 
     logs.read()
 
-    assert logs.state(double) == "done"
+    assert logs.state(duplicate) == "done"
     assert logs.partition.due(lambda queue: DEFAULTS).purged == []
 
 
-def test_copies_of_different_messages_are_no_doubles() -> None:
+def test_copies_of_different_messages_are_no_duplicates() -> None:
     logs = served()
     copies = [copy_of(logs, 0), copy_of(logs, 1), copy_of(logs, 0, partition=1), copy_of(logs, 0, partition=2)]
 
@@ -357,7 +357,7 @@ def test_a_second_copy_of_a_message_of_another_partition_is_known_also_after_a_r
     third = copy_of(logs, 0, partition=1)
     logs.read()
 
-    assert logs.states([first, second, third]) == ["ready", "double", "double"]
+    assert logs.states([first, second, third]) == ["ready", "duplicate", "duplicate"]
 
 
 def test_a_second_copy_is_known_when_the_first_was_finished_before_it_was_read() -> None:
@@ -368,7 +368,7 @@ def test_a_second_copy_is_known_when_the_first_was_finished_before_it_was_read()
 
     logs.read()
 
-    assert logs.states([first, second]) == ["done", "double"]
+    assert logs.states([first, second]) == ["done", "duplicate"]
 
 
 def test_a_second_copy_is_known_after_a_restart() -> None:
@@ -383,7 +383,7 @@ def test_a_second_copy_is_known_after_a_restart() -> None:
     second = copy_of(logs, 0)
     logs.read()
 
-    assert logs.state(second) == "double"
+    assert logs.state(second) == "duplicate"
 
 
 def test_origins_are_forgotten_in_the_time_of_the_queue_log() -> None:
@@ -398,7 +398,7 @@ def test_origins_are_forgotten_in_the_time_of_the_queue_log() -> None:
     third = copy_of(logs, 0)
     logs.read()
 
-    assert logs.states([first, second, third]) == ["ready", "double", "ready"]
+    assert logs.states([first, second, third]) == ["ready", "duplicate", "ready"]
 
 
 def test_what_is_read_again_after_a_crash_meets_the_origins_of_before() -> None:
@@ -411,12 +411,12 @@ def test_what_is_read_again_after_a_crash_meets_the_origins_of_before() -> None:
     logs.now_ms += dedup.ORIGIN_WINDOW_MS
     copy_of(logs, 1)
     logs.read()
-    assert logs.state(second) == "double"
+    assert logs.state(second) == "duplicate"
     logs.checkpoint()
 
     logs.crash()
 
-    assert logs.state(second) == "double"
+    assert logs.state(second) == "duplicate"
 
 
 def test_no_more_than_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +432,7 @@ def test_no_more_than_so_many_origins_are_remembered(monkeypatch: pytest.MonkeyP
     second, late = copy_of(logs, 900), copy_of(logs, 899)
     logs.read()
 
-    assert logs.states([second, late]) == ["double", "ready"]
+    assert logs.states([second, late]) == ["duplicate", "ready"]
     assert len(logs.partition.origins) == 100
     assert len(logs.partition.origins._digests) < 200
 
@@ -447,3 +447,65 @@ def test_where_the_copy_of_a_message_is_is_known_after_a_restart() -> None:
 
     assert logs.partition.copy_of(0) == first
     assert logs.partition.copy_of(1) is None
+
+
+# ---------------------------------------------------------------------- names of queues
+
+
+def test_a_queue_is_named_though_its_messages_are_done_before_anybody_asks() -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send(queue="a")
+    logs.send(queue="b", delay_ms=1_000)
+    logs.read()
+    logs.ack(logs.start(*logs.take(queue="a")))
+
+    assert not list(logs.partition.queues())
+    assert list(logs.partition.named) == ["a", "b"]
+
+
+def test_what_is_no_message_names_no_queue() -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send(queue="a", headers=[("marq-ttl-ms", b"soon")])
+    logs.send(queue=None)
+    logs.read()
+
+    assert not logs.partition.named
+
+
+@pytest.mark.parametrize(("before", "named"), [(1, True), (2, False)])
+def test_a_queue_whose_messages_are_purged_is_not_named(before: int, named: bool) -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send_many(1, "other")
+    logs.send_many(1, "q")
+    logs.read()
+
+    logs.purge("q", before)
+
+    assert ("q" in logs.partition.named) is named
+
+
+def test_a_queue_purged_ahead_is_not_named_by_what_is_read_later() -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send_many(2, "q")
+    logs.purge("q", 2)
+    logs.read()
+    assert not logs.partition.named
+
+    logs.send(queue="q")
+    logs.read()
+    assert list(logs.partition.named) == ["q"]
+
+
+def test_names_that_nobody_asks_for_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "NAMED_MAX", 10)
+    logs = TwoLogs()
+    logs.own()
+    for i in range(100):
+        logs.send(queue=f"q{i}")
+        logs.read()
+
+    assert len(logs.partition.named) <= 10

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from app.queues import Catalog, QueueRecord
-from gateway.door import Outgoing
-from gateway.placing import fifo_headers
+from app.engine.catalog import Catalog, QueueRecord
+from app.service.fifo import fifo_headers
+from app.service.operations import Outgoing
 from marq.core.partition import H_DEDUP
 from marq.core.policies import QueueSettings
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.producer import IdempotentProducer
+from app.streaming.producer import IdempotentProducer
 
 
 class Lane(IdempotentProducer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.queues import QueueSettingsError, check_kind, settings_with
+from app.engine.catalog import QueueSettingsError, check_kind, settings_with
 from marq.core.policies import QueueSettings
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app import repair as module
-from app.repair import Repair, lines_of
+from app.engine import repair as module
+from app.engine.repair import Repair, lines_of
 from marq.core import markers as m
 from marq.core.markers import Own
 from marq.core.rows import Loss

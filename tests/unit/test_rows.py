@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core import rows
-from marq.core.rows import HoldRow, Manifest, MarkersRow, Record
+from marq.core.rows import DeliveryRow, Manifest, MarkersRow, Record
 from marq.errors import RowError
 
 MANIFEST = Manifest(
@@ -37,7 +37,7 @@ def test_messages_come_back_as_kafka_gave_them(given_records: list[Record]) -> N
 
 
 def test_a_markers_row_comes_back() -> None:
-    row = MarkersRow(1, 5, [5_120, 5_130], [HoldRow(3, 1, 2, 60_000, True, "r", [5_120, 5_122])])
+    row = MarkersRow(1, 5, [5_120, 5_130], [DeliveryRow(3, 1, 2, 60_000, True, "r", [5_120, 5_122])])
 
     assert rows.decode_markers(rows.encode(row)) == row
 

@@ -92,6 +92,11 @@ def test_an_unknown_variable_suggests_the_one_that_was_meant(monkeypatch: pytest
     assert message == "unknown environment variable MARQ_PARTITION; did you mean MARQ_PARTITIONS?"
 
 
+def test_a_variable_of_an_earlier_version_says_what_it_is_called_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = error_with(monkeypatch, MARQ_HOLD_MS="500")
+    assert message == "unknown environment variable MARQ_HOLD_MS; it is called MARQ_PERSIST_AFTER_MS now"
+
+
 def test_an_unknown_key_in_the_file_suggests_the_one_that_was_meant(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

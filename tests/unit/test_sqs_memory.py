@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gateway.receiving import Received
+from app.service.receives import Received
 from gateway.sqs import memory
 from gateway.sqs.memory import Attempts
 

@@ -7,16 +7,21 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
-from app.breakers import Breakers
-from app.broker_time import PLAUSIBLE_MS, BrokerTime
-from gateway import state
+from app.cluster.peers import peer_call
+from app.engine.breakers import Breakers
+from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
+from app.engine.stalls import Stall
+from app.service import census as census_module
+from app.service.census import Census
+from app.service.inspection import Inspection, Place
 from gateway.metrics import QUEUES_MAX, Collector
-from gateway.state import Views
 from marq.core.owner import Limits
 from marq.core.policies import QueueSettings
 from tests.unit.core_helpers import Worker
+from tests.unit.peer_helpers import Network, alone
 from tests.unit.test_metrics import app, collector, samples
 
 __all__ = ["app", "collector"]  # fixtures
@@ -36,34 +41,29 @@ class Desk:
         self.broker_time = BrokerTime(lambda: self.clock.now_ms)
         self.broker_time.stamped(self.worker.broker.now_ms)
         held = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
-        self.operations: dict[str, Any] = {}
         self.settings = QueueSettings()
-        self.breakers = Breakers(lambda queue: self.settings, lambda: self.clock.now_ms)
-        self.views = Views(
-            SimpleNamespace(  # type: ignore[arg-type]
-                ownership=SimpleNamespace(
-                    held={0: held},
-                    broker_time=self.broker_time,
-                    topics=SimpleNamespace(queue="t"),
-                    breakers=self.breakers,
-                    worker_name="w1",
-                    unserved={},
-                ),
-                catalog=SimpleNamespace(settings_of=lambda queue: self.settings),
-                peers=SimpleNamespace(register=self.operations.__setitem__, everywhere=self.everywhere),
-                receivers=SimpleNamespace(of=self.received),
-            )
+        self.network = Network()
+        peers = self.network.join("here")
+        self.breakers = Breakers(lambda queue: self.settings, lambda: self.clock.now_ms, peers, asyncio.ensure_future)
+        self.ownership: Any = SimpleNamespace(
+            held={0: held},
+            broker_time=self.broker_time,
+            topics=SimpleNamespace(queue="t", partitions=1),
+            breakers=self.breakers,
+            catalog=SimpleNamespace(settings_of=lambda queue: self.settings),
+            worker_name="w1",
+            unserved={},
         )
-
-    async def everywhere(self, name: str, argument: Any) -> dict[str, Any]:
-        return {"here": await self.operations[name](argument)}
+        census = Census(self.ownership, peers)
+        receivers: Any = SimpleNamespace(of=self.received)
+        self.inspection = Inspection(self.ownership, SimpleNamespace(), census, receivers, peers)  # type: ignore[arg-type]
 
     async def received(self, queues: list[str]) -> dict[str, bool]:
         return dict.fromkeys(queues, False)
 
     async def stats(self, queue: str) -> dict[str, Any]:
-        (found,), _ = await self.views._stats([queue])
-        return found
+        (found,), _ = await self.inspection.stats([queue])
+        return msgspec.to_builtins(found)
 
 
 def run(scenario: Callable[[Desk], Awaitable[None]], **limits: Any) -> None:
@@ -75,7 +75,7 @@ def run(scenario: Callable[[Desk], Awaitable[None]], **limits: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "COUNTS_KEPT_MS", -1)
+    monkeypatch.setattr(census_module, "COUNTS_KEPT_MS", -1)
 
 
 def test_the_age_of_the_oldest_message_goes_on_where_nothing_happens() -> None:
@@ -85,7 +85,7 @@ def test_the_age_of_the_oldest_message_goes_on_where_nothing_happens() -> None:
         desk.worker.send(queue="other")
         for age_ms in (3_000, 63_000):
             assert (await desk.stats("q"))["oldest_ms"] == age_ms
-            assert (await desk.views.message_here({"partition": 0, "offset": 0}))["age_ms"] == age_ms
+            assert (await desk.inspection.message_here(Place(0, 0))).age_ms == age_ms
             desk.clock.now_ms += 60_000
 
     run(scenario)
@@ -150,18 +150,24 @@ def test_the_breaker_of_a_queue_is_told_and_is_a_metric(app: Any, collector: Col
         assert (await desk.stats("q"))["breaker"] == {"state": "open", "failures": 2, "pause_ms": 8_000}
 
     run(scenario)
-    breakers = app.ownership.breakers = Breakers(lambda queue: settings, lambda: 0)
-    fine, broken = breakers.of("fine"), breakers.of("broken")
-    assert not fine.failed(2, 9_000, 0) and broken.failed(1, 9_000, 0)
-    found = {labels: value for (name, labels), value in samples(app.meters.registry).items() if "queue_break" in name}
-    assert found == {("fine",): 0, ("broken",): 1}
+
+    async def measured(desk: Desk) -> None:
+        breakers = app.ownership.breakers = Breakers(lambda queue: settings, lambda: 0, alone(), asyncio.ensure_future)
+        fine, broken = breakers.of("fine"), breakers.of("broken")
+        assert not fine.failed(2, 9_000, 0) and broken.failed(1, 9_000, 0)
+        found = {
+            labels: value for (name, labels), value in samples(app.meters.registry).items() if "queue_break" in name
+        }
+        assert found == {("fine",): 0, ("broken",): 1}
+
+    run(measured)
 
 
 def test_a_partition_that_can_not_be_served_is_named_with_its_reason() -> None:
     async def scenario(desk: Desk) -> None:
-        desk.views.app.ownership.unserved = {3: "records were deleted unread", 0: "it is served by now"}
-        assert (await desk.views.unserved_here()) == {3: "records were deleted unread"}
-        assert (await desk.views._unserved_everywhere()) == {"3": "records were deleted unread"}
+        desk.ownership.unserved = {3: "records were deleted unread", 0: "it is served by now"}
+        assert (await desk.inspection.unserved_here(None)) == {3: "records were deleted unread"}
+        assert (await desk.inspection.unserved()) == {"3": "records were deleted unread"}
 
     run(scenario)
 
@@ -169,6 +175,28 @@ def test_a_partition_that_can_not_be_served_is_named_with_its_reason() -> None:
 def test_a_partition_that_can_not_be_served_is_a_metric(app: Any, collector: Collector) -> None:
     app.ownership.unserved = {3: "records were deleted unread"}
     assert samples(app.meters.registry)["marq_partition_unserved", ("3",)] == 1
+
+
+class OtherWorker:
+    """One to which another partition is stalled, too."""
+
+    @peer_call("stalled")
+    async def stalled_here(self, _: None) -> dict[int, Stall]:
+        return {3: Stall("m", 9.0)}
+
+
+def test_a_stalled_partition_is_named_as_the_worker_says_that_knows_most() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.ownership.stalls = SimpleNamespace(now=lambda: {3: Stall("t", 4.0), 1: Stall("m", 5.0)})
+        desk.network.join("there").register(OtherWorker())
+        assert await desk.inspection.stalled() == {"1": Stall("m", 5.0), "3": Stall("m", 9.0)}
+
+    run(scenario)
+
+
+def test_a_stalled_partition_is_a_metric(app: Any, collector: Collector) -> None:
+    app.ownership.stalls = SimpleNamespace(now=lambda: {3: Stall("t", 4.0)})
+    assert samples(app.meters.registry)["marq_partition_stalled_seconds", ("3",)] == 4.0
 
 
 # ---------------------------------------------------------------------- metric

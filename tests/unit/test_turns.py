@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.turns import HELD_MAX_MS, PLACE_MS, Turns
+from app.engine.turns import HELD_MAX_MS, PLACE_MS, Turns
 
 
 def test_at_most_so_many_write_at_once() -> None:

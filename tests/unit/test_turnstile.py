@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from gateway.turnstile import Turnstile
+from app.service.turnstile import Turnstile
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:

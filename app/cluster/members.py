@@ -1,0 +1,48 @@
+"""Who the workers of the installation are: what the group's leader sent with the newest assignment."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from app.streaming.faust_app import MarqApp
+from app.streaming.raw_table import SegmentTable
+
+
+class Members(Protocol):
+    """The workers."""
+
+    @property
+    def url(self) -> str:
+        """Our own address, as the others know it."""
+
+    @property
+    def rebalancing(self) -> bool:
+        """True while partitions change hands."""
+
+    def partitions(self) -> dict[str, set[int]]:
+        """Every worker by its URL, and the partitions that it was assigned."""
+
+
+class GroupMembers:
+    """The members of the worker's consumer group."""
+
+    def __init__(self, app: MarqApp, table: SegmentTable) -> None:
+        self._app = app
+        self._table = table  # whoever has its partitions has all of one number
+
+    @property
+    def url(self) -> str:
+        return str(self._app.conf.canonical_url)
+
+    @property
+    def rebalancing(self) -> bool:
+        return bool(self._app.rebalancing)
+
+    def partitions(self) -> dict[str, set[int]]:
+        topic = self._table.changelog_topic_name
+        found = {
+            url: {int(n) for n in topics.get(topic, ())}
+            for url, topics in self._app.assignor.changelog_distribution.items()
+        }
+        found.setdefault(self.url, set())
+        return found

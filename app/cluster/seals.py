@@ -1,0 +1,186 @@
+"""Seals on calls between workers, and on their answers: who made them, for whom, when, and that nothing was changed.
+
+    Marq-Peer: time=1769000000000,sender=<32 hex>,number=17,body=<64 hex>,seal=<64 hex>      a call
+    Marq-Peer: time=1769000000005,seal=<64 hex>                                              its answer
+
+The seal of a call covers its method, path, receiver and the other fields, so it can be judged before the body is read.
+A receiver takes each number of a sender once, and only calls made within `FRESH_MS`, after its own start. The clocks of
+workers need not agree: a receiver that finds a call too old, or from the future, says its own time in a sealed answer.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from hmac import compare_digest
+from typing import NamedTuple
+
+from marq.errors import NotAuthenticatedError
+
+HEADER = "Marq-Peer"
+#: Milliseconds that a call may be under way.
+FRESH_MS = 30_000
+#: Numbers of one sender, above those that all came, that are remembered; calls that are late by more are refused.
+NUMBERS_MAX = 10_000
+
+_NAMES = ["time", "sender", "number", "body", "seal"]
+
+
+class StaleCallError(NotAuthenticatedError):
+    """A call that is genuine, and was made too long ago, in the future, or is made again."""
+
+
+class Call(NamedTuple):
+    """A call, as its seal covers it."""
+
+    method: str
+    path: str
+    receiver: str
+    time_ms: int
+    sender: str  # a worker, from its start to its end
+    number: int
+    body: str  # hash
+
+    @property
+    def text(self) -> bytes:
+        return b"call\n" + "\n".join(map(str, self)).encode(errors="surrogateescape")
+
+
+def hash_of(body: bytes) -> str:
+    """The hash of a body, as it is sealed."""
+    return blake2b(body, digest_size=32).hexdigest()
+
+
+class Seals:
+    """Makes and checks seals of one worker.
+
+    Args:
+        keys: the first one makes seals; those of all of them are good.
+        now_ms: this worker's clock, milliseconds since 1970.
+    """
+
+    def __init__(self, keys: Sequence[bytes], now_ms: Callable[[], int]) -> None:
+        self._keys = tuple(keys)
+        self._now_ms = now_ms
+        self._began_ms = now_ms()
+        self._sender = secrets.token_hex(16)
+        self._numbers: dict[str, int] = {}  # receiver -> last number
+        self._ahead_ms: dict[str, int] = {}  # receiver -> how far its clock is ahead of ours
+        self._seen: dict[str, _Seen] = {}  # by sender
+
+    # -- as a caller
+
+    def call(self, method: str, path: str, receiver: str, body: bytes, key: int = 0) -> tuple[Call, str]:
+        """A new call, and its header. ``key``: which of the keys makes the seal."""
+        number = self._numbers[receiver] = self._numbers.get(receiver, 0) + 1
+        time_ms = self._now_ms() + self._ahead_ms.get(receiver, 0)
+        call = Call(method, path, receiver, time_ms, self._sender, number, hash_of(body))
+        seal = _seal(self._keys[key], call.text)
+        return call, f"time={time_ms},sender={call.sender},number={number},body={call.body},seal={seal}"
+
+    def check_answer(self, call: Call, header: str, status: int, kind: str, body: bytes) -> None:
+        """Raises `NotAuthenticatedError` for an answer that the receiver of the call did not give."""
+        fields = _fields(header, ["time", "seal"])
+        text = _answer_text(call, fields["time"], status, kind, body)
+        if not any(compare_digest(_seal(key, text), fields["seal"]) for key in self._keys):
+            raise NotAuthenticatedError("an answer without the seal of a worker")
+
+    def learn_time(self, call: Call, header: str) -> None:
+        """The receiver of a call, in an answer that was checked, says that its clock is another."""
+        self._ahead_ms[call.receiver] = int(_fields(header, ["time", "seal"])["time"]) - self._now_ms()
+
+    @property
+    def key_count(self) -> int:
+        """How many keys there are."""
+        return len(self._keys)
+
+    # -- as a receiver
+
+    def open(self, header: str, method: str, path: str, receiver: str) -> tuple[Call, int]:
+        """The call that a request is, and with which of the keys it was sealed, before its body is read.
+
+        Raises:
+            NotAuthenticatedError: no worker made it for us.
+        """
+        fields = _fields(header, _NAMES)
+        call = Call(
+            method,
+            path,
+            receiver,
+            int(fields["time"]),
+            fields["sender"],
+            int(fields["number"]),
+            fields["body"],
+        )
+        for index, key in enumerate(self._keys):
+            if compare_digest(_seal(key, call.text), fields["seal"]):
+                return call, index
+        raise _not_ours()
+
+    def take(self, call: Call) -> None:
+        """Note that a call was made. Raises `StaleCallError` if it was before, or is not new."""
+        now_ms = self._now_ms()
+        for sender in [s for s, seen in self._seen.items() if seen.last_ms < now_ms - 2 * FRESH_MS]:
+            del self._seen[sender]
+        self._began_ms = min(self._began_ms, now_ms)  # if the clock went back
+        if not max(now_ms - FRESH_MS, self._began_ms) <= call.time_ms <= now_ms + FRESH_MS:
+            raise StaleCallError(f"the call was made {now_ms - call.time_ms} ms ago by the clock of its receiver")
+        seen = self._seen.get(call.sender)
+        if seen is None:
+            seen = self._seen[call.sender] = _Seen()
+        seen.last_ms = now_ms
+        if not seen.take(call.number):
+            raise StaleCallError("the call was made before")
+
+    def answer(self, call: Call, key: int, status: int, kind: str, body: bytes) -> str:
+        """The header of the answer to a call."""
+        time = str(self._now_ms())
+        return f"time={time},seal={_seal(self._keys[key], _answer_text(call, time, status, kind, body))}"
+
+
+class _Seen:
+    """The numbers of one sender that came."""
+
+    __slots__ = ("_above", "_all", "last_ms")
+
+    def __init__(self) -> None:
+        self._all = 0  # this and all below it
+        self._above: set[int] = set()
+        self.last_ms = 0
+
+    def take(self, number: int) -> bool:
+        """Note a number; False if it came before."""
+        if number <= self._all or number in self._above:
+            return False
+        self._above.add(number)
+        if len(self._above) > NUMBERS_MAX:
+            self._all = min(self._above)
+        while self._all + 1 in self._above:
+            self._all += 1
+            self._above.discard(self._all)
+        self._above.discard(self._all)
+        return True
+
+
+def _seal(key: bytes, text: bytes) -> str:
+    return blake2b(text, key=key, digest_size=32).hexdigest()
+
+
+def _answer_text(call: Call, time: str, status: int, kind: str, body: bytes) -> bytes:
+    return call.text + f"\nanswer\n{time}\n{status}\n{kind}\n{hash_of(body)}".encode()
+
+
+def _fields(header: str, names: list[str]) -> dict[str, str]:
+    """The fields of a header, which have to be these, in this order. Raises `NotAuthenticatedError`."""
+    pairs = [part.partition("=") for part in header[:400].split(",")]
+    fields = {name: value for name, _, value in pairs if value.isascii() and value.isalnum()}
+    if list(fields) != names or len(pairs) != len(names):
+        raise _not_ours()
+    if not all(fields[n].isdigit() and len(fields[n]) < 19 for n in ("time", "number") if n in fields):
+        raise _not_ours()
+    return fields
+
+
+def _not_ours() -> NotAuthenticatedError:
+    return NotAuthenticatedError("this path is for workers of the installation alone")

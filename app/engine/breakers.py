@@ -1,0 +1,118 @@
+"""One circuit breaker a queue: shared by the partitions of this worker, and told to the other workers.
+
+What happens to a breaker here is gathered for a moment and sent to all others, which do the same to theirs: failures,
+that it opened, that a probe is out, that it closed. So a run of failures counts wherever the messages lie, and after
+the pause one message is tried. It takes milliseconds until the others know, in which more messages may fail. After a
+pause, workers begin with the probe one after the other (`STAGGER_MS`), so that the rest knows of the first one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakValueDictionary
+
+import msgspec
+
+from app.cluster.peers import Peers, peer_call
+from marq.core.flow import Breaker
+from marq.core.policies import SettingsOf
+
+#: Seconds for which events are gathered.
+GATHER_S = 0.01
+#: Milliseconds by which each next worker begins later with the probe of a pause that is over.
+STAGGER_MS = 250
+
+Events = dict[str, list[tuple[str, int]]]
+"""Of each queue what happened, in order: event, and failures or milliseconds."""
+
+
+class BreakerState(msgspec.Struct):
+    """How the breaker of a queue is: failures in a row, and how long its pause will be."""
+
+    state: str = "closed"
+    failures: int = 0
+    pause_ms: int = 0
+
+
+class Breakers:
+    """All breakers of this worker."""
+
+    def __init__(
+        self, settings_of: SettingsOf, now_ms: Callable[[], int], peers: Peers, spawn: Callable[[Any], Any]
+    ) -> None:
+        self._settings_of = settings_of
+        self._now_ms = now_ms
+        self._peers = peers
+        self._spawn = spawn
+        self._all: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
+        self._kept: dict[str, Breaker] = {}  # those that are not as new, though no partition has them now
+        self._events: Events = {}
+        peers.register(self)
+
+    def of(self, queue: str) -> Breaker:
+        """The breaker of a queue, for its owner in one partition."""
+        breaker = self._all.get(queue)
+        if breaker is None:
+            breaker = self._all[queue] = Breaker(lambda *event: self._happened(queue, *event))
+        return breaker
+
+    def states(self) -> dict[str, BreakerState]:
+        """Of each queue that has a breaker, how it is."""
+        now = self._now_ms()
+        return {
+            queue: BreakerState(
+                breaker.state,
+                breaker.failures,
+                max(0, breaker.open_until_ms - now) if breaker.open_until_ms is not None else 0,
+            )
+            for queue, breaker in sorted(self._all.items())
+            if self._settings_of(queue).breaker_failures
+        }
+
+    def _happened(self, queue: str, breaker: Breaker, event: str, amount: int) -> None:
+        if event == "opened":
+            self._stagger(breaker)
+        self._keep(queue, breaker)
+        if not self._settings_of(queue).breaker_failures:
+            return
+        if not self._events:
+            asyncio.get_running_loop().call_later(GATHER_S, self._send)
+        events = self._events.setdefault(queue, [])
+        if event in ("opened", "succeeded"):
+            events.clear()  # what was before makes no difference any more
+        if event == "failed" and events and events[-1][0] == event:
+            amount += events.pop()[1]
+        events.append((event, amount))
+
+    def _stagger(self, breaker: Breaker) -> None:
+        if breaker.open_until_ms is not None:
+            breaker.open_until_ms += self._peers.rank() * STAGGER_MS
+
+    def _keep(self, queue: str, breaker: Breaker) -> None:
+        if breaker.failures or breaker.open_until_ms is not None:
+            self._kept[queue] = breaker
+        else:
+            self._kept.pop(queue, None)
+
+    def _send(self) -> None:
+        events, self._events = self._events, {}
+        self._spawn(self._peers.tell(self.on_told, events))
+
+    @peer_call("breaker_states")
+    async def states_here(self, _: None) -> dict[str, BreakerState]:
+        """See `states`."""
+        return self.states()
+
+    @peer_call("breakers")
+    async def on_told(self, events: Events) -> None:
+        """What another worker tells."""
+        now = self._now_ms()
+        for queue, told in events.items():
+            settings, breaker = self._settings_of(queue), self.of(queue)
+            for event, amount in told:
+                breaker.heard(event, amount, settings.breaker_failures, settings.breaker_pause_ms, now)
+                if event == "opened":
+                    self._stagger(breaker)
+            self._keep(queue, breaker)

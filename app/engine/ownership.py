@@ -1,0 +1,721 @@
+"""The partitions that this worker owns: connects `marq.core.owner` with Kafka.
+
+    assigned ─► taken over (`app.engine.takeover`) ─► served ─► let go of
+
+The log decides who owns a partition, so a rebalance is no reason to stop serving: what stays with this worker is not
+touched, and what leaves is let go of when the new assignment is known. All runs in the event loop of the worker, so
+an owner is never entered twice. Agents call `on_queue_chunk` and `on_markers_chunk`, the timer agent `on_timer`; none
+of them waits for anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiokafka.errors import KafkaError, KafkaTimeoutError
+from faust.streams import current_event
+from faust.types import TP
+from mode import Service
+
+from app.engine.breakers import Breakers
+from app.engine.broker_time import BrokerTime
+from app.engine.changelogs import Changelogs
+from app.engine.copies import Copies
+from app.engine.outbox import NOBODY, Outbox
+from app.engine.stalls import Stalls
+from app.engine.takeover import TakeOver
+from app.engine.turns import Turns
+from app.kafka.topics import MAX_RECORD_BYTES
+from app.streaming.faults import is_expected
+from app.streaming.producer import ProducerFull
+from marq.clock import now_ms
+from marq.core.lateness import STALL_MS, Lateness
+from marq.core.markers import Marker
+from marq.core.owner import Handout, Owner, Phase, Retire, WriteManifest, WriteRows
+from marq.core.rows import table_of
+from marq.errors import InternalError, NewerVersionError, RowError
+
+if TYPE_CHECKING:
+    from app.cluster.peers import Peers
+    from app.engine.catalog import Catalog
+    from app.kafka.topics import Topics
+    from app.settings import Settings
+    from app.streaming.faust_app import MarqApp
+    from app.streaming.raw_table import SegmentTable
+    from app.streaming.transport import Chunk
+
+#: Seconds before a partition that another worker took, or that was let go of for an error, is taken over again.
+TAKE_BACK_S = 1.0
+#: Longest such time, and milliseconds in which another row that can't be read doubles it.
+TAKE_BACK_MAX_S = 60.0
+DAMAGE_MEMORY_MS = 300_000
+#: A manifest of more bytes is told in the log: far from the limit of a record, and far more than there should be.
+MANIFEST_WARN_BYTES = 512 * 1024
+#: Milliseconds without progress after which a partition that is not served yet counts as unserved.
+PROGRESS_MS = 10_000
+#: Seconds before rows of a checkpoint that Kafka did not confirm are written again.
+WRITE_AGAIN_S = 1.0
+#: Milliseconds before memory is looked through again after nothing more could be freed.
+SHED_PAUSE_MS = 100
+#: Milliseconds that reading goes on after a receiver found nothing. A partition that is paused and resumed for every
+#: message is late each time: a fetch that is under way has to end before the partition is part of one again.
+READ_ON_MS = 250
+#: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
+STUCK_MS = 2_000
+#: Longest time between two such readings while nothing comes of them.
+STUCK_MAX_MS = 30_000
+#: Milliseconds between calls of `Ownership.on_timer`.
+TIMER_MS = 20
+#: Milliseconds before those who were given nothing, because this worker was late, are served again.
+AGAIN_MS = 100
+
+
+class Receiver(Protocol):
+    """Who gets deliveries."""
+
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+        """A delivery begins now."""
+
+    def wake(self, held: OwnedPartition) -> None:
+        """Something became ready in this partition."""
+
+    def starving(self, held: OwnedPartition) -> bool:
+        """True if a receiver waits and this partition has nothing ready for it in what was read so far."""
+
+    def wants(self, queue: str) -> bool:
+        """True if messages of this queue should stay in memory when it is short."""
+
+    def forget(self, held: OwnedPartition) -> None:
+        """The partition is no longer ours: what was asked for there never comes."""
+
+
+class OwnedPartition:
+    """One partition that is assigned to this worker."""
+
+    __slots__ = (
+        "advanced_ms",
+        "caught_up_to",
+        "checkpoint_s",
+        "generation",
+        "manifest_bytes",
+        "number",
+        "outbox",
+        "owner",
+        "paused",
+        "retire_at_ms",
+        "starved_ms",
+        "watched",
+    )
+
+    def __init__(self, number: int, generation: int, owner: Owner, outbox: Outbox) -> None:
+        self.number = number
+        self.generation = generation
+        self.owner = owner
+        self.outbox = outbox
+        self.paused = False  # reading of the queue topic
+        self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
+        self.retire_at_ms = 0
+        self.caught_up_to = -1
+        self.advanced_ms = 0  # when it last came nearer to being served
+        # topic -> position when it was last looked at; when it may be read again, and the pause after that
+        self.watched: dict[str, tuple[int, int, int]] = {}
+        self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
+        self.manifest_bytes = 0  # of the newest manifest
+
+    @property
+    def serving(self) -> bool:
+        """True while this worker may hand out messages of the partition."""
+        return self.owner.serving
+
+
+#: A row of a checkpoint: table, key, value.
+_Row = tuple["SegmentTable", bytes, bytes]
+
+
+class Ownership(Service):
+    """All partitions assigned to this worker, and the markers it writes (to any partition)."""
+
+    def __init__(
+        self,
+        app: MarqApp,
+        settings: Settings,
+        topics: Callable[[], Topics],
+        tables: dict[str, SegmentTable],
+        catalog: Catalog,
+        peers: Peers,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.app = app
+        self.settings = settings
+        self._topics = topics
+        self.tables = tables
+        self.catalog = catalog
+        self.held: dict[int, OwnedPartition] = {}
+        #: Partitions that are assigned to this worker but can't be served at present: why.
+        self.unserved: dict[int, str] = {}
+        self.receivers: list[Receiver] = []
+        self.worker_name = ""
+        self._shed_at_ms = 0
+        self._watched_ms = 0
+        self._turns = Turns()
+        self.lateness = Lateness()
+        self.withheld = 0  # times that something was asked for and nothing was given, because this worker was late
+        self._timer_ms = -1
+        self._again_ms = -1  # when to serve those again
+        self._outboxes: dict[int, Outbox] = {}
+        # partition -> how often in a row a row could not be read, and until when the next time is one more
+        self._damages: dict[int, tuple[int, int]] = {}
+        self._assigned: set[int] | None = None  # None: no assignment was taken over yet
+        self._recoveries: dict[int, asyncio.Task[None]] = {}
+        self._generation = -1
+        self._closing = False
+        self._threads = ThreadPoolExecutor(1, "marq-restore")
+        self._background: set[asyncio.Task[Any]] = set()
+        self.broker_time = BrokerTime(lambda: now_ms())
+        self.breakers = Breakers(catalog.settings_of, lambda: now_ms(), peers, self.spawn)
+        self.copies = Copies(self, now_ms)
+        self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
+        self.changelogs = Changelogs(app, settings)
+
+    @property
+    def topics(self) -> Topics:
+        """The topics in use (known once the worker has checked them)."""
+        return self._topics()
+
+    @property
+    def ready(self) -> bool:
+        """True if every assigned partition is served, but for those that can't be; of these, not all."""
+        if self._assigned is None or self._closing:
+            return False
+        served = sum(number in self.held and self.held[number].serving for number in self._assigned)
+        return served == len(self._assigned) or 0 < served == len(self._assigned - self.unserved.keys())
+
+    # ------------------------------------------------------------------ markers
+
+    def outbox(self, partition: int) -> Outbox:
+        """Where markers for `partition` go, owned by us or not."""
+        outbox = self._outboxes.get(partition)
+        if outbox is None:
+            outbox = Outbox(lambda: self.app.producer, self.topics.markers, partition, self.broker_time.stamped)
+            self._outboxes[partition] = outbox
+        return outbox
+
+    def drain(self, held: OwnedPartition) -> None:
+        """Carry out what the owner has to say, after each call of it."""
+        owner = held.owner
+        if owner.phase in (Phase.LOST, Phase.FAILED):
+            self._lost(held)
+            return
+        if owner.phase is Phase.STOPPED:
+            self._stop_at_newer(held)
+            return
+        while owner.handouts:
+            handouts, owner.handouts = owner.handouts, []
+            for handout in handouts:
+                try:
+                    handout.receiver.handed(held, handout)
+                except RowError:  # the owner has failed by it: what was not handed out counts for nobody
+                    owner.release(handout.offsets, handout.receipt, counted=False)
+        if owner.dead:
+            offsets, owner.dead = owner.dead, []
+            self.spawn(self.copies.dead_letter(held, offsets))
+        if owner.poison:
+            poison, owner.poison = owner.poison, []
+            self.spawn(self.copies.quarantine(held, poison))
+        if owner.appends:
+            appends, owner.appends = owner.appends, []
+            held.outbox.put(appends)
+        woken = owner.partition.woken
+        if woken and owner.serving:
+            woken.clear()
+            for receiver in self.receivers:
+                receiver.wake(held)
+            if owner.appends:
+                appends, owner.appends = owner.appends, []
+                held.outbox.put(appends)
+        self.regulate(held)
+
+    def _stop_at_newer(self, held: OwnedPartition) -> None:
+        if self.held.get(held.number) is held:
+            self._leave(held)
+            self.is_unserved(held.number, held.owner.reason)
+            self.app.fail(NewerVersionError(held.owner.reason))
+
+    def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        """Run a side task of the worker.
+
+        A failure that Kafka or a request explains is logged, as the next checkpoint or timer does the same again; any
+        other stops the worker.
+        """
+        task = asyncio.ensure_future(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        exc = task.exception()
+        self.log.error("%s failed: %r", task.get_name(), exc)
+        if not is_expected(exc):
+            self.app.fail(InternalError(f"{task.get_coro()} failed: {exc!r}"))
+
+    # ------------------------------------------------------------------ what the agents call
+
+    def on_queue_chunk(self, chunk: Chunk) -> None:
+        """A chunk of the queue topic."""
+        held = self._held_of(chunk)
+        if held is None:
+            return
+        with self._alone(held):
+            if not held.owner.ingest(chunk.start, chunk.next, chunk.records):
+                self._seek(held, self.topics.queue, held.owner.partition.position)
+            self.drain(held)
+
+    def on_markers_chunk(self, chunk: Chunk) -> None:
+        """A chunk of the markers topic. In the context of its event, a step of the checkpoint is made."""
+        held = self._held_of(chunk)
+        if held is None:
+            return
+        was_serving = held.serving
+        with self._alone(held):
+            if not held.owner.read_markers(chunk.start, chunk.next, chunk.records, now_ms()):
+                self._seek(held, self.topics.markers, held.owner.partition.markers_position)
+            if held.serving and not was_serving:
+                self.log.info("Serving partition %s, epoch %s", held.number, held.owner.epoch)
+                self.unserved.pop(held.number, None)
+                held.owner.partition.woken[""] = None
+            if current_event() is not None:  # else the group rebalances, and rows have to wait
+                self._step(held)
+            self.drain(held)
+
+    def on_timer(self) -> None:
+        """Time passes: ticks, dead letters, expiry. Many times a second."""
+        now = now_ms()
+        self._note_lag(now)
+        again = 0 <= self._again_ms <= now
+        if again:
+            self._again_ms = -1
+        for held in list(self.held.values()):
+            if again and held.serving:
+                held.owner.partition.woken[""] = None
+            if not held.serving:
+                if held.owner.phase is Phase.FAILED:
+                    self.drain(held)
+                else:
+                    self._watch(held, now)
+                continue
+            if self.lateness.held_back(now):
+                continue  # acks that came while this process stood still are read before any lease ends
+            with self._alone(held):
+                with_ttl = self._with_ttl(held)
+                held.owner.tick(now, with_ttl)
+                held.owner.work(now, with_ttl)
+                self.drain(held)
+        if now - self._watched_ms >= STUCK_MS:
+            self._watched_ms = now
+            self.stalls.look()
+            for held in self.held.values():
+                self._read_again(held, now)
+
+    def _watch(self, held: OwnedPartition, now: int) -> None:
+        """A partition whose own marker is not folded for long, though that is in the log, is unserved."""
+        position = held.owner.partition.markers_position
+        if held.caught_up_to != position:
+            held.caught_up_to, held.advanced_ms = position, now
+        elif now - held.advanced_ms > PROGRESS_MS:
+            self.is_unserved(held.number, f"its markers can't be read beyond offset {position}; trying again")
+
+    def _read_again(self, held: OwnedPartition, now: int) -> None:
+        """A chunk that was dropped, as at a rebalance, is noticed with the next one; this is for the last of a log.
+
+        Less and less often while nothing comes of it: a Kafka that is slow would be asked anew before it has answered.
+        """
+        partition, consumer = held.owner.partition, self.app.consumer
+        for topic, position in (
+            (self.topics.queue, partition.position),
+            (self.topics.markers, partition.markers_position),
+        ):
+            before, again_ms, pause_ms = held.watched.get(topic, (-1, 0, 0))
+            if position != before:
+                held.watched[topic] = (position, 0, STUCK_MS)
+                continue
+            if now < again_ms or (held.paused and topic == self.topics.queue):
+                continue
+            tp = TP(topic, held.number)
+            with contextlib.suppress(KafkaError):  # not assigned any more
+                if position < (consumer.highwater(tp) or 0):
+                    consumer.seek_chunks(tp, position, held.generation)
+                    held.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
+
+    def _with_ttl(self, held: OwnedPartition) -> list[str]:
+        """Queues with a TTL that have something here: of thousands in the catalog, few do."""
+        with_ttl = self.catalog.with_ttl
+        return [queue for queue in held.owner.partition.queues() if queue in with_ttl] if with_ttl else []
+
+    def _held_of(self, chunk: Chunk) -> OwnedPartition | None:
+        held = self.held.get(chunk.partition)
+        if held is None or held.generation != chunk.generation:
+            return None
+        return held
+
+    def _seek(self, held: OwnedPartition, topic: str, offset: int) -> None:
+        self.app.consumer.seek_chunks(TP(topic, held.number), offset, held.generation)
+
+    # ------------------------------------------------------------------ lateness
+
+    def _note_lag(self, now: int) -> None:
+        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
+        self._timer_ms = now
+
+    def _note_stall(self, now: int) -> None:
+        """After this process stood still, a request may come before the timer that finds it out."""
+        if self._timer_ms >= 0 and now - self._timer_ms - TIMER_MS >= STALL_MS:
+            self._note_lag(now)
+
+    def room(self, held: OwnedPartition, wanted: int, lease_ms: int) -> int:
+        """How many of `wanted` messages may be handed out under such a lease: fewer, or none, while acks are late."""
+        now = now_ms()
+        self._note_stall(now)
+        room = self.lateness.room(now, wanted, lease_ms, held.outbox.late_s * 1000)
+        if room == 0 and wanted:
+            self.withheld += 1
+            if self._again_ms < 0:
+                self._again_ms = now + AGAIN_MS
+        return room
+
+    def is_late(self, held: OwnedPartition, lease_ms: int) -> bool:
+        """True if a partition hands out nothing under such a lease at the moment."""
+        return self.lateness.share(now_ms(), lease_ms, held.outbox.late_s * 1000) == 0.0
+
+    @property
+    def ack_age_s(self) -> float:
+        """Seconds that the oldest ack, extension or release has waited for Kafka."""
+        return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
+
+    # ------------------------------------------------------------------ memory
+
+    def regulate(self, held: OwnedPartition) -> None:
+        """Read on or pause: a partition reads ahead of its receivers by so many bytes, the worker holds so many."""
+        partition = held.owner.partition
+        share = self.settings.memory_bytes // max(1, len(self.held))
+        wanted = partition.bytes < min(self.settings.read_ahead_bytes, share)
+        if not wanted and held.serving:
+            now = now_ms()
+            if partition.held_up or any(r.starving(held) for r in self.receivers):
+                held.starved_ms = now
+            wanted = now - held.starved_ms < READ_ON_MS and self._has_memory()
+        if wanted == held.paused:
+            held.paused = not wanted
+            tp = TP(self.topics.queue, held.number)
+            if wanted:
+                self.app.consumer.resume_reading(tp)
+            else:
+                self.app.consumer.pause_reading(tp)
+
+    def _has_memory(self) -> bool:
+        """Keep the worker under its limit by leaving payloads to the messages table; False if that is not enough."""
+        excess = sum(h.owner.partition.bytes for h in self.held.values()) - self.settings.memory_bytes
+        if excess < 0:
+            return True
+        if now_ms() < self._shed_at_ms:
+            return False
+        # a tenth more, so that this does not run again for every chunk
+        excess += self.settings.memory_bytes // 10
+        for held in sorted(self.held.values(), key=lambda h: -h.owner.partition.bytes):
+            partition = held.owner.partition
+            freed = partition.shed(excess, [queue for queue in partition.backlogs if self._is_wanted(queue)])
+            excess -= freed
+            if excess <= 0:
+                return True
+            held.owner.under_pressure = True
+        # what could not be freed waits for a checkpoint, or for receivers; looking again costs a pass over everything
+        self._shed_at_ms = now_ms() + SHED_PAUSE_MS
+        return False
+
+    def _is_wanted(self, queue: str) -> bool:
+        return any(receiver.wants(queue) for receiver in self.receivers)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _step(self, held: OwnedPartition) -> None:
+        owner, now = held.owner, now_ms()
+        begins = owner.checkpoint_is_due(now)
+        if begins and not self._turns.take(held.number, now):
+            return
+        try:
+            step = owner.step(now)
+        except InternalError as exc:
+            self.recover_again(held, str(exc))
+            return
+        if begins and not isinstance(step, WriteRows):
+            self._turns.end(held.number)
+        if isinstance(step, WriteRows):
+            rows = [(self.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
+        elif isinstance(step, WriteManifest):
+            rows = [(self.tables["progress"], step.key.encode(), step.value)]
+            self._weigh(held, len(step.value))
+        else:
+            if isinstance(step, Retire):
+                self._retire(held, step)
+            return
+        self._when_written(held, rows, [table.write(key, value) for table, key, value in rows])
+
+    def _weigh(self, held: OwnedPartition, manifest_bytes: int) -> None:
+        """A manifest has to fit a record. It is said long before it does not."""
+        if held.manifest_bytes <= MANIFEST_WARN_BYTES < manifest_bytes:
+            self.log.warning(
+                "The manifest of partition %s has %s bytes, of at most %s: %s messages in segments, %s queues purged "
+                "ahead of reading, %s ids of messages",
+                held.number,
+                manifest_bytes,
+                MAX_RECORD_BYTES,
+                held.owner.partition.segments.parked_total(),
+                len(held.owner.partition.purges),
+                len(held.owner.partition.recent),
+            )
+        held.manifest_bytes = manifest_bytes
+
+    def _when_written(self, held: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
+        done = asyncio.gather(*futures, return_exceptions=True)
+        done.add_done_callback(lambda done: None if done.cancelled() else self._written(held, rows, done.result()))
+
+    def _written(self, held: OwnedPartition, rows: list[_Row], results: list[Any]) -> None:
+        if self.held.get(held.number) is not held or not held.serving:
+            return
+        failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
+        if not failed:
+            self._turns.end(held.number)
+            held.owner.written(now_ms())
+            self.drain(held)
+            return
+        for row, error in failed:
+            if not isinstance(error, (KafkaTimeoutError, TimeoutError, ProducerFull)):
+                self.app.fail(InternalError(f"partition {held.number}: row {row[1]!r} was not written: {error!r}"))
+                return
+        self.log.warning("Partition %s: Kafka has not confirmed %s rows, writing them again", held.number, len(failed))
+        self.spawn(self._write_again(held, [row for row, _ in failed]))
+
+    async def _write_again(self, held: OwnedPartition, rows: list[_Row]) -> None:
+        """Kafka was away. A row that is written twice is the same row; the next ones wait for it."""
+        await asyncio.sleep(WRITE_AGAIN_S)
+        if self.held.get(held.number) is held and held.serving:
+            self._when_written(held, rows, [t.write_again(held.number, key, value) for t, key, value in rows])
+
+    def _retire(self, held: OwnedPartition, step: Retire) -> None:
+        held.checkpoint_s = time.monotonic()
+        tables = [(self.tables[table_of(key)], key.encode()) for key in step.rows]
+        tables += [(self.tables["progress"], key.encode()) for key in step.manifests]
+        deleted = [(table, key, table.write(key, None)) for table, key in tables]
+        self.spawn(self._see_deleted(held, deleted))
+        consumer = self.app.consumer
+        consumer.set_commit_position(TP(self.topics.queue, held.number), step.position, held.generation)
+        consumer.set_commit_position(TP(self.topics.markers, held.number), step.markers_position, held.generation)
+        self.spawn(self.changelogs.trim(held, self.topics, step.position, step.markers_position))
+
+    async def _see_deleted(
+        self, held: OwnedPartition, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]
+    ) -> None:
+        """Delete again what Kafka did not confirm: nothing names these rows, and they would stay for ever."""
+        while deleted:
+            results = await asyncio.gather(*(future for _, _, future in deleted), return_exceptions=True)
+            failed = [d for d, result in zip(deleted, results, strict=True) if isinstance(result, BaseException)]
+            if not failed:
+                return
+            await asyncio.sleep(WRITE_AGAIN_S)
+            if self.held.get(held.number) is not held:
+                return  # the next owner finds them
+            deleted = [(table, key, table.write_again(held.number, key, None)) for table, key, _ in failed]
+
+    # ------------------------------------------------------------------ assignment
+
+    def on_assignment(self, numbers: set[int]) -> None:
+        """What is assigned to this worker from now on. What stays is not touched; what leaves is let go of at once.
+
+        Called before Faust closes the tables of what leaves.
+        """
+        if self._closing:
+            return
+        self._assigned = set(numbers)
+        for number in list(self._recoveries):
+            if number not in numbers:
+                self._recoveries.pop(number).cancel()
+        for number in list(self.held):
+            if number not in numbers:
+                self._leave(self.held[number])
+        for number in set(self._outboxes) - numbers:
+            self._outboxes[number].drop_owners()  # of claims that were under way
+            self._outboxes[number].writer = NOBODY
+        for number in set(self.unserved) - numbers:
+            del self.unserved[number]
+
+    def on_assigned(self, generation: int) -> None:
+        """The rebalance has ended: read on where we are, and take over what is new."""
+        if self._closing:
+            return
+        numbers = {tp.partition for tp in self.app.consumer.assignment() if tp.topic == self.topics.markers}
+        self.on_assignment(numbers)
+        self._generation = generation
+        for number in sorted(numbers):
+            held = self.held.get(number)
+            if held is not None:
+                self._read_on(held)
+            elif number not in self._recoveries:
+                self._take_over(number)
+
+    def _read_on(self, held: OwnedPartition) -> None:
+        """Open both logs at the positions that the state has."""
+        partition, consumer = held.owner.partition, self.app.consumer
+        queue, markers = TP(self.topics.queue, held.number), TP(self.topics.markers, held.number)
+        held.generation = self._generation
+        held.watched.clear()
+        held.paused = False
+        consumer.resume_reading(queue)
+        consumer.start_from(markers, partition.markers_position, held.generation)
+        consumer.start_from(queue, partition.position, held.generation)
+        if held.serving:
+            self.regulate(held)
+
+    def _take_over(self, number: int, delay_s: float = 0.0) -> None:
+        take_over = TakeOver(self, number, self._threads)
+        task = self._recoveries[number] = asyncio.ensure_future(take_over.run(delay_s))
+        task.add_done_callback(lambda done: self._taken_over(number, done))
+
+    def _taken_over(self, number: int, done: asyncio.Task[None]) -> None:
+        if self._recoveries.get(number) is done:
+            del self._recoveries[number]
+        if not done.cancelled() and (error := done.exception()) is not None:
+            self.app.fail(error)
+
+    def enter(self, number: int, owner: Owner, outbox: Outbox) -> None:
+        """The state of a partition is restored: read both logs from there on."""
+        held = self.held[number] = OwnedPartition(number, self._generation, owner, outbox)
+        held.advanced_ms = now_ms()
+        self._read_on(held)
+
+    def on_appended(
+        self, number: int, owner: Owner, seq: int, offset: int, timestamp_ms: int, markers: list[Marker]
+    ) -> None:
+        """A record of an owner is in the log."""
+        held = self.held.get(number)
+        if held is not None and held.owner is owner:
+            with self._alone(held):
+                owner.acknowledged(seq, offset, timestamp_ms, markers, now_ms())
+                self.drain(held)
+
+    def is_unserved(self, number: int, reason: str) -> None:
+        """A partition that is assigned to this worker can't be served at present."""
+        if self.unserved.get(number) != reason:
+            self.log.warning("Partition %s is not served: %s", number, reason)
+        self.unserved[number] = reason
+
+    def _leave(self, held: OwnedPartition) -> None:
+        """Serve a partition no longer; say what is still to be said."""
+        del self.held[held.number]
+        self._turns.end(held.number)
+        held.outbox.drop_owners()
+        last = held.owner.leave()
+        held.outbox.writer = NOBODY
+        if last:
+            held.outbox.put(last)
+        for receiver in self.receivers:
+            receiver.forget(held)
+
+    def _lost(self, held: OwnedPartition) -> None:
+        """A foreign own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
+        if self.held.get(held.number) is not held:
+            return
+        failed = held.owner.phase is Phase.FAILED
+        if failed and not isinstance(held.owner.error, RowError):
+            # an error of our own: the next recovery would meet it again
+            held.outbox.put(held.owner.appends)
+            self._leave(held)
+            self.app.fail(InternalError(f"partition {held.number}: {held.owner.reason}"))
+            return
+        if failed:
+            reason = held.owner.reason
+            self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)
+            held.outbox.put(held.owner.appends)  # what receivers said
+            self.recover_again(held, reason, wipe=True)
+            return
+        self.log.warning("Partition %s was taken over by another worker", held.number)
+        self._leave(held)
+        if not self._closing:
+            self._take_over(held.number, TAKE_BACK_S)
+
+    def recover_again(self, held: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
+        """Something of one partition is not as it must be: let go of it, and take it over anew.
+
+        Args:
+            wipe: the local store may be damaged: fill it from the changelogs.
+        """
+        if self.held.get(held.number) is not held:
+            return
+        self._leave(held)
+        self.is_unserved(held.number, reason)
+        delay_s = TAKE_BACK_S
+        if wipe:
+            for table in self.tables.values():
+                table.wipe(held.number)
+            # a row that is damaged in the changelog, too, would be met again each time it is wanted
+            count, until_ms = self._damages.get(held.number, (0, 0))
+            count = count + 1 if now_ms() < until_ms else 0
+            delay_s = min(TAKE_BACK_S * 2**count, TAKE_BACK_MAX_S)
+            self._damages[held.number] = (count, now_ms() + DAMAGE_MEMORY_MS)
+        if not self._closing:
+            self._take_over(held.number, delay_s)
+
+    def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
+        """What has to be read next of a log is gone: another owner has gone on, or somebody deleted it."""
+        held = self.held.get(number)
+        if held is not None:
+            self.recover_again(held, f"{topic}:{number} does not hold offset {position} any more")
+
+    @contextlib.contextmanager
+    def _alone(self, held: OwnedPartition) -> Iterator[None]:
+        """What goes wrong with the rows of one partition concerns no other."""
+        try:
+            yield
+        except RowError as exc:
+            self.recover_again(held, str(exc), wipe=True)
+
+    # ------------------------------------------------------------------ stopping
+
+    def stop_serving(self) -> None:
+        """Let go of everything. Nothing is taken over any more."""
+        self._closing = True
+        for task in self._recoveries.values():
+            task.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for held in list(self.held.values()):
+            self._leave(held)
+        for outbox in self._outboxes.values():
+            outbox.drop_owners()
+            outbox.writer = NOBODY
+
+    async def hand_over(self, timeout_s: float) -> bool:
+        """Before leaving: let go of everything, and wait until what receivers have acknowledged is in the log.
+
+        False if Kafka did not take it.
+        """
+        self.stop_serving()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while not all(outbox.idle for outbox in self._outboxes.values()):
+            if asyncio.get_running_loop().time() > deadline:
+                self.log.warning("Stopping, but Kafka has not taken all acknowledgements within %s s", timeout_s)
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    async def on_stop(self) -> None:
+        self.stop_serving()
+        for task in list(self._background):
+            task.cancel()
+        await self.changelogs.close()

@@ -1,0 +1,284 @@
+"""`repair`: a partition whose log begins beyond what was read of it goes on without the records that are gone.
+
+Somebody has deleted them: nobody can tell any more what was in them, so no worker goes on by itself. This says what is
+gone, and with `--accept-loss` takes the partition as a worker would (an own marker, the tables, the markers up to it),
+moves its positions to where the logs begin, and writes that as a manifest, with the loss in it. The next worker that
+takes the partition goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import uuid
+import zlib
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.errors import KafkaError
+from faust.assignor.client_assignment import ClientMetadata
+
+from app.kafka.connection import end_client, kafka_client_args
+from app.kafka.topics import MAX_RECORD_BYTES, Topics, ensure_topics
+from app.settings import Settings
+from marq.core import markers as m
+from marq.core.owner import Limits, Owner, Phase, WriteManifest, WriteRows
+from marq.core.rows import Loss, Manifest, decode_manifest, table_of
+from marq.errors import BrokerError, NotPossibleError, RowError
+
+#: Seconds for one read of a log to its end, without a record, and for one write.
+TIMEOUT_S = 30.0
+#: Seconds for a worker to say which partitions it serves.
+ASK_TIMEOUT_S = 5.0
+
+REPAIR = "repair"
+"""Name in the own marker."""
+
+
+class Repair(NamedTuple):
+    """What was found, and whether it was mended."""
+
+    partition: int
+    losses: list[Loss]  # that this repair gives up, or would
+    done: bool
+
+
+async def repair(settings: Settings, number: int, *, accept_loss: bool) -> Repair:
+    """Name what is gone of a partition, and with `accept_loss` go on without it.
+
+    Raises:
+        NotPossibleError: a worker serves the partition, or may do so.
+        RowError: the tables are damaged, which this can't mend.
+        BrokerError: Kafka is away, or too slow.
+    """
+    topics = await ensure_topics(settings, settings.name)
+    if not 0 <= number < topics.partitions:
+        raise NotPossibleError(f"there are partitions 0 to {topics.partitions - 1}, not {number}")
+    try:
+        await _check_unserved(settings, number)
+        async with _Logs.opened(settings, topics, number) as logs:
+            return await _repair(settings, topics, logs, number, accept_loss)
+    except (KafkaError, TimeoutError) as exc:
+        raise BrokerError(f"Kafka did not answer: {exc or type(exc).__name__}") from exc
+
+
+async def _repair(settings: Settings, topics: Topics, logs: _Logs, number: int, accept_loss: bool) -> Repair:
+    owner = _owner(settings, topics, number)
+    # as it would be: an own marker that only we see
+    own = m.encode([owner.claim()], owner.nonce, 0)
+    losses = await _take(logs, owner, await logs.end(topics.markers), own)
+    if not losses or not accept_loss:
+        return Repair(number, losses, False)
+    owner = _owner(settings, topics, number)
+    own_offset = await logs.append(topics.markers, None, m.encode([owner.claim()], owner.nonce, 0))
+    losses = await _take(logs, owner, own_offset, None)
+    await _write(topics, logs, owner)
+    return Repair(number, losses, True)
+
+
+def _owner(settings: Settings, topics: Topics, number: int) -> Owner:
+    limits = Limits(queue_id=settings.queue_id, partitions=topics.partitions)
+    return Owner(number, REPAIR, uuid.uuid4().hex, limits=limits)
+
+
+async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -> list[Loss]:
+    """Take the state as a worker does, up to the own marker (`own`: one that is not in the log); what it gives up."""
+    tables = await logs.tables()
+    manifests = {key: value for key, value in tables.items() if key.count("/") == 1}
+    queue_start, markers_start = await logs.starts()
+
+    def load(key: str) -> bytes:
+        if key not in tables:
+            raise RowError(f"row {key} is named by the manifest, but it is not in the table")
+        return tables[key]
+
+    row_keys = [key for key in tables if key not in manifests]
+    owner.restore(manifests, row_keys, load, (queue_start, markers_start), own_offset, accept_loss=True)
+    if owner.phase is Phase.LOST:
+        raise NotPossibleError(f"a worker has taken partition {owner.number} meanwhile")
+    position = owner.partition.markers_position
+    records = await logs.read(logs.topics.markers, position, own_offset + (own is None))
+    if own is not None:
+        records.append(_Own(own_offset, records[-1].timestamp if records else 0, own))
+    owner.read_markers(position, own_offset + 1, records, 0)
+    if owner.phase is not Phase.SERVING:
+        raise NotPossibleError(f"a worker has taken partition {owner.number} meanwhile")
+    before = len(decoded.lost) if (decoded := newest_of(manifests)) is not None else 0
+    return owner.give_up(queue_start)[before:]
+
+
+def newest_of(manifests: dict[str, bytes]) -> Manifest | None:
+    """The manifest that counts."""
+    return max(map(decode_manifest, manifests.values()), key=lambda one: one.epoch, default=None)
+
+
+class _Own(NamedTuple):
+    """An own marker that is not in the log."""
+
+    offset: int
+    timestamp: int
+    value: bytes
+
+
+async def _write(topics: Topics, logs: _Logs, owner: Owner) -> None:
+    """Write the state as a checkpoint: rows first, then the manifest that names them."""
+    owner.under_pressure = True
+    while (step := owner.step(0)) is not None:
+        if isinstance(step, WriteRows):
+            for key, value in step.rows:
+                await logs.append(topics.changelogs[table_of(key)], key.encode(), value)
+        elif isinstance(step, WriteManifest):
+            await logs.append(topics.changelogs["progress"], step.key.encode(), step.value)
+            return
+        owner.written(0)
+    raise AssertionError("a manifest is written")
+
+
+class _Logs:
+    """Both logs and the changelogs of one partition."""
+
+    def __init__(self, topics: Topics, number: int, consumer: AIOKafkaConsumer, producer: AIOKafkaProducer) -> None:
+        self.topics = topics
+        self.number = number
+        self._consumer = consumer
+        self._producer = producer
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def opened(cls, settings: Settings, topics: Topics, number: int) -> AsyncIterator[_Logs]:
+        args = kafka_client_args(settings)
+        consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="none", **args)
+        producer = AIOKafkaProducer(acks="all", enable_idempotence=True, max_request_size=MAX_RECORD_BYTES, **args)
+        try:
+            await consumer.start()
+            await producer.start()
+            yield cls(topics, number, consumer, producer)
+        finally:
+            await end_client(producer.stop())
+            await end_client(consumer.stop())
+
+    def _tp(self, topic: str) -> TopicPartition:
+        return TopicPartition(topic, self.number)
+
+    async def end(self, topic: str) -> int:
+        return int((await self._consumer.end_offsets([self._tp(topic)]))[self._tp(topic)])
+
+    async def starts(self) -> tuple[int, int]:
+        """Where the queue log and the markers log begin."""
+        queue, markers = self._tp(self.topics.queue), self._tp(self.topics.markers)
+        found = await self._consumer.beginning_offsets([queue, markers])
+        return found[queue], found[markers]
+
+    async def read(self, topic: str, start: int, stop: int) -> list[Any]:
+        """Records of `[start, stop)` that are there."""
+        tp, records, consumer = self._tp(topic), list[Any](), self._consumer
+        if start >= stop:
+            return records
+        consumer.assign([tp])
+        consumer.seek(tp, start)
+        deadline = time.monotonic() + TIMEOUT_S
+        while (position := await consumer.position(tp)) < stop:
+            for batch in (await consumer.getmany(timeout_ms=500)).values():
+                records += [record for record in batch if record.offset < stop]
+            if await consumer.position(tp) > position:
+                deadline = time.monotonic() + TIMEOUT_S
+            elif time.monotonic() > deadline:
+                raise TimeoutError(f"{topic}:{self.number} could not be read beyond {position}")
+        return records
+
+    async def tables(self) -> dict[str, bytes]:
+        """All rows and manifests of the partition."""
+        found: dict[str, bytes] = {}
+        prefix = f"{self.number}/"
+        for topic in self.topics.changelogs.values():
+            tp = self._tp(topic)
+            start = (await self._consumer.beginning_offsets([tp]))[tp]
+            for record in await self.read(topic, start, await self.end(topic)):
+                key = (record.key or b"").decode()
+                if not key.startswith(prefix):
+                    continue
+                if record.value is None:
+                    found.pop(key, None)
+                else:
+                    found[key] = record.value
+        return found
+
+    async def append(self, topic: str, key: bytes | None, value: bytes) -> int:
+        """Write a record; its offset."""
+        sent = self._producer.send_and_wait(topic, value, key, self.number)
+        return int((await asyncio.wait_for(sent, TIMEOUT_S)).offset)
+
+
+# ------------------------------------------------------------------ who serves
+
+
+async def _check_unserved(settings: Settings, number: int) -> None:
+    """Ask every worker of the group. Raises `NotPossibleError` if one serves the partition, or does not answer."""
+    urls = await _workers(settings)
+    verify: Any = True
+    if settings.web_tls_ca_file is not None:
+        import ssl
+
+        verify = ssl.create_default_context(cafile=str(settings.web_tls_ca_file))
+    async with ClientSession(timeout=ClientTimeout(total=ASK_TIMEOUT_S)) as session:
+        for url in urls:
+            try:
+                async with session.get(url.rstrip("/") + "/health/ready", ssl=verify) as response:
+                    serving = (await response.json())["serving"]
+            except (ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
+                raise NotPossibleError(
+                    f"worker {url} does not say which partitions it serves ({exc or type(exc).__name__}): stop it first"
+                ) from exc
+            if number in serving:
+                raise NotPossibleError(f"worker {url} serves partition {number}: there is nothing to repair")
+
+
+async def _workers(settings: Settings) -> list[str]:
+    """Addresses of the workers in the consumer group."""
+    admin = AIOKafkaAdminClient(**kafka_client_args(settings))
+    await admin.start()
+    try:
+        (answer,) = await admin.describe_consumer_groups([settings.name])
+    finally:
+        await end_client(admin.close())
+    _, _, state, _, _, members = answer.groups[0][:6]
+    if state not in ("Stable", "Empty", "Dead"):
+        raise NotPossibleError(
+            f"the workers of group {settings.name} are about to share out partitions ({state}): try again"
+        )
+    urls = []
+    for _, client_id, host, _, assignment in (member[:5] for member in members):
+        try:
+            told = ConsumerProtocolMemberAssignment.decode(assignment).user_data
+            urls.append(str(ClientMetadata.loads(zlib.decompress(told)).url))  # type: ignore[attr-defined]
+        except Exception as exc:
+            raise NotPossibleError(
+                f"member {client_id} at {host} of group {settings.name} is no worker of marq"
+            ) from exc
+    return sorted(set(urls))
+
+
+def lines_of(found: Repair) -> list[str]:
+    """The result for people."""
+    if not found.losses:
+        return [f"partition {found.partition}: no record was deleted unread, there is nothing to repair"]
+    lines = []
+    for loss in found.losses:
+        records = (
+            f"offsets {loss.start} to {loss.stop - 1} of the {loss.log} topic ({loss.stop - loss.start:,} records)"
+        )
+        if loss.log == "queue":
+            what = f"{loss.unfinished:,} messages among them were not known to be done: they are lost"
+        else:
+            what = f"of {loss.unfinished:,} messages, those that they said are done come again"
+        lines.append(f"partition {found.partition}: {records} were deleted unread; {what}")
+    if found.done:
+        lines.append(f"partition {found.partition}: goes on without them, which is written down in its manifest")
+    else:
+        lines.append("nothing was changed; go on without them with --accept-loss")
+    return lines

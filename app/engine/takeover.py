@@ -1,0 +1,168 @@
+"""How one partition gets from assigned to served, each by itself:
+
+    claim (own marker) ─► read the changelogs to their end ─► restore ─► read both logs up to the own marker ─► serve
+
+What goes wrong is tried again, less and less often, without an end. Meanwhile the partition is *unserved*, with the
+reason, and nothing else of this worker waits for it. There is a limit on the time without progress, and none on the
+whole, which grows with what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiokafka.errors import KafkaError
+
+from app.engine.outbox import Outbox, Writer
+from marq.core.markers import Marker
+from marq.core.owner import Limits, Owner, Phase
+from marq.core.rows import table_of
+from marq.errors import DeletedError, MarqError, RowError
+
+if TYPE_CHECKING:
+    from app.engine.ownership import Ownership
+
+#: Seconds for Kafka to confirm an own marker before the claim is tried again, with a new nonce.
+CLAIM_TIMEOUT_S = 10.0
+#: Seconds between attempts, doubled up to the maximum.
+AGAIN_S = 0.2
+AGAIN_MAX_S = 30.0
+#: Recoveries from the local store that fail before the store is wiped, and from the wiped store before that is news.
+ATTEMPTS = 3
+
+
+class _Claim(NamedTuple):
+    """An own marker that is durable, at ``own_offset`` (-1: Kafka can't tell)."""
+
+    owner: Owner
+    outbox: Outbox
+    own_offset: int
+
+
+class TakeOver:
+    """Takes one partition over. `run()` ends when its state is restored and its logs are being read."""
+
+    def __init__(self, ownership: Ownership, number: int, threads: ThreadPoolExecutor) -> None:
+        self.ownership = ownership
+        self.number = number
+        self.row_errors = 0
+        self._threads = threads
+
+    async def run(self, delay_s: float = 0.0) -> None:
+        """Claim and restore, again and again until that succeeds."""
+        await asyncio.sleep(delay_s)
+        claim: _Claim | None = None
+        pause_s = AGAIN_S
+        while True:
+            reason = ""
+            try:
+                if claim is None:
+                    claim = await self._claim()
+                await self._restore(claim)
+                if claim.owner.phase is not Phase.LOST:
+                    self.ownership.enter(self.number, claim.owner, claim.outbox)
+                    return
+                claim = None  # a later owner has been faster
+            except RowError as exc:
+                self.row_errors += 1
+                reason = str(exc)
+                if self.row_errors >= ATTEMPTS and not isinstance(exc, DeletedError):
+                    self._wipe()
+                if self.row_errors < 2 * ATTEMPTS:
+                    self.ownership.log.warning(
+                        "Recovery of partition %s, attempt %s: %s", self.number, self.row_errors, exc
+                    )
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+            except (KafkaError, TimeoutError, MarqError) as exc:
+                reason = str(exc) or type(exc).__name__
+            except Exception as exc:
+                self.ownership.log.exception("Partition %s can't be taken over", self.number)
+                reason = repr(exc)
+            if reason:
+                self.ownership.is_unserved(self.number, f"{reason}; trying again")
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, AGAIN_MAX_S)
+
+    async def _claim(self) -> _Claim:
+        """Append an own marker and wait until it is durable: before the tables are read, not after."""
+        ownership, number, settings = self.ownership, self.number, self.ownership.settings
+        owner = Owner(
+            number,
+            ownership.worker_name,
+            uuid.uuid4().hex,
+            limits=Limits(
+                checkpoint_ms=settings.checkpoint_ms,
+                window_offsets=settings.window_offsets,
+                persist_after_ms=settings.persist_after_ms,
+                step_timeout_ms=settings.step_timeout_ms,
+                queue_id=settings.queue_id,
+                partitions=ownership.topics.partitions,
+            ),
+            settings_of=ownership.catalog.settings_of,
+            breaker_of=ownership.breakers.of,
+        )
+        outbox = ownership.outbox(number)
+        outbox.drop_owners()  # an earlier claim that was not even sent
+        outbox.writer = self._writer(owner)
+        claimed = outbox.put_confirmed([owner.claim()])
+        try:
+            return _Claim(owner, outbox, await asyncio.wait_for(claimed, CLAIM_TIMEOUT_S))
+        except TimeoutError:
+            raise TimeoutError(
+                f"Kafka has not confirmed within {CLAIM_TIMEOUT_S:.0f} s that this worker takes partition {number}"
+            ) from None
+
+    def _writer(self, owner: Owner) -> Writer:
+        ownership, number = self.ownership, self.number
+
+        def took(seq: int, offset: int, timestamp_ms: int, markers: list[Marker]) -> None:
+            ownership.on_appended(number, owner, seq, offset, timestamp_ms, markers)
+
+        return Writer(owner.nonce, owner.sent, took, owner.failed)
+
+    async def _restore(self, claim: _Claim) -> None:
+        """Bring the local store up to date, and the state to where the newest manifest is."""
+        ownership, number, now = self.ownership, self.number, time.monotonic
+        began_s = now()
+        await ownership.changelogs.read_rest(ownership.tables.values(), number)
+        starts = await ownership.changelogs.log_starts(ownership.topics, number)
+        read_s = now()
+
+        def restore() -> None:
+            claim.owner.restore(*self._rows(), self._loader(), starts, claim.own_offset)
+
+        # In a thread, because a million messages take seconds. Nothing else has this owner yet.
+        await asyncio.get_running_loop().run_in_executor(self._threads, restore)
+        ownership.log.info(
+            "Partition %s: tables read in %.2f s, restored in %.2f s", number, read_s - began_s, now() - read_s
+        )
+
+    def _rows(self) -> tuple[dict[str, bytes], list[str]]:
+        """All manifests of the partition, and the keys of all its rows."""
+        tables, number, prefix = self.ownership.tables, self.number, f"{self.number}/".encode()
+        manifests = {k.decode(): v for k, v in tables["progress"].items(number) if k.startswith(prefix)}
+        keys: list[str] = []
+        for name in ("messages", "markers"):
+            keys += [k.decode() for k in tables[name].keys_of(number) if k.startswith(prefix)]
+        return manifests, keys
+
+    def _loader(self) -> Callable[[str], bytes]:
+        tables, number = self.ownership.tables, self.number
+
+        def load(key: str) -> bytes:
+            value = tables[table_of(key)].read(number, key.encode())
+            if value is None:
+                raise RowError(f"row {key} is named by the manifest, but it is not in the table")
+            return value
+
+        return load
+
+    def _wipe(self) -> None:
+        for table in self.ownership.tables.values():
+            table.wipe(self.number)

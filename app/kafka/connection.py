@@ -1,0 +1,174 @@
+"""How a process gets to Kafka: addresses, log-in and TLS for every client, and waiting for a Kafka that starts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from app.kafka.datadir import resolve_bootstrap
+from app.kafka.probe import Trouble, find_trouble
+from app.logs import silenced
+from app.settings import Settings
+from marq.errors import BrokerError, SettingError
+
+log = logging.getLogger(__name__)
+
+#: Milliseconds for one request to Kafka.
+REQUEST_TIMEOUT_MS = 10_000
+#: Seconds that the end of a client may take when Kafka does not answer.
+END_TIMEOUT_S = 1.0
+#: Seconds between two looks for a Kafka that is away.
+LOOK_INTERVAL_S = 0.5
+
+
+# -- addresses and credentials ------------------------------------------------------------------------
+
+
+def kafka_client_args(settings: Settings) -> dict[str, Any]:
+    """Arguments for aiokafka clients: where Kafka is, and how to log in.
+
+    Raises:
+        BrokerError: no Kafka is set and no embedded broker runs.
+        SettingError: the file of certificates can't be used.
+    """
+    args: dict[str, Any] = {
+        "bootstrap_servers": resolve_bootstrap(settings),
+        "security_protocol": ("SASL_" if settings.kafka_username else "")
+        + ("SSL" if settings.uses_tls else "PLAINTEXT"),
+    }
+    if args["security_protocol"] == "PLAINTEXT":
+        return args
+    if settings.uses_tls:
+        args["ssl_context"] = _ssl_context(settings)
+    if settings.kafka_username:
+        args["sasl_mechanism"] = settings.kafka_mechanism
+        args["sasl_plain_username"] = settings.kafka_username
+        args["sasl_plain_password"] = _password(settings)
+    return args
+
+
+def faust_broker(settings: Settings) -> list[str]:
+    """Broker URLs for `faust.App(broker=...)`.
+
+    Raises:
+        BrokerError: no Kafka is set and no embedded broker runs.
+    """
+    return [f"kafka://{address}" for address in resolve_bootstrap(settings)]
+
+
+def faust_credentials(settings: Settings) -> Any:
+    """Credentials for `faust.App(broker_credentials=...)`; None where Kafka asks for none."""
+    import faust
+
+    if settings.kafka_username:
+        return faust.SASLCredentials(
+            username=settings.kafka_username,
+            password=_password(settings),
+            ssl_context=_ssl_context(settings) if settings.uses_tls else None,
+            mechanism=settings.kafka_mechanism,
+        )
+    return faust.SSLCredentials(_ssl_context(settings)) if settings.uses_tls else None
+
+
+def _password(settings: Settings) -> str:
+    assert settings.kafka_password is not None
+    return settings.kafka_password.get_secret_value()
+
+
+def _ssl_context(settings: Settings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=str(settings.kafka_ca_file) if settings.kafka_ca_file else None)
+    except (OSError, ssl.SSLError) as error:
+        raise SettingError(
+            f"MARQ_KAFKA_CA_FILE={str(settings.kafka_ca_file)!r} can't be used: {error.strerror or error}; it must be "
+            "a file of certificates in PEM"
+        ) from None
+
+
+# -- reaching Kafka -----------------------------------------------------------------------------------
+
+
+async def trouble_with_kafka(settings: Settings) -> Trouble | None:
+    """Why Kafka can't be used, in a line; None if it can."""
+    args = kafka_client_args(settings)
+    with silenced("aiokafka"):
+        trouble = await find_trouble(settings, args, REQUEST_TIMEOUT_MS)
+    if trouble is not None and settings.kafka is None:
+        mend = f"look at {settings.data_dir / 'kafka' / 'broker.log'}"
+        trouble = Trouble(trouble.where, trouble.what, mend, trouble.passing)
+    return trouble
+
+
+async def await_kafka(settings: Settings, wait_s: float, say: Callable[[str], None]) -> None:
+    """Return once Kafka answers us. It may still be starting: we wait for that, but not for a refused password.
+
+    Parameters:
+        say: gets one line, when it turns out that we have to wait.
+
+    Raises:
+        BrokerError: what is wrong and what to do about it.
+    """
+    deadline = time.monotonic() + wait_s
+    said = False
+    while (trouble := await trouble_with_kafka(settings)) is not None:
+        if not trouble.passing or time.monotonic() >= deadline:
+            raise BrokerError(str(trouble))
+        if not said:
+            say(f"waiting up to {wait_s:.0f} s for Kafka at {trouble.where}: {trouble.what}")
+            said = True
+        await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+async def end_client(ending: Awaitable[None]) -> bool:
+    """Await the end of a Kafka client (what its `stop()` or `close()` returned), but not for longer than it may take.
+
+    aiokafka waits for Kafka without an end there, or lets out the cancellation of a task of its own, which would break
+    off whatever else has to be ended. False if it has not ended.
+    """
+    task = asyncio.ensure_future(ending)
+    await asyncio.wait({task}, timeout=END_TIMEOUT_S)
+    if not task.done():
+        return False
+    if not task.cancelled() and task.exception() is not None:
+        log.warning("a Kafka client did not end in order: %r", task.exception())
+    return True
+
+
+@contextlib.asynccontextmanager
+async def admin_client(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """A connected admin client, closed at the end.
+
+    Raises:
+        BrokerError: Kafka can't be reached, or refuses us; also when that happens inside the block.
+    """
+    admin = AIOKafkaAdminClient(**kafka_client_args(settings), request_timeout_ms=REQUEST_TIMEOUT_MS)
+    try:
+        # The client logs each failed address, and then raises an error that has no reason.
+        with silenced("aiokafka"):
+            await admin.start()
+    except (KafkaError, OSError, TimeoutError) as error:
+        await admin.close()
+        raise await unreachable(settings, error) from error
+    try:
+        yield admin
+    except (KafkaError, OSError, TimeoutError) as error:
+        raise await unreachable(settings, error) from error
+    finally:
+        await admin.close()
+
+
+async def unreachable(settings: Settings, error: BaseException) -> BrokerError:
+    """The error to raise for one that a Kafka client ended with: it looks for the cause, which clients don't tell."""
+    trouble = await trouble_with_kafka(settings)
+    if trouble is not None:
+        return BrokerError(str(trouble))
+    where = ", ".join(resolve_bootstrap(settings))
+    return BrokerError(f"Kafka at {where} failed a request: {error or type(error).__name__}; try again")

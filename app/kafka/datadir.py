@@ -1,0 +1,176 @@
+"""The data folder: which part of it this worker has for itself, and where the broker is.
+
+<data_dir>/broker.json     the embedded broker (see `app.kafka.broker`)
+<data_dir>/worker-0/       local tables of one worker process; `lock` in it is held while the process lives,
+                           `web_port` says where its HTTP is
+<data_dir>/worker-1/       of the next one, and so on
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from app.kafka.broker import bootstrap_of
+from app.settings import Settings, is_explicit
+from marq.errors import BrokerError, DataDirError, SettingError
+
+#: More workers than this on one data folder are a mistake.
+MAX_WORKERS = 256
+
+
+#: Locks of this process. Unreferenced, a lock would be collected, and let go.
+_held: list[FileLock] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What one worker process has for itself: its folder, the port of its HTTP, its number."""
+
+    folder: Path
+    web_port: int
+    index: int
+
+
+def claim_worker(settings: Settings) -> Worker:
+    """Take the first free `worker-N` folder for the life of this process, and a free port for its HTTP.
+
+    The port is `web_port`, or, where that is not set and taken, the next free one above it.
+
+    Raises:
+        SettingError: the port was set by the user and is in use, or the host can't be listened on.
+        DataDirError: the folder can't be written, or all its worker folders are taken.
+    """
+    data_dir = settings.data_dir.resolve()
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        # One at a time: two that start together would find the same port free.
+        with _claiming(data_dir):
+            index, lock = _first_free(data_dir)
+            try:
+                port = _web_port(settings, {worker.web_port for worker in _running(data_dir)})
+                folder = data_dir / f"worker-{index}"
+                (folder / "web_port").write_text(f"{port}\n")
+            except BaseException:
+                lock.release()
+                raise
+    except OSError as error:
+        raise DataDirError(
+            f"can't write to the data folder {data_dir} ({error.strerror}); set MARQ_DATA_DIR to a folder that "
+            "can be written"
+        ) from error
+    _held.append(lock)
+    return Worker(folder, port, index)
+
+
+def running_workers(data_dir: Path) -> list[Worker]:
+    """The workers that have claimed a part of a data folder and still live, by number."""
+    if not data_dir.is_dir():
+        return []
+    with _claiming(data_dir):
+        return _running(data_dir.resolve())
+
+
+def _claiming(data_dir: Path) -> FileLock:
+    return FileLock(data_dir / "claim.lock", is_singleton=False)
+
+
+def _worker_lock(folder: Path) -> FileLock:
+    # Not a singleton: two claims in one process must not share it.
+    return FileLock(folder / "lock", timeout=0, is_singleton=False)
+
+
+def _first_free(data_dir: Path) -> tuple[int, FileLock]:
+    for index in range(MAX_WORKERS):
+        folder = data_dir / f"worker-{index}"
+        folder.mkdir(exist_ok=True)
+        lock = _worker_lock(folder)
+        try:
+            lock.acquire()
+        except Timeout:
+            continue
+        (folder / "web_port").unlink(missing_ok=True)
+        return index, lock
+    raise DataDirError(
+        f"all {MAX_WORKERS} worker folders in {data_dir} are in use; set MARQ_DATA_DIR to another folder"
+    )
+
+
+def _running(data_dir: Path) -> list[Worker]:
+    workers = []
+    for index in range(MAX_WORKERS):
+        folder = data_dir / f"worker-{index}"
+        try:
+            port = int((folder / "web_port").read_text())
+        except (OSError, ValueError):
+            continue
+        try:
+            with _worker_lock(folder):
+                pass
+        except Timeout:
+            workers.append(Worker(folder, port, index))
+    return workers
+
+
+def _web_port(settings: Settings, claimed: set[int]) -> int:
+    host, first = settings.web_host, settings.web_port
+    if first == 0:
+        return _any_port(host)
+    for port in range(first, 65536):
+        if port not in claimed and _can_listen(host, port):
+            return port
+        if is_explicit(settings, "web_port"):
+            raise SettingError(f"MARQ_WEB_PORT={port} is in use on {host}; set another, or 0 for any free one")
+    raise SettingError(f"no free port from {first} on {host}; set MARQ_WEB_PORT")
+
+
+def _can_listen(host: str, port: int) -> bool:
+    with _listener(host) as probe:
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError as error:
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return False
+            raise SettingError(f"MARQ_WEB_HOST={host!r} can't be listened on: {error.strerror}") from error
+        return True
+
+
+def _any_port(host: str) -> int:
+    with _listener(host) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _listener(host: str) -> socket.socket:
+    probe = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # The web server sets it too: a port with only lingering closed connections is free.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return probe
+
+
+def resolve_bootstrap(settings: Settings, *, wait_s: float = 0) -> list[str]:
+    """`host:port` of the brokers to use: `MARQ_KAFKA`, else the embedded broker of the data folder.
+
+    Parameters:
+        wait_s: seconds to wait for an embedded broker that is just being started by another process.
+
+    Raises:
+        BrokerError: there is neither.
+    """
+    if settings.bootstrap_servers is not None:
+        return settings.bootstrap_servers
+    deadline = time.monotonic() + wait_s
+    while (bootstrap := bootstrap_of(settings.data_dir)) is None:
+        if time.monotonic() >= deadline:
+            raise BrokerError(
+                f"no Kafka to use: no broker runs on the data folder {settings.data_dir.resolve()}; start one with "
+                "`python -m app broker`, or set MARQ_KAFKA=kafka://host:port"
+            )
+        time.sleep(0.1)
+    return [bootstrap]

@@ -1,0 +1,309 @@
+"""The topics that marq needs: created if they are missing, checked if they are there.
+
+A topic that is not what the rest relies on (as many partitions as the queue topic, broker time, room for 4 MiB, ...)
+is an error before anything is read or written, with the command that mends it. Nothing that exists is ever changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
+
+from app.kafka.access import as_lines, missing_rights
+from app.kafka.connection import admin_client
+from app.kafka.datadir import resolve_bootstrap
+from app.settings import Settings, is_explicit
+from marq.core.partition import MESSAGE_MAX_BYTES
+from marq.errors import TopicError
+
+log = logging.getLogger(__name__)
+
+#: Tables whose changelogs share the partitions of the queue topic.
+TABLES = ("messages", "markers", "progress")
+
+#: Largest message: what the core takes for one.
+MAX_MESSAGE_BYTES = MESSAGE_MAX_BYTES
+#: Largest record: the largest message, and what Kafka's format, a row around it, or a copy of it adds.
+MAX_RECORD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
+
+#: Copies of each partition, if there are as many brokers.
+REPLICATION = 3
+
+#: Seconds until topics that were just created are known everywhere.
+VISIBLE_TIMEOUT_S = 20.0
+
+_UNKNOWN_TOPIC = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Names of the topics in use, and the number of partitions (N) that the co-partitioned ones share."""
+
+    queue: str
+    markers: str
+    poison: str
+    queues: str
+    dead_letter: str | None
+    changelogs: Mapping[str, str]
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What a topic of ours must be. `must` is checked and used to create it, `creation` only to create it."""
+
+    name: str
+    partitions: int | None
+    must: Mapping[str, str] = field(default_factory=dict)
+    creation: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a topic is."""
+
+    partitions: int
+    replication: int
+    config: Mapping[str, str]
+
+
+async def ensure_topics(settings: Settings, app_id: str) -> Topics:
+    """Create the topics that are missing, check all, and return their names.
+
+    The number of partitions is that of the queue topic, if it exists: `MARQ_PARTITIONS` must then agree, if set.
+    In topic mode (`MARQ_QUEUE_ID`) the queue topic belongs to the user: it must exist, and is not checked.
+
+    Parameters:
+        app_id: id of the Faust app, and so the consumer group; the changelogs of its tables are called
+            `<app_id>-<table>-changelog`.
+
+    Raises:
+        TopicError: topics that are not what they must be, that could not be created, or that we lack rights on
+            (a line for each).
+        BrokerError: Kafka can't be reached, or refuses us.
+    """
+    async with admin_client(settings) as admin:
+        existing = await _partition_counts(admin)
+        partitions = _count_partitions(settings, existing)
+        topics = Topics(
+            queue=settings.queue_topic,
+            markers=settings.markers_topic,
+            poison=settings.poison_topic,
+            queues=settings.queues_topic,
+            dead_letter=settings.dead_letter_topic,
+            changelogs={table: f"{app_id}-{table}-changelog" for table in TABLES},
+            partitions=partitions,
+        )
+        needs = _needs(topics, topic_mode=settings.queue_id is not None)
+        brokers = len((await admin.describe_cluster())["brokers"])
+        replication = settings.replication or min(REPLICATION, brokers)
+        denied = await _create(admin, [need for need in needs if need.name not in existing], replication, brokers)
+        groups = {app_id: "Read", settings.archive_group: "Describe"}
+        missing = await missing_rights(admin, _rights(topics, topic_mode=settings.queue_id is not None), groups)
+        missing = {("topic", name): ["Create", *missing.pop(("topic", name), [])] for name in denied} | missing
+        if missing:
+            raise TopicError("\n".join(as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0])))
+        found = await _describe(admin, [topics.queue, *(need.name for need in needs)])
+    problems = [problem for need in needs for problem in _problems(need, found[need.name], replication)]
+    if problems:
+        tools = f"--bootstrap-server {resolve_bootstrap(settings)[0]}"
+        raise TopicError("\n".join(problem.replace(".sh ", f".sh {tools} ") for problem in problems))
+    if settings.queue_id is not None:
+        _warn_about_foreign(topics.queue, found[topics.queue])
+    return topics
+
+
+def _count_partitions(settings: Settings, existing: Mapping[str, int]) -> int:
+    count = existing.get(settings.queue_topic)
+    if settings.queue_id is not None:
+        if count is None:
+            raise TopicError(
+                f"topic {settings.queue_topic} does not exist; in topic mode (MARQ_QUEUE_ID={settings.queue_id}) "
+                "MARQ_QUEUE_TOPIC must name a topic of yours: create it, or correct the name"
+            )
+        return count
+    if count is None:
+        return settings.partitions
+    if is_explicit(settings, "partitions") and settings.partitions != count:
+        raise TopicError(
+            f"topic {settings.queue_topic} has {count} partitions, but MARQ_PARTITIONS={settings.partitions}, and the "
+            f"number is fixed for life; set MARQ_PARTITIONS={count}, or MARQ_NAME to start anew under another name"
+        )
+    return count
+
+
+def _needs(topics: Topics, *, topic_mode: bool) -> list[_Need]:
+    log_must = {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+        "max.message.bytes": str(MAX_MESSAGE_BYTES),
+        # Old records are removed by DeleteRecords, when nothing needs them any more.
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+    }
+    compacted = {"cleanup.policy": "compact", "max.message.bytes": str(MAX_RECORD_BYTES)}
+    # Compaction leaves out the newest segment, and recovery reads all of it.
+    small_segments = {"segment.bytes": str(64 * 1024 * 1024)}
+    copies = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+    large = {"max.message.bytes": str(MAX_RECORD_BYTES)}
+    # a dead letter, or a message that is moved, has more headers than its original
+    needs = [] if topic_mode else [_Need(topics.queue, topics.partitions, log_must | large)]
+    needs.append(_Need(topics.markers, topics.partitions, log_must))
+    needs.extend(_Need(name, topics.partitions, compacted, small_segments) for name in topics.changelogs.values())
+    needs.append(_Need(topics.queues, 1, {"cleanup.policy": "compact"}))
+    needs.append(_Need(topics.poison, None, large, copies))
+    if topics.dead_letter is not None:
+        needs.append(_Need(topics.dead_letter, None, {}, {**large, **copies}))
+    return needs
+
+
+def _rights(topics: Topics, *, topic_mode: bool) -> dict[str, tuple[str, ...]]:
+    """The operations that we need on each topic."""
+    used = ("Read", "Write", "DescribeConfigs")
+    rights: dict[str, tuple[str, ...]] = dict.fromkeys((topics.queues, *topics.changelogs.values()), used)
+    # records that nothing needs any more are deleted
+    rights[topics.markers] = rights[topics.queue] = (*used, "Delete")
+    if topic_mode:
+        rights[topics.queue] = ("Read", "DescribeConfigs")
+    for copies in (topics.poison, topics.dead_letter):
+        if copies is not None:
+            rights[copies] = ("Write", "DescribeConfigs")
+    return rights
+
+
+async def _partition_counts(admin: AIOKafkaAdminClient) -> dict[str, int]:
+    # All topics, because asking for one by name would create it where Kafka creates topics by itself.
+    return {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
+
+
+async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: int, brokers: int) -> list[str]:
+    """Create topics; returns those that we may not create."""
+    if not needs:
+        return []
+    safety = {"unclean.leader.election.enable": "false"}
+    if replication >= 3:
+        safety["min.insync.replicas"] = "2"
+    answer = await admin.create_topics(
+        [
+            NewTopic(
+                need.name, need.partitions or 1, replication, topic_configs={**need.creation, **need.must, **safety}
+            )
+            for need in needs
+        ]
+    )
+    for name, code, message in answer.topic_errors:
+        # Another worker that starts now may have been quicker.
+        if code not in (0, TopicAlreadyExistsError.errno, TopicAuthorizationFailedError.errno):
+            raise TopicError(
+                f"topic {name} could not be created with {replication} copies on {brokers} brokers: "
+                f"{message or for_code(code).__name__}; create it yourself, or set MARQ_REPLICATION"
+            )
+    created = [name for name, code, _message in answer.topic_errors if code == 0]
+    log.info("created topics: %s", ", ".join(created) or "none")
+    return [name for name, code, _message in answer.topic_errors if code == TopicAuthorizationFailedError.errno]
+
+
+async def _describe(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, _Found]:
+    """What the topics are; waits for those that were just created."""
+    deadline = asyncio.get_running_loop().time() + VISIBLE_TIMEOUT_S
+    while True:
+        metadata = {topic["topic"]: topic for topic in await admin.describe_topics()}
+        configs = await _configs(admin, names)
+        missing = [name for name in names if name not in configs or not _has_leaders(metadata.get(name))]
+        if not missing:
+            break
+        if asyncio.get_running_loop().time() > deadline:
+            raise TopicError(
+                f"topic {missing[0]} has partitions without a leader, {VISIBLE_TIMEOUT_S:.0f} s after it was looked "
+                "for; check that all brokers run"
+            )
+        await asyncio.sleep(0.1)
+    found = {}
+    for name in names:
+        parts = metadata[name]["partitions"]
+        found[name] = _Found(len(parts), min(len(part["replicas"]) for part in parts), configs[name])
+    return found
+
+
+def _has_leaders(topic: Mapping[str, Any] | None) -> bool:
+    return topic is not None and bool(topic["partitions"]) and all(part["leader"] >= 0 for part in topic["partitions"])
+
+
+async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, dict[str, str]]:
+    answers = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names])
+    configs = {}
+    for answer in answers:
+        for code, message, _type, name, entries in answer.resources:
+            if code == 0:
+                configs[name] = {entry[0]: entry[1] for entry in entries}
+            elif code != _UNKNOWN_TOPIC:
+                raise TopicError(
+                    f"the settings of topic {name} can't be read: {message or for_code(code).__name__}; give the user "
+                    "the right to describe its configuration"
+                )
+    return configs
+
+
+def _problems(need: _Need, found: _Found, replication: int) -> Iterator[str]:
+    """A line for each thing that is wrong: what it is, what it must be, how to mend it."""
+    if need.partitions is not None and found.partitions != need.partitions:
+        if found.partitions < need.partitions:
+            mend = f"kafka-topics.sh --alter --topic {need.name} --partitions {need.partitions}"
+        else:
+            mend = "set MARQ_NAME (or the name of this topic) to start anew under another name"
+        yield f"topic {need.name} has {found.partitions} partitions, must have {need.partitions}; mend: {mend}"
+    wanted = dict(need.must)
+    if found.replication >= 3:
+        wanted["min.insync.replicas"] = "2"
+    if found.config.get("unclean.leader.election.enable") == "true":
+        wanted["unclean.leader.election.enable"] = "false"
+    for key, value in wanted.items():
+        actual = found.config.get(key, "unset")
+        if not _fits(key, actual, value, found.replication):
+            yield (
+                f"topic {need.name} has {key}={actual}, must be {_AT_LEAST.get(key, '')}{value}; mend: "
+                f"kafka-configs.sh --alter --entity-type topics --entity-name {need.name} --add-config {key}={value}"
+            )
+    if found.replication < replication:
+        yield (
+            f"topic {need.name} has {found.replication} copies of a partition, must have {replication}; mend: "
+            f"kafka-reassign-partitions.sh, or accept it with MARQ_REPLICATION={found.replication}"
+        )
+
+
+_AT_LEAST = {"max.message.bytes": "at least ", "min.insync.replicas": "at least "}
+
+
+def _fits(key: str, actual: str, wanted: str, replication: int) -> bool:
+    if key == "max.message.bytes":
+        return actual.isdigit() and int(actual) >= int(wanted)
+    if key == "min.insync.replicas":
+        # With as many as there are copies, the loss of one broker would stop all writes.
+        return actual.isdigit() and int(wanted) <= int(actual) < replication
+    return actual == wanted
+
+
+def _warn_about_foreign(name: str, found: _Found) -> None:
+    if found.config.get("message.timestamp.type") != "LogAppendTime":
+        log.warning(
+            "topic %s has CreateTime: delays and times to live count from the time that each producer wrote into its "
+            "record, and a producer with a wrong clock gets wrong ones",
+            name,
+        )
+    if "compact" in found.config.get("cleanup.policy", ""):
+        log.warning(
+            "topic %s is compacted: a message that a later one with its key replaces may never be delivered", name
+        )
+    if int(found.config.get("max.message.bytes", "0")) > MAX_MESSAGE_BYTES:
+        log.warning(
+            "topic %s allows messages above %d bytes: such a message can't be kept while it is unfinished for long",
+            name,
+            MAX_MESSAGE_BYTES,
+        )

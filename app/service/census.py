@@ -1,0 +1,162 @@
+"""How many messages each queue has by state, and how old the oldest one is: in this worker, and in all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from app.cluster.peers import Peers, peer_call
+from app.engine.ownership import Ownership
+from marq.core.digest import STATES, Entry, entries_among
+from marq.core.partition import Partition
+from marq.errors import MarqError
+
+#: Milliseconds for which counts are used again: to count, every message has to be looked at.
+COUNTS_KEPT_MS = 500
+#: Messages that are looked at before other work has its turn.
+TURN_MESSAGES = 2_000
+
+Counts = dict[str, dict[str, int]]
+"""Messages by queue and state."""
+
+
+class _Census(NamedTuple):
+    """What is in the partitions of this worker."""
+
+    at_s: float  # monotonic
+    counts: Counts
+    oldest: dict[str, int]  # queue -> when its oldest unfinished message was sent
+
+
+class Census:
+    """Counts, at most twice a second."""
+
+    def __init__(self, ownership: Ownership, peers: Peers) -> None:
+        self._ownership = ownership
+        self._peers = peers
+        self._census = _Census(-1e9, {}, {})
+        self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest when last looked at
+        self._counting = asyncio.Lock()
+        peers.register(self)
+
+    # ------------------------------------------------------------------ here
+
+    async def counts(self) -> Counts:
+        """Messages of this worker's partitions."""
+        return (await self._now()).counts
+
+    async def ages(self) -> dict[str, int]:
+        """Milliseconds since the oldest unfinished message of each queue was sent, by the brokers' time now."""
+        oldest, now = (await self._now()).oldest, self._ownership.broker_time.now_ms
+        return {queue: max(0, (now or sent_ms) - sent_ms) for queue, sent_ms in oldest.items()}
+
+    @peer_call("counts")
+    async def counts_here(self, _: None) -> Counts:
+        """See `counts`."""
+        return await self.counts()
+
+    @peer_call("oldest")
+    async def oldest_here(self, queues: list[str]) -> dict[str, int]:
+        """See `ages`, of some queues."""
+        ages = await self.ages()
+        return {queue: ages[queue] for queue in queues if queue in ages}
+
+    async def _now(self) -> _Census:
+        async with self._counting:
+            if time.monotonic() - self._census.at_s > COUNTS_KEPT_MS / 1000:
+                self._census = await self._count()
+        return self._census
+
+    async def _count(self) -> _Census:
+        """Look at every message, and at the stamp of the oldest of each queue and partition."""
+        counts: Counts = {}
+        lowest: dict[tuple[int, str], int] = {}
+        for number, held in sorted(self._ownership.held.items()):
+            if not held.serving:
+                continue
+            partition = held.owner.partition
+            for queue, count in partition.segments.parked_counts().items():
+                counts.setdefault(queue, dict.fromkeys(STATES, 0))["ready"] += count
+                offset = partition.segments.lowest_parked(queue)
+                if offset is not None:
+                    lowest[number, queue] = offset
+            async for entry in _entries_in_turns(partition):
+                queue, offset = entry.queue, entry.offset
+                counts.setdefault(queue, dict.fromkeys(STATES, 0))[entry.state] += 1
+                place = number, queue
+                if offset < lowest.get(place, offset + 1):
+                    lowest[place] = offset
+            if partition.queue_id is not None:
+                # they are in a topic of the user's, which nobody counts
+                dead = counts.setdefault(partition.queue_id, dict.fromkeys(STATES, 0))
+                dead["dead"] = dead.get("dead", 0) + partition.counters["dead"]
+        return _Census(time.monotonic(), counts, await self._oldest_of(lowest))
+
+    async def _oldest_of(self, lowest: dict[tuple[int, str], int]) -> dict[str, int]:
+        """By queue, when the oldest of the lowest messages of its partitions was sent."""
+        known, self._sent_ms = self._sent_ms, {}
+        oldest: dict[str, int] = {}
+        for (number, queue), offset in lowest.items():
+            sent_ms = known.get((number, offset))
+            if sent_ms is None:
+                held = self._ownership.held.get(number)
+                if held is None or not held.serving:
+                    continue
+                sent_ms = _sent_ms(held.owner.partition, offset)
+                await asyncio.sleep(0)  # a segment may have been read
+                if sent_ms is None:
+                    continue
+            self._sent_ms[number, offset] = sent_ms
+            oldest[queue] = min(sent_ms, oldest.get(queue, sent_ms))
+        return oldest
+
+    # ------------------------------------------------------------------ of the cluster
+
+    async def counts_of(self, queue: str) -> dict[str, int]:
+        """Messages of a queue by state, in all workers that answer."""
+        found = (await self._peers.everywhere(self.counts_here, None)).values()
+        counted = [one[queue] for one in found if not isinstance(one, MarqError) and queue in one]
+        return {state: sum(one[state] for one in counted) for state in STATES}
+
+    async def total(self) -> tuple[Counts, list[str]]:
+        """Messages by queue and state in all workers, and the URLs of those that did not answer."""
+        counts: Counts = {}
+        missing: list[str] = []
+        for url, answer in (await self._peers.everywhere(self.counts_here, None)).items():
+            if isinstance(answer, MarqError):
+                missing.append(url)
+                continue
+            for queue, states in answer.items():
+                total = counts.setdefault(queue, dict.fromkeys(STATES, 0))
+                for state, count in states.items():
+                    total[state] = total.get(state, 0) + count
+        return counts, sorted(missing)
+
+    async def oldest(self, queues: list[str]) -> dict[str, int]:
+        """Milliseconds since the oldest unfinished message of each was sent, in all workers that answer."""
+        ages: dict[str, int] = {}
+        for answer in (await self._peers.everywhere(self.oldest_here, queues)).values():
+            for queue, age in answer.items() if not isinstance(answer, MarqError) else ():
+                ages[queue] = max(ages.get(queue, 0), age)
+        return ages
+
+
+def _sent_ms(partition: Partition, offset: int) -> int | None:
+    """When a message was sent; None if it is done meanwhile."""
+    if offset in partition.messages:
+        return int(partition.record(offset).timestamp)
+    segment = partition.segments.find(offset)
+    if segment is None or not segment.is_parked(offset):
+        return None
+    return int(partition.records_of(segment)[offset].timestamp)
+
+
+async def _entries_in_turns(partition: Partition) -> AsyncIterator[Entry]:
+    """Messages in memory, about as they are at one time: where there are many, other work has its turns between."""
+    offsets = list(partition.messages)
+    for start in range(0, len(offsets), TURN_MESSAGES):
+        for entry in list(entries_among(partition, offsets[start : start + TURN_MESSAGES])):
+            yield entry
+        await asyncio.sleep(0)

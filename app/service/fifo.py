@@ -1,0 +1,56 @@
+"""What the records of FIFO queues say of their groups, and by what value a second one like it is known."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from marq.core.partition import H_DEDUP, H_GROUP
+from marq.errors import BadValueError
+
+if TYPE_CHECKING:
+    from app.service.operations import Outgoing
+    from marq.core.policies import QueueSettings
+
+
+class UnfitError(BadValueError):
+    """A message that a queue can't take, as it is FIFO or is not, because of `field`."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def check_fit(message: Outgoing, settings: QueueSettings) -> None:
+    """Raises `UnfitError`."""
+    if settings.fifo:
+        if message.group is None:
+            raise UnfitError("group", "the queue is FIFO: the message needs a group")
+        if message.deduplication_id is None and not settings.content_deduplication:
+            raise UnfitError(
+                "deduplication_id",
+                "the queue is FIFO without content_deduplication: the message needs a deduplication_id",
+            )
+        if message.delay_ms is not None:
+            raise UnfitError("delay_ms", "the queue is FIFO: a delay is the queue's, not a message's")
+    elif message.deduplication_id is not None:
+        raise UnfitError("deduplication_id", "deduplication_id is for FIFO queues")
+
+
+def fifo_headers(message: Outgoing, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
+    """What the record of a message in a FIFO queue says of its group and of what it is the same as.
+
+    ``life``: how many queues of that name were deleted. Their messages are none that this one would repeat.
+    """
+    assert message.group is not None
+    name, group = deduplication_id_of(message).encode(), message.group.encode()
+    if settings.deduplication_scope == "group":
+        name = group + b"\0" + name
+    if life:
+        name = b"%d\0" % life + name
+    return [(H_GROUP, group), (H_DEDUP, name)]
+
+
+def deduplication_id_of(message: Outgoing) -> str:
+    """The id that a message has, else the hash of its payload."""
+    return message.deduplication_id or sha256(message.payload).hexdigest()

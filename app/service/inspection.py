@@ -1,0 +1,512 @@
+"""What is in the workers, queues, partitions and tables. Any worker answers for the whole cluster.
+
+Each worker describes what it owns (the functions called `…_here`); the one that is asked puts the answers together, and
+names those workers that did not answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import resource
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from faust.types import TP
+from msgspec import UNSET, UnsetType
+
+from app.cluster.peers import Peers, peer_call
+from app.engine.breakers import BreakerState
+from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.stalls import Stall
+from app.service.census import Census
+from app.service.owners import Owners
+from app.service.receives import Receives
+from app.service.watches import Receivers
+from marq.core.digest import STATES, Entry, digest_of, entries
+from marq.core.partition import Partition
+from marq.core.segments import Segment
+from marq.errors import MarqError, NotFoundError
+from tables import markers, messages, progress
+
+#: Bytes of a payload that is shown.
+SHOWN_BYTES = 64 * 1024
+
+Argument = TypeVar("Argument")
+Answer = TypeVar("Answer")
+State = Literal["ready", "delayed", "in_flight"]
+
+_DESCRIBE: dict[str, Callable[[str, bytes], Any]] = {
+    table.NAME: table.describe for table in (messages, markers, progress)
+}
+
+
+class WorkerView(msgspec.Struct):
+    """A worker."""
+
+    worker: str
+    url: str
+    ready: bool
+    partitions: list[int]
+    uptime_s: float
+    peak_memory_bytes: int
+    payload_bytes: int
+    pending_bytes: int
+    waiting_receives: int
+
+
+class PartitionView(msgspec.Struct):
+    """A partition and its owner. Of one that can't be served there is the reason instead."""
+
+    partition: int
+    owner: str
+    phase: str
+    reason: str | UnsetType = UNSET
+    epoch: int | UnsetType = UNSET
+    position: int | UnsetType = UNSET
+    lag: int | UnsetType | None = UNSET
+    markers_position: int | UnsetType = UNSET
+    markers_lag: int | UnsetType | None = UNSET
+    persisted: int | UnsetType = UNSET
+    checkpoint_age_ms: int | UnsetType | None = UNSET
+    clock_ms: int | UnsetType = UNSET
+    in_memory: int | UnsetType = UNSET
+    held: int | UnsetType = UNSET
+    parked: int | UnsetType = UNSET
+    segments: int | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    counters: dict[str, int] | UnsetType = UNSET
+
+
+class WorkerPartitions(msgspec.Struct):
+    """The partitions of one worker."""
+
+    worker: str
+    peak_memory_bytes: int
+    partitions: list[PartitionView]
+
+
+class DigestView(msgspec.Struct):
+    """Counts and digest of a partition, and up to where it was read for them."""
+
+    partition: int
+    epoch: int
+    queue_position: int
+    markers_position: int
+    clock_ms: int
+    broker_ms: int
+    counters: dict[str, int]
+    queues: dict[str, dict[str, int]]
+    digest: str
+
+
+class MessagesWanted(msgspec.Struct):
+    """Up to `limit` messages of a queue, in one state or in any, behind a partition and offset."""
+
+    queue: str
+    state: State | None
+    after: tuple[int, int]
+    limit: int
+
+
+class MessageBrief(msgspec.Struct):
+    """A message, as it is in a list. Time and size only if it is in memory."""
+
+    partition: int
+    offset: int
+    state: str
+    receives: int
+    sent_ms: int | None
+    size_bytes: int | None
+
+
+class Place(msgspec.Struct):
+    """Where a message is."""
+
+    partition: int
+    offset: int
+
+
+class DeliveryView(msgspec.Struct):
+    """The newest delivery of a message."""
+
+    epoch: int
+    delivery: int
+    receiver: str
+    leased: bool
+    left_ms: int
+
+
+class MessageView(msgspec.Struct):
+    """A message with everything. Of one that is done only where it was."""
+
+    topic: str
+    partition: int
+    offset: int
+    queue: str | UnsetType = UNSET
+    state: str = "done"
+    receives: int | UnsetType = UNSET
+    sent_ms: int | UnsetType = UNSET
+    age_ms: int | UnsetType = UNSET
+    headers: list[tuple[str, str]] | UnsetType = UNSET
+    payload: str | UnsetType = UNSET
+    size_bytes: int | UnsetType = UNSET
+    poison: str | UnsetType | None = UNSET
+    reserved: bool | UnsetType = UNSET
+    ready_at_ms: int | UnsetType | None = UNSET
+    expires_at_ms: int | UnsetType | None = UNSET
+    delivery: DeliveryView | UnsetType | None = UNSET
+
+
+class RowsWanted(msgspec.Struct):
+    """Up to `limit` rows of a table in one partition, with keys behind `after`."""
+
+    partition: int
+    table: str
+    after: str
+    limit: int
+
+
+class RowView(msgspec.Struct):
+    """A row of a table, decoded."""
+
+    key: str
+    size_bytes: int
+    row: Any
+
+
+class QueueStats(msgspec.Struct):
+    """A queue with counts by state. `has_receiver` None: a worker that may know did not answer."""
+
+    queue: str
+    ready: int
+    delayed: int
+    in_flight: int
+    dead: int
+    oldest_ms: int | None
+    breaker: BreakerState | None
+    has_receiver: bool | None
+
+
+class Inspection:
+    """Answers questions, and changes nothing."""
+
+    def __init__(
+        self, ownership: Ownership, receives: Receives, census: Census, receivers: Receivers, peers: Peers
+    ) -> None:
+        self._ownership = ownership
+        self._catalog = ownership.catalog
+        self._receives = receives
+        self._census = census
+        self._receivers = receivers
+        self._peers = peers
+        self._owners = Owners(ownership, peers)
+        self._began_s = time.monotonic()
+        peers.register(self)
+
+    # ------------------------------------------------------------------ workers and partitions
+
+    async def workers(self) -> tuple[list[WorkerView], list[str]]:
+        """All workers, and the URLs of those that did not answer."""
+        found, missing = await self._everywhere(self.worker_here, None)
+        return sorted(found, key=lambda worker: worker.url), missing
+
+    @peer_call("worker")
+    async def worker_here(self, _: None) -> WorkerView:
+        """This worker."""
+        ownership = self._ownership
+        return WorkerView(
+            worker=ownership.worker_name,
+            url=self._peers.url,
+            ready=ownership.ready,
+            partitions=sorted(ownership.held),
+            uptime_s=round(time.monotonic() - self._began_s, 1),
+            peak_memory_bytes=_peak_memory_bytes(),
+            payload_bytes=sum(h.owner.partition.bytes for h in ownership.held.values()),
+            pending_bytes=ownership.app.producer.pending_bytes,
+            waiting_receives=self._receives.count,
+        )
+
+    async def partitions(self) -> tuple[list[PartitionView], list[str]]:
+        """All partitions, and the URLs of workers that did not answer."""
+        found, missing = await self._everywhere(self.partitions_here, None)
+        return sorted((p for one in found for p in one.partitions), key=lambda p: p.partition), missing
+
+    @peer_call("partitions")
+    async def partitions_here(self, _: None) -> WorkerPartitions:
+        """The partitions of this worker, also those that it was assigned and can't serve."""
+        name = self._ownership.worker_name
+        return WorkerPartitions(
+            worker=name,
+            peak_memory_bytes=_peak_memory_bytes(),
+            partitions=[
+                *(self._describe(held) for _, held in sorted(self._ownership.held.items())),
+                *(PartitionView(n, name, "unserved", reason) for n, reason in sorted(self._unserved().items())),
+            ],
+        )
+
+    async def unserved(self) -> dict[str, str]:
+        """Partitions of the cluster that nobody serves, with the reason: their messages are in no count."""
+        found, _ = await self._everywhere(self.unserved_here, None)
+        return {str(number): reason for one in found for number, reason in sorted(one.items())}
+
+    @peer_call("unserved")
+    async def unserved_here(self, _: None) -> dict[int, str]:
+        """See `unserved`, of this worker."""
+        return self._unserved()
+
+    async def stalled(self) -> dict[str, Stall]:
+        """Partitions in which Kafka confirms nothing: the topic, and for how long, at most, it has done so."""
+        found, _ = await self._everywhere(self.stalled_here, None)
+        stalled: dict[int, Stall] = {}
+        for number, stall in ((number, stall) for one in found for number, stall in one.items()):
+            stalled[number] = max(stall, stalled.get(number, stall), key=lambda s: s.seconds)
+        return {str(number): stall for number, stall in sorted(stalled.items())}
+
+    @peer_call("stalled")
+    async def stalled_here(self, _: None) -> dict[int, Stall]:
+        """Partitions of this worker and of others in which Kafka confirms nothing of what this worker writes."""
+        return self._ownership.stalls.now()
+
+    def _unserved(self) -> dict[int, str]:
+        ownership = self._ownership
+        return {n: reason for n, reason in ownership.unserved.items() if n not in ownership.held}
+
+    def _describe(self, held: OwnedPartition) -> PartitionView:
+        partition, now = held.owner.partition, time.monotonic()
+        topics = self._ownership.topics
+        return PartitionView(
+            partition=held.number,
+            owner=self._ownership.worker_name,
+            phase=held.owner.phase.value,
+            epoch=held.owner.epoch,
+            position=partition.position,
+            lag=self._lag(TP(topics.queue, held.number), partition.position),
+            markers_position=partition.markers_position,
+            markers_lag=self._lag(TP(topics.markers, held.number), partition.markers_position),
+            persisted=partition.persisted,
+            checkpoint_age_ms=None if held.checkpoint_s is None else round((now - held.checkpoint_s) * 1000),
+            clock_ms=partition.clock_ms,
+            in_memory=len(partition.messages),
+            held=len(partition.deliveries),
+            parked=partition.segments.parked_total(),
+            segments=len(partition.segments),
+            bytes=partition.bytes,
+            paused=held.paused,
+            counters=dict(partition.counters),
+        )
+
+    def _lag(self, tp: TP, position: int) -> int | None:
+        try:
+            highwater = self._ownership.app.consumer.highwater(tp)
+        except Exception:  # the consumer may just be without the partition
+            return None
+        return max(0, highwater - position) if highwater is not None else None
+
+    async def digest(self, number: int) -> DigestView:
+        """Counts and digest of one partition. Raises `NotFoundError`, `UnavailableError`."""
+        return await self._ask(number, self.digest_here, number)
+
+    @peer_call("digest")
+    async def digest_here(self, number: int) -> DigestView:
+        """See `digest`."""
+        held = self._owners.serving_here(number)
+        partition = held.owner.partition
+        view = DigestView(
+            partition=number,
+            epoch=held.owner.epoch,
+            queue_position=partition.position,
+            markers_position=partition.markers_position,
+            clock_ms=partition.clock_ms,
+            broker_ms=partition.broker_ms,
+            counters=dict(partition.counters),
+            queues={},
+            digest="",
+        )
+        found = await asyncio.to_thread(digest_of, list(entries(partition)))
+        view.queues, view.digest = found.queues, found.digest
+        return view
+
+    # ------------------------------------------------------------------ queues
+
+    async def stats(self, queues: list[str]) -> tuple[list[QueueStats], list[str]]:
+        """Queues with counts by state, and the URLs of workers that did not answer."""
+        counts, missing = await self._census.total()
+        ages = await self._census.oldest([queue for queue in queues if queue in counts])
+        breakers, received = await self._breakers(queues), await self._receivers.of(queues)
+        none = dict.fromkeys(STATES, 0)
+        stats: list[QueueStats] = []
+        for queue in queues:
+            own = counts.get(queue, none)
+            dead_letters = counts.get(self._catalog.settings_of(queue).dead_letters_of(queue), none)
+            stats.append(
+                QueueStats(
+                    queue=queue,
+                    ready=own["ready"],
+                    delayed=own["delayed"],
+                    in_flight=own["in_flight"],
+                    dead=own.get("dead", sum(dead_letters.values())),
+                    oldest_ms=ages.get(queue),
+                    breaker=breakers.get(queue),
+                    has_receiver=received[queue],
+                )
+            )
+        return stats, missing
+
+    async def _breakers(self, queues: list[str]) -> dict[str, BreakerState]:
+        """The breakers of those queues that have one; where workers differ for a moment, the one that is not closed."""
+        settings_of, breakers = self._catalog.settings_of, self._ownership.breakers
+        found = {queue: BreakerState() for queue in queues if settings_of(queue).breaker_failures}
+        for one in (await self._everywhere(breakers.states_here, None))[0] if found else ():
+            for queue in found.keys() & one.keys():
+                found[queue] = max(found[queue], one[queue], key=lambda b: (b.state != "closed", b.failures))
+        return found
+
+    # ------------------------------------------------------------------ messages
+
+    async def messages(
+        self, queue: str, state: State | None, after: tuple[int, int], limit: int
+    ) -> tuple[list[MessageBrief], list[str]]:
+        """Up to `limit` messages of a queue in order, and the URLs of workers that did not answer."""
+        found, missing = await self._everywhere(self.messages_here, MessagesWanted(queue, state, after, limit))
+        return sorted((m for one in found for m in one), key=lambda m: (m.partition, m.offset))[:limit], missing
+
+    @peer_call("messages")
+    async def messages_here(self, wanted: MessagesWanted) -> list[MessageBrief]:
+        """See `messages`, of this worker's partitions."""
+        found: list[MessageBrief] = []
+        for number, held in sorted(self._ownership.held.items()):
+            if not held.serving or number < wanted.after[0] or len(found) >= wanted.limit:
+                continue
+            partition, first = held.owner.partition, wanted.after[1] + 1 if number == wanted.after[0] else 0
+            listed = sorted(
+                e
+                for e in entries(partition)
+                if e.queue == wanted.queue and e.offset >= first and (wanted.state is None or e.state == wanted.state)
+            )
+            found += [_brief(held, entry) for entry in listed[: wanted.limit - len(found)]]
+        return found
+
+    async def message(self, number: int, offset: int) -> MessageView:
+        """One message. Raises `NotFoundError`, `UnavailableError`."""
+        return await self._ask(number, self.message_here, Place(number, offset))
+
+    @peer_call("message")
+    async def message_here(self, place: Place) -> MessageView:
+        """See `message`."""
+        held, offset = self._owners.serving_here(place.partition), place.offset
+        partition = held.owner.partition
+        view = MessageView(self._ownership.topics.queue, held.number, offset)
+        if offset >= partition.position:
+            raise NotFoundError(f"partition {held.number} has been read up to offset {partition.position} only")
+        queue = partition.segments.queue_of(offset)
+        if queue is not None:
+            segment = partition.segments.find(offset)
+            assert segment is not None
+            record = partition.records_of(segment)[offset]
+            entry = Entry(offset, queue, "ready", 0)
+        elif offset in partition.messages:
+            record = partition.record(offset)
+            entry = next(iter(entries_of(partition, offset)))
+        else:
+            return view
+        payload = record.value or b""
+        view.state, view.queue, view.receives = entry.state, entry.queue, entry.receives
+        view.sent_ms = record.timestamp
+        view.age_ms = max(0, (self._ownership.broker_time.now_ms or record.timestamp) - record.timestamp)
+        view.headers = [(name, _text(value)) for name, value in record.headers]
+        view.payload = base64.b64encode(payload[:SHOWN_BYTES]).decode()
+        view.size_bytes = len(payload)
+        view.poison = partition.poison.get(offset)
+        view.reserved = offset in partition.reserved
+        view.ready_at_ms = partition.delays.get(offset)
+        view.expires_at_ms = partition.ttls.get(offset)
+        view.delivery = _delivery(partition, offset)
+        return view
+
+    # ------------------------------------------------------------------ tables
+
+    async def rows(self, number: int, table: str, after: str, limit: int) -> list[RowView]:
+        """Rows of a table in one partition. Raises `NotFoundError`, `UnavailableError`."""
+        return await self._ask(number, self.rows_here, RowsWanted(number, table, after, limit))
+
+    @peer_call("rows")
+    async def rows_here(self, wanted: RowsWanted) -> list[RowView]:
+        """See `rows`."""
+        held = self._owners.serving_here(wanted.partition)
+        table = self._ownership.tables.get(wanted.table)
+        if table is None:
+            raise NotFoundError(f"there is no table {wanted.table!r}; there are messages, markers, progress")
+        describe, found = _DESCRIBE[wanted.table], []
+        for key, value in table.items(held.number):
+            name = key.decode()
+            if name > wanted.after:
+                found.append(RowView(name, len(value), describe(name, value)))
+                if len(found) >= wanted.limit:
+                    break
+        return found
+
+    # ------------------------------------------------------------------ whom to ask
+
+    async def _everywhere(
+        self, operation: Callable[[Argument], Awaitable[Answer]], argument: Argument
+    ) -> tuple[list[Answer], list[str]]:
+        answers = await self._peers.everywhere(operation, argument)
+        good = [a for a in answers.values() if not isinstance(a, MarqError)]
+        return good, sorted(url for url, a in answers.items() if isinstance(a, MarqError))
+
+    async def _ask(self, number: int, operation: Callable[[Argument], Awaitable[Answer]], argument: Argument) -> Answer:
+        partitions = self._ownership.topics.partitions
+        if not 0 <= number < partitions:
+            raise NotFoundError(f"there are partitions 0 to {partitions - 1}, not {number}")
+        return await self._owners.ask(number, operation, argument)
+
+
+def entries_of(partition: Partition, offset: int) -> Iterable[Entry]:
+    """The entry of one message in memory."""
+    delivered = partition.deliveries.get(offset)
+    receives = delivered.receives if delivered is not None else 0
+    if delivered is not None and partition.clock_ms < delivered.deadline_ms:
+        state = "in_flight" if delivered.leased else "delayed"
+    else:
+        state = "delayed" if offset in partition.delays else "ready"
+    yield Entry(offset, partition.queue_of(offset) or "", state, receives)
+
+
+def _brief(held: OwnedPartition, entry: Entry) -> MessageBrief:
+    partition = held.owner.partition
+    record = partition.messages.get(entry.offset)
+    if isinstance(record, Segment):
+        record = None  # its payload is only in the table
+    return MessageBrief(
+        partition=held.number,
+        offset=entry.offset,
+        state=entry.state,
+        receives=entry.receives,
+        sent_ms=record.timestamp if record is not None else None,
+        size_bytes=len(record.value or b"") if record is not None else None,
+    )
+
+
+def _delivery(partition: Partition, offset: int) -> DeliveryView | None:
+    delivered = partition.deliveries.get(offset)
+    if delivered is None:
+        return None
+    return DeliveryView(
+        epoch=delivered.epoch,
+        delivery=delivered.delivery,
+        receiver=delivered.receiver,
+        leased=delivered.leased,
+        left_ms=max(0, delivered.deadline_ms - partition.clock_ms),
+    )
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="backslashreplace")
+
+
+def _peak_memory_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,51 @@
+"""Questions to the owner of a partition: this worker, or another one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from app.cluster.peers import CALL_TIMEOUT_S, Peers
+from app.engine.ownership import OwnedPartition, Ownership
+from marq.errors import UnavailableError
+
+#: Seconds that another worker has to carry out an operation, which may wait for Kafka.
+OPERATION_TIMEOUT_S = 20.0
+
+Argument = TypeVar("Argument")
+Answer = TypeVar("Answer")
+
+
+class Owners:
+    """Knows who owns which partition."""
+
+    def __init__(self, ownership: Ownership, peers: Peers) -> None:
+        self._ownership = ownership
+        self._peers = peers
+
+    def serving_here(self, number: int) -> OwnedPartition:
+        """A partition that this worker serves. Raises `UnavailableError`."""
+        held = self._ownership.held.get(number)
+        if held is None or not held.serving:
+            raise UnavailableError(f"partition {number} is not served here right now; try again")
+        return held
+
+    async def ask(
+        self,
+        number: int,
+        operation: Callable[[Argument], Awaitable[Answer]],
+        argument: Argument,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Answer:
+        """What the owner of a partition answers to a `@peer_call`.
+
+        Raises:
+            UnavailableError: nobody serves the partition right now.
+        """
+        held = self._ownership.held.get(number)
+        if held is not None and held.serving:
+            return await operation(argument)
+        url = self._peers.owner_of(number)
+        if url is None or url == self._peers.url:
+            raise UnavailableError(f"partition {number} is served by nobody right now")
+        return await self._peers.call(url, operation, argument, timeout_s)

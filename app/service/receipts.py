@@ -1,0 +1,103 @@
+"""Receipts: what a receiver shows to acknowledge, extend or give back one delivery of one message.
+
+A receipt is 39 bytes in base64: where the message is, which delivery it was, and a keyed hash of that. Nobody without
+the installation's secret can make one, so a receipt that verifies was given out. All workers share the secret.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from binascii import Error, a2b_base64, b2a_base64
+from collections.abc import Callable, Iterable
+from functools import cached_property, lru_cache
+from hashlib import blake2b
+from hmac import compare_digest
+from zlib import crc32
+
+from marq.core.markers import Marker, split
+from marq.core.ranges import ranges_of
+from marq.errors import BadReceiptError
+
+#: partition, epoch, delivery, offset, attempt, checksum of the queue's name
+_BODY = struct.Struct(">HQIQBI")
+_HASH_BYTES = 12
+_PERSON = b"marq-receipt"
+#: Characters of a receipt.
+LENGTH = (_BODY.size + _HASH_BYTES) // 3 * 4
+#: An attempt is told to back-offs, which don't grow beyond that.
+_ATTEMPT_MAX = 255
+#: Receipts given out here that are known without a look at their hash.
+_REMEMBERED = 50_000
+
+#: What a receipt says: partition, epoch, delivery, offset, attempt, checksum of the queue's name. A plain tuple: one is
+#: made per message.
+Receipt = tuple[int, int, int, int, int, int]
+
+
+class Receipts:
+    """Makes and reads receipts with one secret, which is asked for when it is first needed."""
+
+    def __init__(self, secret: Callable[[], bytes]) -> None:
+        self._secret = secret
+        self._given: dict[str, Receipt] = {}  # most come back to the worker that gave them out
+
+    @cached_property
+    def _key(self) -> bytes:
+        return blake2b(self._secret(), digest_size=32, person=_PERSON).digest()
+
+    def make(self, partition: int, epoch: int, delivery: int, offset: int, attempt: int, queue_crc: int) -> str:
+        """The receipt of one message of a delivery."""
+        if attempt > _ATTEMPT_MAX:
+            attempt = _ATTEMPT_MAX
+        body = _BODY.pack(partition, epoch, delivery, offset, attempt, queue_crc)
+        hashed = blake2b(body, key=self._key, digest_size=_HASH_BYTES).digest()
+        receipt = b2a_base64(body + hashed, newline=False).decode()
+        if len(self._given) >= _REMEMBERED:
+            self._given.clear()
+        self._given[receipt] = (partition, epoch, delivery, offset, attempt, queue_crc)
+        return receipt
+
+    def read(self, receipt: str) -> Receipt:
+        """Inverse of `make`. Raises `BadReceiptError` for everything that it did not make."""
+        given = self._given.get(receipt)
+        if given is not None:
+            return given
+        if len(receipt) != LENGTH:
+            raise BadReceiptError(f"a receipt has {LENGTH} characters, this one {len(receipt)}")
+        try:
+            data = a2b_base64(receipt, strict_mode=True)
+        except (Error, ValueError):
+            raise BadReceiptError("not a receipt: it is damaged") from None
+        body = data[: _BODY.size]
+        expected = blake2b(body, key=self._key, digest_size=_HASH_BYTES).digest()
+        if not compare_digest(data[_BODY.size :], expected):
+            raise BadReceiptError("this receipt was not given out by this installation")
+        return _BODY.unpack(body)
+
+
+def read_unchecked(receipt: str) -> Receipt:
+    """What a receipt says, without a look at who made it."""
+    return _BODY.unpack(a2b_base64(receipt)[: _BODY.size])
+
+
+def by_delivery(
+    receipts: Iterable[Receipt], marker: Callable[[int, int, list[int]], Marker]
+) -> dict[int, list[Marker]]:
+    """One marker for each delivery among `receipts`, by partition; `marker` makes it of epoch, delivery and ranges."""
+    deliveries: dict[tuple[int, ...], list[int]] = {}
+    for receipt in receipts:
+        deliveries.setdefault(receipt[:3], []).append(receipt[3])
+    markers: dict[int, list[Marker]] = {}
+    for (number, epoch, delivery), offsets in deliveries.items():
+        offsets.sort()
+        if any(a == b for a, b in itertools.pairwise(offsets)):
+            offsets = sorted(set(offsets))
+        markers.setdefault(number, []).extend(split(marker(epoch, delivery, ranges_of(offsets))))
+    return markers
+
+
+@lru_cache(100_000)
+def queue_crc(queue: str) -> int:
+    """How a receipt names its queue."""
+    return crc32(queue.encode())

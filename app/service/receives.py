@@ -1,0 +1,498 @@
+"""Receives: who waits for messages, and what comes to them from the partitions of this worker and from other workers.
+
+Per queue, those who wait are served first come, first served. A receive asks the partitions here first; when they have
+nothing it waits here, and `app.service.polling` looks for messages at the other workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from app.cluster.peers import Gone, Peers, peer_call
+from app.engine.ownership import OwnedPartition, Ownership
+from app.service.meters import Meters
+from app.service.polling import PeerPolling
+from app.service.receipts import Receipts, by_delivery, queue_crc
+from marq.clock import now_ms
+from marq.core.markers import Release
+from marq.core.owner import Handout, Pending
+from marq.core.segments import Segment
+from marq.core.state import H_GROUP, HEADER_OVERHEAD_BYTES
+from marq.errors import MarqError, RowError, UnavailableError
+from marq.message import HEADER_KEY, RESERVED
+
+log = logging.getLogger(__name__)
+
+#: Receives that may wait at one worker.
+WAITING_MAX = 10_000
+#: Seconds that a receive goes on waiting for a start that is on its way, beyond its own time.
+GRACE_S = 10.0
+#: Seconds after which a receiver may try again that was given nothing because this worker is late.
+LATE_S = 1.0
+#: Seconds that a receive which has something waits for more that is on its way from other partitions.
+ANSWER_AFTER_S = 0.02
+#: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
+ELSEWHERE_FIRST = 8
+#: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
+ANSWER_BYTES = 32 * 1024 * 1024
+#: Headers of ours that receivers see.
+_SHOWN = "marq-dead-"
+
+
+class Received(msgspec.Struct):
+    """One delivery of a message."""
+
+    receipt: str
+    queue: str
+    topic: str
+    partition: int
+    offset: int
+    attempt: int
+    sent_ms: int
+    key: bytes | None
+    headers: dict[str, bytes]
+    payload: bytes
+    group: str | None = None
+
+
+class ReceiveHere(msgspec.Struct):
+    """What another worker wants for a receiver of its own. `whole`: with our own headers too."""
+
+    queue: str
+    limit: int
+    lease_ms: int
+    name: str
+    whole: bool = False
+
+
+class Waiter:
+    """A receive under way: the receiver of what it asked partitions for."""
+
+    __slots__ = (
+        "away",
+        "done",
+        "future",
+        "gone",
+        "lease_ms",
+        "limit",
+        "messages",
+        "name",
+        "over",
+        "pending",
+        "queue",
+        "size_bytes",
+        "until",
+        "whole",
+    )
+
+    def __init__(
+        self,
+        queue: str,
+        limit: int,
+        lease_ms: int,
+        name: str,
+        gone: Callable[[], bool],
+        future: asyncio.Future[None],
+        whole: bool,
+    ) -> None:
+        self.queue = queue
+        self.limit = limit
+        self.lease_ms = lease_ms
+        self.name = name
+        self.gone = gone
+        self.whole = whole  # our own headers are for it too
+        self.future = future  # done when there is something to answer
+        self.messages: list[Received] = []
+        self.size_bytes = 0
+        self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
+        self.pending: list[tuple[OwnedPartition, Pending]] = []  # starts on their way
+        self.away = False  # another worker is being asked for it
+        self.over = False  # its time is: it waits for what is on its way, and for nothing else
+        self.done = False  # answered or given up: whatever still comes goes back
+
+
+class Ask:
+    """What a waiter asked one partition for."""
+
+    __slots__ = ("receives", "waiter")
+
+    def __init__(self, receiving: Receives, waiter: Waiter) -> None:
+        self.receives = receiving
+        self.waiter = waiter
+
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+        self.receives.handed_to(self.waiter, held, handout)
+
+
+class Receives:
+    """All receives of this worker. A receiver of the ownership."""
+
+    def __init__(self, ownership: Ownership, receipts: Receipts, meters: Meters, peers: Peers) -> None:
+        self.ownership = ownership
+        self.catalog = ownership.catalog
+        self.closing = False
+        self.count = 0  # receives under way
+        self.meters = meters
+        self.receipts = receipts
+        self.peers = peers
+        self.polling = PeerPolling(self, peers, lambda coroutine: ownership.spawn(coroutine))
+        self._waiting: dict[str, deque[Waiter]] = {}
+        self._asking: dict[Waiter, None] = {}  # those with starts on their way
+        self._turn = random.randrange(1 << 16)
+        self._receives = 0
+        ownership.receivers.append(self)
+        peers.register(self)
+
+    async def receive(
+        self,
+        queue: str,
+        limit: int,
+        wait_ms: int,
+        lease_ms: int | None,
+        name: str,
+        gone: Callable[[], bool],
+        whole: bool = False,
+    ) -> list[Received]:
+        """See `app.service.operations.QueueService.receive`."""
+        if self.count >= WAITING_MAX:
+            raise UnavailableError(f"{WAITING_MAX} receives wait here already; try again later", 1.0)
+        self.catalog.require_receivable(queue)
+        if lease_ms is None:
+            lease_ms = self.catalog.settings_of(queue).visibility_timeout_ms
+        loop = asyncio.get_running_loop()
+        waiter = Waiter(queue, limit, lease_ms, name, gone, loop.create_future(), whole)
+        self._receives += 1
+        if self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
+            return self._answer(waiter)
+        line = self._waiting.get(queue)
+        if not line:
+            self._take(waiter)
+        if not waiter.pending:
+            if wait_ms <= 0 or self.closing:
+                await self._look_elsewhere(waiter)
+                return self._answer_in_time(waiter)
+            self._waiting.setdefault(queue, deque()).append(waiter)
+            self.polling.poll_peers(queue)
+        self.count += 1
+        timer = loop.call_later(wait_ms / 1000, self._wait_over, waiter)
+        try:
+            await waiter.future
+        finally:
+            timer.cancel()
+            self.count -= 1
+            self._finish(waiter)
+        return self._answer_in_time(waiter)
+
+    def _answer_in_time(self, waiter: Waiter) -> list[Received]:
+        if not waiter.messages and any(
+            h.serving and self.ownership.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
+            for h in self.ownership.held.values()
+        ):
+            raise UnavailableError(
+                f"this worker is too busy to hand out messages for {waiter.lease_ms} ms: acks would be late", LATE_S
+            )
+        return self._answer(waiter)
+
+    def _answer(self, waiter: Waiter) -> list[Received]:
+        """What the waiter gets. Called last of all: of messages whose lease is over nothing leaves."""
+        self._drop_late(waiter)
+        if waiter.messages and waiter.gone():
+            self._give_back(waiter.messages)
+            return []
+        if waiter.messages and not waiter.away:  # else the worker that asked counts them
+            self.meters.handed(waiter.messages)
+        return waiter.messages
+
+    def _drop_late(self, waiter: Waiter) -> None:
+        now = now_ms()
+        if all(now < until_ms for until_ms, _ in waiter.until):
+            return
+        in_time: list[Received] = []
+        late: list[Received] = []
+        at = 0
+        for until_ms, count in waiter.until:
+            (in_time if now < until_ms else late).extend(waiter.messages[at : at + count])
+            at += count
+        waiter.messages = in_time
+        self._give_back(late)
+
+    @peer_call("receive")
+    async def receive_here(self, asked: ReceiveHere, gone: Gone = lambda: False) -> list[Received]:
+        """What this worker has right now, for another one that asks."""
+        future = asyncio.get_running_loop().create_future()
+        waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, future, asked.whole)
+        if not self._waiting.get(asked.queue):
+            self._take(waiter)
+        if not waiter.pending:
+            return []
+        waiter.away = True  # not to be put in line here
+        timer = asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
+        try:
+            await waiter.future
+        finally:
+            timer.cancel()
+            self._finish(waiter)
+        return self._answer(waiter)
+
+    # ------------------------------------------------------------------ receive: at other workers
+
+    async def _look_elsewhere(self, waiter: Waiter) -> bool:
+        """Take what another worker has right now; False if there is nothing."""
+        for url in await self.polling.ready_at(waiter.queue, watch=False):
+            asked_ms = now_ms()
+            waiter.messages = await self._fetch(url, waiter)
+            if waiter.messages:
+                waiter.until = [(asked_ms + waiter.lease_ms, len(waiter.messages))]
+                return True
+        return False
+
+    async def fetch(self, queue: str, url: str) -> bool:
+        """Take what another worker has right now for the first who waits here; False if that was nothing."""
+        line = self._waiting.get(queue)
+        while line and line[0].gone():
+            self._give_up(line.popleft())
+        if not line:
+            return False
+        waiter = line.popleft()
+        waiter.away = True
+        asked_ms = now_ms()  # their leases began later
+        messages = await self._fetch(url, waiter)
+        waiter.away = False
+        if messages and (waiter.done or waiter.future.done()):
+            self._give_back(messages)
+        elif messages:
+            waiter.messages, waiter.until = messages, [(asked_ms + waiter.lease_ms, len(messages))]
+            waiter.future.set_result(None)
+        elif self.closing or waiter.over:
+            self._give_up(waiter)
+        elif not waiter.future.done():
+            self._waiting.setdefault(queue, deque()).appendleft(waiter)
+            self._serve(queue)
+        return bool(messages)
+
+    async def _fetch(self, url: str, waiter: Waiter) -> list[Received]:
+        try:
+            return await self.peers.call(
+                url,
+                self.receive_here,
+                ReceiveHere(waiter.queue, waiter.limit, waiter.lease_ms, waiter.name, waiter.whole),
+            )
+        except MarqError as exc:
+            log.info("%s", exc)
+            return []
+
+    def waited_for(self) -> list[str]:
+        """Queues that receivers wait for here."""
+        return list(self._waiting)
+
+    def waiting_count(self, queue: str) -> int:
+        """How many receivers wait here for `queue`."""
+        line = self._waiting.get(queue)
+        return len(line) if line else 0
+
+    def has_ready(self, queue: str) -> bool:
+        """True if a partition of this worker may have something for a receiver of `queue`."""
+        held = self.ownership.held.values()
+        return any(h.serving and not h.owner.stalled and h.owner.partition.has_ready(queue) for h in held)
+
+    # ------------------------------------------------------------------ receive: here
+
+    def _take(self, waiter: Waiter) -> None:
+        """Ask the partitions here, one after the other, until the waiter has enough on its way."""
+        held = [h for h in self.ownership.held.values() if h.serving]
+        if not held or self.closing:
+            return
+        self._turn += 1
+        first = self._turn % len(held)
+        left = waiter.limit
+        for one in held[first:] + held[:first]:
+            left -= self._take_from(one, waiter, left)
+            if left <= 0:
+                return
+
+    def _take_from(self, held: OwnedPartition, waiter: Waiter, limit: int) -> int:
+        """How many messages of one partition are on their way to the waiter now."""
+        owner = held.owner
+        if not owner.partition.has_ready(waiter.queue):
+            return 0
+        limit = self.ownership.room(held, limit, waiter.lease_ms)
+        if not limit:
+            return 0
+        try:
+            pending = owner.acquire(
+                (waiter.queue,), limit, Ask(self, waiter), now_ms(), lease_ms=waiter.lease_ms, name=waiter.name
+            )
+        except RowError as exc:  # what is on disk can't be read back
+            self.ownership.recover_again(held, str(exc), wipe=True)
+            return 0
+        if pending is None:
+            return 0
+        waiter.pending.append((held, pending))
+        self._asking[waiter] = None
+        appends, owner.appends = owner.appends, []
+        held.outbox.put(appends)
+        return len(pending.offsets)
+
+    def handed_to(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
+        """A delivery that the waiter asked for begins, or nothing came of it."""
+        delivery = handout.receipt[1]
+        waiter.pending = [(h, p) for h, p in waiter.pending if h is not held or p.delivery != delivery]
+        if not waiter.pending:
+            self._asking.pop(waiter, None)
+        if handout.offsets:
+            if waiter.done or waiter.gone():
+                held.owner.release(handout.offsets, handout.receipt, counted=False)
+            else:
+                count = self._read(waiter, held, handout)
+                if count < len(handout.offsets):
+                    held.owner.release(handout.offsets[count:], handout.receipt, counted=False)
+                waiter.until.append((handout.until_ms, count))
+                if waiter.pending and len(waiter.until) == 1:
+                    asyncio.get_running_loop().call_later(ANSWER_AFTER_S, self._give_up, waiter)
+        if not waiter.pending and not waiter.done:
+            self._settled(waiter)
+
+    def _settled(self, waiter: Waiter) -> None:
+        """All starts of the waiter came back: it has something, or goes on waiting as the first in line."""
+        if waiter.messages or waiter.away or waiter.over or self.closing:
+            if not waiter.future.done():
+                waiter.future.set_result(None)
+            return
+        self._waiting.setdefault(waiter.queue, deque()).appendleft(waiter)
+        asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
+        self.polling.poll_peers(waiter.queue)
+
+    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> int:
+        """Add messages of a delivery to what the waiter gets, as long as they fit; how many."""
+        partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
+        queue, (epoch, delivery) = waiter.queue, handout.receipt
+        make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
+        crc = queue_crc(queue)
+        add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
+        size, count = waiter.size_bytes, 0
+        for offset in handout.offsets:
+            record = messages[offset]
+            if type(record) is Segment:
+                record = partition.record(offset)
+            attempt = deliveries[offset].receives
+            headers: dict[str, bytes] = {}
+            key = group = None
+            for header, value in record.headers:
+                if whole or not header.startswith(RESERVED) or header.startswith(shown):
+                    headers[header] = value or b""
+                elif header == HEADER_KEY:
+                    key = value
+                elif header == H_GROUP:
+                    group = value.decode(errors="replace") if value is not None else None
+            size += len(record.value or b"") + len(key or b"")
+            if headers:
+                size += sum(HEADER_OVERHEAD_BYTES + len(name) + len(value) for name, value in headers.items())
+            if size > ANSWER_BYTES and waiter.messages:
+                break
+            receipt = make(number, epoch, delivery, offset, attempt, crc)
+            sent_ms, payload = record.timestamp, record.value or b""
+            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))
+            count += 1
+        waiter.size_bytes = size
+        return count
+
+    def _wait_over(self, waiter: Waiter) -> None:
+        waiter.over = True
+        if waiter.pending or waiter.away:
+            # its start is on its way, which takes milliseconds, or Kafka is away
+            asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
+        else:
+            self._give_up(waiter)
+
+    def _give_up(self, waiter: Waiter) -> None:
+        if not waiter.future.done():
+            waiter.future.set_result(None)
+
+    def _finish(self, waiter: Waiter) -> None:
+        """The receive ends: what still comes for it goes back uncounted."""
+        waiter.done = True
+        self._asking.pop(waiter, None)
+        for _, pending in waiter.pending:
+            pending.gone = True
+        line = self._waiting.get(waiter.queue)
+        if line is not None:
+            if waiter in line:
+                line.remove(waiter)
+            if not line:
+                del self._waiting[waiter.queue]
+
+    def _give_back(self, messages: Sequence[Received]) -> None:
+        """Nobody is there any more to answer to: as if the messages had never been handed out."""
+        receipts = [self.receipts.read(message.receipt) for message in messages]
+        for number, markers in by_delivery(receipts, lambda e, d, r: Release(e, d, r, 0, counted=False)).items():
+            self.ownership.outbox(number).put(markers)
+
+    def _serve(self, queue: str) -> None:
+        """Give those who wait for `queue` what there is here, first come, first served."""
+        if self.closing:
+            return
+        for held in list(self.ownership.held.values()):
+            if held.serving:
+                self._serve_from(held, queue)
+
+    def _serve_from(self, held: OwnedPartition, queue: str) -> None:
+        line = self._waiting.get(queue)
+        while line:
+            waiter = line[0]
+            if waiter.gone():
+                line.popleft()
+                self._give_up(waiter)
+            elif self._take_from(held, waiter, waiter.limit):
+                line.popleft()
+            else:
+                return
+
+    # -- receiver of the ownership
+
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+        raise AssertionError("deliveries go to the Ask that took them")
+
+    def wake(self, held: OwnedPartition) -> None:
+        """Something became ready in a partition of this worker."""
+        if self.closing or held.owner.stalled:  # its stall ends with another call
+            return
+        has_ready = held.owner.partition.has_ready
+        if self._waiting:
+            for queue in list(self._waiting):
+                if has_ready(queue):
+                    self._serve_from(held, queue)
+        if self.polling.watchers:
+            for queue in list(self.polling.watchers):
+                if has_ready(queue):
+                    self.polling.tell(queue)
+
+    def starving(self, held: OwnedPartition) -> bool:
+        has_ready = held.owner.partition.has_ready
+        if any(not has_ready(queue) for queue in self._waiting):
+            return True
+        return any(not has_ready(queue) for queue in self.polling.watchers)
+
+    def wants(self, queue: str) -> bool:
+        return queue in self._waiting or queue in self.polling.watchers
+
+    def forget(self, held: OwnedPartition) -> None:
+        """The partition went away with all that was on its way from it."""
+        for waiter in list(self._asking):
+            waiter.pending = [(h, p) for h, p in waiter.pending if h is not held]
+            if not waiter.pending:
+                del self._asking[waiter]
+                if not waiter.done:
+                    self._settled(waiter)
+
+    def close(self) -> None:
+        """Answer those who wait: another worker will serve them."""
+        self.closing = True
+        for line in list(self._waiting.values()):
+            for waiter in list(line):
+                self._give_up(waiter)

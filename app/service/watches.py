@@ -1,0 +1,121 @@
+"""Which queues have somebody who receives from them, in any worker: a message that nobody comes for is said aloud."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mode import Service
+
+from app.cluster.peers import Peers, peer_call
+from app.engine.catalog import Catalog
+from app.service.census import Census
+from marq.core.policies import DEAD_SUFFIX
+from marq.errors import MarqError
+
+#: Seconds for which a receive over HTTP counts after it began.
+RECENT_S = 60.0
+#: Queues of which that is remembered.
+REMEMBERED_MAX = 100_000
+#: Seconds between looks for queues without a receiver.
+LOOK_S = 30.0
+#: Age of its oldest message from which on a queue without a receiver is named.
+NAMED_AFTER_MS = 60_000
+#: Queues that are named in one line of the log.
+LISTED_MAX = 20
+
+
+class RecentReceives:
+    """From which queues somebody received over HTTP a moment ago."""
+
+    def __init__(self) -> None:
+        self._received_s: dict[str, float] = {}  # queue -> when a receive began; the latest ones last
+
+    def note(self, queue: str) -> None:
+        """A receive begins."""
+        now, received_s = time.monotonic(), self._received_s
+        received_s.pop(queue, None)
+        received_s[queue] = now
+        while (first := next(iter(received_s))) != queue and (
+            received_s[first] < now - RECENT_S or len(received_s) > REMEMBERED_MAX
+        ):
+            del received_s[first]
+
+    def is_recent(self, queue: str) -> bool:
+        """Whether a receive from `queue` began not long ago."""
+        return time.monotonic() - self._received_s.get(queue, -RECENT_S) < RECENT_S
+
+
+class Receivers(Service):
+    """Knows who receives here, and asks the other workers."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        census: Census,
+        peers: Peers,
+        takers: Sequence[Callable[[str], bool]],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._catalog = catalog
+        self._census = census
+        self._peers = peers
+        self._takers = takers  # those here that may receive from a queue: each says if it does
+        self.without: dict[str, int] = {}  # queue here that nobody receives from -> its ready messages here
+        peers.register(self)
+
+    @peer_call("receivers")
+    async def receivers_here(self, queues: list[str]) -> list[str]:
+        """Those of the queues that this worker receives from."""
+        return [queue for queue in queues if self._is_received(queue)]
+
+    def _is_received(self, queue: str) -> bool:
+        return any(takes(queue) for takes in self._takers)
+
+    async def of(self, queues: list[str]) -> dict[str, bool | None]:
+        """Whether each has a receiver in any worker; None where a worker that may have one did not answer."""
+        answers = (await self._peers.everywhere(self.receivers_here, queues)).values() if queues else ()
+        found = {queue for answer in answers if not isinstance(answer, MarqError) for queue in answer}
+        missing = any(isinstance(answer, MarqError) for answer in answers)
+        return {queue: True if queue in found else None if missing else False for queue in queues}
+
+    async def look(self) -> None:
+        """Find, and name once, queues that have had ready messages for long, and no receiver."""
+        counts, ages = await self._census.counts(), await self._census.ages()
+        letters = {record.settings.dead_letter_queue for record in self._catalog.records.values()}
+        waiting = {
+            queue: states["ready"]
+            for queue, states in counts.items()
+            if queue
+            and states["ready"]
+            and ages.get(queue, 0) >= NAMED_AFTER_MS
+            and queue not in letters
+            and not queue.endswith(DEAD_SUFFIX)
+            and not self._is_received(queue)
+        }
+        found = await self.of(list(waiting))
+        before = self.without
+        self.without = {
+            queue: ready
+            for queue, ready in waiting.items()
+            if found[queue] is False or (found[queue] is None and queue in before)
+        }
+        new = sorted(self.without.keys() - before.keys())
+        if new:
+            more = f" and {len(new) - LISTED_MAX} more" if len(new) > LISTED_MAX else ""
+            listed = ", ".join(f"{queue} ({self.without[queue]})" for queue in new[:LISTED_MAX])
+            self.log.warning(
+                "Messages wait in queues that nobody receives from (no worker has a handler for them, and no receive "
+                "came in the last minute): %s%s",
+                listed,
+                more,
+            )
+
+    @Service.task
+    async def _look_again(self) -> None:
+        while not self.should_stop:
+            await asyncio.sleep(LOOK_S)
+            await self.look()

@@ -1,0 +1,79 @@
+"""Errors of our own in callbacks and tasks, which asyncio only logs: the worker stops with the reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from aiokafka.errors import KafkaError
+
+from marq.errors import InternalError, MarqError
+
+Fail = Callable[[BaseException], None]
+Context = dict[str, Any]
+
+#: Packages whose callbacks keep the worker's state: after an error in one of them it may be wrong.
+OURS = ("app", "agents", "gateway", "tables", "marq")
+
+
+def stop_on_faults(loop: asyncio.AbstractEventLoop, fail: Fail) -> None:
+    """Let `fail` have every error that a callback of ours raised, or a task of ours ended with and nobody saw."""
+    before = loop.get_exception_handler()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: Context) -> None:
+        exc = context.get("exception")
+        # what a task ends with may be an answer that nobody waits for any more
+        expected = "future" in context and is_expected(exc)
+        if isinstance(exc, Exception) and not expected and _is_ours(exc.__traceback__):
+            fail(_fault(context.get("message") or "a callback failed", exc))
+        if before is not None:
+            before(loop, context)
+        else:
+            loop.default_exception_handler(context)
+
+    loop.set_exception_handler(handle)
+
+
+def stop_if_it_fails(task: asyncio.Task[Any], fail: Fail) -> None:
+    """Let `fail` have the error that `task` ends with, if it does, at once."""
+
+    def ended(task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and isinstance(exc := task.exception(), Exception):
+            fail(_fault(f"{task.get_name()} ended", exc))
+
+    task.add_done_callback(ended)
+
+
+def stop_if_reading_ends(consumer: Any, fail: Fail) -> None:
+    """Let `fail` have what ends the task in which aiokafka fetches: without it a consumer reads nothing, and says so
+    to nobody."""
+
+    def ended(task: asyncio.Future[Any]) -> None:
+        if not task.cancelled() and isinstance(exc := task.exception(), Exception):
+            fail(_fault("the task that reads from Kafka ended", exc.__cause__ or exc))
+
+    consumer._fetcher.error_future.add_done_callback(ended)
+
+
+def is_expected(exc: BaseException | None) -> bool:
+    """True for what Kafka, the network or a request explains."""
+    return isinstance(exc, MarqError | KafkaError | OSError) and not isinstance(exc, InternalError)
+
+
+def _fault(what: str, exc: BaseException) -> InternalError:
+    fault = InternalError(f"{what}: {exc!r}")
+    fault.__cause__ = exc
+    return fault
+
+
+def _is_ours(trace: TracebackType | None) -> bool:
+    """True if what asyncio called is ours, not a library's or a handler's."""
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        package = module.partition(".")[0]
+        if package not in ("asyncio", "uvloop", "contextvars"):
+            return package in OURS and not module.startswith("marq.client")
+        trace = trace.tb_next
+    return False

@@ -1,0 +1,251 @@
+"""The Faust app of marq: the settings it depends on, and the checks that Faust does not make.
+
+`MarqApp` is `faust.App` with the transport of `transport` and the tables of `raw_table`. How each of them guards
+against what Faust does is written there; here is what concerns the app as a whole: ownership of a partition is one
+thing, so its queue, its markers and its tables must always be with the same worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, ClassVar, TypeVar
+
+import faust
+from aiokafka.errors import IllegalStateError
+from faust.tables.manager import TableManager
+from faust.tables.recovery import RebalanceAgain, Recovery, ServiceStopped
+from faust.types import TP
+from faust.types.auth import CredentialsT
+from faust.web.drivers import aiohttp as web_driver
+from mode import Service
+
+from app.kafka.topics import MAX_RECORD_BYTES
+from app.logs import calm_client
+from app.streaming.assignor import StickyAssignor
+from app.streaming.producer import IdempotentProducer
+from app.streaming.raw_table import SegmentTable
+from app.streaming.transport import Chunk, ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
+from marq.errors import MarqError
+
+#: Bytes of a batch of smaller records.
+MAX_BATCH_BYTES = 256 * 1024
+#: Bytes fetched of one partition at once: about one chunk of small records.
+FETCH_BYTES = 512 * 1024
+#: Changelog records that wait in memory during recovery (each up to a segment, 256 KiB).
+RECOVERY_BUFFER = 64
+
+
+class CopartitionError(MarqError):
+    """Queue, markers and tables of a partition were not assigned to the same worker."""
+
+
+class PromptTables(TableManager):
+    """Faust's table manager, without the second that it gives agents to start: ours are declared before."""
+
+    async def on_start(self) -> None:
+        if not self.should_stop:
+            await self._update_channels()
+            await self.recovery.start()
+
+
+class NoRecovery(Recovery):
+    """Faust's recovery without reading: whoever needs a partition's tables reads them, one partition at a time.
+
+    Faust reads the changelogs of all partitions before any of them is of use, and again at each rebalance.
+    """
+
+    @Service.task
+    async def _restart_recovery(self) -> None:
+        while not await self.wait_for_stopped(self.signal_recovery_start):  # type: ignore[arg-type]
+            self.signal_recovery_start.clear()
+            try:
+                await self._resume_streams(generation_id=self._generation_id)
+            except (RebalanceAgain, IllegalStateError):
+                continue
+            except ServiceStopped:
+                break
+
+
+class UnreadTables(PromptTables):
+    """Tables that are open where they are assigned, and as old as the local store is."""
+
+    @property
+    def recovery(self) -> Recovery:
+        if self._recovery is None:
+            self._recovery = NoRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
+
+
+class BareWeb(web_driver.Web):
+    """Faust's web server without pages of Faust's: the one at `/`, which no setting turns off, would hide ours."""
+
+    production_blueprints: ClassVar[list[tuple[str, Any]]] = []
+
+
+class MarqApp(faust.App):
+    """A Faust app in which some topics are read in chunks.
+
+    Attributes:
+        chunked_topics: names of the topics whose events are chunks. All of them are co-partitioned with the tables.
+    """
+
+    consumer: ChunkConsumer
+    producer: IdempotentProducer
+
+    def __init__(self, id: str, *, chunked_topics: Iterable[str] = (), **options: Any) -> None:
+        self.chunked_topics = frozenset(chunked_topics)
+        #: Why this worker is stopping, if it is for an error.
+        self.failure: BaseException | None = None
+        self._crashing: asyncio.Task | None = None
+        super().__init__(id, **options)
+
+    # -- parts
+
+    def _new_transport(self) -> ChunkTransport:
+        return ChunkTransport(self.conf.broker_consumer, self)
+
+    def _new_producer_transport(self) -> ChunkTransport:
+        return ChunkTransport(self.conf.broker_producer, self)
+
+    def _new_web(self) -> BareWeb:
+        return BareWeb(self)
+
+    def FlowControlQueue(self, maxsize: int | None = None, *, clear_on_resume: bool = False) -> ChunkQueue:
+        return ChunkQueue(maxsize=maxsize, flow_control=self.flow_control, clear_on_resume=clear_on_resume)
+
+    def topic(self, *topics: str, **options: Any) -> Any:
+        if self.chunked_topics.intersection(topics):
+            # Without acks Faust neither tracks the events nor commits for them.
+            options["acks"] = False
+        return super().topic(*topics, **options)
+
+    def segment_table(self, name: str, *, partitions: int, help: str | None = None) -> SegmentTable:
+        """Declare a table of raw rows; its changelog is `<app id>-<name>-changelog`."""
+        return self.tables.add(SegmentTable(self, name=name, partitions=partitions, help=help))
+
+    # -- checks
+
+    def fail(self, exc: BaseException) -> None:
+        """Stop the worker because of an error that it can't go on with."""
+        if self.failure is None:
+            self.failure = exc
+            self.log.error("Stopping: %s", exc)
+            self._crashing = asyncio.ensure_future(self.crash(exc))
+
+    def _crash(self, reason: BaseException) -> None:
+        # a task of a service ended with it: of ours, or of Faust's
+        if self.failure is None:
+            self.failure = reason
+        super()._crash(reason)
+
+    def on_chunk_aside(self, chunk: Chunk) -> None:
+        """A chunk that came while the group rejoins and agents stand still; there is no current event. Here it is
+        dropped: its reader finds that the next one is not contiguous."""
+
+    def on_offset_out_of_range(self, tp: TP, position: int) -> None:
+        """The log of a chunked partition does not hold `position`. Nothing more is read from it until `start_from`;
+        whoever knows better than to stop the worker replaces this attribute."""
+        self.fail(OffsetOutOfRange(f"{tp.topic}:{tp.partition} does not hold offset {position} (any more)"))
+
+    def on_read_error(self, tp: TP, position: int, exc: Exception) -> None:
+        """A chunked partition can't be read at `position` (a corrupt record, a refused authorization)."""
+        self.fail(exc)
+
+    async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        try:
+            self._check_copartitioned(assigned)
+        except CopartitionError as exc:
+            await self.crash(exc)
+        else:
+            await super()._on_partitions_assigned(assigned, generation_id)
+
+    def _check_copartitioned(self, assigned: set[TP]) -> None:
+        partitions: dict[str, set[int]] = {name: set() for name in self.chunked_topics & self._subscribed_topics()}
+        partitions.update((name, set()) for name in self.tables.changelog_topics)
+        actives = self.assignor.assigned_actives()
+        for tp in assigned:
+            if tp.topic in self.chunked_topics or (tp.topic in partitions and tp in actives):
+                partitions[tp.topic].add(tp.partition)
+        if len({frozenset(p) for p in partitions.values()}) > 1:
+            found = ", ".join(f"{name}: {sorted(p)}" for name, p in sorted(partitions.items()))
+            raise CopartitionError(
+                f"partitions of one number are with different workers ({found}); all these topics must have the same "
+                "number of partitions, and all workers of the group the same version"
+            )
+
+    def _subscribed_topics(self) -> set[str]:
+        return {name for topic in self.topics for name in topic.topics}
+
+    def on_rebalance_end(self) -> None:
+        super().on_rebalance_end()
+        self.consumer.on_rebalance_end()
+
+
+AppType = TypeVar("AppType", bound=MarqApp)
+
+
+def create_app(
+    *,
+    app_id: str,
+    bootstrap: str,
+    chunked_topics: Iterable[str],
+    datadir: str,
+    web_host: str = "127.0.0.1",
+    web_port: int | None = None,
+    session_timeout_s: float = 10.0,
+    credentials: CredentialsT | None = None,
+    cls: type[AppType] = MarqApp,  # type: ignore[assignment]
+    **extra: Any,
+) -> AppType:
+    """Make the app. All its topics, changelogs included, have to exist before it starts.
+
+    Args:
+        app_id: consumer group, and prefix of the changelogs.
+        bootstrap: `host:port` of one or more brokers, separated by commas.
+        chunked_topics: topics whose agents get chunks; all with as many partitions as the tables.
+        datadir: folder of the RocksDB files; one per worker.
+        web_host: the only address that the web server listens on.
+        web_port: its port; None for no web server.
+        session_timeout_s: seconds after which a dead worker's partitions move.
+        cls: the class to make.
+        extra: further Faust settings; they win.
+    """
+    calm_client()
+    settings: dict[str, Any] = {
+        "broker": ";".join(f"kafka://{address.strip()}" for address in bootstrap.split(",")),
+        "broker_credentials": credentials,
+        "broker_session_timeout": session_timeout_s,
+        # A member learns of a rebalance by its next heartbeat.
+        "broker_heartbeat_interval": min(1.0, session_timeout_s / 3),
+        "broker_rebalance_timeout": 30.0,
+        "broker_request_timeout": max(30.0, session_timeout_s),
+        "broker_max_poll_interval": 60.0,
+        "broker_commit_interval": 1.0,
+        "consumer_auto_offset_reset": "earliest",
+        "consumer_max_fetch_size": FETCH_BYTES,
+        "producer_acks": -1,
+        "producer_linger": 0,
+        "producer_max_batch_size": MAX_BATCH_BYTES,
+        "producer_max_request_size": MAX_RECORD_BYTES,
+        "producer_request_timeout": 10.0,
+        "processing_guarantee": "at_least_once",
+        "store": "rocksdb://",
+        "TableManager": PromptTables,
+        "PartitionAssignor": StickyAssignor,
+        "datadir": datadir,
+        "table_standby_replicas": 0,
+        # Topics are made and checked before Faust starts; Faust would make them with its own defaults.
+        "topic_allow_declare": False,
+        "topic_disable_leader": True,
+        "stream_buffer_maxsize": RECOVERY_BUFFER,
+        "stream_recovery_delay": 0.0,
+        # Events of chunked topics are not waited for; this makes Faust commit when partitions are revoked.
+        "stream_wait_empty": True,
+        "web_enabled": web_port is not None,
+        "web_host": web_host,
+        "web_bind": web_host,
+        "web_port": web_port or 6066,
+        "web_in_thread": False,
+    }
+    return cls(app_id, chunked_topics=chunked_topics, **settings | extra)

@@ -1,0 +1,154 @@
+"""Sends the producer's batches: aiokafka's sender, but one partition holds up no other.
+
+aiokafka has one request under way to each broker, with a batch of each partition in it. A broker answers it when it has
+an answer for all of them: a partition whose replicas do not follow keeps the answer of the others for as long as the
+request may take, and one that is refused (too few in-sync replicas) keeps its broker idle during the pause before it is
+tried again. So here
+
+- a broker gets `TAKE_TIMEOUT_MS` for what it can't confirm at once, and then answers for each partition;
+- a partition that was not confirmed is *apart* until it is: it has requests, and connections, without the others;
+- the pause before it is tried again is its own.
+
+The order of a partition's batches is as before: it has one under way, and that comes first again after a failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from aiokafka.client import ConnectionGroup
+from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
+from aiokafka.producer import sender as aiokafka_sender
+from aiokafka.protocol.produce import ProduceRequest
+
+log = logging.getLogger(__name__)
+
+#: Milliseconds that a broker waits for the replicas before it answers that a batch is not confirmed.
+TAKE_TIMEOUT_MS = 2_000
+#: Connections to one broker that partitions which are apart share.
+CONNECTIONS_APART = 4
+
+Batches = dict[Any, Any]  # aiokafka's TopicPartition -> its batch
+
+
+class Sender(aiokafka_sender.Sender):
+    """The background task of an idempotent producer without transactions."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        #: Partitions whose last batch was not confirmed when it was sent last.
+        self.apart: set[Any] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refresh_s = 0.0  # when partitions without a leader were last asked for
+
+    async def _sender_routine(self) -> None:
+        accumulator, loop = self._message_accumulator, asyncio.get_running_loop()
+        try:
+            while True:
+                await self._maybe_wait_for_pid()
+                found, has_unknown = accumulator.drain_by_nodes(
+                    ignore_nodes=self._in_flight, muted_partitions=self._muted_partitions
+                )
+                for node_id, batches in found.items():
+                    self._start(node_id, batches)
+                timer = None
+                if has_unknown:
+                    # not in a loop as fast as brokers answer, and what comes for other partitions does not wait for it
+                    self._refresh_metadata(loop.time())
+                    timer = loop.call_later(self._retry_backoff, accumulator._wakeup, accumulator.waiter())
+                done, _ = await asyncio.wait({*self._tasks, accumulator.waiter()}, return_when=asyncio.FIRST_COMPLETED)
+                if timer is not None:
+                    timer.cancel()
+                for task in done:
+                    task.result()
+                self._tasks -= done
+        except asyncio.CancelledError:
+            for task in list(self._tasks):
+                await task
+        except (ProducerFenced, OutOfOrderSequenceNumber):
+            raise
+        except Exception as exc:
+            log.exception("Unexpected error in the task that writes to Kafka")
+            raise KafkaError(f"unexpected error while batches were sent: {exc!r}") from exc
+
+    def _refresh_metadata(self, now_s: float) -> None:
+        if now_s - self._refresh_s >= self._retry_backoff:
+            self._refresh_s = now_s
+            self.client.force_metadata_update()
+
+    def _start(self, node_id: int, batches: Batches) -> None:
+        together = {tp: batch for tp, batch in batches.items() if tp not in self.apart}
+        self._muted_partitions.update(batches)
+        if together:
+            self._in_flight.add(node_id)
+            self._spawn(self._deliver_together(node_id, together))
+        for tp, batch in batches.items():
+            if tp in self.apart:
+                self._spawn(self._deliver(node_id, {tp: batch}, ("apart", hash(tp) % CONNECTIONS_APART)))
+
+    def _spawn(self, coroutine: Any) -> None:
+        self._tasks.add(asyncio.ensure_future(coroutine))
+
+    async def _deliver_together(self, node_id: int, batches: Batches) -> None:
+        try:
+            await self._deliver(node_id, batches, ConnectionGroup.DEFAULT)
+        finally:
+            self._in_flight.discard(node_id)
+
+    async def _deliver(self, node_id: int, batches: Batches, group: Any) -> None:
+        """Send one request. What has to be sent again stays muted until its pause is over."""
+        request = _Request(self, batches, group)
+        answered = await request.do(node_id)
+        again = {batch.tp for batch in request.again}
+        if answered:
+            self.apart = (self.apart - batches.keys()) | again
+        self._muted_partitions.difference_update(batches.keys() - again)
+        if again:
+            self._spawn(self._send_again(request.again))
+
+    async def _send_again(self, batches: list[Any]) -> None:
+        await asyncio.sleep(self._retry_backoff)
+        # whoever leads them now, if that was asked for
+        await self.client._maybe_wait_metadata()
+        for batch in batches:
+            self._message_accumulator.reenqueue(batch)
+            self._muted_partitions.discard(batch.tp)
+
+
+class _Request(aiokafka_sender.SendProduceReqHandler):  # type: ignore[misc]
+    """One produce request; `again`: the batches that have to be sent again."""
+
+    def __init__(self, sender: Sender, batches: Batches, group: Any) -> None:
+        super().__init__(sender, batches)
+        self.group = group
+        self.again: list[Any] = self._to_reenqueue
+
+    def create_request(self) -> ProduceRequest:
+        topics: dict[str, list[tuple[int, bytes]]] = {}
+        for tp, batch in self._batches.items():
+            topics.setdefault(tp.topic, []).append((tp.partition, batch.get_data_buffer()))
+        return ProduceRequest(
+            required_acks=self._sender._acks,
+            timeout=TAKE_TIMEOUT_MS,
+            topics=list(topics.items()),
+            transactional_id=None,
+        )
+
+    async def do(self, node_id: int) -> bool:
+        """False if the broker did not answer."""
+        try:
+            response = await self._client.send(node_id, self.create_request(), group=self.group)
+        except KafkaError as exc:
+            log.warning("Got error produce response: %s", exc)
+            if getattr(exc, "invalid_metadata", False):
+                self._client.force_metadata_update()
+            for batch in self._batches.values():
+                if self._can_retry(exc, batch):
+                    self.again.append(batch)
+                else:
+                    batch.failure(exception=exc)
+            return False
+        self.handle_response(response)
+        return True

@@ -1,0 +1,359 @@
+"""Limits of connections, in total and per address, and of the time that a client may keep one without asking anything.
+
+By itself aiohttp takes any number of connections, gives a client as long for the head of a request as for its next
+one, waits for a client that does not read its answer without an end, and logs a traceback for each malformed request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import resource
+import socket
+import ssl
+import time
+from collections import Counter
+from typing import Any, cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_runner import BaseSite
+from aiohttp.web_server import Server
+
+#: Seconds until the head of a request has to be there, from the connection or from its first byte; and of a handshake.
+HEAD_S = 10.0
+#: Seconds that a connection is kept between requests.
+KEEPALIVE_S = 75.0
+#: Seconds in which a client has to read something of an answer that waits for it.
+STUCK_S = 60.0
+#: Times in these seconds that connections are looked at for that.
+STUCK_LOOKS = 3
+#: Bytes of a body that a connection reads ahead of whoever reads the body (aiohttp takes up to twice as many).
+READ_AHEAD_BYTES = 64 * 1024
+#: Requests that one connection may send ahead of the answers.
+AHEAD_MAX = 2
+#: Connections that the system may hold until they are accepted.
+BACKLOG = 1024
+#: Open files that are asked of the system …
+FILES_WANTED = 65_536
+#: … and of them those that are not for connections of clients: tables, Kafka, other workers.
+FILES_KEPT = 1_024
+#: Seconds between two lines about connections refused or ended for one reason.
+LOG_S = 10.0
+
+_REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+#: Why a connection was refused or ended, as the metric and the log say it.
+REASONS = {
+    "total": "the worker has as many connections as it takes (MARQ_MAX_CONNECTIONS)",
+    "address": "one address has as many connections as it may (MARQ_MAX_CONNECTIONS_PER_ADDRESS)",
+    "head": f"no whole head of a request came within {HEAD_S:.0f} s",
+    "handshake": f"no TLS handshake within {HEAD_S:.0f} s",
+    "stuck": f"nothing of an answer was read for {STUCK_S:.0f} s",
+    "malformed": "what came was no HTTP",
+}
+
+log = logging.getLogger(__name__)
+
+
+def raise_file_limit() -> int:
+    """Open as many files as the system lets us; how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    return FILES_WANTED if soft == resource.RLIM_INFINITY else soft
+
+
+def connections_for(files: int, wanted: int) -> int:
+    """Connections that can be taken with so many open files."""
+    return max(1, min(wanted, files - min(FILES_KEPT, files // 2)))
+
+
+def address_of(peer: Any) -> str:
+    """By what a client is counted: its IPv4 address, or the network of 64 bits that a single client may have."""
+    host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return f"{ipaddress.IPv6Address(int(address) >> 64 << 64)}/64"
+
+
+class Connections:
+    """The book of connections: how many there are, of whom, and how many were refused or ended, and why."""
+
+    def __init__(self, total: int, per_address: int) -> None:
+        self.total = total
+        self.per_address = per_address
+        self.open = 0
+        self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
+        self._of: Counter[str] = Counter()
+        self._lines: dict[str, tuple[float, int]] = {}  # reason -> when it was logged, and how often it was not since
+
+    def admit(self, address: str) -> bool:
+        """Count a new connection, unless there are too many."""
+        if self.open >= self.total:
+            self.note("total", address)
+            return False
+        if self._of[address] >= self.per_address:
+            self.note("address", address)
+            return False
+        self.open += 1
+        self._of[address] += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """A connection that was admitted has ended."""
+        self.open -= 1
+        self._of[address] -= 1
+        if not self._of[address]:
+            del self._of[address]
+
+    def note(self, reason: str, address: str) -> None:
+        """Count, and seldom log, that a connection was refused or ended."""
+        self.refused[reason] += 1
+        now = time.monotonic()
+        at, silent = self._lines.get(reason, (-LOG_S, 0))
+        if now - at < LOG_S:
+            self._lines[reason] = (at, silent + 1)
+            return
+        self._lines[reason] = (now, 0)
+        more = f" (and {silent} times before)" if silent else ""
+        log.warning("A connection from %s was refused or ended: %s%s", address or "?", REASONS[reason], more)
+
+
+class Connection(RequestHandler):
+    """One connection of a client."""
+
+    __slots__ = ("_address", "_book", "_head", "_head_due", "_looks", "_pending", "_wire", "is_made")
+
+    def __init__(self, manager: ConnectionServer, address: str | None = None, **kwargs: Any) -> None:
+        super().__init__(manager, **kwargs)
+        self._max_msg_queue_size = AHEAD_MAX
+        self._msg_queue_resume_size = AHEAD_MAX - 1
+        self._book = manager.book
+        self._address = address  # of one that was admitted
+        self.is_made = False
+        self._wire: asyncio.Transport | None = None
+        self._head: asyncio.TimerHandle | None = None
+        self._head_due = 0.0
+        self._pending = self._looks = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        wire = cast(asyncio.Transport, transport)
+        if self._address is None:
+            address = address_of(wire.get_extra_info("peername"))
+            if not self._book.admit(address):
+                self._close = True  # nothing of what comes is read
+                wire.write(_REFUSAL)
+                wire.close()
+                return
+            self._address = address
+        self._wire = wire
+        self.is_made = True
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._stop_waiting()
+        self._wire = None
+        self.leave()
+        super().connection_lost(exc)
+
+    def leave(self) -> None:
+        """The connection counts no more."""
+        if self._address is not None:
+            self._book.leave(self._address)
+            self._address = None
+
+    # -- the head of a request
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        waiter = self._waiter
+        if (waiter is None or waiter.done()) and self._request_count:
+            if self._head is not None:
+                self._stop_waiting()
+        elif self._head is None and not self._force_close:
+            # aiohttp waits for a request, and what came is only a part of its head
+            self._await_head()
+
+    def _await_head(self) -> None:
+        self._head_due = self._loop.time() + HEAD_S
+        self._head = self._loop.call_at(self._head_due, self._head_is_late)
+
+    def _stop_waiting(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _head_is_late(self) -> None:
+        self._head = None
+        if self.transport is None or self._force_close:
+            return
+        if self._loop.time() > self._head_due + 1.0:
+            self._await_head()  # it was us who stood still: the head may be there, unread
+            return
+        self._note("head")
+        self.force_close()
+
+    # -- answers that nobody reads
+
+    def look(self) -> None:
+        """Called `STUCK_LOOKS` times in `STUCK_S`: end the connection if its client has read nothing meanwhile."""
+        wire = self._wire
+        if wire is None:
+            return
+        pending = wire.get_write_buffer_size()
+        if not pending or pending != self._pending:
+            self._pending, self._looks = pending, 0
+            return
+        self._looks += 1
+        if self._looks >= STUCK_LOOKS:
+            self._note("stuck")
+            wire.abort()
+
+    # -- what is no HTTP
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        self._note("malformed")
+        response = web.Response(status=status, text="400: Bad Request")
+        response.force_close()
+        return response
+
+    def _note(self, reason: str) -> None:
+        self._book.note(reason, self._address or "")
+
+
+class ConnectionServer(Server):
+    """aiohttp's server of connections, with ours."""
+
+    def __init__(self, book: Connections, handler: Any, **kwargs: Any) -> None:
+        super().__init__(handler, **kwargs)
+        self.book = book
+        self._timer = self._loop.call_later(STUCK_S / STUCK_LOOKS, self._look)
+
+    def __call__(self, address: str | None = None) -> Connection:
+        """A new connection; with an `address`, of a client that was admitted."""
+        return Connection(self, address, loop=self._loop, **self._kwargs)
+
+    def _look(self) -> None:
+        for connection in self.connections:
+            if isinstance(connection, Connection):
+                connection.look()
+        self._timer = self._loop.call_later(STUCK_S / STUCK_LOOKS, self._look)
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        self._timer.cancel()
+        await super().shutdown(timeout)
+
+
+class Runner(web.AppRunner):
+    """Runs an application with limits."""
+
+    __slots__ = ("book",)
+
+    def __init__(self, app: web.Application, book: Connections, **kwargs: Any) -> None:
+        super().__init__(app, access_log=None, keepalive_timeout=KEEPALIVE_S, read_bufsize=READ_AHEAD_BYTES, **kwargs)
+        self.book = book
+
+    async def _make_server(self) -> Server:
+        made = await super()._make_server()
+        return ConnectionServer(
+            self.book,
+            made.request_handler,
+            request_factory=made.request_factory,
+            handler_cancellation=made.handler_cancellation,
+            loop=asyncio.get_running_loop(),
+            **made._kwargs,
+        )
+
+
+class TlsSite(BaseSite):
+    """Listens for HTTPS. A connection counts, and its time runs, before its handshake."""
+
+    __slots__ = ("_accepting", "_context", "_host", "_listeners", "_port", "_shaking")
+
+    def __init__(self, runner: Runner, host: str, port: int, context: ssl.SSLContext) -> None:
+        super().__init__(runner)
+        self._host, self._port, self._context = host, port, context
+        self._listeners: list[socket.socket] = []
+        self._accepting: list[asyncio.Task[None]] = []
+        self._shaking: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        return f"https://{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        await super().start()
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, address in dict.fromkeys((info[0], info[4]) for info in found):
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            self._listeners.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            listener.setblocking(False)
+            self._accepting.append(loop.create_task(self._accept(listener)))
+
+    @property
+    def addresses(self) -> list[Any]:
+        """Where it listens."""
+        return [listener.getsockname() for listener in self._listeners]
+
+    async def stop(self) -> None:
+        for task in (*self._accepting, *self._shaking):
+            task.cancel()
+        await asyncio.gather(*self._accepting, *self._shaking, return_exceptions=True)
+        for listener in self._listeners:
+            listener.close()
+        await super().stop()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop, server = asyncio.get_running_loop(), self._runner.server
+        assert isinstance(server, ConnectionServer)
+        while True:
+            try:
+                client, peer = await loop.sock_accept(listener)
+            except OSError as exc:  # no file is left, or the client has gone again
+                log.warning("A connection can't be accepted: %s", exc)
+                await asyncio.sleep(0.1)
+                continue
+            address = address_of(peer)
+            if not server.book.admit(address):
+                client.close()
+                continue
+            task = loop.create_task(self._shake_hands(server, client, address))
+            self._shaking.add(task)
+            task.add_done_callback(self._shaking.discard)
+
+    async def _shake_hands(self, server: ConnectionServer, client: socket.socket, address: str) -> None:
+        connection = server(address)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, client, ssl=self._context, ssl_handshake_timeout=HEAD_S
+            )
+        except (OSError, TimeoutError):
+            server.book.note("handshake", address)
+        finally:
+            if not connection.is_made:
+                connection.leave()
+                client.close()

@@ -1,0 +1,152 @@
+"""What all routes share: who may use them, the codec of bodies and answers, errors as problem details."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from app.cluster import peers
+from gateway.auth import ALL, Grants, Keys, check_browser
+from gateway.openapi import Operation
+from marq.errors import BadValueError, MarqError, UnavailableError
+from marq.protocol import problems
+
+log = logging.getLogger(__name__)
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+#: Whoever asks may know whether a worker is well.
+HEALTH = "/health/"
+#: Seconds that a client has for the body of a request.
+BODY_TIMEOUT_S = 30.0
+Handler = Callable[[web.Request], Awaitable[Any]]
+#: Where the permissions of a request are kept.
+GRANTS = web.RequestKey("grants", Grants)
+
+Read = TypeVar("Read")
+
+_to_json = msgspec.json.Encoder().encode
+_to_msgpack = msgspec.msgpack.Encoder().encode
+
+
+class Body(Generic[Read]):
+    """Decodes one kind of request body."""
+
+    def __init__(self, kind: type[Read]) -> None:
+        self._json = msgspec.json.Decoder(kind)
+        self._msgpack = msgspec.msgpack.Decoder(kind)
+
+    async def read(self, request: web.Request) -> Read:
+        """The body of a request. Raises `BadValueError`, or an HTTP exception where it can't be read."""
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                raw = await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+        content_type = request.content_type
+        try:
+            if content_type == MSGPACK:
+                return self._msgpack.decode(raw or b"\x80")
+            if content_type == JSON:
+                return self._json.decode(raw or b"{}")
+            if not raw:
+                return self._json.decode(b"{}")
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+            raise BadValueError(f"the body is not what it has to be: {exc}") from None
+        raise web.HTTPUnsupportedMediaType(text=f"Content-Type is {content_type}; it has to be {JSON} or {MSGPACK}")
+
+
+def query_of(request: web.Request, kind: type[Read]) -> Read:
+    """The parameters of a query. Raises `BadValueError`."""
+    try:
+        return msgspec.convert(dict(request.query), kind, strict=False)
+    except msgspec.ValidationError as exc:
+        raise BadValueError(f"the query is not what it has to be: {exc}") from None
+
+
+def answers_msgpack(request: web.Request) -> bool:
+    """Whether the answer is to be msgpack: as `Accept` says, else like the request."""
+    accept = request.headers.get("Accept", "*/*")
+    if MSGPACK in accept:
+        return True
+    return request.content_type == MSGPACK and JSON not in accept
+
+
+def answer(request: web.Request, value: Any, status: int = 200) -> web.Response:
+    """An answer in the codec that the client asked for."""
+    if answers_msgpack(request):
+        return web.Response(body=_to_msgpack(value), status=status, content_type=MSGPACK)
+    return web.Response(body=_to_json(value), status=status, content_type=JSON)
+
+
+def problem(error: BaseException) -> web.Response:
+    """The answer that says what is wrong."""
+    status, name, title = problems.kind_of(error)
+    response = problem_of(status, name, title, str(error) if status != 500 else "see the worker's log")
+    if isinstance(error, UnavailableError):
+        response.headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return response
+
+
+def problem_of(status: int, name: str, title: str, detail: str) -> web.Response:
+    """An answer with problem details."""
+    return web.Response(
+        body=_to_json(problems.body(status, name, title, detail)), status=status, content_type=problems.CONTENT_TYPE
+    )
+
+
+def guard(keys: Keys) -> Any:
+    """Middleware around everything that is served: who may, and every error as problem details."""
+
+    @web.middleware
+    async def guarded(request: web.Request, handler: Handler) -> Any:
+        try:
+            guards_itself = getattr(request.match_info.handler, "guards_itself", False)
+            if not guards_itself and not request.path.startswith((peers.PATH, HEALTH)):
+                if keys:
+                    request[GRANTS] = keys.grants_of(request.headers)
+                else:
+                    check_browser(request.method, request.headers)
+                    request[GRANTS] = ALL
+            return await handler(request)
+        except MarqError as exc:
+            return problem(exc)
+        except web.HTTPException as exc:
+            if exc.status < 400:
+                raise
+            response = problem_of(exc.status, "http", exc.reason, exc.text or exc.reason)
+            for name in ("Allow", "Retry-After"):
+                if name in exc.headers:
+                    response.headers[name] = exc.headers[name]
+            return response
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as exc:
+            log.exception("%s %s failed", request.method, request.path)
+            return problem(exc)
+
+    return guarded
+
+
+def secured(permission: str, handler: Handler, everywhere: bool = False) -> Handler:
+    """`handler` for those who have a permission, for the queue in the path if there is one."""
+
+    async def checked(request: web.Request) -> Any:
+        request[GRANTS].require(permission, request.match_info.get("queue"), everywhere)
+        return await handler(request)
+
+    return checked
+
+
+def register(router: web.UrlDispatcher, operations: Iterable[Operation]) -> None:
+    """Add the routes of operations."""
+    for one in operations:
+        handler = secured(one.permission, one.handler, one.everywhere) if one.permission else one.handler
+        # the name of a queue may have braces in it
+        router.add_route(one.method, one.path.replace("{queue}", "{queue:[^/]+}"), handler)

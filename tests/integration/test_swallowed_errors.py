@@ -1,0 +1,126 @@
+"""Errors where Faust and aiokafka only log them: the worker stops with the reason, or begins anew."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mode import Service
+
+from app.engine.catalog import Catalog
+from app.settings import Settings
+from tests.integration.worker_lab import Lab, Worker, until
+
+
+def raises(*_: Any) -> Any:
+    raise KeyError("planted")
+
+
+def in_a_worker(kafka: str, folder: Path, scenario: Callable[[Worker], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with Lab(kafka, folder) as lab:
+            worker = await lab.worker()
+            await worker.ready()
+            worker.open_all()
+            await scenario(worker)
+            await until(lambda: worker.app.failure is not None, "the worker stops")
+            assert "planted" in str(worker.app.failure)
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_reads_no_more_stops(kafka: str, tmp_path: Path) -> None:
+    async def scenario(worker: Worker) -> None:
+        fetcher = worker.app.consumer._thread._consumer._fetcher
+        fetcher._get_actions_per_node = raises
+
+    in_a_worker(kafka, tmp_path, scenario)
+
+
+def test_an_error_in_the_thread_that_reads_stops_the_worker(kafka: str, tmp_path: Path) -> None:
+    async def scenario(worker: Worker) -> None:
+        tp, reader = next(iter(worker.app.consumer._thread.readers.items()))
+        reader.state.pause = raises
+        assert worker.app.consumer.pause_reading(tp)
+
+    in_a_worker(kafka, tmp_path, scenario)
+
+
+@pytest.mark.parametrize("moment", ["on_partitions_assigned", "on_partitions_revoked"])
+def test_an_error_in_a_rebalance_stops_the_worker(
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    async def main() -> None:
+        async with Lab(kafka, tmp_path) as lab:
+            worker = await lab.worker()
+            await worker.ready()
+
+            async def rebalanced(*_: Any) -> None:
+                raises()
+
+            monkeypatch.setattr(worker.app.consumer, moment, rebalanced)
+            other = asyncio.ensure_future(lab.worker())
+            await until(lambda: worker.app.failure is not None, "the worker stops")
+            assert "planted" in str(worker.app.failure)
+            await worker.stop()
+            await other
+
+    asyncio.run(main())
+
+
+def test_a_service_whose_task_ended_is_the_reason_that_the_worker_stops_for(kafka: str, tmp_path: Path) -> None:
+    class Dying(Service):
+        @Service.task
+        async def _run(self) -> None:
+            raises()
+
+    async def scenario(worker: Worker) -> None:
+        await Dying(beacon=worker.app.beacon).start()
+
+    in_a_worker(kafka, tmp_path, scenario)
+
+
+async def _catalog(kafka: str) -> Catalog:
+    from app.kafka.topics import ensure_topics
+
+    settings = Settings(kafka=f"kafka://{kafka}", name="lab-" + uuid.uuid4().hex[:8], partitions=1)
+    await ensure_topics(settings, settings.name)
+    catalog = Catalog(settings, lambda: settings.queues_topic)
+    await catalog.start()
+    await asyncio.wait_for(catalog.read_up.wait(), 15)
+    return catalog
+
+
+def test_a_worker_that_reads_no_more_of_queues_stops(kafka: str) -> None:
+    async def main() -> None:
+        catalog = await _catalog(kafka)
+        try:
+            assert catalog._consumer is not None
+            catalog._consumer._fetcher._get_actions_per_node = raises
+            await until(lambda: catalog.crashed, "it crashes")
+            assert "planted" in str(catalog.crash_reason)
+        finally:
+            await catalog.stop()
+
+    asyncio.run(main())
+
+
+def test_changes_of_queues_are_written_again_after_their_producer_has_ended(kafka: str) -> None:
+    async def main() -> None:
+        catalog = await _catalog(kafka)
+        try:
+            await catalog.create("a", {})
+            assert catalog._producer is not None
+            sender = catalog._producer._sender.sender_task
+            sender.cancel()
+            await asyncio.wait({sender})
+            await catalog.create("b", {})
+            assert {"a", "b"} <= catalog.records.keys()
+        finally:
+            await catalog.stop()
+
+    asyncio.run(main())

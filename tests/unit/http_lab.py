@@ -1,0 +1,93 @@
+"""A worker's HTTP without Kafka: its real routes, guards and limits on a real port, and raw requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from aiohttp import web
+
+from app.settings import Settings
+from app.worker import WorkerApp, build
+from gateway import connections
+
+SECRET = "a secret of the installation that nobody guesses"
+
+
+class Http:
+    """The HTTP of one worker."""
+
+    def __init__(self, app: WorkerApp, port: int) -> None:
+        self.app = app
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that has sent `data`."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+        writer.write(data)
+        return reader, writer
+
+    async def ask(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body of the answer to bytes that are sent as they are."""
+        reader, writer = await self.send(data)
+        try:
+            return await answer_of(reader)
+        finally:
+            writer.close()
+
+    async def request(
+        self, method: str, path: str, body: bytes = b"", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        """The same for a request; `_` in the names of headers stands for `-`."""
+        return await self.ask(head_of(method, path, len(body), **headers) + body)
+
+
+def head_of(method: str, path: str, length: int | None = None, **headers: str) -> bytes:
+    """The head of a request."""
+    if length is not None:
+        headers["Content_Length"] = f"{length}"
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
+    if "Host" not in headers:
+        lines.append("Host: 127.0.0.1")
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the next answer."""
+    async with asyncio.timeout(20):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        headers = {name.lower(): value for name, value in re.findall(r"(?m)^([^:\r\n]+): *(.*?)\r$", head)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return int(head.split(" ", 2)[1]), headers, body
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, **values: Any) -> AsyncIterator[Http]:
+    """A worker of these settings, of which nothing but HTTP runs."""
+    app = build(Settings(**{"data_dir": folder, "secret": SECRET, **values}))
+    app.define_routes()
+    runner = connections.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    http = Http(app, runner.addresses[0][1])
+    app.conf.canonical_url = http.url  # type: ignore[assignment]
+    try:
+        yield http
+    finally:
+        await runner.cleanup()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run a test in the event loop that workers have."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test())

@@ -1,0 +1,238 @@
+"""Calls between workers over real sockets: what strangers send is refused unread, what they answer is not believed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from aiohttp import web
+
+from app.cluster import peers as module
+from app.cluster.peers import PeerError, Peers, peer_call
+from app.cluster.seals import HEADER, Seals
+from marq.errors import UnknownQueueError
+from tests.unit.http_lab import Http, answer_of, head_of, run, serving
+
+PATH = "/v1/peer/echo"
+LARGE = 30 * 1024 * 1024
+Test = Callable[[Http, Peers], Awaitable[None]]
+
+
+class Part:
+    """What every worker has."""
+
+    @peer_call("echo")
+    async def echo(self, argument: Any) -> Any:
+        return argument
+
+    @peer_call("refuse")
+    async def refuse(self, argument: Any) -> Any:
+        raise UnknownQueueError("there is no such queue")
+
+
+PART = Part()
+
+
+@contextlib.asynccontextmanager
+async def two_workers(folder: Path, **values: Any) -> AsyncIterator[tuple[Http, Peers]]:
+    """One that is called, and another that calls."""
+    async with serving(folder, **values) as called, serving(folder) as other:
+        for http in (called, other):
+            http.app.peers.register(PART)
+            await http.app.peers.on_start()
+        try:
+            yield called, other.app.peers
+        finally:
+            for http in (called, other):
+                await http.app.peers.on_stop()
+
+
+def attack(folder: Path, test: Test) -> None:
+    async def main() -> None:
+        async with two_workers(folder) as (called, caller):
+            await test(called, caller)
+
+    run(main)
+
+
+def sealed(caller: Peers, url: str, body: bytes, method: str = "POST", path: str = PATH) -> str:
+    return caller._seals.call(method, path, url, body)[1]
+
+
+def test_workers_with_one_secret_understand_each_other(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        assert await caller.call(called.url, PART.echo, {"a": b"b"}) == {"a": b"b"}
+        with pytest.raises(UnknownQueueError, match="no such queue"):
+            await caller.call(called.url, PART.refuse, 1)
+
+    attack(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "header", ["", "0" * 64, "time=1,sender=a,number=1,body=b,seal=c"], ids=["none", "old", "guess"]
+)
+def test_an_unsealed_call_is_refused_before_a_byte_of_its_body_is_read(tmp_path: Path, header: str) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        reader, _ = await called.send(head_of("POST", PATH, LARGE, **{HEADER: header}))
+
+        assert (await answer_of(reader))[0] == 401
+
+    attack(tmp_path, test)
+
+
+def test_a_body_that_says_that_it_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        head = head_of("POST", PATH, LARGE, **{HEADER: sealed(caller, called.url, b"")})
+        reader, _ = await called.send(head)
+
+        assert (await answer_of(reader))[0] == 413
+
+    attack(tmp_path, test)
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BODY_TIMEOUT_S", 0.2)
+
+    async def test(called: Http, caller: Peers) -> None:
+        reader, _ = await called.send(head_of("POST", PATH, 100, **{HEADER: sealed(caller, called.url, b"")}) + b"x")
+
+        assert (await answer_of(reader))[0] == 408
+
+    attack(tmp_path, test)
+
+
+def test_a_call_that_was_heard_can_not_be_made_again(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        body = msgspec.msgpack.encode("x")
+        header = sealed(caller, called.url, body)
+
+        assert (await called.request("POST", PATH, body, **{HEADER: header}))[0] == 200
+        assert (await called.request("POST", PATH, body, **{HEADER: header}))[0] == 401
+
+    attack(tmp_path, test)
+
+
+def test_a_call_that_was_heard_is_good_for_nothing_else(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        body = msgspec.msgpack.encode("x")
+        for header, path, sent in (
+            (sealed(caller, called.url, body), PATH, msgspec.msgpack.encode("y")),
+            (sealed(caller, called.url, body), "/v1/peer/refuse", body),
+            (sealed(caller, called.url, body, method="GET"), PATH, body),
+            (sealed(caller, "http://another:9324", body), PATH, body),
+        ):
+            assert (await called.request("POST", path, sent, **{HEADER: header}))[0] == 401
+
+    attack(tmp_path, test)
+
+
+def test_a_worker_with_another_secret_is_nobody(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with two_workers(tmp_path, secret="another secret that is long enough") as (called, caller):
+            with pytest.raises(PeerError, match="401"):
+                await caller.call(called.url, PART.echo, 1)
+
+    run(main)
+
+
+def test_workers_with_clocks_hours_apart_understand_each_other(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        seals: Seals = caller._seals
+        clock = seals._now_ms
+        seals._now_ms = lambda: clock() - 7_200_000
+
+        assert await caller.call(called.url, PART.echo, 1) == 1
+        assert await caller.call(called.url, PART.echo, 2) == 2
+
+    attack(tmp_path, test)
+
+
+@contextlib.asynccontextmanager
+async def impostor(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """Somebody else at the address of a worker."""
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def test_redirects_are_not_followed(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        asked = []
+
+        async def elsewhere(request: web.Request) -> web.Response:
+            asked.append(request.path)
+            raise web.HTTPTemporaryRedirect(f"{called.url}{PATH}")
+
+        async with impostor(elsewhere) as url:
+            with pytest.raises(PeerError, match="307"):
+                await caller.call(url, PART.echo, 1)
+        assert asked == [PATH]
+
+    attack(tmp_path, test)
+
+
+@pytest.mark.parametrize("kind", ["application/msgpack", "application/problem+json"], ids=["answer", "problem"])
+def test_an_answer_without_a_seal_is_not_believed(tmp_path: Path, kind: str) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        async def lie(request: web.Request) -> web.Response:
+            body = b'{"type":"urn:marq:problem:unknown-queue","detail":"no"}' if "json" in kind else b"\x01"
+            return web.Response(body=body, content_type=kind)
+
+        async with impostor(lie) as url:
+            with pytest.raises(PeerError, match="without a seal"):
+                await caller.call(url, PART.echo, 1)
+
+    attack(tmp_path, test)
+
+
+def test_the_answer_to_another_call_is_not_believed(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        async def pass_on(request: web.Request) -> web.Response:
+            """A man in the middle gives each call the answer that he got to the first one."""
+            if not known:
+                status, headers, body = await called.request(
+                    "POST", PATH, msgspec.msgpack.encode("old"), **{HEADER: first}
+                )
+                known.append((status, headers[HEADER.lower()], body))
+            status, header, body = known[0]
+            return web.Response(body=body, status=status, headers={HEADER: header}, content_type="application/msgpack")
+
+        known: list[Any] = []
+        first = sealed(caller, called.url, msgspec.msgpack.encode("old"))
+        async with impostor(pass_on) as url:
+            with pytest.raises(PeerError, match="without a seal"):
+                await caller.call(url, PART.echo, "new")
+        assert known[0][0] == 200
+
+    attack(tmp_path, test)
+
+
+def test_an_answer_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_MAX_BYTES", 1024 * 1024)
+
+    async def test(called: Http, caller: Peers) -> None:
+        async def flood(request: web.Request) -> web.StreamResponse:
+            response = web.StreamResponse()
+            await response.prepare(request)
+            with contextlib.suppress(OSError):
+                while True:
+                    await response.write(bytes(65536))
+            return response
+
+        async with impostor(flood) as url:
+            with pytest.raises(PeerError, match="more than"):
+                await asyncio.wait_for(caller.call(url, PART.echo, 1), 10)
+
+    attack(tmp_path, test)

@@ -1,0 +1,247 @@
+"""When a receive is answered, and with what, if its messages come from several partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.service import receives as module
+from app.service.meters import Meters
+from app.service.receipts import Receipts
+from app.service.receives import ReceiveHere, Receives
+from marq.core.markers import Release
+from marq.core.owner import STALLED_MS
+from marq.errors import RowError
+from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
+from tests.unit.peer_helpers import alone
+
+
+class Partition:
+    """A partition of this worker, served by a real core; its starts are confirmed when the test says so."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.core = Worker().serve()
+        self.core.send(1)
+        self.owner = self.core.owner
+        self.outbox = SimpleNamespace(put=lambda markers: self.owner.appends.extend(markers))
+        self.serving = True
+        self.said: list[Any] = []
+
+    def confirm(self, clock_ms: int) -> None:
+        """What the owner wants appended gets into the log, and is handed out."""
+        self.core.clock_ms = clock_ms
+        said = self.core.flush()
+        for handout in self.core.handouts(empty=True):
+            handout.receiver.handed(self, handout)
+        self.said = said + self.core.flush()
+
+    def stall(self, clock_ms: int) -> None:
+        """Its log has taken nothing for a while."""
+        self.core.clock_ms = clock_ms
+        self.owner.work(clock_ms)
+        for handout in self.core.handouts(empty=True):
+            handout.receiver.handed(self, handout)
+
+
+class Desk:
+    """Receives of two partitions with one message each."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock_ms = 10_000
+        monkeypatch.setattr(module, "now_ms", lambda: self.clock_ms)
+        self.partitions = [Partition(0), Partition(1)]
+        receipts = Receipts(lambda: b"secret")
+        self.given_back: list[Any] = []
+        catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
+        self.receives = Receives(
+            SimpleNamespace(  # type: ignore[arg-type]
+                held=dict(enumerate(self.partitions)),
+                receivers=[],
+                catalog=catalog,
+                topics=SimpleNamespace(queue="marq.queue"),
+                outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
+                room=lambda held, wanted, lease_ms: wanted,
+                is_late=lambda held, lease_ms: False,
+            ),
+            receipts,
+            Meters(),
+            alone(),
+        )
+
+    def confirm(self, number: int) -> None:
+        self.partitions[number].confirm(self.clock_ms)
+
+    def stall(self) -> Partition:
+        """One of the partitions that were asked for something stalls."""
+        (stalled,) = [partition for partition in self.partitions if partition.owner.appends]
+        stalled.core.append()
+        self.clock_ms += STALLED_MS
+        stalled.stall(self.clock_ms)
+        return stalled
+
+    async def receive(self, wait_ms: int = 5_000, lease_ms: int = LEASE_MS, limit: int = 10) -> Any:
+        return await self.receives.receive("q", limit, wait_ms, lease_ms, "r", lambda: False)
+
+
+def run(scenario: Callable[[Desk], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(5):
+            await scenario(Desk(monkeypatch))
+
+    asyncio.run(main())
+
+
+def test_a_receive_that_has_something_does_not_wait_for_a_slow_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        messages = await asked
+        assert [(one.partition, one.offset) for one in messages] == [(0, 0)]
+
+    run(scenario, monkeypatch)
+
+
+def test_what_comes_later_goes_back_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        await asked
+        desk.confirm(1)
+        (release,) = [marker for marker in desk.partitions[1].said if isinstance(marker, Release)]
+        assert not release.counted
+        assert desk.partitions[1].owner.partition.receives(0) == 0
+
+    run(scenario, monkeypatch)
+
+
+def test_what_comes_at_once_is_answered_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        desk.confirm(1)
+        assert sorted((one.partition, one.offset) for one in await asked) == [(0, 0), (1, 0)]
+
+    run(scenario, monkeypatch)
+
+
+def test_an_answer_has_a_largest_size_and_what_does_not_fit_goes_back_uncounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES", 100)
+
+    async def scenario(desk: Desk) -> None:
+        (first,) = desk.partitions[:1]
+        first.core.send(2, value=b"x" * 60)
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(1)
+        desk.confirm(0)
+        assert sorted((one.partition, one.offset) for one in await asked) == [(0, 0), (0, 1), (1, 0)]
+        (release,) = [marker for marker in first.said if isinstance(marker, Release)]
+        assert (release.offsets, release.counted) == ([2, 3], False)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_message_larger_than_an_answer_is_answered_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_BYTES", 0)
+
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        desk.confirm(1)
+        assert [(one.partition, one.offset) for one in await asked] == [(0, 0)]
+
+    run(scenario, monkeypatch)
+
+
+def test_nothing_leaves_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive(lease_ms=300))
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        desk.confirm(1)
+        desk.clock_ms += 300  # this process stands still before it gets to the answer
+        assert await asked == []
+        assert [(type(marker), marker.counted) for marker in desk.given_back] == [(Release, False)] * 2
+
+    run(scenario, monkeypatch)
+
+
+def test_who_waits_for_a_stalled_partition_is_served_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive(limit=1))
+        await asyncio.sleep(0)
+        stalled = desk.stall()
+        await asyncio.sleep(0)
+        other = 1 - stalled.number
+        desk.confirm(other)
+        assert [one.partition for one in await asked] == [other]
+
+    run(scenario, monkeypatch)
+
+
+def test_a_receive_does_not_wait_for_a_stalled_partition_beyond_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.partitions.pop()
+        del desk.receives.ownership.held[1]
+        asked = asyncio.ensure_future(desk.receive(wait_ms=1))
+        await asyncio.sleep(0.01)
+        assert not asked.done()
+        desk.stall()
+        assert await asked == []
+
+    run(scenario, monkeypatch)
+
+
+def test_other_workers_hear_nothing_of_what_lies_in_a_stalled_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive(wait_ms=1, limit=1))
+        await asyncio.sleep(0)
+        stalled = desk.stall()
+        stalled.core.send(1)
+        del desk.receives.ownership.held[1 - stalled.number]
+        assert await asked == []
+        told: list[str] = []
+        desk.receives.peers = SimpleNamespace(watchers={"q": {}}, tell=told.append)  # type: ignore[assignment]
+        desk.receives.wake(stalled)  # type: ignore[arg-type]
+        assert not desk.receives.has_ready("q")
+        assert told == []
+
+    run(scenario, monkeypatch)
+
+
+def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.receives.close()
+        assert await desk.receive() == []
+        assert await desk.receives.receive_here(ReceiveHere("q", 10, LEASE_MS, "r")) == []
+        assert not any(p.owner.appends for p in desk.partitions)
+
+    run(scenario, monkeypatch)
+
+
+def test_a_row_that_can_not_be_read_back_concerns_its_partition_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        def damaged(*args: Any, **options: Any) -> None:
+            raise RowError("checksum")
+
+        let_go: list[Any] = []
+        desk.receives.ownership.recover_again = lambda held, reason, wipe: let_go.append((held.number, reason, wipe))  # type: ignore[method-assign]
+        monkeypatch.setattr(desk.partitions[0].owner, "acquire", damaged)
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(1)
+        assert [one.partition for one in await asked] == [1]
+        assert let_go == [(0, "checksum", True)]
+
+    run(scenario, monkeypatch)
