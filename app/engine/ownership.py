@@ -130,6 +130,11 @@ class Ownership(Service):
         return self._topics()
 
     @property
+    def in_group(self) -> bool:
+        """False once the consumer group has given this worker up."""
+        return bool(self.app.consumer.in_group)
+
+    @property
     def ready(self) -> bool:
         """True if every assigned partition is served, but for those that can't be; of these, not all."""
         if self._assigned is None or self._closing:

@@ -67,6 +67,10 @@ class Partitions(Protocol):
     def log(self) -> CompositeLogger:
         """Where it is said what went wrong."""
 
+    @property
+    def in_group(self) -> bool:
+        """False once the consumer group has given this worker up."""
+
     def outbox(self, partition: int) -> Outbox:
         """Where markers for a partition go."""
 
@@ -130,7 +134,7 @@ class TakeOver:
     async def _claim(self) -> _Claim:
         """Append an own marker and wait until it is durable: before the tables are read, not after."""
         ownership, number, settings = self.ownership, self.number, self.ownership.settings
-        if not ownership.app.consumer.in_group:
+        if not ownership.in_group:
             # it may have given the partition to another worker, from which this one would take it again and again
             raise UnavailableError("this worker has lost touch with its group")
         owner = Owner(
