@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError, KafkaTimeoutError
@@ -115,8 +115,8 @@ class Ownership(Service):
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: dict[int, asyncio.Task[None]] = {}
         self._generation = -1
+        self._leaving = False
         self._closing = False
-        self._threads = ThreadPoolExecutor(1, "marq-restore")
         self._background: set[asyncio.Task[Any]] = set()
         self.broker_time = BrokerTime(lambda: now_ms())
         self.breakers = Breakers(catalog.settings_of, lambda: now_ms(), peers, self.spawn)
@@ -137,7 +137,7 @@ class Ownership(Service):
     @property
     def ready(self) -> bool:
         """True if every assigned partition is served, but for those that can't be; of these, not all."""
-        if self._assigned is None or self._closing:
+        if self._assigned is None or self._leaving or self._closing:
             return False
         served = sum(number in self.held and self.held[number].serving for number in self._assigned)
         return served == len(self._assigned) or 0 < served == len(self._assigned - self.unserved.keys())
@@ -523,7 +523,7 @@ class Ownership(Service):
             self.regulate(held)
 
     def _take_over(self, number: int, delay_s: float = 0.0) -> None:
-        take_over = TakeOver(self, number, self._threads)
+        take_over = TakeOver(self, number)
         task = self._recoveries[number] = asyncio.ensure_future(take_over.run(delay_s))
         task.add_done_callback(lambda done: self._taken_over(number, done))
 
@@ -584,9 +584,10 @@ class Ownership(Service):
             held.outbox.put(held.owner.take_appends())  # what receivers said
             self.recover_again(held, reason, wipe=True)
             return
-        self.log.warning("Partition %s was taken over by another worker", held.number)
+        level = logging.INFO if self._leaving else logging.WARNING
+        self.log.log(level, "Partition %s was taken over by another worker", held.number)
         self._leave(held)
-        if not self._closing:
+        if not (self._leaving or self._closing):
             self._take_over(held.number, TAKE_BACK_S)
 
     def recover_again(self, held: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
@@ -608,7 +609,7 @@ class Ownership(Service):
             count = count + 1 if now_ms() < until_ms else 0
             delay_s = min(TAKE_BACK_S * 2**count, TAKE_BACK_MAX_S)
             self._damages[held.number] = (count, now_ms() + DAMAGE_MEMORY_MS)
-        if not self._closing:
+        if not (self._leaving or self._closing):
             self._take_over(held.number, delay_s)
 
     def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
@@ -627,12 +628,23 @@ class Ownership(Service):
 
     # ------------------------------------------------------------------ stopping
 
+    async def serve_until_taken(self, timeout_s: float) -> None:
+        """This worker has left the group: serve each partition until another worker has taken it over."""
+        self._leaving = True
+        for number, task in self._recoveries.items():
+            task.cancel()
+            self.outbox(number).drop_owners()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self.held and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        if self.held:
+            self.log.info("Partitions %s were not taken over within %s s", sorted(self.held), timeout_s)
+
     def stop_serving(self) -> None:
         """Let go of everything. Nothing is taken over any more."""
         self._closing = True
         for task in self._recoveries.values():
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         for held in list(self.held.values()):
             self._leave(held)
         for outbox in self._outboxes.values():
