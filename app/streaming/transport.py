@@ -256,7 +256,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     def _on_fault(self, tp: TopicPartition, fault: Fault) -> None:
         self.consumer.unreadable[tp.topic] += fault.stop - fault.start
-        self.log.warning("%s:%s [%s, %s) can't be decoded: %s", tp.topic, tp.partition, *fault)
+        self.log.warning("%s:%s [%s, %s) can't be decoded: %s", tp.topic, tp.partition, *fault[:3])
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
         # As Faust's, which has no settings for isolation level and wait, and drops the assignor without tables.
