@@ -7,14 +7,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from app.service.operations import Outgoing, QueueInfo
+from app.service.operations import HEADERS_MAX, Outgoing, QueueInfo
 from app.service.receives import Received
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease
 
 #: Messages or receipts in one request.
 BATCH_MAX = 10_000
-#: Headers of one message.
-HEADERS_MAX = 100
 #: Bytes of bodies without messages: of `BATCH_MAX` receipts, of `MOVE_MAX` places, of settings and others.
 RECEIPTS_BYTES, PLACES_BYTES, SETTINGS_BYTES = 640 * 1024, 128 * 1024, 64 * 1024
 #: Messages that one request moves.

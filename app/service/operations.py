@@ -61,10 +61,11 @@ RUN_MESSAGES = 500
 RECORD_ROOM_BYTES = 1024
 #: What is said of a receipt that is not that of its message's current delivery.
 LEASE_OVER = "the message is finished, or its lease is over"
-#: Headers of a small message that can't make it too large.
-HEADERS_UNCOUNTED = 100
-#: Beginning of the headers that the SQS gateway adds.
-PROTOCOL_HEADERS = "AWS."
+#: Headers of one message.
+HEADERS_MAX = 100
+#: Beginnings, in small letters, of the headers that only protocols may add: receivers believe them.
+PROTOCOLS = ("aws.", "amazon.")
+PROTOCOLS_LENGTH = max(map(len, PROTOCOLS))
 
 
 class RejectHere(msgspec.Struct):
@@ -85,6 +86,16 @@ class MoveHere(msgspec.Struct):
     offsets: list[int] | None
     limit: int
     to: str | None
+
+
+class FromProtocol(Outgoing, frozen=True, kw_only=True):
+    """A message with headers that its protocol adds to those of its sender.
+
+    ``uncounted_bytes``: those of them that are not the sender's.
+    """
+
+    protocol_headers: dict[str, bytes] = {}  # noqa: RUF012 - a struct copies it
+    uncounted_bytes: int = 0
 
 
 class Moved(msgspec.Struct):
@@ -207,15 +218,29 @@ class QueueService(Service):
         if settings.fifo or message.deduplication_id is not None:
             check_fit(message, settings)
         delay_ms = settings.delay_ms
-        if not message.headers and message.key is None and message.delay_ms is None and message.ttl_ms is None:
+        if (
+            not message.headers
+            and message.key is None
+            and message.delay_ms is None
+            and message.ttl_ms is None
+            and type(message) is not FromProtocol
+        ):
             headers: list[tuple[str, bytes]] = []
             size = len(message.payload)
         else:
             headers = list(message.headers.items())
-            size = len(message.payload) + sum(len(name.encode()) + len(value) for name, value in headers)
             for name in message.headers:
                 if name.startswith(RESERVED):
                     raise BadValueError(f"header {name!r}: names that begin with {RESERVED!r} are marq's own")
+                if name[:PROTOCOLS_LENGTH].lower().startswith(PROTOCOLS):
+                    raise BadValueError(
+                        f"header {name!r}: names that begin with AWS. or Amazon. are those of protocols"
+                    )
+            if isinstance(message, FromProtocol):
+                headers += message.protocol_headers.items()
+            if len(headers) > HEADERS_MAX:
+                raise BadValueError(f"a message with {len(headers)} headers; at most {HEADERS_MAX}")
+            size = len(message.payload) + sum(len(name.encode()) + len(value) for name, value in headers)
             if message.key is not None:
                 headers.append((HEADER_KEY, message.key))
                 size += len(message.key)
@@ -230,13 +255,12 @@ class QueueService(Service):
         elif message.group is not None:
             headers.append((H_GROUP, message.group.encode()))
         if settings.max_message_bytes and size > settings.max_message_bytes:
-            # what a protocol adds is not the sender's
-            size_sent = size - sum(len(n) + len(v) for n, v in headers if n.startswith(PROTOCOL_HEADERS))
+            size_sent = size - (message.uncounted_bytes if isinstance(message, FromProtocol) else 0)
             if size_sent > settings.max_message_bytes:
                 raise TooLargeError(
                     f"a message of {size_sent} bytes; the queue takes at most {settings.max_message_bytes}"
                 )
-        if size > MAX_MESSAGE_BYTES // 2 or len(headers) > HEADERS_UNCOUNTED:
+        if size > MAX_MESSAGE_BYTES // 2:
             size = len(message.payload) + sum(HEADER_OVERHEAD_BYTES + len(n.encode()) + len(v) for n, v in headers)
             if size > MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES:
                 raise TooLargeError(
