@@ -55,6 +55,8 @@ DELETED_KEPT_S = 3600
 DELETE_WAIT_S = 10.0
 #: Seconds that the writer of a record that does not count gets to write another.
 OVERWRITTEN_S = 15.0
+#: Attribute in which records of 0.1 have a policy that is a setting now.
+OLD_POLICY = "sqs.RedriveAllowPolicy"
 #: Format of a record.
 VERSION = 1
 
@@ -105,6 +107,11 @@ class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.state == "active"
 
 
+class _OldPolicy(msgspec.Struct):
+    redrivePermission: str = "allowAll"
+    sourceQueueArns: tuple[str, ...] = ()
+
+
 class Draft(NamedTuple):
     """What a queue is to be."""
 
@@ -121,7 +128,7 @@ _encode = msgspec.json.Encoder().encode
 def decode(value: bytes) -> QueueRecord:
     """The record in a value. Raises `QueueSettingsError`."""
     try:
-        return _decoder.decode(value)
+        return _with_policy(_decoder.decode(value))
     except msgspec.MsgspecError as exc:
         raise QueueSettingsError(f"not the record of a queue: {exc}") from None
 
@@ -161,6 +168,21 @@ def check_kind(queue: str, old: QueueSettings, new: QueueSettings) -> None:
             f"queue {queue!r} has its messages where deduplication_scope {old.deduplication_scope!r} puts them: delete "
             "it and make it anew to change that"
         )
+
+
+def _with_policy(record: QueueRecord) -> QueueRecord:
+    """The record with the policy of SQS that stood beside the settings before it was one of them."""
+    text = record.attributes.get(OLD_POLICY)
+    if text is None or record.settings.dead_letters_from is not None:
+        return record
+    try:
+        policy = msgspec.json.decode(text, type=_OldPolicy)
+    except msgspec.MsgspecError:
+        return record
+    if policy.redrivePermission == "allowAll":
+        return record
+    sources = tuple(arn.rpartition(":")[2] for arn in policy.sourceQueueArns) if policy.sourceQueueArns else ()
+    return msgspec.structs.replace(record, settings=msgspec.structs.replace(record.settings, dead_letters_from=sources))
 
 
 def _check_name(queue: str) -> None:
@@ -443,6 +465,8 @@ class Catalog(Service):
             new = change(old)
             if new is None:
                 return
+            if new.active:
+                self._check_dead_letters(queue, old.settings if old is not None and old.active else None, new.settings)
             future: asyncio.Future[bool] = loop.create_future()
             self._mine[new.by] = future
             try:
@@ -454,6 +478,17 @@ class Catalog(Service):
             finally:
                 del self._mine[new.by]
         raise UnavailableError(f"queue {queue!r} is being changed by too many at once; try again")
+
+    def _check_dead_letters(self, queue: str, old: QueueSettings | None, new: QueueSettings) -> None:
+        """Raises `QueueSettingsError` if dead letters are to go where they are not wanted, and did not go before."""
+        target = new.dead_letters_of(queue)
+        if old is not None and old.dead_letters_of(queue) == target:
+            return
+        record = self.records.get(target)
+        if record is not None and record.active and not record.settings.takes_dead_letters_of(queue):
+            raise QueueSettingsError(
+                f"queue {target!r} takes no dead letters of {queue!r}: its dead_letters_from does not name it"
+            )
 
     async def _write(self, key: bytes, value: bytes | None) -> None:
         try:

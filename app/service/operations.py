@@ -568,6 +568,11 @@ class QueueService(Service):
         """Set some values of a queue."""
         return self._info(queue, await self.catalog.update(queue, values))
 
+    def dead_letter_queue_of(self, queue: str) -> str:
+        """The dead-letter queue that the settings of a queue name; empty if they name none."""
+        record = self.catalog.records.get(queue)
+        return record.settings.dead_letter_queue if record is not None and record.active else ""
+
     def get_queue(self, queue: str) -> QueueInfo:
         """A queue and all its settings. Raises `UnknownQueueError`."""
         self.catalog.require(queue)
