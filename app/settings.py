@@ -381,10 +381,11 @@ def _explain(error: ErrorDetails) -> str:
 
 
 def _given_value(name: str, error: ErrorDetails) -> object:
-    for key, value in os.environ.items():
-        if key.upper() == variable(name):
-            return value
-    return _read_file().get(name, error["input"])
+    value = next((value for key, value in os.environ.items() if key.upper() == variable(name)), None)
+    if value is None:
+        value = _read_file().get(name, error["input"])
+    # whoever writes a password into an address must not find it in a log
+    return re.sub(r"//[^/@]*@", "//…@", value) if isinstance(value, str) else value
 
 
 def _is_secret(field: FieldInfo) -> bool:

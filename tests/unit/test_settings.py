@@ -143,3 +143,10 @@ def test_the_reference_table_has_every_setting_with_a_description() -> None:
 def test_the_documentation_has_the_table_of_settings_as_it_is_printed() -> None:
     text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     assert as_markdown().strip() in text
+
+
+def test_a_password_in_an_address_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARQ_KAFKA", "kafka://marq:hunter2@broker:9092")
+    with pytest.raises(SettingError, match="MARQ_KAFKA") as caught:
+        load()
+    assert "hunter2" not in str(caught.value)
