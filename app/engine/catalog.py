@@ -31,6 +31,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.engine.secrets import derived
 from app.kafka.connection import end_client, kafka_client_args, unreachable
 from app.kafka.datadir import resolve_bootstrap
 from app.logs import silenced
@@ -230,12 +231,19 @@ class Catalog(Service):
     def secret(self) -> bytes:
         """What all workers of the installation share, and nobody else knows."""
         if self._settings.secret is not None:
-            return self._settings.secret.get_secret_value().encode()
+            return derived(self._settings.secret.get_secret_value(), self._settings.name)
         return self._secrets[0]
+
+    @property
+    def previous_secrets(self) -> tuple[bytes, ...]:
+        """Others that are accepted."""
+        previous = self._settings.secret_previous
+        return (derived(previous.get_secret_value(), self._settings.name),) if previous is not None else ()
 
     def keys_for(self, purpose: bytes) -> tuple[bytes, ...]:
         """Keys of 32 bytes made of the secret: the first is used, all are accepted. `purpose`: at most 16 bytes."""
-        return (blake2b(self.secret, digest_size=32, person=purpose).digest(),)
+        secrets = (self.secret, *self.previous_secrets)
+        return tuple(blake2b(secret, digest_size=32, person=purpose).digest() for secret in secrets)
 
     def generation_of(self, queue: str) -> int:
         """How many queues of this name there were before."""

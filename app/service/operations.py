@@ -126,7 +126,7 @@ class QueueService(Service):
         self.settings = settings
         self.meters = meters
         self.catalog = ownership.catalog
-        self.receipts = Receipts(lambda: self.catalog.secret)
+        self.receipts = Receipts(lambda: self.catalog.secret, lambda: self.catalog.previous_secrets)
         self.receives = Receives(ownership, self.receipts, meters, peers)
         self.leases = Leases(ownership, self.receipts, peers)
         self.recent = RecentReceives()
