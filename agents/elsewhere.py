@@ -21,7 +21,8 @@ from typing import Protocol
 import msgspec
 
 from app.cluster.peers import Gone, Peers, peer_call
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from marq.clock import now_ms
 from marq.core.markers import Release
 from marq.core.owner import Handout, Pending

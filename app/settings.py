@@ -32,6 +32,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from marq.core.settings import check_declared
 from marq.errors import MarqError, SettingError
 
 PREFIX = "MARQ_"
@@ -251,8 +252,6 @@ class Settings(BaseSettings):
     @field_validator("queues")
     @classmethod
     def _queues_are_possible(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        from app.engine.catalog import check_declared
-
         try:
             check_declared(value.items())
         except MarqError as error:

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -194,7 +195,7 @@ class WorkerApp(MarqApp):
             warnings.simplefilter("ignore", AlreadyConfiguredWarning)
             conf.broker = brokers
         conf.datadir = self.place.folder
-        conf.tabledir = "tables"
+        conf.tabledir = Path("tables")
         conf.web_port = self.place.web_port
         scheme = "http"
         if settings.web_tls_certificate_file is not None:

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from app.bodies import Room
 from app.cluster.peers import is_gone
-from app.service.operations import QueueInfo, QueueService, Sent
+from app.service.operations import QueueService
 from gateway.auth import may_see
 from gateway.openapi import Operation
 from gateway.routes import GRANTS, Body, answer, query_of, register
@@ -37,6 +37,7 @@ from gateway.schemas import (
 from marq.core.policies import QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError
 from marq.protocol import problems
+from marq.protocol.messages import QueueInfo, Sent
 
 _OK = {"ok": True}
 
@@ -99,12 +100,12 @@ class JsonApi:
         queue, body = request.match_info["queue"], await self._move.read(request)
         # where dead letters come from is not known before they are read
         request[GRANTS].require("send", body.to, everywhere=True)
-        if (body.messages is None) == (body.max is None):
-            raise BadValueError("say which messages are to be moved: either `messages` or `max`")
-        if body.messages is not None:
+        if body.messages is not None and body.max is None:
             moved = await self.operations.move(queue, [(m.partition, m.offset) for m in body.messages], body.to)
-        else:
+        elif body.max is not None and body.messages is None:
             moved = await self.operations.move_some(queue, body.max, body.to)
+        else:
+            raise BadValueError("say which messages are to be moved: either `messages` or `max`")
         return answer(request, sent(moved))
 
     # -- queues

@@ -16,7 +16,7 @@ from app.kafka.connection import end_client, kafka_client_args
 from marq.clock import now_ms
 
 if TYPE_CHECKING:
-    from app.engine.ownership import OwnedPartition
+    from app.engine.owned_partition import OwnedPartition
     from app.kafka.topics import Topics
     from app.settings import Settings
     from app.streaming.faust_app import MarqApp

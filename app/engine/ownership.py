@@ -15,7 +15,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError, KafkaTimeoutError
 from faust.streams import current_event
@@ -27,18 +27,19 @@ from app.engine.broker_time import BrokerTime
 from app.engine.changelogs import Changelogs
 from app.engine.copies import Copies
 from app.engine.outbox import NOBODY, Outbox
+from app.engine.owned_partition import READ_ON_MS, OwnedPartition, Receiver
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.engine.turns import Turns
-from app.kafka.topics import MAX_RECORD_BYTES
 from app.streaming.faults import is_expected
 from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
 from marq.core.lateness import STALL_MS, Lateness
 from marq.core.markers import Marker
-from marq.core.owner import Handout, Owner, Phase, Retire, WriteManifest, WriteRows
+from marq.core.owner import Owner, Phase, Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
@@ -62,9 +63,6 @@ PROGRESS_MS = 10_000
 WRITE_AGAIN_S = 1.0
 #: Milliseconds before memory is looked through again after nothing more could be freed.
 SHED_PAUSE_MS = 100
-#: Milliseconds that reading goes on after a receiver found nothing. A partition that is paused and resumed for every
-#: message is late each time: a fetch that is under way has to end before the partition is part of one again.
-READ_ON_MS = 250
 #: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
 STUCK_MS = 2_000
 #: Longest time between two such readings while nothing comes of them.
@@ -73,64 +71,6 @@ STUCK_MAX_MS = 30_000
 TIMER_MS = 20
 #: Milliseconds before those who were given nothing, because this worker was late, are served again.
 AGAIN_MS = 100
-
-
-class Receiver(Protocol):
-    """Who gets deliveries."""
-
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
-        """A delivery begins now."""
-
-    def wake(self, held: OwnedPartition) -> None:
-        """Something became ready in this partition."""
-
-    def starving(self, held: OwnedPartition) -> bool:
-        """True if a receiver waits and this partition has nothing ready for it in what was read so far."""
-
-    def wants(self, queue: str) -> bool:
-        """True if messages of this queue should stay in memory when it is short."""
-
-    def forget(self, held: OwnedPartition) -> None:
-        """The partition is no longer ours: what was asked for there never comes."""
-
-
-class OwnedPartition:
-    """One partition that is assigned to this worker."""
-
-    __slots__ = (
-        "advanced_ms",
-        "caught_up_to",
-        "checkpoint_s",
-        "generation",
-        "manifest_bytes",
-        "number",
-        "outbox",
-        "owner",
-        "paused",
-        "retire_at_ms",
-        "starved_ms",
-        "watched",
-    )
-
-    def __init__(self, number: int, generation: int, owner: Owner, outbox: Outbox) -> None:
-        self.number = number
-        self.generation = generation
-        self.owner = owner
-        self.outbox = outbox
-        self.paused = False  # reading of the queue topic
-        self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
-        self.retire_at_ms = 0
-        self.caught_up_to = -1
-        self.advanced_ms = 0  # when it last came nearer to being served
-        # topic -> position when it was last looked at; when it may be read again, and the pause after that
-        self.watched: dict[str, tuple[int, int, int]] = {}
-        self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
-        self.manifest_bytes = 0  # of the newest manifest
-
-    @property
-    def serving(self) -> bool:
-        """True while this worker may hand out messages of the partition."""
-        return self.owner.serving
 
 
 #: A row of a checkpoint: table, key, value.
@@ -253,7 +193,7 @@ class Ownership(Service):
         A failure that Kafka or a request explains is logged, as the next checkpoint or timer does the same again; any
         other stops the worker.
         """
-        task = asyncio.ensure_future(coroutine)
+        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
         self._background.add(task)
         task.add_done_callback(self._reap)
         return task
@@ -476,7 +416,7 @@ class Ownership(Service):
                 "ahead of reading, %s ids of messages",
                 held.number,
                 manifest_bytes,
-                MAX_RECORD_BYTES,
+                RECORD_MAX_BYTES,
                 held.owner.partition.segments.parked_total(),
                 len(held.owner.partition.purges),
                 len(held.owner.partition.recent),

@@ -14,18 +14,22 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from aiokafka.errors import KafkaError
+from mode.utils.logging import CompositeLogger
 
+from app.engine.breakers import Breakers
+from app.engine.catalog import Catalog
+from app.engine.changelogs import Changelogs
 from app.engine.outbox import Outbox, Writer
+from app.kafka.topics import Topics
+from app.settings import Settings
+from app.streaming.raw_table import SegmentTable
 from marq.core.markers import Marker
 from marq.core.owner import Limits, Owner, Phase
 from marq.core.rows import table_of
 from marq.errors import DeletedError, MarqError, RowError
-
-if TYPE_CHECKING:
-    from app.engine.ownership import Ownership
 
 #: Seconds for Kafka to confirm an own marker before the claim is tried again, with a new nonce.
 CLAIM_TIMEOUT_S = 10.0
@@ -44,10 +48,43 @@ class _Claim(NamedTuple):
     own_offset: int
 
 
+class Partitions(Protocol):
+    """What a take-over needs of the ownership."""
+
+    settings: Settings
+    catalog: Catalog
+    worker_name: str
+    tables: dict[str, SegmentTable]
+    breakers: Breakers
+    changelogs: Changelogs
+
+    @property
+    def topics(self) -> Topics:
+        """The topics in use."""
+
+    @property
+    def log(self) -> CompositeLogger:
+        """Where it is said what went wrong."""
+
+    def outbox(self, partition: int) -> Outbox:
+        """Where markers for a partition go."""
+
+    def enter(self, number: int, owner: Owner, outbox: Outbox) -> None:
+        """The state of a partition is restored: read both logs from there on."""
+
+    def is_unserved(self, number: int, reason: str) -> None:
+        """A partition can't be served at present."""
+
+    def on_appended(
+        self, number: int, owner: Owner, seq: int, offset: int, timestamp_ms: int, markers: list[Marker]
+    ) -> None:
+        """A record of an owner is in the log."""
+
+
 class TakeOver:
     """Takes one partition over. `run()` ends when its state is restored and its logs are being read."""
 
-    def __init__(self, ownership: Ownership, number: int, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, ownership: Partitions, number: int, threads: ThreadPoolExecutor) -> None:
         self.ownership = ownership
         self.number = number
         self.row_errors = 0

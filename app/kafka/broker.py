@@ -31,6 +31,7 @@ from types import TracebackType
 
 from app.kafka.jars import default_cache_dir, install
 from marq.errors import BrokerError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 KAFKA_VERSION = "4.3.0"
 
@@ -47,8 +48,6 @@ LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 #: Seconds between SIGTERM and SIGKILL when it stops.
 STOP_TIMEOUT_S = 20.0
-#: Largest message that a topic may allow, with room for the batch around it.
-MESSAGE_MAX_BYTES = 4 * 1024 * 1024 + 64 * 1024
 
 _LOG4J2 = """\
 <?xml version="1.0" encoding="UTF-8"?>
@@ -192,8 +191,8 @@ def server_properties(
         "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": str(log_dir),
         "auto.create.topics.enable": "false",
-        "message.max.bytes": str(MESSAGE_MAX_BYTES),
-        "replica.fetch.max.bytes": str(MESSAGE_MAX_BYTES),
+        "message.max.bytes": str(RECORD_MAX_BYTES),
+        "replica.fetch.max.bytes": str(RECORD_MAX_BYTES),
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "4",
         "transaction.state.log.replication.factor": "1",

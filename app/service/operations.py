@@ -19,20 +19,16 @@ from app.cluster.peers import Peers, peer_call
 from app.engine.copies import Rejected
 from app.engine.ownership import Ownership
 from app.engine.stalls import STALLED_S
-from app.kafka.topics import MAX_MESSAGE_BYTES
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
 from app.service.meters import Meters
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipt, Receipts, by_delivery
-from app.service.receives import Received, Receives
+from app.service.receives import Receives
 from app.service.turnstile import Turnstile
 from app.service.watches import RecentReceives
 from app.streaming.producer import ProducerFull
-from marq.client.wire import Entry as Outgoing
-from marq.client.wire import Sent
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.core.placing import fifo_partition
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import (
@@ -45,8 +41,10 @@ from marq.errors import (
     TooLargeError,
     UnavailableError,
 )
-from marq.message import HEADER_KEY, RESERVED
 from marq.protocol import problems
+from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, PROTOCOLS, PROTOCOLS_LENGTH, RESERVED
+from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
+from marq.protocol.messages import Entry, QueueInfo, Received, Sent
 
 if TYPE_CHECKING:
     from app.engine.catalog import QueueRecord
@@ -61,11 +59,6 @@ RUN_MESSAGES = 500
 RECORD_ROOM_BYTES = 1024
 #: What is said of a receipt that is not that of its message's current delivery.
 LEASE_OVER = "the message is finished, or its lease is over"
-#: Headers of one message.
-HEADERS_MAX = 100
-#: Beginnings, in small letters, of the headers that only protocols may add: receivers believe them.
-PROTOCOLS = ("aws.", "amazon.")
-PROTOCOLS_LENGTH = max(map(len, PROTOCOLS))
 
 
 class RejectHere(msgspec.Struct):
@@ -88,7 +81,7 @@ class MoveHere(msgspec.Struct):
     to: str | None
 
 
-class FromProtocol(Outgoing, frozen=True, kw_only=True):
+class FromProtocol(Entry, frozen=True, kw_only=True):
     """A message with headers that its protocol adds to those of its sender.
 
     ``uncounted_bytes``: those of them that are not the sender's.
@@ -105,16 +98,6 @@ class Moved(msgspec.Struct):
     partition: int = -1
     place: int = -1
     error: dict[str, str] | None = None
-
-
-class QueueInfo(msgspec.Struct):
-    """A queue. `version` 0: it was made by a message and has the default settings; `purging`: a purge is under way."""
-
-    name: str
-    settings: dict[str, Any]
-    version: int
-    created_ms: int
-    purging: bool
 
 
 class QueueService(Service):
@@ -138,7 +121,7 @@ class QueueService(Service):
 
     # ------------------------------------------------------------------ send
 
-    async def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Sent | MarqError]:
+    async def send(self, queue: str, messages: Sequence[Entry]) -> list[Sent | MarqError]:
         """Append messages; for each where it is, or why it is not there.
 
         Raises:
@@ -214,7 +197,7 @@ class QueueService(Service):
             )
         await self.catalog.require_or_make(queue)
 
-    def _headers(self, message: Outgoing, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
+    def _headers(self, message: Entry, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
         if settings.fifo or message.deduplication_id is not None:
             check_fit(message, settings)
         delay_ms = settings.delay_ms
@@ -260,11 +243,11 @@ class QueueService(Service):
                 raise TooLargeError(
                     f"a message of {size_sent} bytes; the queue takes at most {settings.max_message_bytes}"
                 )
-        if size > MAX_MESSAGE_BYTES // 2:
+        if size > MESSAGE_MAX_BYTES // 2:
             size = len(message.payload) + sum(HEADER_OVERHEAD_BYTES + len(n.encode()) + len(v) for n, v in headers)
-            if size > MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES:
+            if size > MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES:
                 raise TooLargeError(
-                    f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES} with key and headers "
+                    f"a message of {size} bytes; at most {MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES} with key and headers "
                     f"({HEADER_OVERHEAD_BYTES} for each)"
                 )
         return headers

@@ -20,13 +20,13 @@ from faust.types.auth import CredentialsT
 from faust.web.drivers import aiohttp as web_driver
 from mode import Service
 
-from app.kafka.topics import MAX_RECORD_BYTES
 from app.logs import calm_client
 from app.streaming.assignor import StickyAssignor
 from app.streaming.producer import IdempotentProducer
 from app.streaming.raw_table import SegmentTable
 from app.streaming.transport import Chunk, ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
 from marq.errors import MarqError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 #: Bytes of a batch of smaller records.
 MAX_BATCH_BYTES = 256 * 1024
@@ -91,6 +91,8 @@ class MarqApp(faust.App):
     """
 
     consumer: ChunkConsumer
+    assignor: StickyAssignor
+    web: BareWeb
     producer: IdempotentProducer
 
     def __init__(self, id: str, *, chunked_topics: Iterable[str] = (), **options: Any) -> None:
@@ -228,7 +230,7 @@ def create_app(
         "producer_acks": -1,
         "producer_linger": 0,
         "producer_max_batch_size": MAX_BATCH_BYTES,
-        "producer_max_request_size": MAX_RECORD_BYTES,
+        "producer_max_request_size": RECORD_MAX_BYTES,
         "producer_request_timeout": 10.0,
         "processing_guarantee": "at_least_once",
         "store": "rocksdb://",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -147,7 +147,7 @@ class IdempotentProducer(driver.Producer):
         partition: int,
         value: bytes | None,
         key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """Append a record; records of one partition are written in the order of the calls.
@@ -231,7 +231,7 @@ class IdempotentProducer(driver.Producer):
         partition: int,
         value: bytes | None,
         key: bytes | None,
-        headers: list[tuple[str, bytes]] | None,
+        headers: Sequence[tuple[str, bytes | None]] | None,
         timestamp_ms: int | None,
     ) -> asyncio.Future[RecordMetadata]:
         producer = self._producer

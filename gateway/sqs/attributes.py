@@ -95,7 +95,7 @@ class Attributes:
         if fifo not in (None, "true"):
             raise _unknown("FifoQueue") if fifo == "false" else _invalid("FifoQueue")
         check_new_name(queue, fifo is not None)
-        values = {
+        values: dict[str, Any] = {
             number.setting: number.default(self._limits) * number.factor
             for number in NUMBERS.values()
             if number.setting is not None

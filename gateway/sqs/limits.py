@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from app.kafka.topics import MAX_MESSAGE_BYTES
-from app.service.operations import HEADERS_MAX, RECORD_ROOM_BYTES
+from app.service.operations import RECORD_ROOM_BYTES
 from marq.core.policies import DELAY_MAX_MS, TIME_MAX_MS, TTL_MAX_MS
+from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
 
 Mode = Literal["strict", "relaxed"]
 
@@ -55,7 +55,7 @@ RELAXED = Limits(
     retention_s=(1, TTL_MAX_MS // 1000),
     wait_s=60,
     body_bytes=None,
-    message_bytes=MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES,
+    message_bytes=MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES,
     batch_bytes=None,
     entries=1_000,
     receive=1_000,

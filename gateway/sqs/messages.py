@@ -23,12 +23,9 @@ from uuid import uuid4
 import msgspec
 
 from gateway.sqs.errors import SqsError, bad_value
-from marq.message import RESERVED
+from marq.protocol.headers import H_SQS_SENDER, H_SQS_TRACE, H_SQS_TYPES, RESERVED
 
-H_TYPES = "AWS.types"
-H_TRACE = "AWS.TraceHeader"
-H_SENDER = "AWS.SenderId"
-_OURS = frozenset({H_TYPES, H_TRACE, H_SENDER})
+_OURS = frozenset({H_SQS_TYPES, H_SQS_TRACE, H_SQS_SENDER})
 #: The one system attribute that senders give.
 TRACE = "AWSTraceHeader"
 #: Attribute that tells that a payload is no text, and is given in base64.
@@ -182,7 +179,7 @@ def headers_of(attributes: list[Attribute]) -> tuple[dict[str, bytes], dict[str,
     """The headers that carry attributes, and what is added to them."""
     headers = {name: value for name, _, value in attributes}
     types = {name: kind for name, kind, value in attributes if kind != _natural_type(value)}
-    return headers, {H_TYPES: _to_json(types)} if types else {}
+    return headers, {H_SQS_TYPES: _to_json(types)} if types else {}
 
 
 def _natural_type(value: bytes) -> str:
@@ -197,9 +194,9 @@ def _natural_type(value: bytes) -> str:
 def attributes_in(headers: dict[str, bytes]) -> list[Attribute]:
     """The attributes that headers carry, whoever set them."""
     types: dict[str, str] = {}
-    if H_TYPES in headers:
+    if H_SQS_TYPES in headers:
         try:
-            types = _types_of(headers[H_TYPES])
+            types = _types_of(headers[H_SQS_TYPES])
         except (msgspec.MsgspecError, UnicodeDecodeError):
             types = {}
     found = []

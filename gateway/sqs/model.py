@@ -56,7 +56,7 @@ class Action:
         self.input = input_shape
         self.output = output_shape
         self._kind = kind
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
 
     def of_json(self, body: bytes) -> Any:
         """The request in a JSON body. Raises `SqsError`."""

@@ -7,15 +7,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.service.fifo import UnfitError, deduplication_id_of
-from app.service.operations import FromProtocol, Outgoing, Sent
+from app.service.operations import FromProtocol
 from gateway.sqs import batches, messages
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing
 from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Sends
-from gateway.sqs.messages import H_SENDER, H_TRACE, Attribute, MessageIds, md5_of, md5_of_attributes
+from gateway.sqs.messages import Attribute, MessageIds, md5_of, md5_of_attributes
 from marq.core.policies import QueueSettings
 from marq.errors import MarqError, TooLargeError
+from marq.protocol.headers import H_SQS_SENDER, H_SQS_TRACE
+from marq.protocol.messages import Entry, Sent
 
 if TYPE_CHECKING:
     from gateway.sqs.queues import Queues
@@ -67,7 +69,7 @@ class Sending:
 
     def _prepare(
         self, call: Call, entry: Any, settings: QueueSettings
-    ) -> tuple[Outgoing, list[Attribute] | None, Attribute | None]:
+    ) -> tuple[Entry, list[Attribute] | None, Attribute | None]:
         """A message, its attributes and its trace."""
         payload = messages.body_of(entry.MessageBody)
         delay_s = entry.DelaySeconds
@@ -89,13 +91,13 @@ class Sending:
         trace: Attribute | None = None
         if entry.MessageSystemAttributes:
             trace = messages.trace_of(entry.MessageSystemAttributes)
-            added[H_TRACE] = trace.value
+            added[H_SQS_TRACE] = trace.value
         uncounted = 0
         if call.sender is not None:
-            added[H_SENDER] = call.sender.encode()
-            uncounted = len(H_SENDER) + len(added[H_SENDER])
-        kind: Any = Outgoing if not added else partial(FromProtocol, protocol_headers=added, uncounted_bytes=uncounted)
-        outgoing: Outgoing = kind(
+            added[H_SQS_SENDER] = call.sender.encode()
+            uncounted = len(H_SQS_SENDER) + len(added[H_SQS_SENDER])
+        kind: Any = Entry if not added else partial(FromProtocol, protocol_headers=added, uncounted_bytes=uncounted)
+        outgoing: Entry = kind(
             payload=payload,
             headers=headers,
             delay_ms=delay_s * 1000 if delay_s is not None else None,
@@ -144,7 +146,7 @@ class Sending:
         self,
         queue: str,
         settings: QueueSettings,
-        prepared: tuple[Outgoing, list[Attribute] | None, Attribute | None],
+        prepared: tuple[Entry, list[Attribute] | None, Attribute | None],
         sent: Sent,
     ) -> dict[str, Any]:
         outgoing, attributes, trace = prepared

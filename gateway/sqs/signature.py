@@ -109,7 +109,7 @@ def _claim_of(headers: Mapping[str, str], query: Mapping[str, str]) -> Claim:
     expires_s: int | None = None
     if authorization is not None:
         algorithm, _, rest = authorization.partition(" ")
-        parts = dict(found.groups() for part in rest.split(",") if (found := _PART.fullmatch(part)))
+        parts = {found[1]: found[2] for part in rest.split(",") if (found := _PART.fullmatch(part))}
         time = headers.get("X-Amz-Date", "")
     else:
         algorithm, time = query.get("X-Amz-Algorithm", ""), query.get("X-Amz-Date", "")
@@ -225,7 +225,8 @@ def _content(body: bytes, payload: str, key: bytes, claim: Claim) -> bytes:
 
 def unframed(body: bytes, key: bytes | None, time: str, scope: str, signature: str) -> bytes:
     """What chunks hold. With a `key`, each is signed, the first on top of the request's `signature`."""
-    parts, at, previous = [], 0, signature
+    parts: list[bytes] = []
+    at, previous = 0, signature
     while True:
         head = _CHUNK.match(body, at)
         if head is None:

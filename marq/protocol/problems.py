@@ -28,6 +28,10 @@ _KINDS: tuple[tuple[type[BaseException], int, str, str], ...] = (
     (errors.UnavailableError, 503, "unavailable", "Not now"),
     (errors.BrokerError, 503, "unavailable", "Not now"),
 )
+#: Errors by the name of their kind.
+ERRORS: dict[str, type[errors.MarqError]] = {
+    name: kind for kind, _, name, _ in reversed(_KINDS) if issubclass(kind, errors.MarqError)
+}
 _INTERNAL = (500, "internal", "Something went wrong here")
 
 

@@ -13,9 +13,10 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from faust.types import TP
 
 from app.streaming import transport
-from app.streaming.faust_app import MAX_RECORD_BYTES, CopartitionError
+from app.streaming.faust_app import CopartitionError
 from app.streaming.raw_table import SegmentTable, TableError
 from app.streaming.transport import MAX_BUFFERED_CHUNKS, Chunk, OffsetOutOfRange
+from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.integration.worker_lab import Lab, Worker, until
 
 # -- reading ------------------------------------------------------------------------------------------
@@ -404,11 +405,11 @@ def test_a_row_too_large_fails_and_does_not_stop_the_others(kafka: str, tmp_path
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:
             worker, table, writer = await table_worker(lab)
-            future = await writer.run(0, lambda: table.write(b"large", b"x" * MAX_RECORD_BYTES))
+            future = await writer.run(0, lambda: table.write(b"large", b"x" * RECORD_MAX_BYTES))
             with pytest.raises(MessageSizeTooLargeError):
                 await asyncio.wait_for(future, 5)
             # The same by Faust's own way to send a changelog.
-            future = table.send_changelog(0, b"large", b"x" * MAX_RECORD_BYTES)
+            future = table.send_changelog(0, b"large", b"x" * RECORD_MAX_BYTES)
             with pytest.raises(KafkaError):
                 await asyncio.wait_for(future, 5)
             assert (await asyncio.wait_for(table.send_changelog(0, b"small", b"x"), 5)).offset == 0

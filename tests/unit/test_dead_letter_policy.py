@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.engine.catalog import QueueRecord, QueueSettingsError, decode
+from app.engine.catalog import QueueRecord, decode
 from app.service.moves import Moves
 from marq.core.policies import QueueSettings
+from marq.core.settings import QueueSettingsError
 from tests.unit.http_lab import Http, keep_catalog, run, serving, signed_request
 
 ADMIN, EVIL, MANAGER, MOVER = (f"{name}-key-of-enough-length" for name in ("admin", "evil", "manager", "mover"))

@@ -22,7 +22,8 @@ from app.cluster.peers import Peers
 from app.cluster.seals import HEADER, Seals
 from app.engine import ownership as ownership_module
 from app.engine.outbox import Outbox, Writer
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.polling import PeerPolling, Wake
 from app.settings import Settings
 from app.streaming.faults import stop_on_faults

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from faust.types import TP
 
-from app.service.operations import HEADERS_MAX, FromProtocol, Outgoing, QueueService
+from app.service.operations import FromProtocol, QueueService
 from app.streaming import producer as module
 from app.streaming.producer import IdempotentProducer, ProducerFull
 from gateway.schemas import Message
@@ -19,11 +19,13 @@ from gateway.sqs.limits import OUR_HEADERS, RELAXED
 from gateway.sqs.messages import Attribute, headers_of
 from marq.core.policies import QueueSettings
 from marq.errors import BadValueError, TooLargeError
+from marq.protocol.limits import HEADERS_MAX
+from marq.protocol.messages import Entry
 
 SMALL = QueueSettings(max_message_bytes=1024)
 
 
-def headers(message: Outgoing, settings: QueueSettings = SMALL) -> list[tuple[str, bytes]]:
+def headers(message: Entry, settings: QueueSettings = SMALL) -> list[tuple[str, bytes]]:
     return QueueService._headers(None, message, settings, 0)  # type: ignore[arg-type]
 
 
@@ -42,7 +44,7 @@ def headers(message: Outgoing, settings: QueueSettings = SMALL) -> list[tuple[st
     ],
     ids=["payload", "header", "name", "key", "trace", "type"],
 )
-def test_all_that_a_sender_says_counts(message: Outgoing) -> None:
+def test_all_that_a_sender_says_counts(message: Entry) -> None:
     with pytest.raises(TooLargeError):
         headers(message)
 
@@ -76,9 +78,9 @@ def test_names_that_look_a_little_like_them_are(name: str) -> None:
 
 def test_a_message_has_at_most_a_hundred_headers_from_any_protocol() -> None:
     many = {f"{i}": b"" for i in range(HEADERS_MAX)}
-    assert len(headers(Outgoing(payload=b"", headers=many))) == HEADERS_MAX
+    assert len(headers(Entry(payload=b"", headers=many))) == HEADERS_MAX
     with pytest.raises(BadValueError, match="at most 100"):
-        headers(Outgoing(payload=b"", headers=many | {"one more": b""}))
+        headers(Entry(payload=b"", headers=many | {"one more": b""}))
     with pytest.raises(BadValueError, match="at most 100"):
         headers(FromProtocol(payload=b"", headers=many, protocol_headers={"AWS.types": b""}))
     assert RELAXED.attributes + OUR_HEADERS == HEADERS_MAX
