@@ -44,6 +44,9 @@ _NOT_SETTINGS = (CONFIG_VARIABLE, "MARQ_TEST_")
 #: Settings of earlier versions, and what they are called now.
 _RENAMED = {"hold_ms": "persist_after_ms"}
 
+#: Characters of a secret: shorter ones can be guessed.
+SECRET_MIN = 32
+
 MIB = 1024 * 1024
 
 _KAFKA_URL = re.compile(r"kafka://[^/,\s:@]+:\d{1,5}(,[^/,\s:@]+:\d{1,5})*")
@@ -58,6 +61,7 @@ def _comma_list(value: object) -> object:
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Count = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=1)]
+Secret = Annotated[SecretStr, Field(min_length=SECRET_MIN)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -137,10 +141,13 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level that is logged.")
 
     # The front door
-    secret: SecretStr | None = Field(
+    secret: Secret | None = Field(
         None,
-        description="Secret that all workers share: it signs receipts and the calls between workers. Without it, one "
-        "is made and kept in the queues topic.",
+        description="Secret that all workers share, of 32 characters or more: it signs receipts and the calls between "
+        "workers. Without it, one is made and kept in the queues topic.",
+    )
+    secret_previous: Secret | None = Field(
+        None, description="Another secret that is accepted while `MARQ_SECRET` is changed."
     )
     queues: dict[str, dict[str, Any]] = Field(
         {},
@@ -280,6 +287,13 @@ class Settings(BaseSettings):
             raise ValueError("needs MARQ_KAFKA_USERNAME")
         return value
 
+    @field_validator("secret_previous")
+    @classmethod
+    def _previous_has_a_next(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if value is not None and "secret" in info.data and info.data["secret"] is None:
+            raise ValueError("needs MARQ_SECRET")
+        return value
+
     @model_validator(mode="after")
     def _user_has_a_password(self) -> Self:
         if self.kafka_username is not None and self.kafka_password is None:
@@ -380,10 +394,11 @@ def _explain(error: ErrorDetails) -> str:
 
 
 def _given_value(name: str, error: ErrorDetails) -> object:
-    for key, value in os.environ.items():
-        if key.upper() == variable(name):
-            return value
-    return _read_file().get(name, error["input"])
+    value = next((value for key, value in os.environ.items() if key.upper() == variable(name)), None)
+    if value is None:
+        value = _read_file().get(name, error["input"])
+    # whoever writes a password into an address must not find it in a log
+    return re.sub(r"//[^/@]*@", "//…@", value) if isinstance(value, str) else value
 
 
 def _is_secret(field: FieldInfo) -> bool:

@@ -111,13 +111,21 @@ class JsonApi:
     # -- queues
 
     async def create_queue(self, request: web.Request) -> web.Response:
-        values = await self._settings.read(request)
-        info, made = await self.operations.create_queue(request.match_info["queue"], values)
+        queue, values = request.match_info["queue"], await self._settings.read(request)
+        self._require_dead_letters(request, queue, values)
+        info, made = await self.operations.create_queue(queue, values)
         return answer(request, info, 201 if made else 200)
 
     async def update_queue(self, request: web.Request) -> web.Response:
-        values = await self._settings.read(request)
-        return answer(request, await self.operations.update_queue(request.match_info["queue"], values))
+        queue, values = request.match_info["queue"], await self._settings.read(request)
+        self._require_dead_letters(request, queue, values)
+        return answer(request, await self.operations.update_queue(queue, values))
+
+    def _require_dead_letters(self, request: web.Request, queue: str, values: dict[str, Any]) -> None:
+        """Who names another dead-letter queue has to be allowed to send to it. Raises `NotAllowedError`."""
+        target = values.get("dead_letter_queue")
+        if isinstance(target, str) and target and target != self.operations.dead_letter_queue_of(queue):
+            request[GRANTS].require("send", target)
 
     async def get_queue(self, request: web.Request) -> web.Response:
         queue = request.match_info["queue"]

@@ -8,11 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease
-from marq.protocol.limits import BATCH_MAX, MOVE_MAX, RECEIVE_MAX, WAIT_MAX_MS
+from marq.protocol.limits import BATCH_MAX, HEADERS_MAX, MOVE_MAX, RECEIVE_MAX, WAIT_MAX_MS
 from marq.protocol.messages import Entry, Problem, QueueInfo, Received
 
-#: Headers of one message.
-HEADERS_MAX = 100
 #: Bytes of bodies without messages: of `BATCH_MAX` receipts, of `MOVE_MAX` places, of settings and others.
 RECEIPTS_BYTES, PLACES_BYTES, SETTINGS_BYTES = 640 * 1024, 128 * 1024, 64 * 1024
 

@@ -31,6 +31,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.engine.secrets import derived
 from app.kafka.connection import end_client, kafka_client_args, unreachable
 from app.kafka.datadir import resolve_bootstrap
 from app.logs import silenced
@@ -56,6 +57,8 @@ DELETED_KEPT_S = 3600
 DELETE_WAIT_S = 10.0
 #: Seconds that the writer of a record that does not count gets to write another.
 OVERWRITTEN_S = 15.0
+#: Attribute in which records of 0.1 have a policy that is a setting now.
+OLD_POLICY = "sqs.RedriveAllowPolicy"
 #: Format of a record.
 VERSION = 1
 
@@ -102,6 +105,11 @@ class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.state == "active"
 
 
+class _OldPolicy(msgspec.Struct):
+    redrivePermission: str = "allowAll"
+    sourceQueueArns: tuple[str, ...] = ()
+
+
 class Draft(NamedTuple):
     """What a queue is to be."""
 
@@ -118,9 +126,24 @@ _encode = msgspec.json.Encoder().encode
 def decode(value: bytes) -> QueueRecord:
     """The record in a value. Raises `QueueSettingsError`."""
     try:
-        return _decoder.decode(value)
+        return _with_policy(_decoder.decode(value))
     except msgspec.MsgspecError as exc:
         raise QueueSettingsError(f"not the record of a queue: {exc}") from None
+
+
+def _with_policy(record: QueueRecord) -> QueueRecord:
+    """The record with the policy of SQS that stood beside the settings before it was one of them."""
+    text = record.attributes.get(OLD_POLICY)
+    if text is None or record.settings.dead_letters_from is not None:
+        return record
+    try:
+        policy = msgspec.json.decode(text, type=_OldPolicy)
+    except msgspec.MsgspecError:
+        return record
+    if policy.redrivePermission == "allowAll":
+        return record
+    sources = tuple(arn.rpartition(":")[2] for arn in policy.sourceQueueArns) if policy.sourceQueueArns else ()
+    return msgspec.structs.replace(record, settings=msgspec.structs.replace(record.settings, dead_letters_from=sources))
 
 
 class Catalog(Service):
@@ -162,12 +185,19 @@ class Catalog(Service):
     def secret(self) -> bytes:
         """What all workers of the installation share, and nobody else knows."""
         if self._settings.secret is not None:
-            return self._settings.secret.get_secret_value().encode()
+            return derived(self._settings.secret.get_secret_value(), self._settings.name)
         return self._secrets[0]
+
+    @property
+    def previous_secrets(self) -> tuple[bytes, ...]:
+        """Others that are accepted."""
+        previous = self._settings.secret_previous
+        return (derived(previous.get_secret_value(), self._settings.name),) if previous is not None else ()
 
     def keys_for(self, purpose: bytes) -> tuple[bytes, ...]:
         """Keys of 32 bytes made of the secret: the first is used, all are accepted. `purpose`: at most 16 bytes."""
-        return (blake2b(self.secret, digest_size=32, person=purpose).digest(),)
+        secrets = (self.secret, *self.previous_secrets)
+        return tuple(blake2b(secret, digest_size=32, person=purpose).digest() for secret in secrets)
 
     def generation_of(self, queue: str) -> int:
         """How many queues of this name there were before."""
@@ -397,6 +427,8 @@ class Catalog(Service):
             new = change(old)
             if new is None:
                 return
+            if new.active:
+                self._check_dead_letters(queue, old.settings if old is not None and old.active else None, new.settings)
             future: asyncio.Future[bool] = loop.create_future()
             self._mine[new.by] = future
             try:
@@ -408,6 +440,17 @@ class Catalog(Service):
             finally:
                 del self._mine[new.by]
         raise UnavailableError(f"queue {queue!r} is being changed by too many at once; try again")
+
+    def _check_dead_letters(self, queue: str, old: QueueSettings | None, new: QueueSettings) -> None:
+        """Raises `QueueSettingsError` if dead letters are to go where they are not wanted, and did not go before."""
+        target = new.dead_letters_of(queue)
+        if old is not None and old.dead_letters_of(queue) == target:
+            return
+        record = self.records.get(target)
+        if record is not None and record.active and not record.settings.takes_dead_letters_of(queue):
+            raise QueueSettingsError(
+                f"queue {target!r} takes no dead letters of {queue!r}: its dead_letters_from does not name it"
+            )
 
     async def _write(self, key: bytes, value: bytes | None) -> None:
         try:

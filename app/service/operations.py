@@ -42,9 +42,8 @@ from marq.errors import (
     UnavailableError,
 )
 from marq.protocol import problems
-from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, RESERVED
-from marq.protocol.headers import SQS as SQS_HEADERS
-from marq.protocol.limits import MESSAGE_MAX_BYTES
+from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, PROTOCOLS, PROTOCOLS_LENGTH, RESERVED
+from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
 from marq.protocol.messages import Entry, QueueInfo, Received, Sent
 
 if TYPE_CHECKING:
@@ -60,8 +59,6 @@ RUN_MESSAGES = 500
 RECORD_ROOM_BYTES = 1024
 #: What is said of a receipt that is not that of its message's current delivery.
 LEASE_OVER = "the message is finished, or its lease is over"
-#: Headers of a small message that can't make it too large.
-HEADERS_UNCOUNTED = 100
 
 
 class RejectHere(msgspec.Struct):
@@ -84,6 +81,16 @@ class MoveHere(msgspec.Struct):
     to: str | None
 
 
+class FromProtocol(Entry, frozen=True, kw_only=True):
+    """A message with headers that its protocol adds to those of its sender.
+
+    ``uncounted_bytes``: those of them that are not the sender's.
+    """
+
+    protocol_headers: dict[str, bytes] = {}  # noqa: RUF012 - a struct copies it
+    uncounted_bytes: int = 0
+
+
 class Moved(msgspec.Struct):
     """What the owner of a partition says of a message that was to be moved: where its copy is, or an error."""
 
@@ -102,7 +109,7 @@ class QueueService(Service):
         self.settings = settings
         self.meters = meters
         self.catalog = ownership.catalog
-        self.receipts = Receipts(lambda: self.catalog.secret)
+        self.receipts = Receipts(lambda: self.catalog.secret, lambda: self.catalog.previous_secrets)
         self.receives = Receives(ownership, self.receipts, meters, peers)
         self.leases = Leases(ownership, self.receipts, peers)
         self.recent = RecentReceives()
@@ -198,15 +205,29 @@ class QueueService(Service):
         if settings.fifo or message.deduplication_id is not None:
             check_fit(message, settings)
         delay_ms = settings.delay_ms
-        if not message.headers and message.key is None and message.delay_ms is None and message.ttl_ms is None:
+        if (
+            not message.headers
+            and message.key is None
+            and message.delay_ms is None
+            and message.ttl_ms is None
+            and type(message) is not FromProtocol
+        ):
             headers: list[tuple[str, bytes]] = []
             size = len(message.payload)
         else:
             headers = list(message.headers.items())
-            size = len(message.payload) + sum(len(name.encode()) + len(value) for name, value in headers)
             for name in message.headers:
                 if name.startswith(RESERVED):
                     raise BadValueError(f"header {name!r}: names that begin with {RESERVED!r} are marq's own")
+                if name[:PROTOCOLS_LENGTH].lower().startswith(PROTOCOLS):
+                    raise BadValueError(
+                        f"header {name!r}: names that begin with AWS. or Amazon. are those of protocols"
+                    )
+            if isinstance(message, FromProtocol):
+                headers += message.protocol_headers.items()
+            if len(headers) > HEADERS_MAX:
+                raise BadValueError(f"a message with {len(headers)} headers; at most {HEADERS_MAX}")
+            size = len(message.payload) + sum(len(name.encode()) + len(value) for name, value in headers)
             if message.key is not None:
                 headers.append((HEADER_KEY, message.key))
                 size += len(message.key)
@@ -221,13 +242,12 @@ class QueueService(Service):
         elif message.group is not None:
             headers.append((H_GROUP, message.group.encode()))
         if settings.max_message_bytes and size > settings.max_message_bytes:
-            # what a protocol adds is not the sender's
-            size_sent = size - sum(len(n) + len(v) for n, v in headers if n.startswith(SQS_HEADERS))
+            size_sent = size - (message.uncounted_bytes if isinstance(message, FromProtocol) else 0)
             if size_sent > settings.max_message_bytes:
                 raise TooLargeError(
                     f"a message of {size_sent} bytes; the queue takes at most {settings.max_message_bytes}"
                 )
-        if size > MESSAGE_MAX_BYTES // 2 or len(headers) > HEADERS_UNCOUNTED:
+        if size > MESSAGE_MAX_BYTES // 2:
             size = len(message.payload) + sum(HEADER_OVERHEAD_BYTES + len(n.encode()) + len(v) for n, v in headers)
             if size > MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES:
                 raise TooLargeError(
@@ -534,6 +554,11 @@ class QueueService(Service):
     async def update_queue(self, queue: str, values: dict[str, Any]) -> QueueInfo:
         """Set some values of a queue."""
         return self._info(queue, await self.catalog.update(queue, values))
+
+    def dead_letter_queue_of(self, queue: str) -> str:
+        """The dead-letter queue that the settings of a queue name; empty if they name none."""
+        record = self.catalog.records.get(queue)
+        return record.settings.dead_letter_queue if record is not None and record.active else ""
 
     def get_queue(self, queue: str) -> QueueInfo:
         """A queue and all its settings. Raises `UnknownQueueError`."""

@@ -6,10 +6,12 @@ from typing import Literal, NamedTuple
 
 from app.service.operations import RECORD_ROOM_BYTES
 from marq.core.policies import DELAY_MAX_MS, TIME_MAX_MS, TTL_MAX_MS
-from marq.protocol.limits import MESSAGE_MAX_BYTES
+from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
 
 Mode = Literal["strict", "relaxed"]
 
+#: Headers that this package adds to those of attributes.
+OUR_HEADERS = 3
 KIB, MIB = 1024, 1024 * 1024
 
 
@@ -26,7 +28,7 @@ class Limits(NamedTuple):
     batch_bytes: int | None  # of all bodies and attributes of a request; None: no limit but that of requests
     entries: int  # in a batch
     receive: int  # messages of a receive
-    attributes: int | None  # of a message
+    attributes: int  # of a message
     max_receives: int
     again_s: int  # between purges of a queue, and until a deleted one can be made again
 
@@ -57,7 +59,7 @@ RELAXED = Limits(
     batch_bytes=None,
     entries=1_000,
     receive=1_000,
-    attributes=None,
+    attributes=HEADERS_MAX - OUR_HEADERS,
     max_receives=1_000_000,
     again_s=0,
 )

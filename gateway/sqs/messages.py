@@ -105,9 +105,9 @@ def check_id(value: str, parameter: str) -> str:
     return value
 
 
-def attributes_of(given: dict[str, Any], limit: int | None = ATTRIBUTES_MAX) -> list[Attribute]:
+def attributes_of(given: dict[str, Any], limit: int = ATTRIBUTES_MAX) -> list[Attribute]:
     """The attributes of a message that is sent. Raises `SqsError`."""
-    if limit is not None and len(given) > limit:
+    if len(given) > limit:
         raise _invalid(f"Number of message attributes [{len(given)}] exceeds the allowed maximum [{limit}].")
     return [_attribute_of(name, value) for name, value in given.items()]
 
@@ -175,13 +175,11 @@ def _invalid(message: str) -> SqsError:
     return SqsError("InvalidParameterValue", message)
 
 
-def headers_of(attributes: list[Attribute]) -> dict[str, bytes]:
-    """The headers that carry attributes."""
+def headers_of(attributes: list[Attribute]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The headers that carry attributes, and what is added to them."""
     headers = {name: value for name, _, value in attributes}
     types = {name: kind for name, kind, value in attributes if kind != _natural_type(value)}
-    if types:
-        headers[H_SQS_TYPES] = _to_json(types)
-    return headers
+    return headers, {H_SQS_TYPES: _to_json(types)} if types else {}
 
 
 def _natural_type(value: bytes) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.service.fifo import UnfitError, deduplication_id_of
+from app.service.operations import FromProtocol
 from gateway.sqs import batches, messages
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing
@@ -81,17 +83,21 @@ class Sending:
         if name is not None:
             messages.check_id(name, "MessageDeduplicationId")
         headers: dict[str, bytes] = {}
+        added: dict[str, bytes] = {}
         attributes: list[Attribute] | None = None
         if entry.MessageAttributes:
             attributes = messages.attributes_of(entry.MessageAttributes, self._limits.attributes)
-            headers = messages.headers_of(attributes)
+            headers, added = messages.headers_of(attributes)
         trace: Attribute | None = None
         if entry.MessageSystemAttributes:
             trace = messages.trace_of(entry.MessageSystemAttributes)
-            headers[H_SQS_TRACE] = trace.value
+            added[H_SQS_TRACE] = trace.value
+        uncounted = 0
         if call.sender is not None:
-            headers[H_SQS_SENDER] = call.sender.encode()
-        outgoing = Entry(
+            added[H_SQS_SENDER] = call.sender.encode()
+            uncounted = len(H_SQS_SENDER) + len(added[H_SQS_SENDER])
+        kind: Any = Entry if not added else partial(FromProtocol, protocol_headers=added, uncounted_bytes=uncounted)
+        outgoing: Entry = kind(
             payload=payload,
             headers=headers,
             delay_ms=delay_s * 1000 if delay_s is not None else None,

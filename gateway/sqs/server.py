@@ -44,6 +44,8 @@ PERMISSIONS = {
             "DeleteMessageBatch",
             "ChangeMessageVisibility",
             "ChangeMessageVisibilityBatch",
+            "StartMessageMoveTask",
+            "CancelMessageMoveTask",
         ),
         "receive",
     ),

@@ -35,6 +35,10 @@ H_POISON_CUT = "marq-poison-cut"
 #: In a message that `pipeline replay` sent again: where it was.
 H_REPLAYED_FROM = "marq-replayed-from"
 
+#: Beginnings, in small letters, of the headers that only protocols may add: receivers believe them.
+PROTOCOLS = ("aws.", "amazon.")
+PROTOCOLS_LENGTH = max(map(len, PROTOCOLS))
+
 #: The SQS layer's own: types of attributes, the trace, the access key of the sender.
 SQS = "AWS."
 H_SQS_TYPES = "AWS.types"

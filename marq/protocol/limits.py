@@ -7,6 +7,8 @@ from __future__ import annotations
 MESSAGE_MAX_BYTES = 4 * 1024 * 1024
 #: Largest record: the largest message, and what Kafka's format, a row around it, or a copy of it adds.
 RECORD_MAX_BYTES = MESSAGE_MAX_BYTES + 64 * 1024
+#: Headers of a message.
+HEADERS_MAX = 100
 #: Messages or receipts in one request that the service takes …
 BATCH_MAX = 10_000
 #: … and that a client sends, with so many bytes of payload if they are several messages.

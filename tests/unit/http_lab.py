@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import uvloop
@@ -112,6 +114,20 @@ async def serving(folder: Path, **values: Any) -> AsyncIterator[Http]:
         yield http
     finally:
         await app.web._runner.cleanup()
+
+
+def keep_catalog(http: Http) -> None:
+    """Let the worker have a catalog of queues, in memory instead of in Kafka."""
+    catalog, offsets = http.app.catalog, itertools.count()
+
+    async def write(key: bytes, value: bytes | None) -> None:
+        catalog._take(SimpleNamespace(key=key, value=value, offset=next(offsets)))
+
+    async def end_offsets(topic: str, partitions: int) -> tuple[int, ...]:
+        return (0,) * partitions
+
+    catalog._write = write  # type: ignore[method-assign]
+    catalog.end_offsets = end_offsets  # type: ignore[method-assign]
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
