@@ -18,6 +18,8 @@ if not __package__:
 
 import click
 
+from pipeline.console import say
+
 #: Job -> its module, which has a click command called `command`; imported when it is asked for.
 JOBS = {
     "archive": ("pipeline.archive", "Stream both topics into tables."),
@@ -71,7 +73,7 @@ def _errors_as_lines() -> Iterator[None]:
 
 
 def _fail(text: str) -> None:
-    click.echo(f"marq: {text}", err=True)
+    say(f"marq: {text}", err=True)
     raise SystemExit(2) from None
 
 

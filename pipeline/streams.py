@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import click
-
 from marq.errors import BrokerError, PipelineError
+from pipeline.console import say
 from pipeline.kafka import Kafka, Offsets, offsets_json
 from pipeline.options import Job
 from pipeline.session import explain
@@ -86,18 +85,18 @@ class Streaming:
 
         A Kafka that goes away while the job runs without `once` is waited for.
         """
-        click.echo(self.open(spark) + ("" if self.once else "  (Ctrl-C stops it)"))
+        say(self.open(spark) + ("" if self.once else "  (Ctrl-C stops it)"))
         while not self.stopped():
             try:
                 self._stream(spark)
             except BrokerError as error:
                 if self.once:
                     raise
-                click.echo(f"marq: {error}; waiting for it", err=True)
+                say(f"marq: {error}; waiting for it", err=True)
                 self._await_kafka()
                 continue
             break
-        click.echo(self.outcome(spark))
+        say(self.outcome(spark))
 
     def _stream(self, spark: SparkSession) -> None:
         self._queries.clear()

@@ -80,6 +80,7 @@ class Limits(NamedTuple):
     step_timeout_ms: int = 30_000
     queue_id: str | None = None  # topic mode
     partitions: int = 1  # over which the limits of a queue are spread
+    origin_keys: tuple[bytes, ...] = ()  # with which origins of copies are sealed; none: they are not
 
 
 DEFAULT_LIMITS = Limits()
@@ -278,7 +279,12 @@ class Owner:
                     )
             present = set(row_keys)
             self.partition = Partition.restore(
-                self.number, manifest, load, queue_id=self.limits.queue_id, present=present
+                self.number,
+                manifest,
+                load,
+                queue_id=self.limits.queue_id,
+                present=present,
+                origin_keys=self.limits.origin_keys,
             )
             if accept_loss:
                 self._skip_deleted_markers(log_start[1])
@@ -319,9 +325,10 @@ class Owner:
         return list(partition.lost)
 
     def _new_partition(self, load: Callable[[str], bytes] | None) -> Partition:
+        queue_id, origin_keys = self.limits.queue_id, self.limits.origin_keys
         if load is None:
-            return Partition(self.number, queue_id=self.limits.queue_id)
-        return Partition(self.number, queue_id=self.limits.queue_id, load=load)
+            return Partition(self.number, queue_id=queue_id, origin_keys=origin_keys)
+        return Partition(self.number, queue_id=queue_id, load=load, origin_keys=origin_keys)
 
     @property
     def phase(self) -> Phase:
