@@ -82,8 +82,7 @@ class Housekeeping(Service):
             return
         self._purged[key] = False
         held.owner.purge(queue, before)
-        markers, held.owner.appends = held.owner.appends, []
-        folded = held.outbox.put_confirmed(markers)
+        folded = held.outbox.put_confirmed(held.owner.take_appends())
         folded.add_done_callback(lambda done: self._on_appended(key, done))
 
     def _on_appended(self, key: tuple[int, int, str], done: asyncio.Future[int]) -> None:

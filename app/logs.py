@@ -27,6 +27,7 @@ _REPEATING = (
     "aiokafka.consumer.group_coordinator",
     "aiokafka.producer.producer",
     "aiokafka.producer.sender",
+    "app.streaming.sender",
     "mode.timers",
 )
 #: Errors that pass by themselves within a moment: a leader or coordinator that was just chosen, or moved.

@@ -76,6 +76,9 @@ ANSWERS_S = 1.0
 BODIES_BYTES = 64 * 1024 * 1024
 #: Seconds that threads without work get to end at the end of the process.
 IDLE_THREADS_S = 0.3
+#: Seconds that a worker which has left the group goes on serving until others have taken its partitions over: they
+#: learn of it by their next heartbeat.
+TAKEN_S = 2.5
 #: Seconds that a leaving worker waits for its last acknowledgements to be durable.
 HAND_OVER_S = 2.0
 
@@ -243,7 +246,8 @@ class WorkerApp(MarqApp):
         await asyncio.wait_for(self.catalog.share_secret(), 30)
         await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
-        self.ownership.spawn(self.ownership.changelogs.warm())
+        tables = self.ownership.tables.values()
+        self.ownership.spawn(self.ownership.changelogs.warm(tables, self.topics_in_use))
         await self.peers.start()
         await self.handlers.start()
         await self.operations.start()
@@ -251,6 +255,12 @@ class WorkerApp(MarqApp):
         await self.moves.start()
         await self.receivers.start()
         await self.redelivery.start()
+
+    async def leave(self) -> None:
+        """Give what this worker owns to the others, if there are any, and serve until they have it."""
+        if self.failure is None and self.ownership.held and len(self.peers.members()) > 1:
+            self.consumer.leave_group()
+            await self.ownership.serve_until_taken(TAKEN_S)
 
     async def on_stop(self) -> None:
         self.operations.receives.close()
@@ -369,7 +379,11 @@ class FaustWorker(faust.Worker):
         last = threading.Timer(STOP_S, _exit_now)
         last.daemon = True
         last.start()
-        await super().stop()
+        try:
+            if isinstance(self.app, WorkerApp):
+                await self.app.leave()
+        finally:
+            await super().stop()
 
     def _on_sigint(self) -> None:
         # as Faust does, without its line on the terminal

@@ -70,6 +70,7 @@ def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
+    from pipeline import damage
     from pipeline.logs import Archive, archived
     from pipeline.records import messages
     from pipeline.selection import with_text
@@ -78,7 +79,7 @@ def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
     topic, bounds = job.kafka.settings.queue_topic, job.kafka.bounds(job.kafka.settings.queue_topic)
     begin = {topic: {number: start for number, (start, _) in bounds.items()}}
     end = {topic: {number: end for number, (_, end) in bounds.items()}}
-    records = job.kafka.records(spark, begin, end, maxRecordsPerPartition=str(PART_RECORDS))
+    records = damage.records(spark, job.kafka, begin, end, maxRecordsPerPartition=str(PART_RECORDS))
     found = messages(records.where(F.col("key") == F.lit(queue.encode())), None).drop("reason")
     gone = {number: start for number, (start, _) in bounds.items() if start}
     archive = Archive(job.data).messages

@@ -522,7 +522,7 @@ class Catalog(Service):
         decode_with(
             consumer._fetcher,
             tp.topic.__eq__,
-            lambda tp, fault: self.log.warning("%s [%s, %s) can't be decoded: %s", tp.topic, *fault),
+            lambda tp, fault: self.log.warning("%s [%s, %s) can't be decoded: %s", tp.topic, *fault[:3]),
         )
         consumer.assign([tp])
         await consumer.seek_to_beginning(tp)

@@ -49,7 +49,7 @@ from marq.protocol.headers import (
 from marq.protocol.limits import RECORD_MAX_BYTES
 
 if TYPE_CHECKING:
-    from marq.core.owner import Handout
+    from marq.core.agenda import Handout
 
 
 #: Seconds until what was ended has to be folded, and how often that is looked at.
@@ -199,20 +199,9 @@ class Copies:
         Those whose delivery is not the current one any more are left alone.
         """
         partition = held.owner.partition
-        taken = []
-        for offset in offsets:
-            delivered = partition.deliveries.get(offset)
-            if (
-                delivered is not None
-                and delivered.leased
-                and (delivered.epoch, delivered.delivery) == receipt
-                and offset in partition.messages
-                and offset not in partition.reserved
-            ):
-                taken.append(offset)
+        taken = partition.reserve_current(offsets, *receipt)
         if not taken:
             return Rejected([], [])
-        partition.reserved.update(taken)  # a lease that ends meanwhile must not begin another delivery
         copies = self._copies(held, taken, lambda record, offset: self._dead(held, record, offset, reason, 0))
         copied, failed = await self._confirmed(held, copies)
         if not self._still(held):
@@ -249,7 +238,7 @@ class Copies:
             try:
                 handout = await asyncio.wait_for(mover.begun, START_TIMEOUT_S)
             except TimeoutError:
-                pending.gone = True
+                pending.cancel()
                 raise UnavailableError("Kafka did not confirm in time that it is to be moved; try again") from None
             if held.owner.stalled:
                 raise self._stalled(held)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from app.engine.outbox import Outbox
-from marq.core.owner import Handout, Owner
+from marq.core.agenda import Handout
+from marq.core.owner import Owner
 
 #: Milliseconds that reading goes on after a receiver found nothing. A partition that is paused and resumed for every
 #: message is late each time: a fetch that is under way has to end before the partition is part of one again.

@@ -27,7 +27,9 @@ from app.kafka.connection import end_client, kafka_client_args
 from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
 from marq.core import markers as m
-from marq.core.owner import Limits, Owner, Phase, WriteManifest, WriteRows
+from marq.core.checkpoint_cycle import WriteManifest, WriteRows
+from marq.core.owner import Owner, Phase
+from marq.core.policies import Limits
 from marq.core.rows import Loss, Manifest, decode_manifest, table_of
 from marq.errors import BrokerError, NotPossibleError, RowError
 from marq.protocol.limits import RECORD_MAX_BYTES
@@ -128,7 +130,7 @@ class _Own(NamedTuple):
 
 async def _write(topics: Topics, logs: _Logs, owner: Owner) -> None:
     """Write the state as a checkpoint: rows first, then the manifest that names them."""
-    owner.under_pressure = True
+    owner.hurry_checkpoint()
     while (step := owner.step(0)) is not None:
         if isinstance(step, WriteRows):
             for key, value in step.rows:

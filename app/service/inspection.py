@@ -10,7 +10,7 @@ import asyncio
 import base64
 import resource
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from faust.types import TP
@@ -42,6 +42,7 @@ from app.service.watches import Receivers
 from marq.core.digest import STATES, Entry, digest_of, entries
 from marq.core.partition import Partition
 from marq.core.segments import Segment
+from marq.core.state import MessageState
 from marq.errors import MarqError, NotFoundError
 from tables import markers, messages, progress
 
@@ -192,7 +193,8 @@ class Inspection:
             digest="",
         )
         found = await asyncio.to_thread(digest_of, list(entries(partition)))
-        view.queues, view.digest = found.queues, found.digest
+        view.queues = {queue: {s.value: n for s, n in states.items()} for queue, states in found.queues.items()}
+        view.digest = found.digest
         return view
 
     # ------------------------------------------------------------------ queues
@@ -202,7 +204,7 @@ class Inspection:
         counts, missing = await self._census.total()
         ages = await self._census.oldest([queue for queue in queues if queue in counts])
         breakers, received = await self._breakers(queues), await self._receivers.of(queues)
-        none = dict.fromkeys(STATES, 0)
+        none: dict[str, int] = dict.fromkeys(STATES, 0)
         stats: list[QueueStats] = []
         for queue in queues:
             own = counts.get(queue, none)
@@ -267,19 +269,18 @@ class Inspection:
         view = MessageView(self._ownership.topics.queue, held.number, offset)
         if offset >= partition.position:
             raise NotFoundError(f"partition {held.number} has been read up to offset {partition.position} only")
+        state = partition.state_of(offset)
+        if state is MessageState.DONE:
+            return view
         queue = partition.segments.queue_of(offset)
         if queue is not None:
             segment = partition.segments.find(offset)
             assert segment is not None
             record = partition.records_of(segment)[offset]
-            entry = Entry(offset, queue, "ready", 0)
-        elif offset in partition.messages:
-            record = partition.record(offset)
-            entry = next(iter(entries_of(partition, offset)))
         else:
-            return view
+            queue, record = partition.queue_of(offset), partition.record(offset)
         payload = record.value or b""
-        view.state, view.queue, view.receives = entry.state, entry.queue, entry.receives
+        view.state, view.queue, view.receives = state, queue or "", partition.receives(offset)
         view.sent_ms = record.timestamp
         view.age_ms = max(0, (self._ownership.broker_time.now_ms or record.timestamp) - record.timestamp)
         view.headers = [(name, _text(value)) for name, value in record.headers]
@@ -328,17 +329,6 @@ class Inspection:
         if not 0 <= number < partitions:
             raise NotFoundError(f"there are partitions 0 to {partitions - 1}, not {number}")
         return await self._owners.ask(number, operation, argument)
-
-
-def entries_of(partition: Partition, offset: int) -> Iterable[Entry]:
-    """The entry of one message in memory."""
-    delivered = partition.deliveries.get(offset)
-    receives = delivered.receives if delivered is not None else 0
-    if delivered is not None and partition.clock_ms < delivered.deadline_ms:
-        state = "in_flight" if delivered.leased else "delayed"
-    else:
-        state = "delayed" if offset in partition.delays else "ready"
-    yield Entry(offset, partition.queue_of(offset) or "", state, receives)
 
 
 def _brief(held: OwnedPartition, entry: Entry) -> MessageBrief:

@@ -55,6 +55,11 @@ class NoRecovery(Recovery):
     Faust reads the changelogs of all partitions before any of them is of use, and again at each rebalance.
     """
 
+    def _add(self, table: Any, tp: TP, offsets: Any) -> None:
+        # Faust's asks the table how far it was read, which opens its store in the middle of the rebalance
+        self.tp_to_table[tp] = table
+        offsets.setdefault(tp, None)
+
     @Service.task
     async def _restart_recovery(self) -> None:
         while not await self.wait_for_stopped(self.signal_recovery_start):  # type: ignore[arg-type]
@@ -219,8 +224,8 @@ def create_app(
         "broker": ";".join(f"kafka://{address.strip()}" for address in bootstrap.split(",")),
         "broker_credentials": credentials,
         "broker_session_timeout": session_timeout_s,
-        # A member learns of a rebalance by its next heartbeat.
-        "broker_heartbeat_interval": min(1.0, session_timeout_s / 3),
+        # A member learns of a rebalance by its next heartbeat, and no checkpoints are made until all know.
+        "broker_heartbeat_interval": min(0.5, session_timeout_s / 3),
         "broker_rebalance_timeout": 30.0,
         "broker_request_timeout": max(30.0, session_timeout_s),
         "broker_max_poll_interval": 60.0,

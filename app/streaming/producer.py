@@ -118,10 +118,12 @@ class IdempotentProducer(driver.Producer):
 
     async def on_start(self) -> None:
         await super().on_start()
-        self._ensure_producer()._sender.sender_task.add_done_callback(self._on_sender_end)
+        producer = self._ensure_producer()
+        for task in (producer._sender.sender_task, producer.client._sync_task):
+            task.add_done_callback(self._on_sender_end)
 
     def _on_sender_end(self, task: asyncio.Task) -> None:
-        """Without this task nothing is ever sent again, and aiokafka tells nobody but those who append."""
+        """Without it, or the one that asks who leads what, nothing is sent any more, and aiokafka tells nobody."""
         if not task.cancelled() and not self.should_stop:
             self.app.fail(InternalError(f"the task that writes to Kafka has ended: {task.exception()!r}"))
 
@@ -358,6 +360,10 @@ class IdempotentProducer(driver.Producer):
         return self.append(topic, partition, value, key, headers, int(timestamp * 1000) if timestamp else None)
 
     async def on_stop(self) -> None:
+        # without Kafka each takes its time
+        await asyncio.gather(self._end(), *(lane.stop() for lane in set(self.lanes.values())))
+
+    async def _end(self) -> None:
         producer = self._producer
         if not await end_client(super().on_stop()):
             self.log.warning("%s bytes were not confirmed by Kafka when the worker stopped", self.pending_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -120,7 +120,27 @@ def name_problem(queue: str) -> str | None:
     return None
 
 
+class Limits(NamedTuple):
+    """What the owner of a partition is set to. Milliseconds, offsets."""
+
+    checkpoint_ms: int = 2_000
+    window_offsets: int = 100_000
+    persist_after_ms: int = 10_000
+    step_timeout_ms: int = 30_000
+    queue_id: str | None = None  # topic mode
+    partitions: int = 1  # over which the limits of a queue are spread
+    origin_keys: tuple[bytes, ...] = ()  # with which origins of copies are sealed; none: they are not
+
+
+DEFAULT_LIMITS = Limits()
+
+
 SettingsOf = Callable[[str], QueueSettings]
+
+
+def is_exhausted(receives: int, settings: QueueSettings) -> bool:
+    """True if a message that was delivered ``receives`` times may not be delivered again: it is a dead letter."""
+    return 0 < settings.max_receives <= receives
 
 
 def batch_cap(attempt: int, limit: int, max_receives: int) -> int:

@@ -154,7 +154,7 @@ class Reading(Lanes):
         backlog = self._backlog(facts.queue)
         delivered = self.deliveries.get(offset)
         if delivered is not None:
-            if self.clock_ms >= delivered.deadline_ms:
+            if delivered.is_over(self.clock_ms):
                 self._push(offset, delivered.receives)
             elif self._fifo or self._apart is not None:
                 self._note_out(backlog.name, offset)  # its group must not go on before it

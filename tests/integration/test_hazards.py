@@ -308,6 +308,28 @@ def test_positions_are_committed_when_partitions_are_revoked_and_not_later(kafka
 # -- assignment ---------------------------------------------------------------------------------------
 
 
+def test_a_member_that_has_left_the_group_reads_on_while_another_one_gets_its_partitions(
+    kafka: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with Lab(kafka, tmp_path) as lab:
+            first = await lab.worker()
+            await first.ready()
+            first.open_all()
+            first.app.consumer.leave_group()
+            second = await lab.worker()
+            await second.ready()
+            assert not first.app.rebalancing
+            await lab.send(lab.queue, 0, b"x", b"y")
+            await until(lambda: first.values(lab.q(0)) == [b"x", b"y"])
+            second.open_all()
+            await until(lambda: second.values(lab.q(0)) == [b"x", b"y"])
+            await first.stop()
+            assert not first.crashes
+
+    asyncio.run(scenario())
+
+
 def test_topics_that_are_not_copartitioned_stop_the_worker(kafka: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:
@@ -395,6 +417,26 @@ def test_rows_come_back_on_another_machine(kafka: str, tmp_path: Path) -> None:
             _, table, _ = await table_worker(lab)
             assert list(table.items(0)) == [(b"big", big)]
             assert table.persisted(0) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_is_still_being_closed_is_opened_after_that(kafka: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Lab(kafka, tmp_path) as lab:
+            _, table, writer = await table_worker(lab)
+            await (await writer.run(0, lambda: table.write(b"key", b"1")))
+            actives = {TP(lab.changelog, p) for p in range(2)}
+            await table.data.on_rebalance({TP(lab.changelog, 1)}, {TP(lab.changelog, 0)}, set())
+            with pytest.raises(TableError):
+                await table.open(0)
+            await table.data.on_rebalance(actives, set(), {TP(lab.changelog, 0)})
+            assert not table.data.is_open(0), "it costs nothing in the middle of a rebalance"
+            await table.open(0)
+            assert table.read(0, b"key") == b"1"
+            await table.data.on_rebalance({TP(lab.changelog, 1)}, {TP(lab.changelog, 0)}, set())
+            await table.data.on_rebalance(actives, set(), {TP(lab.changelog, 0)})
+            assert table.read(0, b"key") == b"1", "who does not open it waits as well"
 
     asyncio.run(scenario())
 

@@ -16,11 +16,11 @@ from app.engine import fitting
 from app.engine.copies import POISON_ROOM_BYTES, Copies
 from marq.core.dedup import origin_seal
 from marq.core.markers import End, Tick
-from marq.core.owner import STALLED_MS
 from marq.core.policies import QueueSettings
 from marq.core.ranges import offsets_in
 from marq.core.reading import Unreadable
 from marq.core.rows import Record
+from marq.core.starts import STALLED_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES, stored_size
 from marq.errors import BrokerError, UnavailableError
 from marq.protocol.headers import H_DEAD_QUEUE, H_ORIGIN, H_ORIGIN_SEAL, H_POISON, H_POISON_CUT

@@ -105,6 +105,7 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
         receivers=[],
         topics=SimpleNamespace(queue="t", partitions=8),
         app=SimpleNamespace(producer=producer),
+        stalls=SimpleNamespace(now=dict),
     )
 
     async def main() -> None:

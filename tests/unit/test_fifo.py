@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marq.core import memory
+from marq.core.agenda import Handout
 from marq.core.markers import End, Keepalive, encode
-from marq.core.owner import Handout
 from marq.core.policies import QueueSettings
 from marq.core.ranges import ranges_of
 from marq.protocol.headers import H_GROUP

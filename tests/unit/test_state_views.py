@@ -19,8 +19,7 @@ from app.service.census import Census
 from app.service.descriptions import Place
 from app.service.inspection import Inspection
 from gateway.metrics import QUEUES_MAX, Collector
-from marq.core.owner import Limits
-from marq.core.policies import QueueSettings
+from marq.core.policies import Limits, QueueSettings
 from tests.unit.core_helpers import Worker
 from tests.unit.peer_helpers import Network, alone
 from tests.unit.test_metrics import app, collector, samples
