@@ -57,6 +57,7 @@ from gateway import connections, health, json_api, leftovers, metrics, routes, v
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
 from marq.errors import MarqError, SettingError
+from marq.text import cleaned
 from tables import markers as markers_table
 from tables import messages as messages_table
 from tables import progress as progress_table
@@ -364,7 +365,7 @@ class FaustWorker(faust.Worker):
             try:
                 app.prepare()
             except MarqError as error:
-                click.echo(f"marq: {error}", err=True)
+                _say(str(error))
                 raise SystemExit(2) from None
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
@@ -435,7 +436,7 @@ def _user_threads() -> list[threading.Thread]:
 
 
 def _say(line: str) -> None:
-    click.echo(f"marq: {line}", err=True)
+    click.echo(cleaned(f"marq: {line}"), err=True)
 
 
 def _exit_now() -> None:

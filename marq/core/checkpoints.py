@@ -389,6 +389,7 @@ class Checkpoints(Deliveries):
         *,
         queue_id: str | None = None,
         present: Collection[str] | None = None,
+        origin_keys: tuple[bytes, ...] = (),
     ) -> Self:
         """The inverse of :meth:`checkpoint`: the state at the manifest's positions.
 
@@ -399,7 +400,7 @@ class Checkpoints(Deliveries):
         Raises:
             RowError: a row that the manifest names is missing or damaged.
         """
-        steps = cls.restoring(number, manifest, load, queue_id=queue_id, present=present)
+        steps = cls.restoring(number, manifest, load, queue_id=queue_id, present=present, origin_keys=origin_keys)
         while True:
             try:
                 next(steps)
@@ -416,9 +417,10 @@ class Checkpoints(Deliveries):
         *,
         queue_id: str | None = None,
         present: Collection[str] | None = None,
+        origin_keys: tuple[bytes, ...] = (),
     ) -> Generator[None, None, Self]:
         """:meth:`restore` in slices of some milliseconds; the generator returns the partition."""
-        self = cls(number, queue_id=queue_id, load=load)
+        self = cls(number, queue_id=queue_id, load=load, origin_keys=origin_keys)
         self.position = self.persisted = manifest.position
         self.markers_position = manifest.markers_position
         self.ahead = RangeSet(manifest.done)
