@@ -24,11 +24,12 @@ from pyspark.sql.types import (
 )
 
 from marq.core.markers import decode
-from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES, QUEUE_NAME_MAX
+from marq.core.partition import QUEUE_NAME_MAX
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, SPAN_MAX_MS, UNDECODABLE
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarkerError
-from marq.message import HEADER_KEY
+from marq.protocol.headers import H_DELAY, H_GROUP, H_ORIGIN, H_POISON, H_TTL, HEADER_KEY
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 #: Version of the tables' rows.
 SCHEMA_VERSION = 2
-
-HEADER_REASON = "marq-poison-reason"
 
 #: Largest record that is the copy of a message.
 COPY_MAX_BYTES = MESSAGE_MAX_BYTES + COPY_ROOM_BYTES
@@ -283,7 +282,7 @@ def malformed_markers(decoded: DataFrame) -> DataFrame:
 
 def poison(records: DataFrame) -> DataFrame:
     """Records of the poison topic (copies that workers put aside) as rows of `MALFORMED`."""
-    reason = F.coalesce(_damage(), _text(last_header(HEADER_REASON)), F.lit("no reason given"))
+    reason = F.coalesce(_damage(), _text(last_header(H_POISON)), F.lit("no reason given"))
     return records.select(
         *_place(),
         "key",

@@ -25,6 +25,7 @@ from marq.errors import (
     UnknownQueueError,
     UnreachableError,
 )
+from marq.protocol.headers import H_DEAD_AT_MS, H_DEAD_QUEUE, H_DEAD_REASON, H_DEAD_RECEIVES, H_DEAD_SENT_MS
 from pipeline.options import Job, job_options, key_in
 from pipeline.queues import require_ours
 from pipeline.sending import Pace
@@ -103,11 +104,11 @@ def _described(found: DataFrame) -> DataFrame:
 
     rows = found.withColumns(
         {
-            "dead_from": header("marq-dead-queue"),
-            "reason": header("marq-dead-reason"),
-            "receives": header("marq-dead-receives").try_cast("bigint"),
-            "first_sent_ms": header("marq-dead-sent-ms").try_cast("bigint"),
-            "dead_at_ms": header("marq-dead-at-ms").try_cast("bigint"),
+            "dead_from": header(H_DEAD_QUEUE),
+            "reason": header(H_DEAD_REASON),
+            "receives": header(H_DEAD_RECEIVES).try_cast("bigint"),
+            "first_sent_ms": header(H_DEAD_SENT_MS).try_cast("bigint"),
+            "dead_at_ms": header(H_DEAD_AT_MS).try_cast("bigint"),
             "sent": F.col("timestamp"),
         }
     )
