@@ -176,7 +176,8 @@ async def send(ledger: Ledger, settings: Settings, stopped: Callable[[], bool]) 
             for number, (queue, line) in enumerate(flights(ledger.total))
             if not ledger.sent[number]
         )
-        batch, numbers = producer.create_batch(), []
+        batch = producer.create_batch()
+        numbers: list[int] = []
 
         async def confirm(future: Any, numbers: list[int]) -> None:
             await future

@@ -30,6 +30,7 @@ from types import TracebackType
 
 from app.kafka.jars import default_cache_dir, install, locked
 from marq.errors import BrokerError, DownloadError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 KAFKA_VERSION = "4.3.0"
 
@@ -39,8 +40,6 @@ LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 #: Seconds between SIGTERM and SIGKILL when it stops.
 STOP_TIMEOUT_S = 20.0
-#: Largest message that a topic may allow, with room for the batch around it.
-MESSAGE_MAX_BYTES = 4 * 1024 * 1024 + 64 * 1024
 
 LOG4J2 = Path(__file__).with_name("log4j2.xml")
 
@@ -124,6 +123,11 @@ def port_is_free(port: int, host: str = LOOPBACK) -> bool:
         return True
 
 
+def new_cluster_id() -> str:
+    """An id for a new cluster, as Kafka makes them."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+
+
 def _answers(port: int) -> bool:
     """Whether a Kafka broker on the port answers an ApiVersions request (version 0)."""
     body = struct.pack(">hhih", 18, 0, 1, -1)
@@ -158,8 +162,8 @@ def server_properties(
         "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": str(log_dir),
         "auto.create.topics.enable": "false",
-        "message.max.bytes": str(MESSAGE_MAX_BYTES),
-        "replica.fetch.max.bytes": str(MESSAGE_MAX_BYTES),
+        "message.max.bytes": str(RECORD_MAX_BYTES),
+        "replica.fetch.max.bytes": str(RECORD_MAX_BYTES),
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "4",
         "transaction.state.log.replication.factor": "1",
@@ -191,6 +195,7 @@ class EmbeddedBroker:
         cache_dir: where the jars are kept (default: `default_cache_dir()`).
         heap_mib: Java heap.
         config: server properties to add or replace, for instance more listeners.
+        cluster_id: of the cluster that the broker is a part of. By default it is one by itself.
     """
 
     def __init__(
@@ -201,6 +206,7 @@ class EmbeddedBroker:
         cache_dir: Path | None = None,
         heap_mib: int = 512,
         config: Mapping[str, str] | None = None,
+        cluster_id: str | None = None,
     ) -> None:
         self.data_dir = Path(data_dir).resolve()
         self.home = self.data_dir / "kafka"
@@ -210,6 +216,7 @@ class EmbeddedBroker:
         self._cache_dir = cache_dir
         self._heap_mib = heap_mib
         self._config = dict(config or {})
+        self._cluster_id = cluster_id or new_cluster_id()
         self._process: subprocess.Popen[bytes] | None = None
         self._port: int | None = None
 
@@ -325,12 +332,11 @@ class EmbeddedBroker:
     def _format(self, jars: Sequence[Path]) -> None:
         if (self.home / "logs" / "meta.properties").exists():
             return
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         done = subprocess.run(
             [
                 *java_command(jars, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
                 *("kafka.tools.StorageTool", "format", "--ignore-formatted"),
-                *(f"--cluster-id={cluster_id}", "--config", str(self.home / "server.properties")),
+                *(f"--cluster-id={self._cluster_id}", "--config", str(self.home / "server.properties")),
             ],
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.kafka.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
+from app.kafka.broker import EmbeddedBroker, bootstrap_of, free_port, install_kafka
 from app.kafka.jars import own
-from app.kafka.topics import MAX_RECORD_BYTES, ensure_topics
+from app.kafka.topics import ensure_topics
 from marq.errors import BrokerError
+from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.kafka import settings_for
 
 #: One broker is taken through its life by the tests of this file, in their order: each start costs seconds.
@@ -29,9 +30,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 
 async def write(bootstrap: str, topic: str, value: bytes) -> int:
-    producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, enable_idempotence=True, max_request_size=MESSAGE_MAX_BYTES
-    )
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, max_request_size=RECORD_MAX_BYTES)
     await producer.start()
     try:
         return int((await producer.send_and_wait(topic, value, key=b"k", partition=0)).offset)
@@ -83,7 +82,7 @@ def test_data_and_address_outlive_a_kill(broker: EmbeddedBroker) -> None:
 def test_the_largest_changelog_record_fits(broker: EmbeddedBroker) -> None:
     settings = settings_for(broker.bootstrap, partitions=1)
     topics = asyncio.run(ensure_topics(settings, settings.name))
-    value = os.urandom(MAX_RECORD_BYTES - 1024)
+    value = os.urandom(RECORD_MAX_BYTES - 1024)
     assert asyncio.run(write(broker.bootstrap, topics.changelogs["messages"], value)) == 0
 
 

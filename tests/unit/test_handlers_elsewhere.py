@@ -83,17 +83,13 @@ class Node:
     def fold(self, held: Any) -> None:
         """As the ownership does, with what was appended."""
         held.worker.read_markers()
-        while held.owner.handouts:
-            handouts, held.owner.handouts = held.owner.handouts, []
-            for handout in handouts:
+        while (effects := held.owner.take_effects()) is not None:
+            held.outbox.put(effects.appends)
+            for handout in effects.handouts:
                 handout.receiver.handed(held, handout)
-        appends, held.owner.appends = held.owner.appends, []
-        held.outbox.put(appends)
-        if held.owner.partition.woken:
-            held.owner.partition.woken.clear()
+        if held.owner.take_woken():
             self.handlers.wake(held)
-            appends, held.owner.appends = held.owner.appends, []
-            held.outbox.put(appends)
+            held.outbox.put(held.owner.take_appends())
 
     def send(self, number: int, count: int = 1, queue: str = "q") -> None:
         held = self.held[number]
@@ -314,5 +310,32 @@ def test_handlers_that_are_not_heard_of_are_forgotten(monkeypatch: pytest.Monkey
         await until(lambda: stores.elsewhere.is_handled("q"))
         gone.stop()
         await until(lambda: not stores.elsewhere.remotes)
+
+    run(scenario)
+
+
+def test_a_worker_that_does_not_answer_takes_the_place_of_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "SLOW_S", 0.02)
+
+    async def scenario(cluster: Cluster) -> None:
+        silent, stores = cluster.add("b", [1]), cluster.add("c", [2])
+        seen = handled_by(concurrency=1)
+        asked = asyncio.Event()
+
+        answer = silent.peers.answer
+
+        async def answer_all_but_takes(name: str, *call: Any) -> bytes:
+            if name == "take":
+                asked.set()
+                await asyncio.Event().wait()
+            return await answer(name, *call)
+
+        silent.peers.answer = answer_all_but_takes  # type: ignore[method-assign]
+        cluster.add("a", [0])
+        silent.send(1)
+        await asked.wait()
+        stores.send(2)
+        await until(lambda: seen)
+        assert seen[0].partition == 2
 
     run(scenario)
