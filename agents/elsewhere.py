@@ -21,13 +21,15 @@ from typing import Protocol
 import msgspec
 
 from app.cluster.peers import Gone, Peers, peer_call
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from marq.clock import now_ms
+from marq.core.agenda import Handout
 from marq.core.markers import Release
-from marq.core.owner import Handout, Pending
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment
+from marq.core.starts import Pending
 from marq.errors import MarqError
 from marq.handlers import Handler, does_match
 
@@ -153,7 +155,7 @@ class Taking:
         """Answer with what has begun; what still comes goes back."""
         self.done = True
         for _, pending in self.pending:
-            pending.gone = True
+            pending.cancel()
         if not self.future.done():
             self.future.set_result(None)
 
@@ -395,8 +397,7 @@ class Elsewhere:
             if pending is None:
                 continue
             taking.pending.append((one, pending))
-            appends, one.owner.appends = one.owner.appends, []
-            one.outbox.put(appends)
+            one.outbox.put(one.owner.take_appends())
             left -= len(pending.offsets)
             if left <= 0:
                 return

@@ -22,15 +22,16 @@ from mode import Service
 
 from agents.elsewhere import Elsewhere, Taken
 from app.cluster.peers import Peers
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.meters import HandlerMeter, Meters
 from app.settings import Settings
 from app.streaming.faults import stop_if_it_fails
 from marq import handlers as registry
 from marq.clock import now_ms
+from marq.core.agenda import Handout
 from marq.core.flow import Breaker
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.owner import Handout
 from marq.core.policies import backoff_ms
 from marq.core.ranges import ranges_of
 from marq.core.segments import Segment
@@ -162,10 +163,7 @@ class Runner:
         if not queues:
             return False
         if len(queues) > 1:
-            # the queue served first goes last the next time
-            backlog = partition.backlogs.pop(queues[0], None)
-            if backlog is not None:
-                partition.backlogs[queues[0]] = backlog
+            partition.serve_last(queues[0])  # the next time
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
             lease_ms = self.service.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms

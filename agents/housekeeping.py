@@ -13,7 +13,8 @@ from mode import Service
 
 from app.cluster.peers import Peers, peer_call
 from app.engine.catalog import QueueRecord
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.settings import Settings
 from marq.core.policies import name_problem
 from marq.errors import MarqError
@@ -81,8 +82,7 @@ class Housekeeping(Service):
             return
         self._purged[key] = False
         held.owner.purge(queue, before)
-        markers, held.owner.appends = held.owner.appends, []
-        folded = held.outbox.put_confirmed(markers)
+        folded = held.outbox.put_confirmed(held.owner.take_appends())
         folded.add_done_callback(lambda done: self._on_appended(key, done))
 
     def _on_appended(self, key: tuple[int, int, str], done: asyncio.Future[int]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -16,7 +16,7 @@ from app.kafka.connection import end_client, kafka_client_args
 from marq.clock import now_ms
 
 if TYPE_CHECKING:
-    from app.engine.ownership import OwnedPartition
+    from app.engine.owned_partition import OwnedPartition
     from app.kafka.topics import Topics
     from app.settings import Settings
     from app.streaming.faust_app import MarqApp
@@ -32,8 +32,30 @@ READ_TIMEOUT_S = 20.0
 READERS = 4
 #: … and seconds without progress after which one of them does not count any more: it waits for Kafka alone.
 TURN_S = 1.0
-#: Rows that are put into a local store between two looks at everything else.
+#: Rows that are put into a local store between two looks at everything else, and their bytes (but at least one row).
 SLICE_ROWS = 64
+SLICE_BYTES = 256 * 1024
+#: Rows that are decoded at once.
+DECODED_ROWS = 500
+#: Milliseconds that Kafka may hold a fetch. A question behind one on the same connection waits for its answer.
+FETCH_WAIT_MS = 10
+
+
+_Row = tuple[bytes, bytes | None, int]
+
+
+def _sliced(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+    """`rows` in lists that are written in a few milliseconds each."""
+    found: list[_Row] = []
+    size = 0
+    for row in rows:
+        found.append(row)
+        size += len(row[1] or b"")
+        if len(found) == SLICE_ROWS or size >= SLICE_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
 
 
 class _Reader:
@@ -81,7 +103,10 @@ class Changelogs:
 
     async def _new_consumer(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
-            enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self.settings)
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            **kafka_client_args(self.settings),
         )
         try:
             await asyncio.wait_for(consumer.start(), READ_TIMEOUT_S)
@@ -124,10 +149,9 @@ class Changelogs:
             now = asyncio.get_running_loop().time
             advanced_s = now()
             while todo:
-                for tp, records in (await consumer.getmany(timeout_ms=500)).items():
-                    rows = [(r.key, r.value, r.offset) for r in records if r.key is not None]
-                    for i in range(0, len(rows), SLICE_ROWS):
-                        stores[tp].apply(number, rows[i : i + SLICE_ROWS])
+                for tp, records in (await consumer.getmany(timeout_ms=500, max_records=DECODED_ROWS)).items():
+                    for rows in _sliced((r.key, r.value, r.offset) for r in records if r.key is not None):
+                        stores[tp].apply(number, rows)
                         await asyncio.sleep(0)
                 for tp in list(todo):
                     # the position also passes control records and what was compacted away
@@ -142,11 +166,13 @@ class Changelogs:
                     where = ", ".join(f"{tp.topic} from offset {position} on" for tp, position in todo.items())
                     raise TimeoutError(f"partition {number}: nothing could be read for {READ_TIMEOUT_S:.0f} s: {where}")
 
-    async def warm(self) -> None:
-        """Connect before the first partition is taken over."""
+    async def warm(self, tables: Iterable[SegmentTable], topics: Topics) -> None:
+        """Connect, and learn where the topics are, before the first partition is taken over."""
+        names = [table.changelog_topic_name for table in tables] + [topics.queue, topics.markers]
         with contextlib.suppress(KafkaError, TimeoutError):
-            async with self._reader():
-                pass
+            async with self._reader() as reader:
+                asked = reader.consumer.end_offsets([TopicPartition(name, 0) for name in names])
+                await asyncio.wait_for(asked, READ_TIMEOUT_S)
 
     async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
         """First offsets that the queue and the markers topic of a partition still have."""

@@ -11,6 +11,7 @@ from app.cluster.peers import Peers, peer_call
 from app.engine.ownership import Ownership
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
+from marq.core.state import MessageState
 from marq.errors import MarqError
 
 #: Milliseconds for which counts are used again: to count, every message has to be looked at.
@@ -78,7 +79,7 @@ class Census:
                 continue
             partition = held.owner.partition
             for queue, count in partition.segments.parked_counts().items():
-                counts.setdefault(queue, dict.fromkeys(STATES, 0))["ready"] += count
+                counts.setdefault(queue, dict.fromkeys(STATES, 0))[MessageState.READY] += count
                 offset = partition.segments.lowest_parked(queue)
                 if offset is not None:
                     lowest[number, queue] = offset

@@ -10,9 +10,11 @@ from enum import Enum
 import msgspec
 
 from app.cluster.peers import Peers, peer_call
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipts
+from marq.core.state import MessageState
 from marq.errors import MarqError, UnavailableError
 
 #: Seconds in which the owner of a partition has to tell what became of an extension or release.
@@ -112,14 +114,12 @@ class Leases:
     async def states_here(self, asked: Deliveries) -> list[Lease]:
         """How deliveries stand in a partition of this worker."""
         held = self._owners.serving_here(asked.partition)
-        return [_state(held, *delivery) for delivery in asked.deliveries]
+        return [lease_of(held, *delivery) for delivery in asked.deliveries]
 
 
-def _state(held: OwnedPartition, epoch: int, delivery: int, offset: int) -> Lease:
+def lease_of(held: OwnedPartition, epoch: int, delivery: int, offset: int) -> Lease:
     partition = held.owner.partition
-    delivered = partition.deliveries.get(offset)
-    if delivered is not None and delivered.leased and (delivered.epoch, delivered.delivery) == (epoch, delivery):
-        return Lease.HELD if partition.clock_ms < delivered.deadline_ms else Lease.OVER
-    if offset in partition.messages or partition.segments.queue_of(offset) is not None:
-        return Lease.OVER
-    return Lease.DONE
+    state = partition.state_of(offset)
+    if state is MessageState.IN_FLIGHT and partition.is_current(offset, epoch, delivery):
+        return Lease.HELD
+    return Lease.DONE if state is MessageState.DONE else Lease.OVER

@@ -15,17 +15,20 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from app.cluster.peers import Gone, Peers, peer_call
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.meters import Meters
 from app.service.polling import PeerPolling
 from app.service.receipts import Receipts, by_delivery, queue_crc
 from marq.clock import now_ms
+from marq.core.agenda import Handout
 from marq.core.markers import Release
-from marq.core.owner import Handout, Pending
 from marq.core.segments import Segment
-from marq.core.state import H_GROUP, HEADER_OVERHEAD_BYTES
+from marq.core.starts import Pending
+from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
-from marq.message import HEADER_KEY, RESERVED
+from marq.protocol.headers import DEAD, H_GROUP, HEADER_KEY, RESERVED
+from marq.protocol.messages import Received
 
 log = logging.getLogger(__name__)
 
@@ -43,24 +46,6 @@ ELSEWHERE_FIRST = 8
 ANSWER_BYTES = 32 * 1024 * 1024
 #: Receivers, of different names or leases, that are refused before the others wait as well, and receives passed over.
 REFUSED_MAX, PASSED_MAX = 16, 1_000
-#: Headers of ours that receivers see.
-_SHOWN = "marq-dead-"
-
-
-class Received(msgspec.Struct):
-    """One delivery of a message."""
-
-    receipt: str
-    queue: str
-    topic: str
-    partition: int
-    offset: int
-    attempt: int
-    sent_ms: int
-    key: bytes | None
-    headers: dict[str, bytes]
-    payload: bytes
-    group: str | None = None
 
 
 class ReceiveHere(msgspec.Struct):
@@ -340,8 +325,7 @@ class Receives:
             return 0
         waiter.pending.append((held, pending))
         self._asking[waiter] = None
-        appends, owner.appends = owner.appends, []
-        held.outbox.put(appends)
+        held.outbox.put(owner.take_appends())
         return len(pending.offsets)
 
     def handed_to(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
@@ -379,7 +363,7 @@ class Receives:
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
-        add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
+        add, shown, whole = waiter.messages.append, DEAD, waiter.whole
         size, count = waiter.size_bytes, 0
         for offset in handout.offsets:
             record = messages[offset]
@@ -402,7 +386,7 @@ class Receives:
                 break
             receipt = make(number, epoch, delivery, offset, attempt, crc)
             sent_ms, payload = record.timestamp, record.value or b""
-            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))
+            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, payload, key, headers, group))
             count += 1
         waiter.size_bytes = size
         return count
@@ -424,7 +408,7 @@ class Receives:
         waiter.done = True
         self._asking.pop(waiter, None)
         for _, pending in waiter.pending:
-            pending.gone = True
+            pending.cancel()
         line = self._waiting.get(waiter.queue)
         if line is not None:
             if waiter in line:

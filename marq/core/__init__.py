@@ -2,12 +2,13 @@
 
 Everything that decides what happens to a message lives here, in plain Python: no Kafka, no Faust, no asyncio, no
 clock. Time, ids and randomness come in as arguments. The worker, the simulator and the Spark jobs call the same code.
-Nothing here imports anything of ours from outside ``marq.core`` and ``marq.errors``.
+May import `marq.errors` and `marq.protocol`. Of others it needs msgspec.
 
 ==============  ======================================================================
 ``ranges``      half-open offset ranges, and a set made of them
 ``markers``     the records of the markers topic
 ``policies``    queue settings, batch isolation, back-off
+``settings``    what a queue can be set to, and how that can be changed
 ``backlog``     the order in which the messages of one queue are delivered: lanes that take turns
 ``dedup``       ids of messages, remembered for five minutes
 ``segments``    messages whose payload lies in the messages table

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from marq.core import memory
 from marq.core.backlog import Backlog, Lane
 from marq.core.order import Order
-from marq.core.policies import QueueSettings, SettingsOf, batch_cap
+from marq.core.policies import QueueSettings, SettingsOf, batch_cap, is_exhausted
 
 LANES_AT_ONCE = 1_000
 """Groups of a queue with a TTL whose first message is looked at in one go."""
@@ -145,14 +145,14 @@ class Deliveries(Order):
         again, maximum = lane.again, settings.max_receives
         while again and len(taken) < min(quota, cap):
             offset = again[0]
-            if not self.ready(offset):
+            if not self.is_ready(offset):
                 heappop(again)
                 continue
             receives = self.receives(offset)
             if not receives:
                 heappop(again)  # given back uncounted: it is among the returned ones, too
                 continue
-            if (maximum and receives >= maximum) or self._past_ttl(offset, settings):
+            if is_exhausted(receives, settings) or self._past_ttl(offset, settings):
                 self._refuse(heappop(again))
                 continue
             if batch and batch_cap(receives + 1, 2, maximum) < 2:
@@ -189,7 +189,7 @@ class Deliveries(Order):
             if first < 0:
                 return True
             delivered = deliveries.get(first)
-            if not self.ready(first) or (delivered is not None and delivered.receives):
+            if not self.is_ready(first) or (delivered is not None and delivered.receives):
                 lane.pop_first()
             elif self._past_ttl(first, settings):
                 self._refuse(lane.pop_first())
@@ -205,7 +205,7 @@ class Deliveries(Order):
             parked = offset not in self.messages
             if not self._unfinished(offset) or offset not in self.messages:
                 continue
-            if self.ready(offset) and self.queue_of(offset) == queue:
+            if self.is_ready(offset) and self.queue_of(offset) == queue:
                 self.reserved.add(offset)
                 found.append(offset)
                 if parked:
@@ -214,11 +214,22 @@ class Deliveries(Order):
                 self._push(offset, self.receives(offset))  # it lost its place in the segment
         return found
 
+    def reserve_current(self, offsets: Iterable[int], epoch: int, delivery: int) -> list[int]:
+        """Reserve those of ``offsets`` that are with the receiver of this delivery: it must not come back meanwhile."""
+        found: list[int] = []
+        for offset in offsets:
+            delivered = self.deliveries.get(offset)
+            theirs = delivered is not None and delivered.leased and self.is_current(offset, epoch, delivery)
+            if theirs and offset in self.messages and offset not in self.reserved:
+                found.append(offset)
+        self.reserved.update(found)
+        return found
+
     def put_back(self, offsets: Iterable[int]) -> None:
         """End reservations; what is ready goes back to its place."""
         for offset in offsets:
             self.reserved.discard(offset)
-            if self.ready(offset):
+            if self.is_ready(offset):
                 self._push(offset, self.receives(offset))
 
     def unreserve(self, offsets: Iterable[int]) -> None:
@@ -267,7 +278,7 @@ class Deliveries(Order):
                 continue
             if placeless:
                 self._unfinished(offset)  # parked: only what is to be ended may lose its place
-            if not self.ready(offset):
+            if not self.is_ready(offset):
                 continue
             queue_of = self.queue_of(offset)
             if queue_of is None:
@@ -278,7 +289,7 @@ class Deliveries(Order):
                     self._suspects.append(offset)
                     continue
                 expired.append(offset)
-            elif settings.max_receives and self.receives(offset) >= settings.max_receives:
+            elif is_exhausted(self.receives(offset), settings):
                 dead.append(offset)
             else:
                 continue
@@ -338,11 +349,11 @@ class Deliveries(Order):
             if fifo:
                 for offset in lane.fresh:  # they keep their places until they are done
                     if offset in self.messages:
-                        if not self.ready(offset) or not self._expired(offset, settings):
+                        if not self.is_ready(offset) or not self._expired(offset, settings):
                             break
                         found.append(offset)
                 return
-            if not self.ready(first) or self.receives(first):
+            if not self.is_ready(first) or self.receives(first):
                 lane.pop_first()
             elif self._expired(first, settings):
                 self._mixed.add(queue)  # it is at no place any more, should the order be kept later

@@ -11,11 +11,16 @@ share the breaker of a queue if they are given the same one; its listener may te
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from marq.core.policies import QueueSettings, share
+from marq.core.markers import End, Marker, Release
+from marq.core.policies import QueueSettings, SettingsOf, share
+from marq.core.state import State
 
 FOREVER_MS = 1 << 62
+
+FLOWS_SLACK = 1_000
+"""So many queues with limits are remembered though they have nothing in flight; then those are looked through."""
 
 
 class Breaker:
@@ -163,6 +168,109 @@ class Flow:
             limit = share(settings.max_in_flight_per_receiver, number, partitions)
             room = min(room, limit - self.by_receiver[receiver])
         return max(0, room)
+
+
+class FlowControl:
+    """Limits and breakers of the queues in one partition. Says how much may be started; is told what became of it."""
+
+    def __init__(
+        self, partition: State, partitions: int, settings_of: SettingsOf, breaker_of: Callable[[str], Breaker]
+    ) -> None:
+        self.flows: dict[str, Flow] = {}  # of queues with limits
+        self.in_flight: dict[int, str] = {}  # offset -> its queue, if that has limits
+        self._partition = partition
+        self._partitions = partitions
+        self._settings_of = settings_of
+        self._breaker_of = breaker_of
+        self._most = FLOWS_SLACK
+
+    def room(self, queue: str, settings: QueueSettings, receiver: str, wanted: int, now_ms: int) -> int:
+        """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
+        flow = self.flows.get(queue)
+        if flow is None:
+            if len(self.flows) >= self._most:
+                self._forget(now_ms)
+            flow = self.flows[queue] = self._begun(queue)
+        if settings.breaker_failures:
+            self._expire(flow, settings, now_ms)
+            room = flow.breaker.room(now_ms)
+            if room is not None:
+                wanted = min(wanted, room)
+                flow.refused |= not room
+        number = self._partition.number
+        room = flow.room(settings, receiver, wanted, number, self._partitions)
+        if room < wanted:
+            self._expire(flow, settings, now_ms)
+            room = flow.room(settings, receiver, wanted, number, self._partitions)
+        return room
+
+    def add(self, queue: str, offsets: Sequence[int], receiver: str, now_ms: int, probe_ms: int) -> None:
+        """These are being started for ``receiver``, who was told that there is room."""
+        self.flows[queue].add(offsets, receiver, now_ms, probe_ms)
+        self.in_flight.update(dict.fromkeys(offsets, queue))
+
+    def landed(self, marker: Marker | None, effect: Iterable[int], now_ms: int) -> None:
+        """Messages were acknowledged, given back or ended; None: they were not even started."""
+        for offset in effect:
+            queue = self.in_flight.pop(offset, None)
+            flow = self.flows.get(queue) if queue is not None else None
+            if flow is None or queue is None:
+                continue
+            flow.remove(offset)
+            settings, probe = self._settings_of(queue), flow.is_probe(offset)
+            if isinstance(marker, Release) and marker.counted:
+                opened = flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms, probe)
+                flow.refused |= opened
+            elif isinstance(marker, End) and marker.outcome == "acked":
+                flow.breaker.succeeded(probe)
+            else:
+                flow.breaker.spared(probe)
+            self._wake(queue)
+            if not flow.offsets and not is_limited(settings):
+                del self.flows[queue]
+
+    def wake_probes(self, now_ms: int) -> None:
+        """Tell receivers that a breaker refused when its pause is over, or it was closed, here or elsewhere."""
+        for queue, flow in self.flows.items():
+            if flow.refused and flow.breaker.room(now_ms) != 0:
+                flow.refused = False
+                self._wake(queue)
+
+    def _wake(self, queue: str) -> None:
+        if self._partition.has_ready(queue):
+            self._partition.woken[queue] = None
+
+    def _begun(self, queue: str) -> Flow:
+        """What is in flight of a queue that has limits since now, or whose partition was taken over."""
+        flow, partition = Flow(self._breaker_of(queue)), self._partition
+        for offset, delivered in partition.deliveries.items():
+            if partition.is_leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
+                flow.offsets[offset] = delivered.receiver
+                flow.by_receiver[delivered.receiver] += 1
+                self.in_flight[offset] = queue
+        return flow
+
+    def _expire(self, flow: Flow, settings: QueueSettings, now_ms: int) -> None:
+        """A lease that ended without a word is a failure."""
+        partition = self._partition
+        for offset in flow.expired(lambda o: o in partition.reserved or partition.is_leased(o)):
+            self.in_flight.pop(offset, None)
+            probe = flow.is_probe(offset)
+            if offset in partition.messages and partition.receives(offset):
+                opened = flow.breaker.failed(settings.breaker_failures, settings.breaker_pause_ms, now_ms, probe)
+                flow.refused |= opened
+            else:
+                flow.breaker.spared(probe)
+
+    def _forget(self, now_ms: int) -> None:
+        """A queue that has nothing in flight is made known again when it is asked for, but for failures that matter."""
+        for queue, flow in list(self.flows.items()):
+            breaker = flow.breaker
+            failing = breaker.room(now_ms) == 0 or (breaker.failures and self._partition.has_ready(queue))
+            failing = failing or flow.refused
+            if not flow.offsets and not failing:
+                del self.flows[queue]
+        self._most = 2 * len(self.flows) + FLOWS_SLACK
 
 
 def is_limited(settings: QueueSettings) -> bool:

@@ -137,7 +137,7 @@ class Folding(Reading):
             if delivered is None:
                 first.append(offset)
             elif (delivered.epoch != m.epoch or delivered.delivery < m.delivery) and (
-                not delivered.leased or delivered.deadline_ms <= clock_ms
+                not delivered.is_leased(clock_ms)
             ):
                 again.setdefault(delivered.receives, []).append(offset)
         self._touch(m.offsets)
@@ -172,10 +172,10 @@ class Folding(Reading):
     def _set_delivery(self, delivered: DeliveryState) -> None:
         self.deliveries.update(dict.fromkeys(delivered.offsets, delivered))
         self._highest_delivered = max(self._highest_delivered, delivered.offsets[-1])
-        if delivered.deadline_ms > self.clock_ms:
-            self._set_timer(delivered)
-        else:
+        if delivered.is_over(self.clock_ms):
             self._come_back(delivered)
+        else:
+            self._set_timer(delivered)
 
     def _end(self, m: End) -> list[int]:
         effect: list[int] = []

@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
-from marq.core.partition import H_DELAY, H_TTL, Partition
+from marq.core.partition import Partition
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.reading import BAD_NAME, SPAN_MAX_MS, milliseconds
+from marq.core.state import MessageState
 from marq.errors import RowError
+from marq.protocol.headers import H_DELAY, H_TTL
 
 VERSION = 1
 """Of what :meth:`Histories.dump` writes."""
@@ -129,7 +131,7 @@ class Unfinished(NamedTuple):
     """A message that is not done."""
 
     envelope: Envelope
-    state: str  # ready, delayed, in_flight
+    state: MessageState
     history: MessageHistory
 
 
@@ -256,21 +258,16 @@ class Histories:
     def unfinished(self, partition: Partition) -> Iterator[Unfinished]:
         """Every message that was read and is not done, in no order; nothing may be folded meanwhile."""
         histories: dict[Event | None, MessageHistory] = {None: NO_HISTORY}
-        deliveries, delays, clock_ms = partition.deliveries, partition.delays, partition.clock_ms
         for offset, envelope in self.sent.items():
-            delivered = deliveries.get(offset)
-            if delivered is not None and clock_ms < delivered.deadline_ms:
-                state = "in_flight" if delivered.leased else "delayed"
-            else:
-                state = "delayed" if offset in delays else "ready"
             event = self.last.get(offset)
             history = histories.get(event)
             if history is None:
-                over = delivered is not None and clock_ms >= delivered.deadline_ms
+                delivered = partition.deliveries.get(offset)
+                over = delivered is not None and delivered.is_over(partition.clock_ms)
                 history = histories[event] = self._history_of(
                     event, None, partition.last_timestamp_ms, None, lease_over=over
                 )
-            yield Unfinished(envelope, state, history)
+            yield Unfinished(envelope, partition.state_of(offset), history)
 
     def queue_of(self, envelope: Envelope) -> str | None:
         """The queue that a message is in; None for poison."""

@@ -213,13 +213,13 @@ class Lanes(State):
         if lane.out:
             out = lane.out = [o for o in lane.out if self._deliverable(o)]
             for offset in reversed(out):
-                if offset in self.reserved or self.leased(offset):
+                if offset in self.reserved or self.is_leased(offset):
                     self._block(lane, offset)
                     return False
         first = self._first_in_order(lane)
         if first < 0:
             return self.segments.has_parked(lane.backlog.name, lane.group)
-        if not self.ready(first):
+        if not self.is_ready(first):
             lowest = self.segments.first_parked(lane.backlog.name, lane.group)
             if lowest is None or lowest > first:
                 self._block(lane, first)
@@ -250,7 +250,7 @@ class Lanes(State):
         for lane, taken in lanes.items():
             ours = set(taken)
             for other in lane.out:
-                if other not in ours and self._deliverable(other) and (other < taken[-1] or self.leased(other)):
+                if other not in ours and self._deliverable(other) and (other < taken[-1] or self.is_leased(other)):
                     found += taken
                     break
         return found

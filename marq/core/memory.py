@@ -8,7 +8,7 @@ from marq.core import rows
 from marq.core.backlog import Lane
 from marq.core.folding import Folding
 from marq.core.segments import Segment
-from marq.core.state import size_of
+from marq.core.state import MessageState, size_of
 
 READ_BACK_BYTES = 32 * 1024 * 1024
 """While less than this is in memory beside deliveries, a segment that is read back comes back whole."""
@@ -48,11 +48,12 @@ class Memory(Folding):
             if offset >= self.persisted or type(record) is Segment or offset in self.reserved:
                 continue
             delivered = self.deliveries.get(offset)
-            waits = delivered is not None and self.clock_ms < delivered.deadline_ms
-            if waits and delivered is not None and delivered.leased:
+            state = MessageState.READY if delivered is None else delivered.state_at(self.clock_ms)
+            if state is MessageState.IN_FLIGHT:
                 continue
             queue = self.queue_of(offset)
-            if queue in keep and not waits and offset not in self.delays and not self._behind(queue, offset):
+            waits = state is MessageState.DELAYED or offset in self.delays
+            if queue in keep and not waits and not self._behind(queue, offset):
                 later.setdefault(str(queue), []).append(offset)
                 continue
             freed += size_of(record)
@@ -154,7 +155,7 @@ class Memory(Folding):
         backlog = self._backlog(queue)
         while queue in self.segments.queues:
             self._unpark(self._lane(backlog, next(iter(self.segments.queues[queue]))))
-        found = [o for o in backlog.offsets() if self.ready(o)]
+        found = [o for o in backlog.offsets() if self.is_ready(o)]
         self.poison.update(dict.fromkeys(found, reason))
         self._moved(found)
         return len(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from marq.core.backlog import Backlog, Lane
 from marq.core.memory import Memory
-from marq.core.policies import QueueSettings, batch_cap
+from marq.core.policies import QueueSettings, batch_cap, is_exhausted
 
 
 class Order(Memory):
@@ -60,12 +60,12 @@ class Order(Memory):
             offset, is_out = self._next_in_order(lane, got, before)
             if offset < 0:
                 break
-            if not self.ready(offset):
+            if not self.is_ready(offset):
                 if not got:
                     self._block(lane, offset)
                 break
             receives = self.receives(offset)
-            if (maximum and receives >= maximum) or self._past_ttl(offset, settings):
+            if is_exhausted(receives, settings) or self._past_ttl(offset, settings):
                 if not got:
                     if not is_out:
                         lane.out = lane.out or []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable
 from random import Random
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -44,11 +44,17 @@ MESSAGE_BYTES_MIN = 1024
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Least and greatest limit that a queue can set for its messages."""
 
+SOURCES_MAX = 100
+"""Queues that a dead-letter queue can name as those that may use it."""
+
 Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
 Delay = Annotated[int, Meta(ge=0, le=DELAY_MAX_MS)]
 Ttl = Annotated[int, Meta(ge=0, le=TTL_MAX_MS)]
 Receives = Annotated[int, Meta(ge=0, le=1_000_000)]
 MessageBytes = Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)]
+Sources = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=QUEUE_NAME_MAX)], ...], Meta(max_length=SOURCES_MAX)
+]
 InFlight = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
@@ -74,10 +80,15 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     content_deduplication: bool = False  # a message without a deduplication id gets a hash of its payload as one
     deduplication_scope: Literal["queue", "group"] = "queue"  # in which an id counts as the same
     max_message_bytes: MessageBytes = 0  # 0: the topic's limit
+    dead_letters_from: Sources | None = None  # the queues whose dead letters may come here; None: any, (): none
 
     def dead_letters_of(self, queue: str) -> str:
         """The queue that takes the dead letters of ``queue``."""
         return self.dead_letter_queue or queue[: QUEUE_NAME_MAX - len(DEAD_SUFFIX)] + DEAD_SUFFIX
+
+    def takes_dead_letters_of(self, queue: str) -> bool:
+        """Whether ``queue`` may name this one as its dead-letter queue."""
+        return self.dead_letters_from is None or queue in self.dead_letters_from
 
     def backoff_of(self, attempt: int, random: Random) -> int:
         """Delay after the failure of ``attempt`` where whoever gives the message back names none."""
@@ -109,7 +120,26 @@ def name_problem(queue: str) -> str | None:
     return None
 
 
+class Limits(NamedTuple):
+    """What the owner of a partition is set to. Milliseconds, offsets."""
+
+    checkpoint_ms: int = 2_000
+    window_offsets: int = 100_000
+    persist_after_ms: int = 10_000
+    step_timeout_ms: int = 30_000
+    queue_id: str | None = None  # topic mode
+    partitions: int = 1  # over which the limits of a queue are spread
+
+
+DEFAULT_LIMITS = Limits()
+
+
 SettingsOf = Callable[[str], QueueSettings]
+
+
+def is_exhausted(receives: int, settings: QueueSettings) -> bool:
+    """True if a message that was delivered ``receives`` times may not be delivered again: it is a dead letter."""
+    return 0 < settings.max_receives <= receives
 
 
 def batch_cap(attempt: int, limit: int, max_receives: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import StrEnum
 from typing import Any
 
 from marq.core import dedup, rows
@@ -18,6 +19,7 @@ from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.ranges import RangeSet
 from marq.core.segments import Segment, Segments
 from marq.errors import RowError
+from marq.protocol.headers import H_GROUP
 
 BLOCK_BITS = 10
 """Markers rows cover blocks of 1,024 offsets."""
@@ -34,9 +36,6 @@ MESSAGE_OVERHEAD_BYTES = 600
 HEADER_OVERHEAD_BYTES = 11
 """Counted per header beside its name and its value: what a row adds to them at most (Kafka's format adds less)."""
 
-H_GROUP = "marq-group"
-"""Header by which the messages of a group are known; of several the last one counts."""
-
 
 def group_name(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
     """The group that a message is in by its headers; None for none."""
@@ -45,6 +44,15 @@ def group_name(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
         if name == H_GROUP:
             group = value
     return group
+
+
+class MessageState(StrEnum):
+    """Where a message is between its sending and its end. How it ended is its outcome (:data:`~.markers.Outcome`)."""
+
+    DELAYED = "delayed"  # its delay, or that of its release, is not over
+    READY = "ready"  # it can be delivered
+    IN_FLIGHT = "in_flight"  # a receiver has it, under a lease that is not over
+    DONE = "done"  # it is never delivered again
 
 
 class DeliveryState:
@@ -81,12 +89,27 @@ class DeliveryState:
         self.receiver = receiver
         self.offsets = offsets  # at its making; some may have moved on
 
+    def is_over(self, clock_ms: int) -> bool:
+        """True once the lease, or the wait after a release, is over."""
+        return clock_ms >= self.deadline_ms
+
+    def is_leased(self, clock_ms: int) -> bool:
+        """True if a receiver has the messages, and its lease is not over."""
+        return self.leased and clock_ms < self.deadline_ms
+
+    def state_at(self, clock_ms: int) -> MessageState:
+        """What it makes of its messages: in flight or delayed until it is over, then ready."""
+        if clock_ms >= self.deadline_ms:
+            return MessageState.READY
+        return MessageState.IN_FLIGHT if self.leased else MessageState.DELAYED
+
     def as_tuple(self) -> tuple[int, int, int, int, bool]:
         """What must be equal after any recovery."""
         return (self.epoch, self.delivery, self.receives, self.deadline_ms, self.leased)
 
 
-def _no_rows(key: str) -> bytes:
+def no_rows(key: str) -> bytes:
+    """Reads rows where there is no table."""
     raise RowError(f"row {key!r} is needed, but no table was given to read it from")
 
 
@@ -98,7 +121,7 @@ class State:
         number: int,
         *,
         queue_id: str | None = None,
-        load: Callable[[str], bytes] = _no_rows,
+        load: Callable[[str], bytes] = no_rows,
     ) -> None:
         self.number = number
         self.queue_id = queue_id
@@ -224,12 +247,18 @@ class State:
             if queue not in self.backlogs or (not self.backlogs[queue] and self.has_ready(queue)):
                 yield queue
 
+    def serve_last(self, queue: str) -> None:
+        """Put ``queue`` behind all others in :meth:`queues`, of those that have something in memory."""
+        backlog = self.backlogs.pop(queue, None)
+        if backlog is not None:
+            self.backlogs[queue] = backlog
+
     def has_any(self, queue: str) -> bool:
         """True if ``queue`` has a message that is ready."""
         if queue in self.segments.queues:
             return True
         backlog = self.backlogs.get(queue)
-        return backlog is not None and any(self.ready(o) for o in backlog.offsets())
+        return backlog is not None and any(self.is_ready(o) for o in backlog.offsets())
 
     def has_ready(self, queue: str) -> bool:
         """True if ``queue`` may have something to deliver (its entries may turn out to be stale)."""
@@ -249,19 +278,30 @@ class State:
         """True if FIFO queues deliver nothing until more of the queue log was read, whatever is in memory."""
         return bool(self._held_up)
 
-    def ready(self, offset: int) -> bool:
-        """True if ``offset`` may be delivered now."""
+    def state_of(self, offset: int) -> MessageState:
+        """The state of a message. Of one that was not read yet it is what the markers say: delays are not known."""
+        delivered = self.deliveries.get(offset)
+        if delivered is not None and not delivered.is_over(self.clock_ms):
+            return delivered.state_at(self.clock_ms)
+        if offset in self.delays:
+            return MessageState.DELAYED
+        if offset in self.messages or (offset >= self.position and offset not in self.ahead):
+            return MessageState.READY
+        return MessageState.DONE if self.segments.queue_of(offset) is None else MessageState.READY
+
+    def is_ready(self, offset: int) -> bool:
+        """True if ``offset`` may be delivered now: it is ready, not reserved, and a message that can be delivered."""
         if offset not in self.messages or offset in self.reserved or offset in self.delays:
             return False
         if offset in self.poison or offset in self.duplicates:
             return False
         delivered = self.deliveries.get(offset)
-        return delivered is None or self.clock_ms >= delivered.deadline_ms
+        return delivered is None or delivered.is_over(self.clock_ms)
 
-    def leased(self, offset: int) -> bool:
-        """True if ``offset`` is delivered, and its lease not over."""
+    def is_leased(self, offset: int) -> bool:
+        """True if ``offset`` is in flight: a receiver has it, and its lease is not over."""
         delivered = self.deliveries.get(offset)
-        return delivered is not None and delivered.leased and self.clock_ms < delivered.deadline_ms
+        return delivered is not None and delivered.is_leased(self.clock_ms)
 
     def is_current(self, offset: int, epoch: int, delivery: int) -> bool:
         """True if ``offset`` is unfinished, and this its last delivery."""

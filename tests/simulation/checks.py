@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from marq.core import owner as owner_module
 from marq.core import rows
+from marq.core.agenda import Handout
 from marq.core.markers import Batch, End, decode
-from marq.core.owner import Handout, Owner, Pending, Phase
+from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
 from marq.core.ranges import offsets_in
 from marq.core.segments import Segment
+from marq.core.starts import Pending
 from marq.core.state import size_of
 from marq.errors import RowError
 
@@ -105,7 +106,7 @@ class Checks:
         owner = worker.owner
         assert owner is not None
         if owner.phase is not Phase.SERVING:
-            if owner.handouts or owner.dead or owner.poison:
+            if owner._agenda.handouts or owner._agenda.dead or owner._agenda.poison:
                 self._bad("G5", f"w{worker.number} has effects while {owner.phase.value}")
             return
         moment = self.sim.reference.moment(owner.partition.markers_position)
@@ -118,15 +119,15 @@ class Checks:
         if not sim.chance(0.3) or len(queues) > 1 or owner.phase is not Phase.SERVING:
             return None
         p, queue = owner.partition, queues[0]
-        if not owner.told and (p.ttls or sim.settings[queue].ttl_ms):
+        if not owner.ticker.told and (p.ttls or sim.settings[queue].ttl_ms):
             return None
-        owner._estimate(sim.now_ms)
+        owner.ticker.estimate(sim.now_ms)
         if sim.settings[queue].fifo:
             return self._offer_in_order(owner, queue)
         maximum = sim.settings[queue].max_receives
         offer = Offer({}, {}, True)
         found = [o for segment in p.segments.of(queue) for o in segment.parked_of(queue)]
-        found += [o for o in p.messages if p.ready(o) and p.queue_of(o) == queue]
+        found += [o for o in p.messages if p.is_ready(o) and p.queue_of(o) == queue]
         for offset in sorted(found):
             if not self._lives(p, offset):
                 continue
@@ -141,7 +142,7 @@ class Checks:
         """Of each group what may come next: nothing while one is with somebody, nothing behind one that waits."""
         sim, ref, p = self.sim, self.sim.reference, owner.partition
         maximum = sim.settings[queue].max_receives
-        about_to_be = {o for pending in owner._pending.values() for o in pending.offsets}
+        about_to_be = {o for pending in owner.starts.pending.values() for o in pending.offsets}
         ending = any(p.queue_of(o) == queue for o in p.reserved - about_to_be if o in p.messages)
         offer = Offer({}, {}, not p.segments.of(queue), not ending)
         if any(o >= p.position and delivered.leased for o, delivered in p.deliveries.items()):
@@ -149,10 +150,10 @@ class Checks:
         parked = {o for segment in p.segments.of(queue) for o in segment.parked_of(queue)}
         for (name, group), offsets in ref.groups.items():
             unfinished = [o for o in offsets if o in parked or (o in p.messages and o < p.position)]
-            if name != queue or any(p.leased(o) or o in about_to_be for o in unfinished):
+            if name != queue or any(p.is_leased(o) or o in about_to_be for o in unfinished):
                 continue
             for offset in unfinished:
-                if offset not in parked and not p.ready(offset):
+                if offset not in parked and not p.is_ready(offset):
                     break
                 if not self._lives(p, offset) or (maximum and p.receives(offset) >= maximum):
                     break
@@ -200,9 +201,9 @@ class Checks:
         self._none_is_ending(owner, taken)
         if owner.stalled:
             sim.count("stalled")
-            if taken or not owner._pending:
+            if taken or not owner.starts.pending:
                 self._bad(
-                    "G1 obtainable", f"{owner.number} is stalled, with {len(owner._pending)} starts, took {taken}"
+                    "G1 obtainable", f"{owner.number} is stalled, with {len(owner.starts.pending)} starts, took {taken}"
                 )
             return
         if offer is None or owner.phase is not Phase.SERVING:
@@ -368,7 +369,7 @@ class Checks:
                 if type(record) is not Segment:
                     size += size_of(record)
                 known = listed.get(message.queue or "", ())
-                if message.queue is not None and offset not in known and offset not in suspects and p.ready(offset):
+                if message.queue is not None and offset not in known and offset not in suspects and p.is_ready(offset):
                     self._bad("G1 stuck", f"{who}: offset {offset} is ready, and nothing will take it: {state}")
             elif parked[offset] != message.queue:
                 self._bad("G4 special", f"{who}: offset {offset} is parked for {parked[offset]}")
@@ -388,9 +389,9 @@ class Checks:
         if not p.reserved:
             return
         known = worker.copying.union(p._refused)
-        for pending in owner._pending.values():
+        for pending in owner.starts.pending.values():
             known.update(pending.offsets)
-        for markers in (owner.appends, *owner._sent.values()):
+        for markers in (worker.appends, *owner._sent.values()):
             for marker in markers:
                 if type(marker) is End:
                     known.update(offsets_in(marker.offsets))
@@ -434,7 +435,7 @@ class Checks:
                 raise RowError(f"no row {key!r}")
             return both[key]
 
-        probe = owner_module.Owner(sim.number, "probe", "probe", limits=sim.limits, load=load)
+        probe = Owner(sim.number, "probe", "probe", limits=sim.limits, load=load)
         try:
             probe.restore(dict(content), list(both), load, (sim.queue.start, sim.markers.start))
         except RowError as exc:
@@ -474,7 +475,7 @@ class Checks:
                 "ttls": p.ttls,
                 "poison": p.poison,
                 "duplicates": p.duplicates,
-                "pending": owner._pending,
+                "pending": owner.starts.pending,
             }
             left = {name: value for name, value in left.items() if value}
             if left:

@@ -12,15 +12,17 @@ from unittest import mock
 
 import msgspec
 
-from marq.core import folding, rows
+from marq.core import folding, recovery, rows
 from marq.core import markers as m
-from marq.core import owner as owner_module
+from marq.core.agenda import Handout
 from marq.core.backlog import Backlog
+from marq.core.checkpoint_cycle import CycleState, WriteManifest, WriteRows
 from marq.core.dedup import Recent
 from marq.core.markers import Start
-from marq.core.owner import Handout, Owner, Phase, WriteManifest, WriteRows
+from marq.core.owner import Owner, Phase
 from marq.core.partition import DeliveryState, Partition
 from marq.core.segments import Segment, Segments
+from marq.core.starts import Starts
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
 from tests.simulation.worker import Worker
@@ -133,12 +135,12 @@ def _of_the_current_delivery_only(end: Any) -> Any:
 
 
 def _manifest_without(**fields: Any) -> Callable[[], AbstractContextManager[Any]]:
-    original = Partition.restore.__func__  # type: ignore[attr-defined]
+    original = Partition.restoring.__func__  # type: ignore[attr-defined]
 
     def mutated(cls: Any, number: int, manifest: rows.Manifest, load: Any, **kwargs: Any) -> Any:
         return original(cls, number, msgspec.structs.replace(manifest, **fields), load, **kwargs)
 
-    return lambda: mock.patch.object(Partition, "restore", classmethod(mutated))
+    return lambda: mock.patch.object(Partition, "restoring", classmethod(mutated))
 
 
 class ClaimsLate(Worker):
@@ -215,7 +217,7 @@ def _manifest_at_once(step: Any) -> Any:
     def mutated(self: Owner, now_ms: int) -> Any:
         found = step(self, now_ms)
         if isinstance(found, WriteRows):
-            self._enter("manifest", now_ms)
+            self.checkpoints._enter(CycleState.ROWS_WRITTEN, now_ms)
         return found
 
     return mutated
@@ -240,10 +242,9 @@ def _manifest_of_later(step: Any) -> Any:
 
 def _retire_at_once(written: Any) -> Any:
     def mutated(self: Owner, now_ms: int) -> None:
-        fences = self._fences
         written(self, now_ms)
-        if self._fences > fences:
-            self._enter("retire", now_ms)
+        if self.checkpoints.state is CycleState.FENCING:
+            self.checkpoints._enter(CycleState.RETIRING, now_ms)
 
     return mutated
 
@@ -290,8 +291,8 @@ def _number_again(failed: Any) -> Any:
     def mutated(self: Owner, seq: int) -> None:
         starts = [marker.delivery for marker in self._sent.get(seq, ()) if isinstance(marker, Start)]
         failed(self, seq)
-        if starts and min(starts) + len(starts) - 1 == self._delivery:
-            self._delivery -= len(starts)
+        if starts and min(starts) + len(starts) - 1 == self.starts._last:
+            self.starts._last -= len(starts)
 
     return mutated
 
@@ -300,18 +301,18 @@ def _hand_out_unfolded(acknowledged: Any) -> Any:
     def mutated(self: Owner, seq: int, offset: int, timestamp_ms: int, markers: Any, now_ms: int) -> None:
         acknowledged(self, seq, offset, timestamp_ms, markers, now_ms)
         for marker in markers:
-            pending = self._pending.get(marker.delivery) if isinstance(marker, Start) else None
+            pending = self.starts.pending.get(marker.delivery) if isinstance(marker, Start) else None
             if pending is not None and pending.receiver == "receiver" and not pending.gone:
                 until_ms = pending.sent_ms + pending.lease_ms
                 if now_ms < until_ms:
                     receipt = (self.epoch, pending.delivery)
-                    self.handouts.append(Handout(pending.receiver, receipt, pending.offsets, until_ms))
+                    self._agenda.handouts.append(Handout(pending.receiver, receipt, pending.offsets, until_ms))
 
     return mutated
 
 
 def _hand_out_late(resolve: Any) -> Any:
-    def mutated(self: Owner, pending: Any, now_ms: int, lost: bool = False) -> None:
+    def mutated(self: Starts, pending: Any, now_ms: int, lost: bool = False) -> None:
         pending.sent_ms = now_ms
         resolve(self, pending, now_ms, lost)
 
@@ -328,9 +329,9 @@ def _foreign_own_ignored(owned: Any) -> Any:
 
 def _leaves_without_a_word(leave: Any) -> Any:
     def mutated(self: Owner) -> list[m.Marker]:
-        self._pending.clear()
-        self.handouts.clear()
-        self.dead.clear()
+        self.starts.pending.clear()
+        self._agenda.handouts.clear()
+        self._agenda.dead.clear()
         return list(leave(self))
 
     return mutated
@@ -338,9 +339,9 @@ def _leaves_without_a_word(leave: Any) -> Any:
 
 def _stalled_for_good(apply: Any) -> Any:
     def mutated(self: Owner, *record: Any) -> None:
-        stalled = self.stalled
+        stalled = self.starts.stalled
         apply(self, *record)
-        self.stalled |= stalled
+        self.starts.stalled |= stalled
 
     return mutated
 
@@ -368,7 +369,7 @@ def _serves_unfolded(restore: Any) -> Any:
 
 def _forgets_what_is_out(in_order: Any) -> Any:
     def mutated(self: Partition, lane: Any) -> bool:
-        lane.out = [o for o in lane.out if o not in self.reserved and not self.leased(o)]
+        lane.out = [o for o in lane.out if o not in self.reserved and not self.is_leased(o)]
         return bool(in_order(self, lane))
 
     return mutated
@@ -509,7 +510,7 @@ def _over_for_good(turn_back: Any) -> Any:
 def _knows_time_at_once(owned: Any) -> Any:
     def mutated(self: Owner, own: Any, offset: int, now_ms: int) -> None:
         owned(self, own, offset, now_ms)
-        self.told = True
+        self.ticker.told = True
 
     return mutated
 
@@ -597,7 +598,7 @@ MUTATIONS = {
     ),
     "hand-out after the lease": Mutation(
         "it hands out only while the lease has not run out on its own clock",
-        _replaced(Owner, "_resolve", _hand_out_late),
+        _replaced(Starts, "_resolve", _hand_out_late),
     ),
     "foreign own ignored": Mutation(
         "a worker that folds a foreign own stops", _replaced(Owner, "_owned", _foreign_own_ignored)
@@ -615,7 +616,7 @@ MUTATIONS = {
     "own after the tables": Mutation("append own, then read the tables", worker=ClaimsLate),
     "lowest manifest": Mutation(
         "recovery takes the manifest with the highest epoch",
-        lambda: mock.patch.object(owner_module, "max", min, create=True),
+        lambda: mock.patch.object(recovery, "max", min, create=True),
     ),
     "manifest before its rows": Mutation(
         "the manifest is written when all rows are acknowledged", _replaced(Owner, "step", _manifest_at_once)

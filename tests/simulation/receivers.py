@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marq.core import markers as m
-from marq.core.owner import Handout
+from marq.core.agenda import Handout
 from marq.core.ranges import ranges_of
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from random import Random
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
-from marq.core import checkpoints, dedup, markers, memory, owner, segments, state
-from marq.core.owner import Limits, Owner
-from marq.core.policies import QueueSettings
+from marq.core import checkpoints, dedup, markers, memory, segments, starts, state, ticker
+from marq.core.owner import Owner
+from marq.core.policies import Limits, QueueSettings
 from marq.core.rows import Record
 from tests.simulation.checks import Checks
 from tests.simulation.logs import Changelog, Lane, Log
@@ -66,7 +66,8 @@ SMALL: dict[Any, dict[str, int]] = {
         "ROW_IDS": 3,
         "TRIM": 2,
     },
-    owner: {"DEAD_LEASE_MS": 800, "DOUBT_MS": 1_500},
+    starts: {"DEAD_LEASE_MS": 800},
+    ticker: {"DOUBT_MS": 1_500},
     markers: {"RECORD_BYTES": 8192 + 3 * 40},
 }
 """Limits of the core, scaled down so that a run of some hundred steps reaches them."""
@@ -216,7 +217,7 @@ class Simulator:
         raise Violation(rule, text, self.seed, self.at_step)
 
     def make_owner(self, worker: Worker, nonce: str) -> Owner:
-        return owner.Owner(
+        return Owner(
             self.number,
             f"w{worker.number}",
             nonce,
@@ -413,7 +414,7 @@ class Simulator:
         add((1.5, Worker.work, worker))
         add((1.0, Worker.tick, worker))
         add((0.08, self.purge, worker))
-        if core.appends:
+        if worker.appends:
             add((8.0, type(worker).flush, worker))
         if worker.pendings:
             add((odds.gone, Worker.receiver_goes, worker))
@@ -499,7 +500,7 @@ class Simulator:
 
     def acquire(self, worker: Worker) -> None:
         worker.acquire()
-        if self.chance(0.5) and worker.owner is not None and worker.owner.appends:
+        if self.chance(0.5) and worker.owner is not None and worker.appends:
             worker.flush()
 
     def purge(self, worker: Worker) -> None:
@@ -577,7 +578,7 @@ class Simulator:
         for act in (server.work, server.acquire, server.tick, server.step):
             if server.serving:
                 act()
-        if server.serving and server.owner is not None and server.owner.appends:
+        if server.serving and server.appends:
             server.flush()
 
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from marq.core import markers as m
-from marq.core.owner import Owner, Pending, Phase, Retire, WriteManifest, WriteRows
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
+from marq.core.owner import Owner, Phase
 from marq.core.rows import Record, table_of
+from marq.core.starts import Pending
 from marq.errors import InternalError, RowError
 from tests.simulation.logs import Lane, Sent, Table
 
@@ -49,6 +51,7 @@ class Worker:
         self.queue_next = self.markers_next = 0  # fetch positions
         self.seq = 0
         self.pendings: list[Pending] = []
+        self._unsent: list[m.Marker] = []
         self.copying: set[int] = set()  # dead letters and poison whose copy is on its way
         self.unwritten = 0
 
@@ -97,8 +100,9 @@ class Worker:
         sim.count("left")
         lane = self.lanes.get("markers")
         if lane is not None:
-            sim.checks.leaves(lane, owner.epoch, {*owner._pending, *(h.receipt[1] for h in owner.handouts)})
-        last = owner.leave()
+            started = {*owner.starts.pending, *(h.receipt[1] for h in owner._agenda.handouts)}
+            sim.checks.leaves(lane, owner.epoch, started)
+        last = self.of_receivers() + owner.leave()
         if last:
             self.send("markers", Sent(m.encode(last, f"r{self.number}"), "leave"))
         self.drop()
@@ -107,6 +111,17 @@ class Worker:
         self._forget()
 
     # ------------------------------------------------------------------ sending
+
+    @property
+    def appends(self) -> list[m.Marker]:
+        """What the owner wants appended, and is not sent."""
+        if self.owner is not None:
+            self._unsent += self.owner.take_appends()
+        return self._unsent
+
+    def of_receivers(self) -> list[m.Marker]:
+        """What is left of that when the owner serves no more, but for what it may still say."""
+        return [marker for marker in self._unsent if not m.is_owners(marker)]
 
     def send(self, topic: str, sent: Sent) -> None:
         lane = self.lanes.get(topic)
@@ -119,7 +134,7 @@ class Worker:
         """One record of what the owner wants appended."""
         owner = self.owner
         assert owner is not None
-        appends = owner.appends
+        appends = self.appends
         size = len(appends) if self.sim.chance(0.7) else 1 + self.sim.below(len(appends))
         batch = appends[:size]
         del appends[:size]
@@ -297,10 +312,10 @@ class Worker:
             self.drop()
             return
         sim.checks.serves(self)
-        if owner.handouts:
-            handouts = owner.handouts[:]
-            owner.handouts.clear()
-            for handout in handouts:
+        effects = owner.take_effects()
+        if effects is not None:
+            self._unsent += effects.appends
+            for handout in effects.handouts:
                 try:
                     records = {offset: owner.partition.record(offset) for offset in handout.offsets}
                 except RowError:
@@ -308,16 +323,12 @@ class Worker:
                     continue
                 sim.checks.handout(self, handout, records)
                 sim.receivers.take(handout)
-        if owner.dead:
-            dead = owner.dead[:]
-            owner.dead.clear()
-            for offset in dead:
+            for offset in effects.dead:
                 self.copy(offset)
-        if owner.poison:
-            poison = [offset for offset, _ in owner.poison if offset in owner.partition.messages]
-            owner.poison.clear()
-            self.copying.update(poison)
-            self.send("poison", Sent(poison, "poison", confirmed=self._ends(poison, "poison"), failed=None))
+            if effects.poison:
+                poison = [offset for offset, _ in effects.poison if offset in owner.partition.messages]
+                self.copying.update(poison)
+                self.send("poison", Sent(poison, "poison", confirmed=self._ends(poison, "poison"), failed=None))
         if owner.phase is Phase.FAILED:
             if not isinstance(owner.error, RowError):
                 assert owner.error is not None
@@ -325,7 +336,8 @@ class Worker:
             sim.note("w%d can't read: %s", self.number, owner.reason)
             sim.count("owners failed")
             sim.checks.partition(owner.partition, f"w{self.number} failed")
-            while owner.appends:
+            self._unsent = self.of_receivers()
+            while self.appends:
                 self.flush()
             self.drop()
             self.refill()
@@ -389,7 +401,7 @@ class Worker:
 
     def receiver_goes(self) -> None:
         pending = self.pendings.pop(self.sim.below(len(self.pendings)))
-        pending.gone = True
+        pending.cancel()
 
     def work(self) -> None:
         owner = self.owner

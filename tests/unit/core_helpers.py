@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from marq.core import rows
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.markers import End, Keepalive, Marker, Outcome, Own, Purge, Release, Start, Tick
-from marq.core.owner import Limits, Owner, Phase, Retire, WriteManifest, WriteRows
+from marq.core.owner import Owner, Phase
 from marq.core.partition import Checkpoint, Partition
-from marq.core.policies import QueueSettings
+from marq.core.policies import Limits, QueueSettings
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment
@@ -163,22 +164,13 @@ class TwoLogs:
     def state(self, offset: int) -> str:
         """The state of a message in one word."""
         p = self.partition
-        if offset >= p.position:
-            return "done" if offset in p.ahead else "unread"
-        if p.segments.queue_of(offset) is not None and offset not in p.messages:
-            return "ready"
-        if offset not in p.messages:
-            return "done"
+        if offset >= p.position and offset not in p.ahead:
+            return "unread"
         if offset in p.poison:
             return "poison"
         if offset in p.duplicates:
             return "duplicate"
-        delivered = p.deliveries.get(offset)
-        if delivered is not None and delivered.leased and p.clock_ms < delivered.deadline_ms:
-            return "in flight"
-        if offset in p.delays or (delivered is not None and p.clock_ms < delivered.deadline_ms):
-            return "delayed"
-        return "ready"
+        return p.state_of(offset).replace("_", " ")
 
     def states(self, offsets: Iterable[int]) -> list[str]:
         return [self.state(o) for o in offsets]
@@ -342,6 +334,7 @@ class Worker:
         self.queue_log: list[Record] = [] if queue_log is None else queue_log
         self.clock_ms = 10_000  # monotonic
         self.seq = 0
+        self.outbox: list[Marker] = []  # what was taken from the owner, and is not appended
         self.owner = Owner(
             0,
             name,
@@ -350,6 +343,20 @@ class Worker:
             settings_of=lambda queue: self.settings.get(queue, DEFAULTS),
             load=self.load,
         )
+
+    # ------------------------------------------------------------------ what the owner wants done, and nobody took yet
+
+    @property
+    def appends(self) -> list[Marker]:
+        return self.owner._agenda.appends
+
+    @property
+    def dead(self) -> list[int]:
+        return self.owner._agenda.dead
+
+    @property
+    def poison(self) -> list[tuple[int, str]]:
+        return self.owner._agenda.poison
 
     # ------------------------------------------------------------------ claim
 
@@ -407,14 +414,14 @@ class Worker:
         """Append what the owner has to say, without hearing back; (seq, offset, markers)."""
         from marq.core import markers
 
-        appends, self.owner.appends = self.owner.appends, []
+        appends, self.outbox = self.outbox + self.owner.take_appends(), []
         self.seq += 1
         self.owner.sent(self.seq, appends)
         return self.seq, self.broker.append(markers.encode(appends, self.owner.nonce, self.seq)), appends
 
     def lose(self) -> tuple[int, list[Marker]]:
         """Send what the owner has to say, to a broker that never gets it; (seq, markers)."""
-        appends, self.owner.appends = self.owner.appends, []
+        appends = self.owner.take_appends()
         self.seq += 1
         self.owner.sent(self.seq, appends)
         return self.seq, appends
@@ -426,7 +433,7 @@ class Worker:
     def flush(self) -> list[Marker]:
         """Append and hear back, until the owner has nothing more to say; what it said."""
         said: list[Marker] = []
-        while self.owner.appends:
+        while self.outbox or self.appends:
             seq, offset, appends = self.append()
             said += appends
             self.confirm(seq, offset, appends)
@@ -452,7 +459,8 @@ class Worker:
 
     def handouts(self, empty: bool = False) -> list[Any]:
         """What is handed out (``empty``: and who is told that nothing came of its request)."""
-        handouts, self.owner.handouts = self.owner.handouts, []
+        agenda = self.owner._agenda
+        handouts, agenda.handouts = agenda.handouts, []
         return [h for h in handouts if h.offsets or empty]
 
     # ------------------------------------------------------------------ tables

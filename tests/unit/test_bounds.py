@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 
-from marq.core import dedup, lanes, reading, state
-from marq.core import owner as owner_module
+from marq.core import dedup, flow, ignored, lanes, reading, recovery, starts, state
+from marq.core.agenda import Agenda
 from marq.core.backlog import Backlog, Lane
+from marq.core.checkpoint_cycle import CheckpointCycle, CycleState
+from marq.core.flow import FlowControl
+from marq.core.ignored import IgnoredMarkers
 from marq.core.markers import End, Keepalive, Release
-from marq.core.owner import Limits, Owner
-from marq.core.partition import Partition
-from marq.core.policies import QueueSettings
+from marq.core.owner import Owner, Phase
+from marq.core.partition import Checkpoint, Partition
+from marq.core.policies import Limits, QueueSettings
 from marq.core.ranges import RangeSet
 from marq.core.rows import Record
 from marq.core.segments import Segment, Segments
+from marq.core.starts import Starts
+from marq.core.ticker import Ticker
 from marq.errors import RowError
 from tests.unit.core_helpers import TwoLogs, Worker
 
@@ -51,7 +56,7 @@ def size(value: Any) -> int:
             + sum(1 + len(segment.offsets) for segment in value)
             + sum(len(groups) for groups in value.queues.values())
         )
-    if isinstance(value, dedup.Recent | owner_module.Flow | state.DeliveryState | owner_module.Pending):
+    if isinstance(value, dedup.Recent | flow.Flow | state.DeliveryState | starts.Pending):
         return sum(size(getattr(value, name)) for name in value.__slots__)
     return 0
 
@@ -66,7 +71,7 @@ class Here:
         self.unfinished = len(p.messages) + parked
         self.queues = queues  # that have something unfinished
         self.ids = len(p.recent) + len(p.origins)
-        self.pending = sum(len(pending.offsets) for pending in owner._pending.values())
+        self.pending = sum(len(pending.offsets) for pending in owner.starts.pending.values())
         self.blocks = len({state.block_of(o) for o in p.messages} | {s.start for s in p.segments})
 
 
@@ -81,7 +86,7 @@ PARTITION = {
     "deliveries": PER_MESSAGE,
     "ahead": CONSTANT,  # ranges above the position: what was delivered there and finished, before it was read again
     "segments": lambda h: 30 * h.unfinished + 60,
-    "lost": lambda h: owner_module.LOSSES_MAX,
+    "lost": lambda h: recovery.LOSSES_MAX,
     "purges": CONSTANT,  # one a queue, while what is purged is not read
     "recent": PER_ID,
     "origins": PER_ID,
@@ -118,23 +123,42 @@ PARTITION = {
 }
 
 OWNER = {
+    "_sent": CONSTANT,
+    "_acked": CONSTANT,
+}
+
+AGENDA = {
     "appends": CONSTANT,
     "handouts": CONSTANT,
     "dead": PER_MESSAGE,
     "poison": PER_MESSAGE,
-    "_pending": lambda h: 2 * h.pending + SLACK,
+}
+
+STARTS = {
+    "pending": lambda h: 2 * h.pending + SLACK,
+}
+
+TICKER = {
     "_sent": CONSTANT,
-    "_tick_sent": CONSTANT,
-    "_acked": CONSTANT,
-    "flows": lambda h: 10 * len(h.owner._flow_of) + 3 * SLACK,
-    "_flow_of": PER_MESSAGE,
-    "_ignored": lambda h: owner_module.IGNORED_MAX,
+}
+
+IGNORED = {
+    "_records": lambda h: ignored.IGNORED_MAX,
+}
+
+CYCLE = {
     "_orphans": CONSTANT,
     "_old_manifests": CONSTANT,
 }
 
+FLOW = {
+    "flows": lambda h: 10 * len(h.owner.flow.in_flight) + 3 * SLACK,
+    "in_flight": PER_MESSAGE,
+}
+
 NO_STRUCTURES = (
-    int, str, bool, type(None), count, Partition, RowError, owner_module.Phase, Limits, owner_module.Checkpoint
+    int, str, bool, type(None), count, Partition, RowError, Phase, Limits, Checkpoint, CycleState,
+    FlowControl, CheckpointCycle, Ticker, Starts, Agenda, IgnoredMarkers,
 )  # fmt: skip
 
 
@@ -158,7 +182,7 @@ def _small_slacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "TIMERS_SLACK", SLACK)
     monkeypatch.setattr("marq.core.backlog.PRUNE_SLACK", SLACK)
     monkeypatch.setattr(lanes, "PRUNE_SLACK", SLACK)
-    monkeypatch.setattr(owner_module, "FLOWS_SLACK", SLACK)
+    monkeypatch.setattr(flow, "FLOWS_SLACK", SLACK)
     monkeypatch.setattr(dedup, "TRIM", SLACK)
     monkeypatch.setattr(dedup, "ROW_IDS", 50)
     monkeypatch.setattr(dedup, "WINDOW_MS", 5_000)
@@ -236,10 +260,10 @@ class Life:
     def effects(self) -> None:
         owner = self.worker.owner
         self.worker.flush()
-        dead, owner.dead = owner.dead, []
-        poison, owner.poison = owner.poison, []
-        owner.ended_as("dead", dead)
-        owner.ended_as("poison", [offset for offset, _ in poison])
+        effects = owner.take_effects()
+        if effects is not None:
+            owner.ended_as("dead", effects.dead)
+            owner.ended_as("poison", [offset for offset, _ in effects.poison])
         self.worker.flush()
 
     def finish_old(self) -> None:
@@ -261,13 +285,23 @@ def live_long(rounds: int) -> None:
         if number % 100 == 99:
             here = life.here()
             most = max(most, here.unfinished)
-            wrong = unbounded(life.worker.owner.partition, PARTITION, here) + unbounded(life.worker.owner, OWNER, here)
+            owner = life.worker.owner
+            wrong = unbounded(owner.partition, PARTITION, here) + unbounded(owner, OWNER, here)
+            for part, bounds in (
+                (owner.flow, FLOW),
+                (owner.checkpoints, CYCLE),
+                (owner.ticker, TICKER),
+                (owner.starts, STARTS),
+                (owner._agenda, AGENDA),
+                (owner._ignored, IGNORED),
+            ):
+                wrong += unbounded(part, bounds, here)
             assert not wrong, f"round {number}, {here.unfinished} unfinished: {wrong}"
         if number % 1_000 == 999:
             # what the helpers keep for themselves
             life.worker.broker.log[:-10] = [None] * (len(life.worker.broker.log) - 10)  # type: ignore[list-item]
     assert 20 < most < 2_000, "the test itself would show nothing"
-    marks = {type(marker) for marker in life.worker.owner.appends}
+    marks = {type(marker) for marker in life.worker.appends}
     assert not marks - {End, Keepalive, Release}
 
 

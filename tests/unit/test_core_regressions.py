@@ -9,11 +9,13 @@ import pytest
 from marq.core import lanes
 from marq.core import markers as m
 from marq.core.digest import digest_of, entries
-from marq.core.owner import DEAD_LEASE_MS, DEAD_RECEIVER, Limits, Owner, Phase
-from marq.core.partition import MESSAGE_MAX_BYTES, Partition
-from marq.core.policies import QueueSettings
+from marq.core.owner import Owner, Phase
+from marq.core.partition import Partition
+from marq.core.policies import Limits, QueueSettings
 from marq.core.rows import Record
+from marq.core.starts import DEAD_LEASE_MS, DEAD_RECEIVER
 from marq.errors import RowError
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 from tests.unit.core_helpers import LEASE_MS, Broker, TwoLogs, Worker
 
 FIFO = QueueSettings(fifo=True)
@@ -28,7 +30,7 @@ def test_a_message_whose_lease_was_over_at_once_is_taken_again_when_its_release_
 
     worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=1_000)
 
-    assert worker.owner.appends, "the message is in no backlog"
+    assert worker.appends, "the message is in no backlog"
 
 
 def test_a_message_given_back_uncounted_survives_the_look_for_expired_ones() -> None:
@@ -62,7 +64,7 @@ def test_a_release_on_its_way_keeps_a_message_from_the_dead_letters() -> None:
     worker.send()
     pending = worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=1_000)
     assert pending is not None
-    pending.gone = True
+    pending.cancel()
     worker.confirm(*worker.append())
     worker.broker.now_ms += 1_000
     worker.broker.append(m.encode([m.Tick()]))
@@ -72,8 +74,8 @@ def test_a_release_on_its_way_keeps_a_message_from_the_dead_letters() -> None:
     assert due is not None and due.dead == [0]
     worker.confirm(*worker.append())
 
-    assert worker.owner.dead == []
-    assert [type(marker) for marker in worker.owner.appends] == [m.Release]
+    assert worker.dead == []
+    assert [type(marker) for marker in worker.appends] == [m.Release]
 
 
 def test_what_ended_in_the_chunk_of_its_start_is_not_handed_out() -> None:
@@ -98,7 +100,7 @@ def test_what_ended_between_the_parts_of_its_start_is_not_handed_out(monkeypatch
     first = worker.receive(limit=1, lease_ms=1_000)[0]
     worker.wait(1_100)
     worker.owner.acquire(["q"], 2, "r", worker.clock_ms, lease_ms=5_000)
-    parts, worker.owner.appends = worker.owner.appends, []
+    parts = worker.owner.take_appends()
     assert len(parts) == 2
     end = m.End(first.receipt[0], [0, 1], "acked", first.receipt[1])
     for seq, marker in ((100, parts[0]), (0, end), (101, parts[1])):
@@ -151,7 +153,7 @@ def test_a_dead_letter_is_one_only_after_its_last_delivery() -> None:
     worker.owner.work(worker.clock_ms)
     starts = [marker for marker in worker.flush() if isinstance(marker, m.Start)]
 
-    assert worker.owner.dead == [0]
+    assert worker.dead == [0]
     assert (starts[0].receiver, starts[0].redeliver_after_ms) == (DEAD_RECEIVER, DEAD_LEASE_MS)
 
 
@@ -305,7 +307,7 @@ def test_an_owner_that_cannot_read_a_row_has_no_more_effects() -> None:
 
     assert worker.owner.phase is Phase.FAILED
     assert "checksum" in worker.owner.reason
-    assert [type(marker) for marker in worker.owner.appends] == [m.End], "what a receiver said is kept, nothing else"
+    assert [type(marker) for marker in worker.appends] == [m.End], "what a receiver said is kept, nothing else"
     worker.clock_ms += 60_000
     assert worker.owner.step(worker.clock_ms) is None
     assert worker.owner.work(worker.clock_ms) is None
@@ -321,13 +323,13 @@ def test_who_reads_a_row_that_is_damaged_stops_the_owner() -> None:
     worker = failing_worker()
     damage(worker.table)
     worker.owner.partition._unfinished(0)
-    worker.owner.appends.append(m.Tick())
+    worker.appends.append(m.Tick())
 
     with pytest.raises(RowError):
         worker.owner.partition.record(0)
 
     assert not worker.owner.serving
-    assert worker.owner.appends == []
+    assert worker.appends == []
 
 
 def test_what_could_not_be_read_is_delivered_by_the_next_owner() -> None:

@@ -51,7 +51,7 @@ def test_it_is_the_same_after_a_recovery_from_rows() -> None:
     worker = Worker().serve()
     worker.send(50)
     worker.receive(10)
-    worker.owner.under_pressure = True
+    worker.owner.hurry_checkpoint()
     worker.checkpoint()
     worker.owner.partition.shed(1 << 40)
     again = Worker(worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log)

@@ -22,7 +22,8 @@ from app.cluster.peers import Peers
 from app.cluster.seals import HEADER, Seals
 from app.engine import ownership as ownership_module
 from app.engine.outbox import Outbox, Writer
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.polling import PeerPolling, Wake
 from app.settings import Settings
 from app.streaming.faults import stop_if_reading_ends, stop_on_faults
@@ -31,8 +32,9 @@ from app.streaming.producer import IdempotentProducer
 from app.worker import build
 from gateway import health
 from gateway.auth import Keys
+from marq.core.checkpoint_cycle import Retire
 from marq.core.markers import Tick
-from marq.core.owner import Phase, Retire
+from marq.core.owner import Phase
 from marq.errors import BrokerError, InternalError, RowError
 from tests.unit.peer_helpers import Network, alone
 
@@ -87,7 +89,7 @@ class Desk:
         self.owner = SimpleNamespace(
             phase=Phase.SERVING,
             serving=True,
-            appends=[],
+            take_appends=list,
             reason="a marker could not be folded: planted",
             error=None,
             leave=list,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from marq.core.flow import Breaker
-from marq.core.owner import Limits
-from marq.core.policies import QueueSettings, share
+from marq.core.policies import Limits, QueueSettings, share
 from tests.unit.core_helpers import LEASE_MS, Worker
 
 
@@ -127,8 +126,8 @@ def test_nothing_is_kept_of_what_was_finished() -> None:
 
     finish(worker, take(worker, 4))
 
-    assert not worker.owner.flows["q"].offsets
-    assert not worker.owner._flow_of
+    assert not worker.owner.flow.flows["q"].offsets
+    assert not worker.owner.flow.in_flight
 
 
 # ---------------------------------------------------------------------- circuit breaker
@@ -142,7 +141,7 @@ def test_a_run_of_failures_stops_deliveries() -> None:
     for _ in range(3):
         give_back(worker, take(worker, 1), delay_ms=60_000)
 
-    assert worker.owner.flows["q"].breaker.state == "open"
+    assert worker.owner.flow.flows["q"].breaker.state == "open"
     assert take(worker, 5) == []
 
 
@@ -153,7 +152,7 @@ def test_a_success_ends_the_run() -> None:
         give_back(worker, take(worker, 1), delay_ms=60_000)
         finish(worker, take(worker, 1))
 
-    assert worker.owner.flows["q"].breaker.state == "closed"
+    assert worker.owner.flow.flows["q"].breaker.state == "closed"
 
 
 def test_after_the_pause_one_message_is_tried_and_its_success_closes_the_breaker() -> None:

@@ -56,7 +56,7 @@ def test_nothing_follows_a_fold_that_raised(monkeypatch: pytest.MonkeyPatch) -> 
     assert worker.owner.work(worker.clock_ms + 60_000) is None
     assert worker.owner.step(worker.clock_ms + 60_000) is None
     assert not worker.owner.tick(worker.clock_ms + 60_000)
-    assert not worker.owner.handouts
+    assert not worker.handouts()
     assert (worker.owner.partition.markers_position, dict(worker.owner.partition.counters)) == before
 
 
@@ -65,7 +65,7 @@ def test_a_record_folded_at_once_stops_the_owner_as_well(monkeypatch: pytest.Mon
     worker.send(1)
     broken(monkeypatch, "_start")
     worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=LEASE_MS)
-    markers, worker.owner.appends = worker.owner.appends, []
+    markers = worker.owner.take_appends()
     worker.owner.sent(1, markers)
 
     position = worker.owner.partition.markers_position

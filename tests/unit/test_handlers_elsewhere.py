@@ -83,17 +83,13 @@ class Node:
     def fold(self, held: Any) -> None:
         """As the ownership does, with what was appended."""
         held.worker.read_markers()
-        while held.owner.handouts:
-            handouts, held.owner.handouts = held.owner.handouts, []
-            for handout in handouts:
+        while (effects := held.owner.take_effects()) is not None:
+            held.outbox.put(effects.appends)
+            for handout in effects.handouts:
                 handout.receiver.handed(held, handout)
-        appends, held.owner.appends = held.owner.appends, []
-        held.outbox.put(appends)
-        if held.owner.partition.woken:
-            held.owner.partition.woken.clear()
+        if held.owner.take_woken():
             self.handlers.wake(held)
-            appends, held.owner.appends = held.owner.appends, []
-            held.outbox.put(appends)
+            held.outbox.put(held.owner.take_appends())
 
     def send(self, number: int, count: int = 1, queue: str = "q") -> None:
         held = self.held[number]

@@ -17,8 +17,8 @@ from agents import handlers
 from agents.handlers import Ask, Runner, import_modules
 from app.service.meters import Meters
 from marq.clock import now_ms
+from marq.core.agenda import Handout
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.owner import Handout
 from marq.core.policies import QueueSettings
 from marq.errors import HandlerError
 from marq.handlers import Handler

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from app.engine import ownership as ownership_module
-from app.engine.ownership import AGAIN_MS, TIMER_MS, OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import AGAIN_MS, TIMER_MS, Ownership
 from app.service import receives as receiving_module
 from app.service.meters import Meters
 from app.service.receipts import Receipts
@@ -50,7 +51,7 @@ class Desk:
         monkeypatch.setattr(self.ownership, "regulate", lambda held: None)
         monkeypatch.setattr(self.ownership, "_read_again", lambda held, now: None)
         self.said: list[Any] = []
-        self.outbox = SimpleNamespace(late_s=0.0, put=lambda markers: self.core.owner.appends.extend(markers))
+        self.outbox = SimpleNamespace(late_s=0.0, put=lambda markers: self.core.outbox.extend(markers))
         self.held = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]
         self.ownership.held[0] = self.held
         receipts = Receipts(lambda: b"secret")
@@ -160,7 +161,7 @@ def test_after_it_stood_still_acks_come_before_any_lease_ends(run: Any) -> None:
         assert await desk.receive(1) == []
 
         epoch, delivery = desk.core.owner.epoch, 1
-        desk.core.owner.appends.append(End(epoch, ranges_of([message.offset]), "acked", delivery))
+        desk.core.appends.append(End(epoch, ranges_of([message.offset]), "acked", delivery))
         desk.settle()
         for _ in range(0, 5_000, TIMER_MS):
             desk.pass_time(TIMER_MS)

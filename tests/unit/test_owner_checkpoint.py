@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from marq.core import checkpoints, markers, rows
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.markers import Own, Tick
-from marq.core.owner import TICK_MAX_MS, TICK_MIN_MS, Limits, Phase, Retire, WriteManifest, WriteRows
+from marq.core.owner import Phase
+from marq.core.policies import Limits
+from marq.core.ticker import TICK_MAX_MS, TICK_MIN_MS
 from marq.errors import InternalError
 from tests.unit.core_helpers import Worker
 
@@ -51,13 +54,13 @@ def test_the_fence_is_not_appended_before_the_manifest_is_acknowledged() -> None
     worker.clock_ms += 2_000
     worker.step()
     step = worker.owner.step(worker.clock_ms)
-    before = list(worker.owner.appends)
+    before = list(worker.appends)
 
     worker.owner.written(worker.clock_ms)
 
     assert isinstance(step, WriteManifest)
     assert before == []
-    assert worker.owner.appends == [Tick(f"{worker.owner.nonce}/1")]
+    assert worker.appends == [Tick(f"{worker.owner.nonce}/1")]
 
 
 def test_nothing_is_retired_before_the_fence_is_folded() -> None:
@@ -99,6 +102,48 @@ def test_nothing_is_retired_after_a_foreign_own_marker_before_the_fence() -> Non
 
     assert worker.owner.phase is Phase.LOST
     assert worker.step() is None
+
+
+def until_nothing_happens(worker: Worker) -> None:
+    """Only time passes: ticks that the owner wants, and the steps that they make possible."""
+    for _ in range(200):
+        worker.clock_ms += 100
+        worker.broker.now_ms += 100
+        worker.owner.tick(worker.clock_ms)
+        if worker.flush():
+            worker.step()
+
+
+def test_what_one_checkpoint_left_is_written_though_nothing_happens_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "PERSIST_BYTES", 1)
+    monkeypatch.setattr(checkpoints, "SEGMENT_MESSAGES", 10)
+    worker = serving(55)
+
+    until_nothing_happens(worker)
+
+    assert worker.owner.partition.persisted == 55
+
+
+def test_a_partition_in_which_nothing_happens_is_written_when_memory_is_short() -> None:
+    worker = serving(55, limits=Limits())
+    until_nothing_happens(worker)
+    assert worker.owner.partition.persisted == 0, "it need not be written yet"
+
+    worker.owner.hurry_checkpoint()
+    until_nothing_happens(worker)
+
+    assert worker.owner.partition.persisted == 55
+
+
+def test_a_partition_that_is_written_ticks_no_more_when_memory_is_short() -> None:
+    worker = serving(55)
+    until_nothing_happens(worker)
+    before = len(worker.broker.log)
+
+    worker.owner.hurry_checkpoint()
+    until_nothing_happens(worker)
+
+    assert len(worker.broker.log) == before
 
 
 def test_a_lost_fence_is_appended_again() -> None:
@@ -192,7 +237,7 @@ def test_there_is_no_checkpoint_before_its_time_nor_without_a_change() -> None:
 
 def test_when_memory_is_short_a_checkpoint_comes_at_once_with_all_payloads() -> None:
     worker = serving(3, limits=Limits(window_offsets=100_000))
-    worker.owner.under_pressure = True
+    worker.owner.hurry_checkpoint()
 
     step = worker.step()
 
@@ -206,7 +251,7 @@ def test_when_memory_is_short_what_one_checkpoint_may_not_write_is_written_by_th
     monkeypatch.setattr(checkpoints, "SEGMENT_MESSAGES", 2)
     monkeypatch.setattr(checkpoints, "WORK_MESSAGES", 4)
     worker = serving(10, limits=Limits(window_offsets=100_000, checkpoint_ms=2_000))
-    worker.owner.under_pressure = True
+    worker.owner.hurry_checkpoint()
 
     worker.clock_ms -= 2_000
     for _ in range(3):
@@ -214,7 +259,7 @@ def test_when_memory_is_short_what_one_checkpoint_may_not_write_is_written_by_th
         worker.clock_ms -= 2_000  # at once
 
     assert worker.owner.partition.persisted == 10
-    assert not worker.owner.under_pressure
+    assert not worker.owner.checkpoints._hurried
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
@@ -256,7 +301,7 @@ def test_a_lost_owner_writes_nothing_more() -> None:
     worker.owner.written(worker.clock_ms)
 
     assert worker.owner.step(worker.clock_ms) is None
-    assert worker.owner.appends == []
+    assert worker.appends == []
 
 
 # ---------------------------------------------------------------------- ticks
@@ -299,12 +344,12 @@ def test_when_a_deadline_is_due_there_is_a_tick_at_once() -> None:
     worker.send(1)
     worker.receive(1, lease_ms=1_550)
     ticks(worker, 1_500)
-    before = worker.owner.partition.leased(0)
+    before = worker.owner.partition.is_leased(0)
 
     ticks(worker, 250)
 
     assert before
-    assert not worker.owner.partition.leased(0)
+    assert not worker.owner.partition.is_leased(0)
 
 
 def test_there_are_at_most_ten_ticks_a_second_whatever_is_due() -> None:
@@ -323,7 +368,7 @@ def test_what_is_acked_is_nothing_to_tick_for(lease_ms: int) -> None:
     (handout,) = worker.receive(1, lease_ms=lease_ms)
     worker.owner.acked(handout.offsets, handout.receipt)
     worker.flush()
-    worker.owner._next_checkpoint_ms = 0
+    worker.owner.checkpoints._next_ms = 0
     worker.checkpoint()
     worker.checkpoint()
 

@@ -6,7 +6,8 @@ import pytest
 
 from marq.core import markers
 from marq.core.markers import End, Own, Start, Tick
-from marq.core.owner import Limits, Phase
+from marq.core.owner import Phase
+from marq.core.policies import Limits
 from marq.core.reading import Unreadable
 from marq.errors import RowError
 from tests.unit.core_helpers import EPOCH_MS, LEASE_MS, Broker, Worker
@@ -47,7 +48,7 @@ def test_while_catching_up_it_delivers_nothing_and_takes_no_effect() -> None:
     assert worker.owner.step(10_000) is None
     worker.owner.ended_as("dead", [0])
     worker.owner.purge("q", 3)
-    assert worker.owner.appends == []
+    assert worker.appends == []
 
 
 def test_starts_of_the_former_owner_hold_until_their_leases_are_over() -> None:
@@ -106,7 +107,7 @@ def test_a_foreign_own_marker_ends_everything_at_once() -> None:
     assert worker.owner.phase is Phase.LOST
     assert not worker.owner.serving
     assert worker.handouts() == []
-    assert worker.owner.appends == []
+    assert worker.appends == []
     assert worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=LEASE_MS) is None
     assert worker.owner.work(worker.clock_ms) is None
     assert worker.owner.step(worker.clock_ms + 60_000) is None
@@ -278,7 +279,7 @@ def test_a_log_that_begins_beyond_the_manifest_is_a_loud_error(log_start: tuple[
 def test_a_named_row_that_is_missing_is_an_error() -> None:
     first = Worker().serve()
     first.send(2)
-    first.owner.under_pressure = True
+    first.owner.hurry_checkpoint()
     first.checkpoint()
     table = {key: value for key, value in first.table.items() if "messages" not in key}
     second = Worker(first.broker, name="w2", table=table)

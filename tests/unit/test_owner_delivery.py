@@ -177,7 +177,7 @@ def test_a_start_names_its_receiver_and_the_highest_count() -> None:
 
     ask(worker, name="shop.handle")
 
-    (start,) = worker.owner.appends
+    (start,) = worker.appends
     assert isinstance(start, Start)
     assert (start.receiver, start.receives, start.offsets) == ("shop.handle", 2, [0, 2])
 
@@ -225,7 +225,7 @@ def test_nothing_is_appended_when_nothing_is_ready() -> None:
     worker = serving()
 
     assert ask(worker) is None
-    assert worker.owner.appends == []
+    assert worker.appends == []
 
 
 # ---------------------------------------------------------------------- appends that fail
@@ -301,7 +301,7 @@ def test_an_end_of_the_owner_that_was_lost_is_decided_again() -> None:
 def test_a_delivery_for_a_receiver_that_is_gone_is_given_back_uncounted() -> None:
     worker = serving(2)
     pending = ask(worker)
-    pending.gone = True
+    pending.cancel()
 
     said = worker.flush()
 
@@ -347,7 +347,7 @@ def test_the_receiver_hears_that_nothing_came_of_its_request() -> None:
 def test_a_lease_of_no_length_leaves_the_message_to_the_next() -> None:
     worker = serving(1)
     worker.receive(lease_ms=0)
-    worker.owner.appends.clear()  # the release is lost too
+    worker.appends.clear()  # the release is lost too
 
     assert [h.offsets for h in worker.receive()] == [[0]]
 
@@ -373,10 +373,10 @@ def test_a_split_start_is_one_delivery_handed_out_when_all_of_it_is_folded() -> 
     worker = serving()
     offsets = scattered(worker, 25)
     ask(worker, 25)
-    parts = worker.owner.appends
-    worker.owner.appends = parts[:1]
+    parts = worker.owner.take_appends()
+    worker.appends.extend(parts[:1])
     first = worker.append()
-    worker.owner.appends = parts[1:]
+    worker.appends.extend(parts[1:])
     rest = worker.append()
 
     worker.confirm(*first)
@@ -393,10 +393,10 @@ def test_a_split_start_of_which_a_part_was_lost_is_given_back_uncounted() -> Non
     worker = serving()
     offsets = scattered(worker, 15)
     ask(worker, 15)
-    first, second = worker.owner.appends
-    worker.owner.appends = [first]
+    first, second = worker.owner.take_appends()
+    worker.appends.append(first)
     worker.flush()
-    worker.owner.appends = [second]
+    worker.appends.append(second)
     seq, _ = worker.lose()
     worker.owner.failed(seq)
 
@@ -422,7 +422,8 @@ def test_a_dead_letter_is_started_copied_and_ended() -> None:
 
     worker.owner.work(worker.clock_ms)
     (start,) = worker.flush()
-    to_copy, worker.owner.dead = worker.owner.dead, []
+    to_copy = worker.dead[:]
+    worker.dead.clear()
     before = dict(worker.owner.partition.messages)
     worker.owner.ended_as("dead", to_copy)
     worker.flush()
@@ -438,13 +439,13 @@ def test_a_dead_letter_that_could_not_be_copied_comes_up_again() -> None:
     failing(worker, 2)
     worker.owner.work(worker.clock_ms)
     worker.flush()
-    worker.owner.dead.clear()
+    worker.dead.clear()
 
     worker.wait(61_000)
     worker.owner.work(worker.clock_ms)
     worker.flush()
 
-    assert worker.owner.dead == [0]
+    assert worker.dead == [0]
 
 
 def test_a_dead_letter_whose_start_was_lost_comes_up_again() -> None:
@@ -458,7 +459,7 @@ def test_a_dead_letter_whose_start_was_lost_comes_up_again() -> None:
     worker.owner.work(worker.clock_ms)
     worker.flush()
 
-    assert worker.owner.dead == [0]
+    assert worker.dead == [0]
 
 
 def test_a_message_that_was_acked_late_is_not_dead_lettered() -> None:
@@ -472,7 +473,7 @@ def test_a_message_that_was_acked_late_is_not_dead_lettered() -> None:
 
     worker.read_markers()
 
-    assert worker.owner.dead == []
+    assert worker.dead == []
 
 
 def test_poison_is_listed_for_its_copy_and_ended_after_it() -> None:
@@ -481,7 +482,7 @@ def test_poison_is_listed_for_its_copy_and_ended_after_it() -> None:
 
     worker.owner.work(worker.clock_ms)
     worker.owner.work(worker.clock_ms)
-    listed = list(worker.owner.poison)
+    listed = list(worker.poison)
     worker.owner.ended_as("poison", [0])
     worker.flush()
 
@@ -498,7 +499,7 @@ def test_a_double_of_a_dead_letter_is_purged_once() -> None:
     worker.owner.work(worker.clock_ms)
 
     assert said == [End(0, [1, 2], "purged")]
-    assert worker.owner.appends == []
+    assert worker.appends == []
 
 
 def test_a_purge_is_appended_and_folded() -> None:
@@ -523,3 +524,47 @@ def test_an_extension_and_a_release_are_markers_with_the_receipt() -> None:
     worker.wait(6_000)
 
     assert [h.offsets for h in worker.receive()] == [[1]]
+
+
+# ---------------------------------------------------------------------- what the owner wants done
+
+
+def test_each_effect_is_taken_once() -> None:
+    worker = serving(2)
+    worker.owner.acquire(["q"], 2, "r", worker.clock_ms, lease_ms=LEASE_MS)
+
+    effects = worker.owner.take_effects()
+
+    assert effects is not None and [type(marker) for marker in effects.appends] == [Start]
+    assert worker.owner.take_effects() is None
+
+
+def test_markers_can_be_taken_without_being_handed_anything() -> None:
+    worker = serving(2)
+    worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=LEASE_MS)
+    worker.flush()
+    worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=LEASE_MS)
+
+    appends = worker.owner.take_appends()
+
+    assert [type(marker) for marker in appends] == [Start]
+    effects = worker.owner.take_effects()
+    assert effects is not None and not effects.appends
+    assert [handout.offsets for handout in effects.handouts] == [[0]]
+
+
+def test_receivers_are_woken_once_for_all_that_became_ready() -> None:
+    worker = serving(0)
+    worker.owner.take_woken()
+    worker.send(3)
+
+    assert [worker.owner.take_woken() for _ in range(2)] == [True, False]
+    worker.owner.wake()
+    assert worker.owner.take_woken()
+
+
+def test_who_serves_no_more_wakes_nobody() -> None:
+    worker = serving(3)
+    worker.owner.leave()
+
+    assert not worker.owner.take_woken()

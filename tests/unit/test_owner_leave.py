@@ -56,7 +56,7 @@ def test_what_was_folded_but_not_handed_out_is_released_uncounted() -> None:
     w.send(1)
     w.owner.acquire(["q"], 10, "r", w.clock_ms, lease_ms=LEASE_MS)
     w.flush()
-    assert w.owner.handouts
+    assert w.owner._agenda.handouts
     leaves(w)
     assert [h.offsets for h in taken_over(w).receive()] == [[0]]
 
@@ -86,12 +86,12 @@ def test_a_message_about_to_be_dead_lettered_is_released() -> None:
     w.wait(1_200)
     w.owner.work(w.clock_ms)
     w.flush()
-    assert w.owner.dead == [0]
+    assert w.dead == [0]
     leaves(w)
     n = taken_over(w)
     n.owner.work(n.clock_ms)
     n.flush()
-    assert n.owner.dead == [0]
+    assert n.dead == [0]
 
 
 def test_markers_of_receivers_are_said_all_the_same() -> None:

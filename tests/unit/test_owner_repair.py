@@ -6,6 +6,7 @@ import pytest
 
 from marq.core import rows
 from marq.core.owner import Phase
+from marq.core.recovery import note_loss
 from marq.core.rows import Loss
 from marq.errors import DeletedError
 from tests.unit.core_helpers import Worker
@@ -19,7 +20,7 @@ def history() -> Worker:
     worker.owner.acked([0, 1], first.receipt)
     worker.flush()
     worker.clock_ms += 20_000
-    worker.owner.under_pressure = True
+    worker.owner.hurry_checkpoint()
     worker.checkpoint()
     worker.send(4)
     (rest,) = worker.receive(6)
@@ -125,10 +126,10 @@ def test_without_any_manifest_all_that_is_not_there_is_named() -> None:
 
 
 def test_so_many_losses_are_kept_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marq.core.owner.LOSSES_MAX", 3)
+    monkeypatch.setattr("marq.core.recovery.LOSSES_MAX", 3)
     owner = Worker().serve().owner
     for start in range(0, 50, 10):
-        owner._note_loss(Loss("queue", start, start + 5, 2, start))
+        note_loss(owner.partition, Loss("queue", start, start + 5, 2, start))
 
     assert owner.partition.lost == [
         Loss("queue", 0, 25, 6, 20),

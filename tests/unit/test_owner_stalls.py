@@ -6,8 +6,8 @@ from typing import Any
 
 from marq.core import markers
 from marq.core.markers import Release, Start
-from marq.core.owner import STALLED_MS
 from marq.core.policies import QueueSettings
+from marq.core.starts import STALLED_MS
 from tests.unit.core_helpers import LEASE_MS, Worker
 
 
@@ -68,7 +68,7 @@ def test_a_stalled_partition_begins_nothing_more() -> None:
     stand_still(worker)
 
     assert ask(worker) is None
-    assert not [marker for marker in worker.owner.appends if isinstance(marker, Start)]
+    assert not [marker for marker in worker.appends if isinstance(marker, Start)]
 
 
 def test_what_gets_into_the_log_after_all_is_given_back_uncounted_and_delivered_again() -> None:
@@ -113,7 +113,7 @@ def test_messages_of_a_queue_with_limits_count_as_in_flight_until_it_is_known_wh
     ask(worker)
     seq, offset, appends = worker.append()
     stand_still(worker)
-    flow = worker.owner.flows["q"]
+    flow = worker.owner.flow.flows["q"]
     assert list(flow.offsets) == [0]
 
     worker.confirm(seq, offset, appends)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from marq.core.markers import Tick, decode
-from marq.core.owner import DOUBT_MS, TICK_MAX_MS, TICK_MIN_MS, Limits
-from marq.core.policies import QueueSettings
+from marq.core.policies import Limits, QueueSettings
+from marq.core.ticker import DOUBT_MS, TICK_MAX_MS, TICK_MIN_MS
 from tests.unit.core_helpers import Worker
 
 SECOND_MS = 1_000
@@ -23,7 +23,7 @@ def served(**options: Any) -> Worker:
     """A worker that knows broker time."""
     worker = Worker(limits=QUIET, **options).serve()
     wait(worker, 300)
-    assert worker.owner.told
+    assert worker.owner.ticker.told
     return worker
 
 
@@ -67,7 +67,7 @@ def test_a_new_owner_knows_broker_time_after_two_ticks() -> None:
     worker = Worker(limits=QUIET).serve()
 
     assert len(wait(worker, 2 * TICK_MIN_MS + 50)) == 2
-    assert worker.owner.told
+    assert worker.owner.ticker.told
 
 
 @pytest.mark.parametrize("by", ["header", "setting"])
@@ -252,7 +252,7 @@ def test_ticks_that_are_sent_at_once_prove_nothing() -> None:
         worker.clock_ms += 100
         worker.broker.now_ms += 100
         worker.owner.tick(worker.clock_ms)
-    ticks = [marker for marker in worker.owner.appends if type(marker) is Tick]
+    ticks = [marker for marker in worker.appends if type(marker) is Tick]
 
     assert [tick.sure for tick in ticks] == [True, False, False, False]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marq.core.markers import End, Own, Release, Start, Tick
+from marq.core.state import MessageState
 from tests.unit.core_helpers import LEASE_MS, TwoLogs
 
 # ---------------------------------------------------------------------- the life of a message
@@ -91,6 +92,27 @@ def test_a_lease_of_no_length_is_over_at_once_and_counts() -> None:
 
     assert logs.state(message) == "ready"
     assert logs.partition.receives(message) == 1
+
+
+def test_of_a_message_that_was_not_read_yet_the_state_is_what_its_markers_say() -> None:
+    logs, _ = served(0)
+    first, second, third, fourth = logs.send_many(4)
+    delivery = logs.start(first, second, third)
+
+    logs.release(delivery, second, delay_ms=1_000)
+    logs.ack(delivery, third)
+
+    states = [logs.partition.state_of(offset) for offset in (first, second, third, fourth)]
+    assert states == [MessageState.IN_FLIGHT, MessageState.DELAYED, MessageState.DONE, MessageState.READY]
+
+
+def test_a_parked_message_is_ready() -> None:
+    logs, (message,) = served()
+    logs.persist()
+    logs.partition.shed(1 << 30)
+
+    assert message not in logs.partition.messages
+    assert logs.partition.state_of(message) is MessageState.READY
 
 
 # ---------------------------------------------------------------------- which starts take effect

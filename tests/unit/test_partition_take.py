@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core.policies import QueueSettings
-from tests.unit.core_helpers import DEFAULTS, TwoLogs
+from tests.unit.core_helpers import DEFAULTS, LEASE_MS, TwoLogs
 
 
 def served(fresh: int = 0, failed: int = 0, attempts: int = 1) -> TwoLogs:
@@ -312,3 +312,27 @@ def test_has_ready_is_true_while_there_is_something_in_memory_or_parked() -> Non
     logs.take()
 
     assert (in_memory, parked, logs.partition.has_ready("q")) == (True, True, False)
+
+
+def test_what_a_receiver_has_is_reserved_by_its_delivery_so_that_it_does_not_come_back() -> None:
+    logs = served(3)
+    before = logs.start(0, lease_ms=10)
+    logs.wait(10)
+    now = logs.start(0, 1)
+
+    assert logs.partition.reserve_current([0, 1, 2], before.epoch, before.delivery) == []
+    assert logs.partition.reserve_current([0, 1, 2], now.epoch, now.delivery) == [0, 1]
+    assert logs.partition.reserve_current([0, 1, 2], now.epoch, now.delivery) == []
+    logs.wait(LEASE_MS)
+    assert logs.take() == [2]
+
+
+def test_a_queue_that_was_served_goes_behind_the_others() -> None:
+    logs = TwoLogs()
+    for queue in ("a", "b", "c"):
+        logs.send(queue)
+    logs.read()
+
+    logs.partition.serve_last("a")
+
+    assert list(logs.partition.queues()) == ["b", "c", "a"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.policies import QueueSettings, backoff_ms, batch_cap
+from marq.core.policies import QueueSettings, backoff_ms, batch_cap, is_exhausted
 
 
 @pytest.mark.parametrize(("attempt", "size"), [(1, 100), (2, 100), (3, 50), (4, 25), (5, 12), (8, 1), (60, 1)])
@@ -53,3 +53,13 @@ def test_dead_letters_go_to_the_queue_named_dead_unless_it_is_set() -> None:
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"visibility_timeout": 5}', type=QueueSettings)
+
+
+@pytest.mark.parametrize(
+    "max_receives, receives, exhausted",
+    [(0, 1_000_000, False), (3, 2, False), (3, 3, True), (3, 4, True), (1, 0, False)],
+)
+def test_a_message_is_exhausted_when_it_was_delivered_as_often_as_its_queue_permits(
+    max_receives: int, receives: int, exhausted: bool
+) -> None:
+    assert is_exhausted(receives, QueueSettings(max_receives=max_receives)) is exhausted

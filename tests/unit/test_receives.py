@@ -14,8 +14,8 @@ from app.service.meters import Meters
 from app.service.receipts import Receipts
 from app.service.receives import ReceiveHere, Receives
 from marq.core.markers import Release
-from marq.core.owner import STALLED_MS
 from marq.core.policies import QueueSettings
+from marq.core.starts import STALLED_MS
 from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
 from tests.unit.peer_helpers import alone
@@ -29,7 +29,7 @@ class Partition:
         self.core = Worker(settings={"q": settings}).serve()
         self.core.send(1)
         self.owner = self.core.owner
-        self.outbox = SimpleNamespace(put=lambda markers: self.owner.appends.extend(markers))
+        self.outbox = SimpleNamespace(put=lambda markers: self.core.outbox.extend(markers))
         self.serving = True
         self.said: list[Any] = []
 
@@ -79,7 +79,7 @@ class Desk:
 
     def stall(self) -> Partition:
         """One of the partitions that were asked for something stalls."""
-        (stalled,) = [partition for partition in self.partitions if partition.owner.appends]
+        (stalled,) = [partition for partition in self.partitions if partition.core.outbox or partition.core.appends]
         stalled.core.append()
         self.clock_ms += STALLED_MS
         stalled.stall(self.clock_ms)
@@ -297,7 +297,7 @@ def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         desk.receives.close()
         assert await desk.receive() == []
         assert await desk.receives.receive_here(ReceiveHere("q", 10, LEASE_MS, "r")) == []
-        assert not any(p.owner.appends for p in desk.partitions)
+        assert not any(p.core.outbox or p.core.appends for p in desk.partitions)
 
     run(scenario, monkeypatch)
 

@@ -172,7 +172,7 @@ def test_of_a_record_that_was_folded_before_a_take_over_the_state_tells() -> Non
 
 
 def test_what_had_no_effect_is_remembered_for_so_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("marq.core.owner.IGNORED_MAX", 3)
+    monkeypatch.setattr("marq.core.ignored.IGNORED_MAX", 3)
     worker = Worker().serve()
     offsets = worker.send(8)
     (handout,) = worker.receive(8)
@@ -182,5 +182,5 @@ def test_what_had_no_effect_is_remembered_for_so_many_messages(monkeypatch: pyte
         worker.owner.extend([offset], handout.receipt, LEASE_MS)
         worker.flush()
 
-    assert len(worker.owner._ignored) == 3
+    assert len(worker.owner._ignored._records) == 3
     assert not worker.owner.took_effect(len(worker.broker.log) - 1, *handout.receipt, offsets[-1])

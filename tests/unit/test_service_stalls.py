@@ -10,11 +10,11 @@ import pytest
 
 from app.service.meters import Meters
 from app.service.operations import STALLED_S, QueueService
-from marq.client.wire import Entry
 from marq.core.markers import End, Marker
 from marq.core.placing import fifo_partition
 from marq.core.policies import QueueSettings
 from marq.errors import UnavailableError
+from marq.protocol.messages import Entry
 from tests.unit.peer_helpers import alone
 
 COUNT = 3

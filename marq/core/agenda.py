@@ -1,0 +1,65 @@
+"""What an owner wants done: markers to append, deliveries to hand out, messages to copy."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from marq.core import markers as m
+from marq.core.markers import Marker, Release
+from marq.core.ranges import ranges_of
+
+
+class Handout(NamedTuple):
+    """A delivery to hand out now: ``receipt`` is ``(epoch, delivery)``, ``until_ms`` the owner's monotonic clock.
+
+    Without offsets: nothing came of what the receiver had asked for.
+    """
+
+    receiver: Any
+    receipt: tuple[int, int]
+    offsets: list[int]
+    until_ms: int
+
+
+class Effects(NamedTuple):
+    """What is to be done, in this order. Doing it may lead to more."""
+
+    appends: list[Marker]
+    handouts: list[Handout]
+    dead: list[int]  # started for their dead letter: copy them, then end them with ended_as()
+    poison: list[tuple[int, str]]  # no messages, and why: copy them to the poison topic, then end them with ended_as()
+
+
+class Agenda:
+    """Gathers effects until they are taken."""
+
+    def __init__(self) -> None:
+        self.appends: list[Marker] = []
+        self.handouts: list[Handout] = []
+        self.dead: list[int] = []
+        self.poison: list[tuple[int, str]] = []
+
+    def take(self) -> Effects | None:
+        """All that has gathered; None if that is nothing."""
+        if not (self.appends or self.handouts or self.dead or self.poison):
+            return None
+        effects = Effects(self.appends, self.handouts, self.dead, self.poison)
+        self.appends, self.handouts, self.dead, self.poison = [], [], [], []
+        return effects
+
+    def take_appends(self) -> list[Marker]:
+        """The markers alone."""
+        appends, self.appends = self.appends, []
+        return appends
+
+    def release(self, offsets: list[int], receipt: tuple[int, int], delay_ms: int, counted: bool) -> None:
+        """Append that a folded delivery of ``offsets`` is given back."""
+        self.appends += m.split(Release(receipt[0], receipt[1], ranges_of(offsets), delay_ms, counted))
+
+    def withdraw(self, ended: list[int]) -> None:
+        """Offsets that ended after their start was folded are not handed out any more."""
+        gone = set(ended)
+        self.handouts = [
+            h if gone.isdisjoint(h.offsets) else h._replace(offsets=[o for o in h.offsets if o not in gone])
+            for h in self.handouts
+        ]

@@ -1,0 +1,116 @@
+"""When the log has to tell the time, and what an owner believes of what it tells.
+
+Log time passes only with records. So the owner appends a tick when nothing else is appended and a lease, a delay or a
+time to live may be over, or a step of a checkpoint needs the event of a marker. Ticks tell broker time, too. The owner
+holds that against its own clock: a broker whose clock jumps is believed when it has done so for a while, or by the
+next owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from marq.core.checkpoint_cycle import CheckpointCycle
+from marq.core.folding import CLOCK_STEP_MS
+from marq.core.markers import Marker, Tick
+from marq.core.partition import Partition
+
+TICK_MIN_MS = 100
+"""At most one tick is appended per this time and partition …"""
+
+TICK_MAX_MS = 1_000
+"""… and at least one while anything is pending there."""
+
+DOUBT_MS = 120_000
+"""For so long the stamps of ticks have to be at odds with the owner's own clock before they are believed."""
+
+
+class Ticker:
+    """The ticks of one owner. Times are its monotonic clock, unless they are said to be the broker's."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.told = False  # this owner's own ticks have told broker time
+        self._partition = partition
+        self._ticked_ms = 0  # when the last tick was made
+        self._is_out = False  # it has not been folded yet
+        self._sent: dict[int, int] = {}  # own record with a tick, not folded yet -> when it was sent, or before
+        self._told_ms = 0  # when the last tick was sent that told broker time
+        self._ahead_ms = 0  # of our clock, broker time, as it is believed
+        self._doubt_since_ms: int | None = None  # when the stamps of ticks began to be at odds with our clock
+
+    def sent(self, seq: int, markers: Iterable[Marker]) -> None:
+        """An own record is on its way."""
+        if self._is_out and any(type(marker) is Tick for marker in markers):
+            self._sent[seq] = self._ticked_ms
+
+    def settled(self, seq: int) -> None:
+        """Own record ``seq`` was folded, or never will be."""
+        self._sent.pop(seq, None)
+
+    def folded(self, seq: int, timestamp_ms: int, now_ms: int) -> None:
+        """An own record with this stamp of the broker was folded by an owner that serves."""
+        sent_ms = self._sent.get(seq)
+        if sent_ms is None:
+            return
+        self._is_out = False
+        partition, ahead_ms = self._partition, timestamp_ms - sent_ms
+        if self.told and abs(ahead_ms - self._ahead_ms) > CLOCK_STEP_MS:
+            if self._doubt_since_ms is None:
+                self._doubt_since_ms = now_ms
+            if now_ms - self._doubt_since_ms < DOUBT_MS:
+                return
+        self._doubt_since_ms = None
+        self._ahead_ms = ahead_ms
+        if partition.agreed and partition.tick_ms == timestamp_ms:
+            self._told_ms = sent_ms
+            if not self.told:
+                self.told = True
+                partition.woken.update(dict.fromkeys(list(partition.queues())))
+
+    def estimate(self, now_ms: int) -> None:
+        """Tell the partition how late it is by our own clock: it delivers nothing that has expired by that."""
+        partition = self._partition
+        partition.estimate_ms = partition.broker_ms + now_ms - self._told_ms if self.told else -1
+
+    def tick(
+        self, now_ms: int, folded_ms: int, checkpoints: CheckpointCycle, *, has_sent: bool, has_ttl: bool
+    ) -> Tick | None:
+        """The tick to append now; None if none is needed. It limits itself.
+
+        Args:
+            folded_ms: when a marker was folded last.
+            has_sent: own records are on their way.
+            has_ttl: a queue with a time to live of its own has something here.
+        """
+        partition = self._partition
+        since_tick = now_ms - self._ticked_ms
+        if since_tick < (TICK_MAX_MS if self._is_out else TICK_MIN_MS):
+            return None
+        since_fold = now_ms - folded_ms
+        due_ms = partition.next_lease_ms()
+        if self._wants_time(now_ms, has_ttl) or (due_ms is not None and since_fold >= due_ms):
+            wanted = True
+        elif since_fold < TICK_MAX_MS:
+            wanted = checkpoints.wants_event(now_ms)
+        else:
+            wanted = due_ms is not None or checkpoints.under_way or has_sent or checkpoints.has_to_write
+        if not wanted:
+            return None
+        # two that are sent at once would prove each other right
+        sure = self._doubt_since_ms is None and (not self._is_out or since_tick > CLOCK_STEP_MS)
+        self._ticked_ms = now_ms
+        self._is_out = True
+        return Tick(sure=sure)
+
+    def _wants_time(self, now_ms: int, has_ttl: bool) -> bool:
+        """True if a tick has to tell broker time: other markers move the leases' clock, but say nothing about that."""
+        if not self.told:
+            return True
+        partition = self._partition
+        due_ms, is_due = partition.next_time_ms(), partition.undecided
+        if due_ms is None and not has_ttl and not is_due:
+            return False
+        is_due = is_due or (due_ms is not None and now_ms - self._told_ms >= due_ms)
+        if self._doubt_since_ms is None and (is_due or not partition.agreed):
+            return True
+        return now_ms - self._ticked_ms >= TICK_MAX_MS

@@ -1,0 +1,43 @@
+"""How deliveries stand, as the owner of their partition tells it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from app.service.leases import Lease, lease_of
+from marq.core.markers import Release, encode
+from tests.unit.core_helpers import Worker
+
+
+def held(worker: Worker) -> Any:
+    return SimpleNamespace(owner=worker.owner)
+
+
+def test_a_lease_is_held_until_it_is_over_or_its_message_is_done() -> None:
+    worker = Worker().serve()
+    worker.send(2)
+    (handout,) = worker.receive(lease_ms=500)
+    epoch, delivery = handout.receipt
+
+    worker.owner.acked([0], handout.receipt)
+    worker.flush()
+    while_on = [lease_of(held(worker), epoch, delivery, offset) for offset in (0, 1)]
+    worker.wait(1_000)
+
+    assert while_on == [Lease.DONE, Lease.HELD]
+    assert lease_of(held(worker), epoch, delivery, 1) is Lease.OVER
+
+
+def test_a_message_that_was_given_back_is_not_done_though_the_owner_has_not_read_it_yet() -> None:
+    first = Worker().serve()
+    first.send(1)
+    (handout,) = first.receive()
+    second = Worker(first.broker, name="w2", table=first.table)
+    second.claim()
+    second.restore()
+    second.broker.append(encode([Release(*handout.receipt, [0, 1])]))
+    second.read_markers()
+
+    assert second.owner.serving and second.owner.partition.position == 0
+    assert lease_of(held(second), *handout.receipt, 0) is Lease.OVER
