@@ -10,7 +10,8 @@ import asyncio
 import base64
 import resource
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from faust.types import TP
@@ -39,15 +40,21 @@ from app.service.descriptions import (
 from app.service.owners import Owners
 from app.service.receives import Receives
 from app.service.watches import Receivers
-from marq.core.digest import STATES, Entry, digest_of, entries
+from marq.core.digest import STATES, Entry, digest_of, entries, entries_among
 from marq.core.partition import Partition
-from marq.core.segments import Segment
 from marq.core.state import MessageState
-from marq.errors import MarqError, NotFoundError
+from marq.errors import MarqError, NotFoundError, RowError
 from tables import markers, messages, progress
 
-#: Bytes of a payload that is shown.
+#: Where Linux says how much memory a process has.
+_STATM = Path("/proc/self/statm")
+#: Bytes of a payload that is shown, and of all payloads in a list.
 SHOWN_BYTES = 64 * 1024
+ANSWER_BYTES = 4 * 1024 * 1024
+#: Characters of a header that is shown in a list.
+HEADER_CHARACTERS = 1_000
+#: Messages that are looked at before other work has its turn.
+TURN_MESSAGES = 2_000
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -235,26 +242,30 @@ class Inspection:
     # ------------------------------------------------------------------ messages
 
     async def messages(
-        self, queue: str, state: State | None, after: tuple[int, int], limit: int
+        self, queue: str, state: State | None, after: tuple[int, int], limit: int, payload_bytes: int = 0
     ) -> tuple[list[MessageBrief], list[str]]:
         """Up to `limit` messages of a queue in order, and the URLs of workers that did not answer."""
-        found, missing = await self._everywhere(self.messages_here, MessagesWanted(queue, state, after, limit))
+        wanted = MessagesWanted(queue, state, after, limit, payload_bytes)
+        found, missing = await self._everywhere(self.messages_here, wanted)
         return sorted((m for one in found for m in one), key=lambda m: (m.partition, m.offset))[:limit], missing
 
     @peer_call("messages")
     async def messages_here(self, wanted: MessagesWanted) -> list[MessageBrief]:
         """See `messages`, of this worker's partitions."""
         found: list[MessageBrief] = []
+        room = ANSWER_BYTES
         for number, held in sorted(self._ownership.held.items()):
             if not held.serving or number < wanted.after[0] or len(found) >= wanted.limit:
                 continue
-            partition, first = held.owner.partition, wanted.after[1] + 1 if number == wanted.after[0] else 0
-            listed = sorted(
-                e
-                for e in entries(partition)
-                if e.queue == wanted.queue and e.offset >= first and (wanted.state is None or e.state == wanted.state)
-            )
-            found += [_brief(held, entry) for entry in listed[: wanted.limit - len(found)]]
+            first = wanted.after[1] + 1 if number == wanted.after[0] else 0
+            async for entry in _entries_of(held.owner.partition, wanted.queue, first):
+                if wanted.state is not None and entry.state != wanted.state:
+                    continue
+                brief = _brief(held, entry, min(wanted.payload_bytes, room))
+                room -= len(brief.payload) if isinstance(brief.payload, str) else 0
+                found.append(brief)
+                if len(found) >= wanted.limit:
+                    break
         return found
 
     async def message(self, number: int, offset: int) -> MessageView:
@@ -331,19 +342,62 @@ class Inspection:
         return await self._owners.ask(number, operation, argument)
 
 
-def _brief(held: OwnedPartition, entry: Entry) -> MessageBrief:
-    partition = held.owner.partition
-    record = partition.messages.get(entry.offset)
-    if isinstance(record, Segment):
-        record = None  # its payload is only in the table
-    return MessageBrief(
-        partition=held.number,
-        offset=entry.offset,
-        state=entry.state,
-        receives=entry.receives,
-        sent_ms=record.timestamp if record is not None else None,
-        size_bytes=len(record.value or b"") if record is not None else None,
-    )
+async def _entries_of(partition: Partition, queue: str, first: int) -> AsyncIterator[Entry]:
+    """Messages of a queue from an offset on, in order; other work has its turns between. What is done meanwhile is
+    left out."""
+    # of the segments that there are now: they follow each other
+    segments = [segment for segment in partition.segments.of(queue) if segment.stop > first]
+    parked = (o for segment in segments for o in sorted(segment.parked_of(queue)) if o >= first)
+    next_parked = next(parked, None)
+    offsets = sorted(offset for offset in partition.messages if offset >= first)
+    for start in range(0, len(offsets), TURN_MESSAGES):
+        turn = offsets[start : start + TURN_MESSAGES]
+        entries_here = [e for e in entries_among(partition, turn) if e.queue == queue]
+        for entry in entries_here:
+            while next_parked is not None and next_parked < entry.offset:
+                yield Entry(next_parked, queue, MessageState.READY, 0)
+                next_parked = next(parked, None)
+            yield entry
+        await asyncio.sleep(0)
+    while next_parked is not None:
+        yield Entry(next_parked, queue, MessageState.READY, 0)
+        next_parked = next(parked, None)
+
+
+def _brief(held: OwnedPartition, entry: Entry, payload_bytes: int) -> MessageBrief:
+    partition, offset = held.owner.partition, entry.offset
+    brief = MessageBrief(held.number, offset, entry.state, entry.receives, None, None)
+    try:
+        record = _record_of(partition, offset)
+    except RowError:
+        return brief
+    if record is None:
+        return brief
+    payload = record.value or b""
+    brief.sent_ms, brief.size_bytes = record.timestamp, len(payload)
+    if payload_bytes:
+        brief.payload = base64.b64encode(payload[:payload_bytes]).decode()
+        brief.headers = [(name, _text(value)[:HEADER_CHARACTERS]) for name, value in record.headers]
+    delivered = partition.deliveries.get(offset)
+    if entry.state is MessageState.IN_FLIGHT and delivered is not None:
+        brief.receiver, brief.left_ms = delivered.receiver, max(0, delivered.deadline_ms - partition.clock_ms)
+    elif entry.state is MessageState.DELAYED:
+        due_ms = partition.delays.get(offset)
+        if due_ms is not None:
+            brief.left_ms = max(0, due_ms - partition.broker_ms)
+        elif delivered is not None:
+            brief.left_ms = max(0, delivered.deadline_ms - partition.clock_ms)
+    return brief
+
+
+def _record_of(partition: Partition, offset: int) -> Any:
+    """The record of an unfinished message; None if it is done. Raises `RowError`."""
+    if offset in partition.messages:
+        return partition.record(offset)
+    segment = partition.segments.find(offset)
+    if segment is None or not segment.is_parked(offset):
+        return None
+    return partition.records_of(segment)[offset]
 
 
 def _delivery(partition: Partition, offset: int) -> DeliveryView | None:
@@ -361,6 +415,14 @@ def _delivery(partition: Partition, offset: int) -> DeliveryView | None:
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="backslashreplace")
+
+
+def memory_bytes() -> int:
+    """Bytes of memory that this process has now."""
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):  # no Linux
+        return _peak_memory_bytes()
 
 
 def _peak_memory_bytes() -> int:
