@@ -94,7 +94,7 @@ class MessageBrief(msgspec.Struct):
     receives: int
     sent_ms: int | None  # None: its row can't be read right now
     size_bytes: int | None
-    payload: str | UnsetType = UNSET
+    payload: bytes | UnsetType = UNSET
     headers: list[tuple[str, str]] | UnsetType = UNSET
     receiver: str | UnsetType = UNSET  # who has it, of one in flight
     left_ms: int | UnsetType = UNSET  # until it comes back, of one that is in flight or delayed

@@ -262,7 +262,7 @@ class Inspection:
                 if wanted.state is not None and entry.state != wanted.state:
                     continue
                 brief = _brief(held, entry, min(wanted.payload_bytes, room))
-                room -= len(brief.payload) if isinstance(brief.payload, str) else 0
+                room -= len(brief.payload) if isinstance(brief.payload, bytes) else 0
                 found.append(brief)
                 if len(found) >= wanted.limit:
                     break
@@ -376,7 +376,7 @@ def _brief(held: OwnedPartition, entry: Entry, payload_bytes: int) -> MessageBri
     payload = record.value or b""
     brief.sent_ms, brief.size_bytes = record.timestamp, len(payload)
     if payload_bytes:
-        brief.payload = base64.b64encode(payload[:payload_bytes]).decode()
+        brief.payload = payload[:payload_bytes]
         brief.headers = [(name, _text(value)[:HEADER_CHARACTERS]) for name, value in record.headers]
     delivered = partition.deliveries.get(offset)
     if entry.state is MessageState.IN_FLIGHT and delivered is not None:

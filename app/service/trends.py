@@ -110,6 +110,11 @@ class Series(msgspec.Struct):
     unfinished: list[int]
     in_flight: list[int]
 
+    def since(self, step: int) -> Series:
+        """The part from a step on, with two points at least."""
+        cut = max(0, min(step - self.first, len(self.sent) - 2))
+        return Series(self.first + cut, self.sent[cut:], self.unfinished[cut:], self.in_flight[cut:])
+
     @property
     def done(self) -> list[int]:
         """How many messages were finished in each step: those that came, and are not there any more."""
@@ -223,15 +228,14 @@ class Trends(Service):
     async def sample(self, step: int) -> None:
         """Note how the step that is over went."""
         await self._count(STEP_S - 0.5, step)
-        flows = self._flows()
-        held = [h.owner.partition for h in self._ownership.held.values() if h.serving]
+        now = self._now.values()
         self._points.append(
             Point(
                 step,
-                flows,
-                sum(len(p.messages) + p.segments.parked_total() for p in held),
-                sum(now.in_flight for now in self._now.values()),
-                max((now.oldest_ms for now in self._now.values()), default=-1),
+                self._flows(),
+                sum(one.unfinished for one in now),
+                sum(one.in_flight for one in now),
+                max((one.oldest_ms for one in now), default=-1),
             )
         )
         del self._points[:-POINTS]

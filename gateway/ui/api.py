@@ -275,7 +275,7 @@ class Api:
         }
         if grants.allow("inspect", queue):
             cluster = await self._trends.cluster()
-            series = (await self._trends.series([queue]))[queue]
+            series = (await self._trends.series([queue]))[queue].since(cluster.first)
             record = self._catalog.records.get(queue)
             told |= {
                 "now": _told(cluster.queues.get(queue, QueueNow())) | {"dead": self._dead_of(cluster, queue)},

@@ -28,15 +28,15 @@ export function Message() {
     <div class="grid">
       <section class="card" aria-label="Life"><header><h2>Life</h2>${told.ended_ms ? html`<span class="muted small">${duration(told.ended_ms - told.sent_ms)} in all</span>` : null}</header>
         <div class="in"><${Timeline} told=${told} now=${now.data} /></div></section>
-      <div class="form">
+      <div class="stack far">
         <section class="card" aria-label="Payload"><header><h2>Payload</h2><span class="muted small">${bytes(told.size_bytes)}</span></header>
-          <div class="in form"><${Payload} base64=${told.payload} size=${told.size_bytes} /></div></section>
+          <div class="in"><${Payload} base64=${told.payload} size=${told.size_bytes} /></div></section>
         <section class="card" aria-label="Headers"><header><h2>Headers</h2></header><div class="in">${headers.length
           ? html`<dl class="pairs">${headers.map(([key, value], i) => html`<dt key=${`k${i}`} class="mono">${key}</dt><dd key=${`v${i}`} class="mono">${value}</dd>`)}</dl>`
           : html`<p class="muted">It has none.</p>`}</div></section>
       </div>
     </div>
-    <details class="card"><summary class="in">Raw markers (${number(told.events.length)})</summary><div class="in">
+    <details class="card"><summary>Raw markers (${number(told.events.length)})</summary><div class="in">
       ${told.events.length ? html`<pre class="payload hex" tabindex="0" aria-label="Raw markers">${told.events.map((e) => `${String(e.offset).padStart(8)}  ${new Date(e.at_ms).toISOString()}  ${e.marker}`).join("\n")}</pre>
         <${Copy} text=${told.events.map((e) => e.marker).join("\n")} />` : html`<p class="muted">No marker is about this message.</p>`}
     </div></details>`;

@@ -29,7 +29,7 @@ export function Overview() {
       { label: "Dead letters", value: compact(totals.dead), tone: totals.dead ? "bad" : "" },
     ]} />
     ${data.queues === 0 && !totals.unfinished ? html`<${FirstMessage} />` : null}
-    ${history && history.sent.length > 1 ? html`<div class="grid">
+    ${history && history.sent.length > 1 ? html`<div class="grid even">
       <${Chart} title="Messages a second" first=${history.first_ms} step=${history.step_ms} format=${rates}
         series=${[flow("sent", "Sent", 1), flow("acked", "Acknowledged", 2), flow("redelivered", "Redelivered", 3)]} />
       <${Chart} title="Backlog" first=${history.first_ms} step=${history.step_ms}
@@ -77,7 +77,7 @@ function Busiest({ queues }) {
   const most = Math.max(1, ...queues.map((q) => q.unfinished));
   return html`<section class="card" aria-label="Busiest queues">
     <header><h2>Busiest queues</h2><${Link} to="/ui/queues?sort=unfinished&desc=true" class="small">All queues<//></header>
-    <div class="scroll" tabindex="0" role="region" aria-label="Busiest queues"><table>
+    <div class="scroll" tabindex="0"><table>
       <thead><tr><th scope="col">Queue</th><th scope="col" class="num">In /s</th><th scope="col" class="num">Out /s</th><th scope="col" class="num">Backlog</th><th scope="col" class="wide"><span class="hidden">Share</span></th></tr></thead>
       <tbody>${queues.map((q) => html`<tr key=${q.name}>
         <th scope="row"><${Link} to=${queueUrl(q.name)} class="name" title=${q.name}>${q.name}<//></th>

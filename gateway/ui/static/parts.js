@@ -92,13 +92,13 @@ export function Chart({ title, first, step, series, format = compact, height = 1
     const axis = { stroke: colour("--muted"), font, grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false } };
     const made = new window.uPlot({
       width: box.current.clientWidth, height,
-      padding: [8, 4, 0, 0],
+      padding: [8, 30, 0, 0],
       cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
       legend: { show: false },
       scales: { y: { range: (u, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
       axes: [
-        { ...axis, grid: { show: false }, space: 70, values: (u, marks) => marks.map((s) => timeText(s * 1000).slice(-8, -3)) },
-        { ...axis, size: 52, space: 34, values: (u, marks) => marks.map((v) => format(v)) },
+        { ...axis, grid: { show: false }, size: 26, gap: 6, space: 80, values: (u, marks) => marks.map((s) => timeText(s * 1000).slice(-8, step * count > 300000 ? -3 : undefined)) },
+        { ...axis, size: format === ages ? 68 : 52, space: 34, values: (u, marks) => marks.map((v) => format(v)) },
       ],
       series: [{}, ...series.map((s) => ({
         label: s.label, stroke: colour(`--c${s.colour}`), width: 1.75, points: { show: false },
@@ -116,7 +116,7 @@ export function Chart({ title, first, step, series, format = compact, height = 1
       made.destroy();
       plot.current = null;
     };
-  }, [theme, series.length, height]);
+  }, [theme, series.length, height, step * count > 300000]);
 
   useEffect(() => {
     plot.current?.setData(data());
@@ -152,7 +152,7 @@ export function Payload({ base64, size }) {
   const kinds = [...(json !== null ? ["JSON"] : []), ...(text !== null ? ["Text"] : []), "Hex"];
   const [chosen, choose] = useState(null);
   const kind = kinds.includes(chosen) ? chosen : kinds[0];
-  return html`<div>
+  return html`<div class="stack">
     <div class="filters">
       <div class="segments" role="group" aria-label="Show the payload as">
         ${kinds.map((one) => html`<button key=${one} type="button" aria-pressed=${one === kind} onClick=${() => choose(one)}>${one}</button>`)}

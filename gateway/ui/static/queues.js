@@ -4,8 +4,8 @@ import { Dialog, Failed, Missing, Spark, Stale, Waiting, say, useTyped } from ".
 import { FirstMessage } from "./overview.js";
 
 const COLUMNS = [
-  ["name", "Queue", ""], ["unfinished", "Backlog", "num"], ["in_flight", "In flight", "num"], ["delayed", "Delayed", "num wide"],
-  ["dead", "Dead", "num"], ["oldest", "Oldest", "num wide"], ["sent", "In /s", "num"], ["done", "Out /s", "num"],
+  ["name", "Queue", ""], ["unfinished", "Backlog", "num"], ["in_flight", "In flight", "num wide"], ["delayed", "Delayed", "num wide"],
+  ["dead", "Dead", "num"], ["oldest", "Oldest", "num wide"], ["sent", "In /s", "num"], ["done", "Out /s", "num wide"],
 ];
 
 export function Queues() {
@@ -46,10 +46,10 @@ export function Queues() {
         <tbody>${told.queues.map((q) => html`<tr key=${q.name}>
           <th scope="row"><${Link} to=${queueUrl(q.name)} class="name" title=${q.name}>${q.name}<//>
             ${q.fifo ? html` <span class="badge">FIFO</span>` : null}${q.purging ? html` <span class="badge warn">Purging</span>` : null}</th>
-          <${Count} value=${q.unfinished} /><${Count} value=${q.in_flight} /><${Count} value=${q.delayed} wide=${true} />
+          <${Count} value=${q.unfinished} /><${Count} value=${q.in_flight} wide=${true} /><${Count} value=${q.delayed} wide=${true} />
           <${Count} value=${q.dead} tone="bad" />
           <td class="num wide">${q.oldest_ms === null ? html`<span class="zero">–</span>` : duration(q.oldest_ms)}</td>
-          <td class="num">${rate(q.sent_rate)}</td><td class="num">${rate(q.done_rate)}</td>
+          <td class="num">${rate(q.sent_rate)}</td><td class="num wide">${rate(q.done_rate)}</td>
           <td class="wide"><${Spark} values=${q.spark} label=${`Backlog of the last 15 minutes: now ${q.unfinished}`} /></td>
         </tr>`)}</tbody></table></div>
       ${told.pages > 1 ? html`<nav class="pager" aria-label="Pages of queues">

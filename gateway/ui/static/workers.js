@@ -15,7 +15,7 @@ export function Workers() {
   return html`
     <div class="head"><div><h1>Workers</h1><p class="lead">${plural(workers.data.workers.length, "worker")}, ${plural(partitions.data.partitions.length, "partition")}</p></div></div>
     <${Stale} error=${workers.error || partitions.error} data=${workers.data} /><${Missing} count=${missing.length} />
-    <section class="card" aria-label="Workers"><div class="scroll" tabindex="0" role="region" aria-label="Workers"><table>
+    <section class="card" aria-label="Workers"><div class="scroll" tabindex="0"><table>
       <thead><tr><th scope="col">Worker</th><th scope="col">State</th><th scope="col">Partitions</th><th scope="col" class="num">Memory, highest</th>
         <th scope="col" class="num">Payload</th><th scope="col" class="num wide">To Kafka</th><th scope="col" class="num">Receives</th><th scope="col" class="num">Up for</th></tr></thead>
       <tbody>${workers.data.workers.map((w) => html`<tr key=${w.url}>
@@ -26,7 +26,7 @@ export function Workers() {
         <td class="num">${number(w.waiting_receives)}</td><td class="num">${duration(w.uptime_s * 1000)}</td></tr>`)}
       ${missing.map((url) => html`<tr key=${url}><th scope="row">${url}</th><td><span class="badge bad">No answer</span></td><td colspan="6"></td></tr>`)}</tbody></table></div></section>
     <section class="card" aria-label="Partitions"><header><h2>Partitions</h2></header>
-      <div class="scroll" tabindex="0" role="region" aria-label="Partitions"><table>
+      <div class="scroll" tabindex="0"><table>
       <thead><tr><th scope="col">Partition</th><th scope="col">Phase</th><th scope="col">Owner</th><th scope="col" class="num">Epoch</th><th scope="col" class="num">Unfinished</th><th scope="col" class="num wide">In memory</th>
         <th scope="col" class="num">Queue lag</th><th scope="col" class="num">Markers lag</th><th scope="col" class="num">Checkpoint</th></tr></thead>
       <tbody>${partitions.data.partitions.map((p) => html`<tr key=${`${p.partition} ${p.owner}`}>
