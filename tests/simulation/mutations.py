@@ -21,7 +21,8 @@ from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Owner, Phase
 from marq.core.partition import DeliveryState, Partition
-from marq.core.segments import Segment, Segments
+from marq.core.segment_list import SegmentList
+from marq.core.segments import Segment
 from marq.core.starts import Starts
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
@@ -168,7 +169,7 @@ class ClaimsLate(Worker):
 
 
 def _page_unchanged(finish: Any) -> Any:
-    def mutated(self: Segments, offset: int) -> None:
+    def mutated(self: SegmentList, offset: int) -> None:
         before = set(self.changed)
         finish(self, offset)
         self.changed &= before
@@ -186,7 +187,7 @@ def _keeps_its_state(finish: Any) -> Any:
 
 
 def _parks_all(replace: Any) -> Any:
-    def mutated(self: Segments, run: Any, merged: Segment) -> None:
+    def mutated(self: SegmentList, run: Any, merged: Segment) -> None:
         with mock.patch.object(Segment, "loose", lambda segment: iter(())):
             replace(self, run, merged)
 
@@ -706,17 +707,17 @@ MUTATIONS = {
     ),
     "an end not written to its page": Mutation(
         "the page of a segment is written anew when one of its messages is done",
-        _replaced(Segments, "finish", _page_unchanged),
+        _replaced(SegmentList, "finish", _page_unchanged),
     ),
     "an end not written to a page that is": Mutation(
         "what its page says of a segment is made anew when one of its messages is done",
         _replaced(Segment, "finish", _keeps_its_state),
     ),
     "a delivery not written to its page": Mutation(
-        "and when one is delivered", _replaced(Segments, "touch", lambda method: lambda *args: None)
+        "and when one is delivered", _replaced(SegmentList, "touch", lambda method: lambda *args: None)
     ),
     "merged while in work": Mutation(
-        "what has an entry in memory keeps it when its segment is merged", _replaced(Segments, "replace", _parks_all)
+        "what has an entry in memory keeps it when its segment is merged", _replaced(SegmentList, "replace", _parks_all)
     ),
     "merged with what is done": Mutation(
         "what is done stays so when its segment is merged", _replaced(Segment, "unfinished", _all_messages)

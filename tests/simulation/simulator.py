@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
-from marq.core import checkpoints, dedup, markers, memory, segments, starts, state, ticker
+from marq.core import checkpoints, dedup, markers, memory, segment_list, starts, state, ticker
 from marq.core.owner import Owner
 from marq.core.policies import Limits, QueueSettings
 from marq.core.rows import Record
@@ -53,7 +53,7 @@ SMALL: dict[Any, dict[str, int]] = {
         "MERGE_SEGMENTS": 5,
         "SPARSE_MIN_BYTES": 30,
     },
-    segments: {"PAGE_SEGMENTS": 4},
+    segment_list: {"PAGE_SEGMENTS": 4},
     memory: {"SHED_AGAIN_MS": 20, "WANTED_BYTES": 3_000, "WANTED_LEAST_BYTES": 1_500},
     dedup: {
         "WINDOW_MS": ID_RULES.window,
