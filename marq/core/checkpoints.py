@@ -19,6 +19,7 @@ from marq.core.ranges import RangeSet, ranges_of
 from marq.core.restoring import Restoring
 from marq.core.segments import Page, Segment
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, size_of
+from marq.errors import InternalError
 
 #: A messages row holds at most so many messages …
 SEGMENT_MESSAGES = 1_000
@@ -76,18 +77,18 @@ class Checkpoints(Restoring):
             position = self.position
         written, waiting, partial = self._persist(epoch, position, new_rows, whole)
         self._write_tail(epoch, new_rows)
-        self._write_ids(epoch, new_rows)
+        ids = self._write_ids(epoch, new_rows)
         if new_rows or self.changed():
             self._merge(epoch, old_segments, max(WORK_MESSAGES - written, WORK_MESSAGES // 4), new_rows)
         self._write_pages(epoch, new_rows)
         self._sweep()
-        ids = self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
         named = self._named(ids)
         if not new_rows and not self._garbage and not self.changed():
             return None
         self._ticks = 0
         self._written = self._extent()
         obsolete, self._garbage = sorted(self._garbage), []
+        self._check_rows(new_rows, named, obsolete)
         manifest = rows.Manifest(
             v=rows.MANIFEST_VERSION,
             epoch=epoch,
@@ -109,6 +110,16 @@ class Checkpoints(Restoring):
         )
         encoded = rows.encode_manifest(manifest)
         return Checkpoint(new_rows, encoded, obsolete, self.persisted, self.markers_position, partial)
+
+    def _check_rows(self, new_rows: Sequence[Row], named: dict[str, int], obsolete: Sequence[str]) -> None:
+        """No row goes that is named, or was just written; and each new one is named, by the manifest or by a page."""
+        for key in obsolete:
+            if key in named:
+                raise InternalError(f"row {key} is named by the manifest that makes it obsolete")
+        gone = set(obsolete)
+        for key, _ in new_rows:
+            if key in gone or (key not in named and rows.kind_of(key) not in ("messages", "index")):
+                raise InternalError(f"row {key} is written, and no manifest will name it")
 
     def _named(self, ids: dict[str, int]) -> dict[str, int]:
         """The rows that the manifest names."""
@@ -340,15 +351,21 @@ class Checkpoints(Restoring):
             ranges_of(own_duplicates),
         )
 
-    def _write_ids(self, epoch: int, new_rows: list[Row]) -> None:
-        """The ids of what was read below the position: from there on they are read again."""
+    def _write_ids(self, epoch: int, new_rows: list[Row]) -> dict[str, int]:
+        """The ids of what was read below the position: from there on they are read again. Key and checksum of all rows
+        of ids that count."""
+        written: list[Row] = []
         kinds: tuple[tuple[rows.Kind, Recent], ...] = (("dedup", self.recent), ("origins", self.origins))
         for kind, ids in kinds:
             for digests, offsets, timestamps_ms in ids.unwritten(self.persisted):
                 row = rows.DedupRow(rows.VERSION, b"".join(digests), offsets, timestamps_ms)
                 key, value = self._row_key(epoch, kind), rows.encode(row)
                 ids.written(key, rows.checksum(value), len(digests))
-                new_rows.append((key, value))
+                written.append((key, value))
+        named = self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
+        # a row whose ids are all forgotten by now would be named by no manifest, and deleted by nobody
+        new_rows += [row for row in written if row[0] in named]
+        return named
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
         """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""

@@ -11,6 +11,7 @@ from marq.core.ranges import count, flat, offsets_in, ranges_of
 from marq.core.reading import Reading
 from marq.core.segments import Segment
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, headers_size, size_of
+from marq.errors import InternalError
 
 CLOCK_STEP_MS = 5_000
 """The partition clock advances by at most this much per record: a broker clock that jumps expires nothing early."""
@@ -24,7 +25,8 @@ class Folding(Reading):
 
         For each marker: the offsets on which it took effect. A record that is read twice is the caller's to skip.
         """
-        assert offset >= self.markers_position, (offset, self.markers_position)
+        if offset < self.markers_position:
+            raise InternalError(f"partition {self.number}: marker record {offset} is folded a second time")
         if self.last_timestamp_ms >= 0:
             step = timestamp_ms - self.last_timestamp_ms
             if step > 0:
@@ -216,6 +218,8 @@ class Folding(Reading):
                         continue
                 self._drop(offset)
             self.bytes -= size
+            if self.bytes < 0:
+                raise InternalError(f"partition {self.number}: {self.bytes} bytes of payload are left after an end")
         self._touch(m.offsets)
         if self._blockers:
             self._moved(effect)

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
+from marq.core import invariants, rows
 from marq.core import markers as m
-from marq.core import rows
 from marq.core.agenda import Agenda, Effects
 from marq.core.checkpoint_cycle import CheckpointCycle, Step
 from marq.core.flow import Breaker, FlowControl
@@ -118,6 +118,7 @@ class Owner:
         if recovered is None:
             self.phase = Phase.LOST
             return
+        invariants.check(recovered.partition, invariants.MANY)
         self._use(*recovered)
         self.phase = Phase.CATCHING_UP
 
@@ -192,7 +193,8 @@ class Owner:
 
     def take_appends(self) -> list[Marker]:
         """Only the markers, for one who has asked for something and must not be handed anything yet."""
-        return self._agenda.take_appends()
+        appends, self._agenda.appends = self._agenda.appends, []
+        return appends
 
     def take_woken(self) -> bool:
         """True if something became ready since the last call: receivers may ask again."""
@@ -256,7 +258,8 @@ class Owner:
     def sent(self, seq: int, markers: Sequence[Marker]) -> None:
         """An own record is on its way. ``seq`` grows; the log keeps the order of one writer's records."""
         self._sent[seq] = markers
-        self.ticker.sent(seq, markers)
+        if self.ticker.is_out:
+            self.ticker.sent(seq, markers)
 
     def acknowledged(
         self,
@@ -285,7 +288,7 @@ class Owner:
                 self.starts.failed(marker)
 
     def _fold_acked(self, now_ms: int) -> None:
-        while self.phase is Phase.SERVING:
+        while self._phase is Phase.SERVING:  # a fold that damages the state fails
             known = self._acked.pop(self.partition.markers_position, None)
             if known is None:
                 return
@@ -311,7 +314,7 @@ class Owner:
         for marker, effect in zip(batch.markers, effects, strict=True):
             kind = type(marker)
             if kind is Start:
-                if self.phase is Phase.SERVING and marker.epoch == self.epoch:  # type: ignore[union-attr]
+                if self._phase is Phase.SERVING and marker.epoch == self.epoch:  # type: ignore[union-attr]
                     self.starts.folded(marker, effect, now_ms)  # type: ignore[arg-type]
             elif kind is Own:
                 self._owned(marker, offset, now_ms)  # type: ignore[arg-type]
@@ -320,7 +323,7 @@ class Owner:
                     self._agenda.withdraw(effect)
                 if marker.outcome != "acked" and marker.epoch == self.epoch:  # type: ignore[union-attr]
                     self.partition.unreserve(offsets_in(marker.offsets))  # type: ignore[union-attr]
-            elif kind is Tick and self.phase is Phase.SERVING:
+            elif kind is Tick and self._phase is Phase.SERVING:
                 self.checkpoints.folded(marker)  # type: ignore[arg-type]
             elif kind is Purge and self._agenda.handouts:
                 self._agenda.withdraw(effect)
@@ -329,7 +332,8 @@ class Owner:
             if self.flow.in_flight and (kind is End or kind is Release or kind is Purge):
                 self.flow.landed(marker, effect, now_ms)
         if batch.by == self.nonce:
-            self.ticker.folded(batch.seq, timestamp_ms, now_ms)
+            if self.ticker.on_its_way:
+                self.ticker.folded(batch.seq, timestamp_ms, now_ms)
             if self._sent:
                 self._settle(batch.seq)
 
@@ -371,7 +375,8 @@ class Owner:
         """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""
         for number in [n for n in self._sent if n <= seq]:
             markers = self._sent.pop(number)
-            self.ticker.settled(number)
+            if self.ticker.on_its_way:
+                self.ticker.settled(number)
             if number == seq:
                 continue
             for marker in markers:
@@ -498,7 +503,7 @@ class Owner:
     def step(self, now_ms: int) -> Step | None:
         """What to do next for the checkpoint; call in the event context of a marker of this partition.
 
-        Raises :exc:`InternalError` if a step was not acknowledged in time: the worker must stop.
+        Raises :exc:`InternalError` if a step was not acknowledged in time, or the state breaks a rule: recover again.
         """
         return self.checkpoints.step(now_ms) if self.phase is Phase.SERVING else None
 

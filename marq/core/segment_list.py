@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from marq.core.segments import Page, Segment
+from marq.errors import InternalError
 
 #: Of so many segments it is known where the messages of each group are: that takes hundreds of bytes a group.
 INDEXED_MAX = 16
@@ -57,7 +58,8 @@ class SegmentList:
     def add_page(self, page: Page) -> None:
         """Take a page up with its segments, which begin above all that there are."""
         for segment in page.segments:
-            assert not self._all or self._all[-1].stop <= segment.start, segment.start
+            if self._all and self._all[-1].stop > segment.start:
+                raise InternalError(f"segment {segment.key} begins inside segment {self._all[-1].key}")
             segment.page = page
             self._all.append(segment)
             self._starts.append(segment.start)
@@ -71,14 +73,19 @@ class SegmentList:
         segment = self._all[i]
         return segment if offset < segment.stop else None
 
+    def at(self, offset: int) -> Segment:
+        """The segment that covers ``offset``; there has to be one."""
+        segment = self.find(offset)
+        if segment is None:
+            raise InternalError(f"{offset} is in no segment")
+        return segment
+
     def touch(self, start: int, stop: int) -> None:
         """The state of messages in ``[start, stop)`` has changed."""
         i = max(bisect_right(self._starts, start) - 1, 0)
         while i < len(self._all) and self._all[i].start < stop:
-            page = self._all[i].page
-            assert page is not None
             if self._all[i].stop > start:
-                self.changed.add(page)
+                self.changed.add(self._all[i].in_page)
             i += 1
 
     def finish(self, offset: int) -> None:
@@ -87,16 +94,14 @@ class SegmentList:
         if segment is None:
             return
         segment.finish(offset)
-        assert segment.page is not None
-        self.changed.add(segment.page)
+        self.changed.add(segment.in_page)
         if segment.remaining == 0:
             self._remove(segment)
 
     def _remove(self, segment: Segment) -> None:
         i = bisect_left(self._starts, segment.start)
         del self._all[i], self._starts[i]
-        page = segment.page
-        assert page is not None
+        page = segment.in_page
         page.segments.remove(segment)
         self.changed.add(page)
         self.dropped.append(segment.key)
@@ -106,8 +111,7 @@ class SegmentList:
     def replace(self, run: Sequence[Segment], merged: Segment) -> None:
         """``merged`` takes the place of adjacent segments: it has all of their messages that are not done."""
         loose = [offset for segment in run for offset in segment.loose()]
-        page = run[0].page
-        assert page is not None
+        page = run[0].in_page
         for segment in run:
             for queue, group in segment.lanes_with_parked():
                 self._forget(queue, group, segment)
@@ -159,8 +163,7 @@ class SegmentList:
 
     def park(self, offset: int) -> None:
         """The payload of ``offset`` is now only in its segment."""
-        segment = self.find(offset)
-        assert segment is not None, offset
+        segment = self.at(offset)
         queue, group, count = segment.set_parked(offset, True)
         if count == 1:
             self._note(queue, group, segment)

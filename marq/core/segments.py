@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, repeat
 
 from marq.core.rows import SegmentState, epoch_and_number_of, index_key_of
+from marq.errors import InternalError
 
 #: States of the messages of a segment: with an entry in the partition, parked, done.
 LOOSE, PARKED, DONE = 0, 1, 2
@@ -115,6 +116,13 @@ class Segment:
         return self.start < other.start
 
     @property
+    def in_page(self) -> Page:
+        """The page that it is in."""
+        if self.page is None:
+            raise InternalError(f"segment {self.key} is in no page")
+        return self.page
+
+    @property
     def index_key(self) -> str:
         """Key of its index row."""
         return index_key_of(self.key)
@@ -147,6 +155,11 @@ class Segment:
         i = bisect_left(self.offsets, offset)
         return i < len(self.offsets) and self.offsets[i] == offset and self._states[i] == PARKED
 
+    def is_loose(self, offset: int) -> bool:
+        """True if ``offset`` is one of its messages, unfinished, and has an entry in the partition."""
+        i = bisect_left(self.offsets, offset)
+        return i < len(self.offsets) and self.offsets[i] == offset and self._states[i] == LOOSE
+
     def loose(self) -> Iterator[int]:
         """Its unfinished messages that have an entry in the partition, ascending."""
         return compress(self.offsets, self._states.translate(_IS_LOOSE))
@@ -169,7 +182,8 @@ class Segment:
     def finish(self, offset: int) -> None:
         """One of its messages, not parked, is done."""
         i = self._index(offset)
-        assert self._states[i] == LOOSE, offset
+        if self._states[i] != LOOSE:
+            raise InternalError(f"{offset} of segment {self.key} ends, and is done or parked")
         self._states[i] = DONE
         self.remaining -= 1
         self._state = None
@@ -236,7 +250,8 @@ class Segment:
         i = self._index(offset)
         number = self._of[i]
         queue, group = self._lanes[number]
-        assert queue is not None and self._states[i] == (LOOSE if parked else PARKED), offset
+        if queue is None or self._states[i] != (LOOSE if parked else PARKED):
+            raise InternalError(f"{offset} of segment {self.key}, queue {queue}, can't change to parked: {parked}")
         self._states[i] = PARKED if parked else LOOSE
         change = 1 if parked else -1
         self._counts[number] += change
@@ -295,6 +310,18 @@ class Segment:
         places = range(bisect_left(offsets, start), bisect_left(offsets, stop))
         return [offsets[i] for i in places if states[i] == PARKED]
 
+    def problem(self) -> str:
+        """What of its counts does not agree with the states of its messages; empty if all does."""
+        states = self._states
+        remaining, parked = len(states) - states.count(DONE), states.count(PARKED)
+        if not 0 < remaining == self.remaining:
+            return f"{self.remaining} messages are said to remain, there are {remaining}"
+        if not parked == self._parked == sum(self._counts):
+            return f"{self._parked} messages are said to be parked, by lanes {sum(self._counts)}, there are {parked}"
+        if self._state is not None and self._state.done != self.done_bits():
+            return "its page would be written without the last messages that are done"
+        return ""
+
     def index(self) -> None:
         """Find out where the messages of each group are."""
         every = [array("H") for _ in self._lanes]
@@ -312,12 +339,14 @@ class Segment:
         return self._places is not None
 
     def _places_of(self, queue: str, group: int) -> _Places:
-        assert self._places is not None
+        if self._places is None:
+            raise InternalError(f"segment {self.key} has no index")
         return self._places[queue, group]
 
     def _index(self, offset: int) -> int:
         i = bisect_left(self.offsets, offset)
-        assert self.offsets[i] == offset, offset
+        if i == len(self.offsets) or self.offsets[i] != offset:
+            raise InternalError(f"{offset} is none of segment {self.key}, [{self.start}, {self.stop})")
         return i
 
 

@@ -544,6 +544,55 @@ def _however_much_later(is_duplicate: Any) -> Any:
     return mutated
 
 
+# ---------------------------------------------------------------------- what only an invariant notices
+
+
+def _still_listed(unblock: Any) -> Any:
+    def mutated(self: Partition, lane: Any) -> None:
+        listed = dict(self._blockers)
+        unblock(self, lane)
+        self._blockers.update(listed)
+
+    return mutated
+
+
+def _counted_twice(set_timer: Any) -> Any:
+    def mutated(self: Partition, delivered: DeliveryState) -> None:
+        set_timer(self, delivered)
+        self._timed += 1
+
+    return mutated
+
+
+def _keeps_purges(ingest: Any) -> Any:
+    def mutated(self: Partition, *chunk: Any) -> bool:
+        purges = self.purges
+        done = bool(ingest(self, *chunk))
+        self.purges = purges
+        return done
+
+    return mutated
+
+
+def _reserved_no_more(acquire: Any) -> Any:
+    def mutated(self: Owner, *args: Any, **options: Any) -> Any:
+        pending = acquire(self, *args, **options)
+        if pending is not None:
+            self.partition.unreserve(pending.offsets[:1])
+        return pending
+
+    return mutated
+
+
+def _rows_of_all_ids(write_ids: Any) -> Any:
+    def mutated(self: Partition, epoch: int, new_rows: list[tuple[str, bytes]]) -> dict[str, int]:
+        with mock.patch.object(Recent, "rows", lambda ids, position: {row.key: row.checksum for row in ids._rows}):
+            write_ids(self, epoch, new_rows)
+        return self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
+
+    return mutated
+
+
 class EndsBeforeCopies(Worker):
     """Ends a dead letter before its copy is in the log."""
 
@@ -603,6 +652,9 @@ MUTATIONS = {
     ),
     "foreign own ignored": Mutation(
         "a worker that folds a foreign own stops", _replaced(Owner, "_owned", _foreign_own_ignored)
+    ),
+    "a reservation ends early": Mutation(
+        "what is about to be started is reserved", _replaced(Owner, "acquire", _reserved_no_more)
     ),
     "start left behind": Mutation(
         "who leaves releases what was started and not handed out", _replaced(Owner, "leave", _leaves_without_a_word)
@@ -727,3 +779,19 @@ MUTATIONS = {
         _replaced(Partition, "checkpoint", _obsolete_at_once),
     ),
 }
+
+INVARIANTS = {
+    "a lane that waits no more": Mutation(
+        "what a lane waits for is listed while it waits", _replaced(Partition, "_unblock", _still_listed)
+    ),
+    "offsets in timers": Mutation(
+        "and counted as often as they are there", _replaced(Partition, "_set_timer", _counted_twice)
+    ),
+    "purges of what was read": Mutation(
+        "a purge is kept until everything below it was read", _replaced(Partition, "ingest", _keeps_purges)
+    ),
+    "rows of ids that are forgotten": Mutation(
+        "every row that is written is named", _replaced(Partition, "_write_ids", _rows_of_all_ids)
+    ),
+}
+"""Faults that cost memory, or are healed by another rule: no guarantee fails, but an invariant does."""

@@ -140,7 +140,7 @@ STARTS = {
 }
 
 TICKER = {
-    "_sent": CONSTANT,
+    "on_its_way": CONSTANT,
 }
 
 IGNORED = {
