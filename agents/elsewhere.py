@@ -21,7 +21,8 @@ from typing import Protocol
 import msgspec
 
 from app.cluster.peers import Gone, Peers, peer_call
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import Release
@@ -45,6 +46,8 @@ FIRST_S = 3.0
 GATHER_S = 0.01
 #: First pause after a take that found something, but got nothing, as where a limit holds it up; it doubles.
 FRUITLESS_S = 0.005
+#: Seconds after which a take that was not answered takes the place of no other calls.
+SLOW_S = 0.25
 #: Queues of which a spec remembers whether they are its own.
 ROUTES_MAX = 100_000
 
@@ -271,12 +274,14 @@ class Elsewhere:
 
     async def _fetch(self, taker: Taker, url: str) -> None:
         calls, asked_ms = taker.fetching[url], now_ms()
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._is_slow, taker, url)
         found: list[Taken] = []
         try:
             found = await self.peers.call(url, self.on_take, Take(self.peers.url, self._takers.index(taker), calls))
         except MarqError as exc:
             log.info("%s", exc)
         finally:
+            slow.cancel()
             taker.fetching.pop(url, None)
         if not found:
             taker.elsewhere.pop(url, None)  # it says when there is more
@@ -285,6 +290,11 @@ class Elsewhere:
         for taken in found:
             # counted from before it was asked for: the lease began later
             taker.arrived(taken, asked_ms + taken.lease_ms)
+        taker.run()
+
+    def _is_slow(self, taker: Taker, url: str) -> None:
+        """What was asked of a worker that does not answer takes the place of nothing else."""
+        taker.fetching[url] = 0
         taker.run()
 
     # ------------------------------------------------------------------ an owner

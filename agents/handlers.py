@@ -22,7 +22,8 @@ from mode import Service
 
 from agents.elsewhere import Elsewhere, Taken
 from app.cluster.peers import Peers
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.meters import HandlerMeter, Meters
 from app.settings import Settings
 from app.streaming.faults import stop_if_it_fails

@@ -13,7 +13,8 @@ from mode import Service
 
 from app.cluster.peers import Peers, peer_call
 from app.engine.catalog import QueueRecord
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.settings import Settings
 from marq.core.policies import name_problem
 from marq.errors import MarqError

@@ -1,8 +1,10 @@
 """The Faust application: settings, the app, chunked transport, ownership of partitions, commands, embedded broker.
 
 `faust -A app …` finds the app as `app.app`; it is made when it is first asked for, so that importing a module of this
-package neither reads settings nor registers commands. No module in here may be called `app`. May import `marq`,
-`tables`; `app.worker`, which puts everything together, also `agents` and `gateway`.
+package neither reads settings nor registers commands. No module in here may be called `app`.
+
+May import `app.kafka` and `marq`. `app.worker` puts everything together, and `app.commands` is what users call: those
+two may import everything, and nothing imports them.
 """
 
 from __future__ import annotations

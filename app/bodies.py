@@ -34,20 +34,23 @@ class Room:
 
     def give_back(self, request: web.Request) -> None:
         """A request has ended."""
-        self.used_bytes -= request.get(TAKEN, 0)
-        request[TAKEN] = 0
+        if TAKEN in request:
+            self.used_bytes -= request.pop(TAKEN)
 
 
 #: What a request has taken of the room.
 TAKEN = web.RequestKey("taken_bytes", int)
 
 
-async def read(request: web.Request, limit_bytes: int, room: Room | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
+async def read(
+    request: web.Request, limit_bytes: int, room: Room | None = None, timeout_s: float | None = None
+) -> bytes:
     """The body of a request.
 
     Args:
         limit_bytes: how large it may be; one that says that it is larger is refused unread.
         room: what it counts in, until `Room.give_back`.
+        timeout_s: seconds until it has to be there; None: `TIMEOUT_S`.
 
     Raises:
         UnavailableError: there is no room now.
@@ -65,6 +68,8 @@ async def read(request: web.Request, limit_bytes: int, room: Room | None = None,
             raise malformed(exc) from None
         _count(request, room, len(data), len(data), limit_bytes)
         return data
+    if timeout_s is None:
+        timeout_s = TIMEOUT_S
     parts: list[bytes] = []
     size = 0
     try:

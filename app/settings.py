@@ -32,6 +32,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from marq.core.settings import check_declared
 from marq.errors import MarqError, SettingError
 
 PREFIX = "MARQ_"
@@ -42,6 +43,9 @@ _NOT_SETTINGS = (CONFIG_VARIABLE, "MARQ_TEST_")
 
 #: Settings of earlier versions, and what they are called now.
 _RENAMED = {"hold_ms": "persist_after_ms"}
+
+#: Characters of a secret: shorter ones can be guessed.
+SECRET_MIN = 32
 
 MIB = 1024 * 1024
 
@@ -57,6 +61,7 @@ def _comma_list(value: object) -> object:
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Count = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=1)]
+Secret = Annotated[SecretStr, Field(min_length=SECRET_MIN)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -136,10 +141,13 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level that is logged.")
 
     # The front door
-    secret: SecretStr | None = Field(
+    secret: Secret | None = Field(
         None,
-        description="Secret that all workers share: it signs receipts and the calls between workers. Without it, one "
-        "is made and kept in the queues topic.",
+        description="Secret that all workers share, of 32 characters or more: it signs receipts and the calls between "
+        "workers. Without it, one is made and kept in the queues topic.",
+    )
+    secret_previous: Secret | None = Field(
+        None, description="Another secret that is accepted while `MARQ_SECRET` is changed."
     )
     queues: dict[str, dict[str, Any]] = Field(
         {},
@@ -244,8 +252,6 @@ class Settings(BaseSettings):
     @field_validator("queues")
     @classmethod
     def _queues_are_possible(cls, value: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        from app.engine.catalog import check_declared
-
         try:
             check_declared(value.items())
         except MarqError as error:
@@ -279,6 +285,13 @@ class Settings(BaseSettings):
     def _password_has_a_user(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         if value is not None and info.data.get("kafka_username") is None:
             raise ValueError("needs MARQ_KAFKA_USERNAME")
+        return value
+
+    @field_validator("secret_previous")
+    @classmethod
+    def _previous_has_a_next(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if value is not None and "secret" in info.data and info.data["secret"] is None:
+            raise ValueError("needs MARQ_SECRET")
         return value
 
     @model_validator(mode="after")
@@ -381,10 +394,11 @@ def _explain(error: ErrorDetails) -> str:
 
 
 def _given_value(name: str, error: ErrorDetails) -> object:
-    for key, value in os.environ.items():
-        if key.upper() == variable(name):
-            return value
-    return _read_file().get(name, error["input"])
+    value = next((value for key, value in os.environ.items() if key.upper() == variable(name)), None)
+    if value is None:
+        value = _read_file().get(name, error["input"])
+    # whoever writes a password into an address must not find it in a log
+    return re.sub(r"//[^/@]*@", "//…@", value) if isinstance(value, str) else value
 
 
 def _is_secret(field: FieldInfo) -> bool:

@@ -18,12 +18,12 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 import faust
 from aiohttp.web import TCPSite
-from aiohttp.web_runner import BaseSite
 from click.core import ParameterSource
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.types import TP
@@ -33,6 +33,7 @@ from agents import handlers, markers, queue
 from agents.guard import stop_on_error
 from agents.housekeeping import Housekeeping
 from agents.redelivery import Redelivery
+from app import bodies
 from app.cluster.members import GroupMembers
 from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
@@ -41,7 +42,7 @@ from app.engine.ownership import Ownership
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
-from app.logs import quiet_steps
+from app.logs import clean_records, quiet_steps
 from app.service.census import Census
 from app.service.inspection import Inspection
 from app.service.meters import Meters
@@ -70,8 +71,13 @@ COLLECT = (10_000, 10, 10)
 STOP_S = 9.0
 #: Seconds that requests under way get to be answered when the worker stops, and again as much to end.
 ANSWERS_S = 1.0
+#: Bytes that bodies of requests under way may have together; more where a single one may be that large.
+BODIES_BYTES = 64 * 1024 * 1024
 #: Seconds that threads without work get to end at the end of the process.
 IDLE_THREADS_S = 0.3
+#: Seconds that a worker which has left the group goes on serving until others have taken its partitions over: they
+#: learn of it by their next heartbeat.
+TAKEN_S = 2.5
 #: Seconds that a leaving worker waits for its last acknowledgements to be durable.
 HAND_OVER_S = 2.0
 
@@ -82,14 +88,27 @@ def app_id(settings: Settings) -> str:
 
 
 class WorkerWeb(BareWeb):
-    """The web server of a worker."""
+    """The web server of a worker: it listens where the settings of marq say, whatever those of Faust do."""
 
-    def _create_site(self) -> BaseSite:
-        assert isinstance(self._runner, connections.Runner)
-        host, port, context = self.app.conf.web_bind, self.app.conf.web_port, self.app.conf.web_ssl_context
+    app: WorkerApp
+
+    async def start_server(self) -> None:
+        """Listen. Raises `SettingError` if others than this machine would be let in without keys."""
+        app, runner = self.app, self._runner
+        assert isinstance(runner, connections.Runner)
+        assert app.place is not None
+        host, port, context = app.settings.web_host, app.place.web_port, app.conf.web_ssl_context
+        await runner.setup()
+        site: TCPSite | connections.TlsSite
         if context is not None:
-            return connections.TlsSite(self._runner, host, port, context)
-        return TCPSite(self._runner, host, port, backlog=connections.BACKLOG)
+            site = connections.TlsSite(runner, host, port, context)
+        else:
+            site = TCPSite(runner, host, port, backlog=connections.BACKLOG)
+        await site.start()
+        for address in runner.addresses:
+            if not app.keys and not is_loopback(address[0]):
+                await site.stop()
+                raise open_to_others(host, address[0])
 
 
 class WorkerApp(MarqApp):
@@ -109,6 +128,7 @@ class WorkerApp(MarqApp):
     receivers: Receivers
     inspection: Inspection
     redelivery: Redelivery
+    room: bodies.Room
     place: Worker | None = None
     connections: connections.Connections
     _topics: Topics | None = None
@@ -163,10 +183,9 @@ class WorkerApp(MarqApp):
         """
         settings = self.settings
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        if not self.keys and not is_loopback(settings.web_host):
-            raise SettingError(
-                f"MARQ_WEB_HOST={settings.web_host!r} lets others in: set MARQ_KEYS, or listen on 127.0.0.1"
-            )
+        _refuse_options_of_faust()
+        if not self.keys:
+            require_loopback(settings.web_host)
         resolve_bootstrap(settings, wait_s=10)
         asyncio.run(await_kafka(settings, settings.kafka_wait_ms / 1000, _say))
         self._topics = asyncio.run(ensure_topics(settings, app_id(settings)))
@@ -179,7 +198,7 @@ class WorkerApp(MarqApp):
             warnings.simplefilter("ignore", AlreadyConfiguredWarning)
             conf.broker = brokers
         conf.datadir = self.place.folder
-        conf.tabledir = "tables"
+        conf.tabledir = Path("tables")
         conf.web_port = self.place.web_port
         scheme = "http"
         if settings.web_tls_certificate_file is not None:
@@ -202,14 +221,14 @@ class WorkerApp(MarqApp):
     def define_routes(self) -> None:
         """What is served over HTTP, beside the health checks."""
         router = self.web.web_app.router
-        operations = json_api.define(router, self.operations)
+        operations = json_api.define(router, self.operations, self.settings.max_body_bytes, self.room)
         operations += views.define(router, self.inspection, self.catalog)
         views.define_document(router, operations)
         collector = metrics.Collector(
             self.ownership, self.meters, self.operations.receives, self.receivers, self.connections
         )
         metrics.define(router, collector, self.census)
-        sqs.define(router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings))
+        sqs.define(router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings, self.room))
         router.add_post(PEER_PATH + "{name}", self.peers.serve)
 
     # -- life
@@ -226,7 +245,8 @@ class WorkerApp(MarqApp):
         await asyncio.wait_for(self.catalog.share_secret(), 30)
         await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
-        self.ownership.spawn(self.ownership.changelogs.warm())
+        tables = self.ownership.tables.values()
+        self.ownership.spawn(self.ownership.changelogs.warm(tables, self.topics_in_use))
         await self.peers.start()
         await self.handlers.start()
         await self.operations.start()
@@ -234,6 +254,12 @@ class WorkerApp(MarqApp):
         await self.moves.start()
         await self.receivers.start()
         await self.redelivery.start()
+
+    async def leave(self) -> None:
+        """Give what this worker owns to the others, if there are any, and serve until they have it."""
+        if self.failure is None and self.ownership.held and len(self.peers.members()) > 1:
+            self.consumer.leave_group()
+            await self.ownership.serve_until_taken(TAKEN_S)
 
     async def on_stop(self) -> None:
         self.operations.receives.close()
@@ -276,6 +302,43 @@ class WorkerApp(MarqApp):
         self.handlers.elsewhere.renew_soon()
 
 
+def require_loopback(host: str) -> None:
+    """Raises `SettingError` if listening on ``host`` would let others than this machine in."""
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise SettingError(f"MARQ_WEB_HOST={host!r} is no address to listen on: {error.strerror}") from None
+    for address in sorted(found):
+        if not is_loopback(address):
+            raise open_to_others(host, address)
+
+
+def open_to_others(host: str, address: str) -> SettingError:
+    """The error for a worker without keys that others could reach."""
+    which = "" if address == host else f", which is {address},"
+    return SettingError(f"MARQ_WEB_HOST={host!r}{which} lets others in: set MARQ_KEYS, or listen on 127.0.0.1")
+
+
+#: Options of Faust's `worker` that would say something else than the settings, and what to set instead.
+OPTIONS_OF_FAUST = {
+    "web_bind": "MARQ_WEB_HOST",
+    "web_host": "MARQ_WEB_HOST",
+    "web_port": "MARQ_WEB_PORT",
+    "web_transport": "",
+    "with_web": "",
+    "datadir": "MARQ_DATA_DIR",
+    "debug": "MARQ_LOG_LEVEL=DEBUG",
+}
+
+
+def _refuse_options_of_faust() -> None:
+    for name, setting in OPTIONS_OF_FAUST.items():
+        if _is_option_given(name):
+            option = "--without-web" if name == "with_web" else f"--{name.replace('_', '-')}"
+            instead = f"set {setting} instead" if setting else "leave it out"
+            raise SettingError(f"{option} is an option of Faust's that a worker of marq does not take: {instead}")
+
+
 def tls_context(settings: Settings) -> ssl.SSLContext:
     """What HTTPS needs. Raises `SettingError`."""
     assert settings.web_tls_certificate_file is not None
@@ -303,6 +366,7 @@ class FaustWorker(faust.Worker):
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
             assert app.place is not None
+            kwargs["debug"] = False  # it would open a console, for every user of this machine
             # what handlers print goes straight out, also into a pipe, and is no warning in our log
             kwargs["redirect_stdouts"] = False
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -314,7 +378,11 @@ class FaustWorker(faust.Worker):
         last = threading.Timer(STOP_S, _exit_now)
         last.daemon = True
         last.start()
-        await super().stop()
+        try:
+            if isinstance(self.app, WorkerApp):
+                await self.app.leave()
+        finally:
+            await super().stop()
 
     def _on_sigint(self) -> None:
         # as Faust does, without its line on the terminal
@@ -376,7 +444,7 @@ def _is_option_given(name: str) -> bool:
     """Whether the user gave an option of the command, which has a default of Faust's if not."""
     context = click.get_current_context(silent=True)
     while context is not None:
-        if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT):
+        if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
             return True
         context = context.parent
     return False
@@ -385,10 +453,12 @@ def _is_option_given(name: str) -> bool:
 def build(settings: Settings | None = None) -> WorkerApp:
     """Make the worker's app. Raises `MarqError` for settings or handlers that are wrong."""
     settings = settings or load()
+    clean_records()
     if settings.log_level != "DEBUG":
         quiet_steps()
     meters = Meters()
     keys = Keys(settings.keys.get_secret_value() if settings.keys is not None else None)
+    room = bodies.Room(max(2 * settings.max_body_bytes, BODIES_BYTES))
     app = create_app(
         cls=WorkerApp,
         app_id=app_id(settings),
@@ -404,7 +474,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,
-            "middlewares": [leftovers.freed(), metrics.measured(meters), routes.guard(keys)],
+            "middlewares": [leftovers.freed(), metrics.measured(meters), routes.guard(keys, room)],
         },
         web_tables_enabled=False,
         web_router_enabled=False,
@@ -413,6 +483,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
     )
     app.keys = keys
     app.meters = meters
+    app.room = room
     app.connections = connections.Connections(settings.max_connections, settings.max_connections_per_address)
     app.set_up(settings)
     return app

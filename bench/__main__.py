@@ -11,6 +11,7 @@ from bench import overload as overload_bench
 from bench import pipeline as pipeline_bench
 from bench import rebalance as rebalance_bench
 from bench import restart as restart_bench
+from bench import restore as restore_bench
 from bench import service as service_bench
 from bench import sqs as sqs_bench
 
@@ -116,6 +117,14 @@ def hol(messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
 def rebalance(times: int, parked: int, rate: int, pause: float) -> None:
     """Gaps between deliveries while a fourth worker joins and leaves."""
     rebalance_bench.run(times=times, parked=parked, rate=rate, pause_s=pause)
+
+
+@bench.command()
+@click.option("--messages", default=1_000_000, show_default=True, help="Messages of a queue that nobody reads.")
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+def restore(messages: int, size: int) -> None:
+    """Pauses of a worker's event loop while it takes over parked messages."""
+    restore_bench.run(messages=messages, size=size)
 
 
 @bench.command()

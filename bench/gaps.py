@@ -1,6 +1,7 @@
 """The handler that `bench rebalance` measures with: notes when it gets what of which partition, a file a process.
 
-BENCH_QUEUES (pattern), BENCH_OUT (folder). A line is partition, offset, attempt, monotonic ms (one clock on a machine).
+BENCH_QUEUES (pattern), BENCH_OUT (folder). A line of `<pid>.gaps` is partition, offset, attempt, monotonic ms (one
+clock on a machine), ms that the event loop's thread had waited for a processor. A line of `<pid>.pauses` is a `Pause`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,27 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench.lag import LoopProbe, Pause
 from marq.handlers import handler
 
-_file = os.open(Path(os.environ.get("BENCH_OUT", ".")) / f"{os.getpid()}.gaps", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+def _file(kind: str) -> int:
+    path = Path(os.environ.get("BENCH_OUT", ".")) / f"{os.getpid()}.{kind}"
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+_gaps, _pauses = _file("gaps"), _file("pauses")
+
+
+def _note(pause: Pause) -> None:
+    os.write(_pauses, f"{pause.at_ms} {pause.ms} {pause.ours_ms}\n".encode())
+
+
+_probe = LoopProbe(_note)
 
 
 @handler(os.environ.get("BENCH_QUEUES", "*"), batch=100, concurrency=2)
 async def on_batch(messages: list[Any]) -> None:
-    now = time.monotonic_ns() // 1_000_000
-    os.write(_file, "".join(f"{m.partition} {m.offset} {m.attempt} {now}\n" for m in messages).encode())
+    _probe.start_once()
+    now, waited = time.monotonic_ns() // 1_000_000, round(_probe.waited_ms)
+    os.write(_gaps, "".join(f"{m.partition} {m.offset} {m.attempt} {now} {waited}\n" for m in messages).encode())

@@ -5,6 +5,7 @@ Pauses are processor time: what a worker's other partitions wait for, whatever e
 
 from __future__ import annotations
 
+import gc
 import random
 import resource
 import statistics
@@ -69,6 +70,9 @@ def rss_mib() -> float:
 
 def run(*, messages: int, size: int, queues: int, checkpoints: int) -> None:
     """Park `messages`, restore them, then let some come and go for `checkpoints` checkpoints; print the figures."""
+    gc.collect()  # as workers do, see `app.worker`
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     payload = bytes(size)
     keys = [b"queue-%d" % i for i in range(queues)]
     with store() as kept:

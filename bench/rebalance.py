@@ -13,10 +13,13 @@ from pathlib import Path
 from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
+from bench.lag import Pause
 
 WORKERS = 3
 READ = "q0"
 PARKED = "parked"
+#: Milliseconds that a move may take: what the old owner still has in work ends among what the new one begins.
+SAME_MOVE_MS = 1_500
 
 
 def run(*, times: int, parked: int, rate: int, pause_s: float) -> None:
@@ -36,7 +39,7 @@ def run(*, times: int, parked: int, rate: int, pause_s: float) -> None:
                 stop = threading.Event()
                 sender = threading.Thread(target=lambda: sent.append(asyncio.run(_send(bench, topic, rate, stop))))
                 sender.start()
-                _wait_parked(bench, [first, *others], parked)
+                wait_parked(bench, [first, *others], parked)
                 time.sleep(pause_s)
                 began_ms = _now_ms()
                 for _ in range(times):
@@ -61,7 +64,8 @@ async def _send(bench: Bench, topic: str, rate: int, stop: threading.Event) -> i
     return total
 
 
-def _wait_parked(bench: Bench, workers: list[WorkerProcess], parked: int) -> None:
+def wait_parked(bench: Bench, workers: list[WorkerProcess], parked: int) -> None:
+    """Wait until so many messages are in the tables of these workers."""
     deadline = time.monotonic() + 120
     while sum(p["persisted"] for worker in workers for p in bench.state(worker)["partitions"]) < parked:
         if time.monotonic() > deadline:
@@ -70,22 +74,36 @@ def _wait_parked(bench: Bench, workers: list[WorkerProcess], parked: int) -> Non
 
 
 def _report(folder: Path, began_ms: int, ended_ms: int, sent: int, times: int) -> None:
-    seen: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    seen: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     messages: dict[tuple[int, int], int] = defaultdict(int)
     attempts = 0
     for file in folder.glob("*.gaps"):
         for line in file.read_text().splitlines():
-            partition, offset, attempt, at_ms = map(int, line.split())
-            seen[partition].append((at_ms, int(file.stem)))
+            partition, offset, attempt, at_ms, waited_ms = map(int, line.split())
+            seen[partition].append((at_ms, int(file.stem), waited_ms))
             messages[partition, offset] += 1
             attempts += attempt > 1
-    stays: list[int] = []
+    stays: list[tuple[int, int]] = []  # and without the time that the worker waited for a processor
     moves: list[int] = []
     for deliveries in seen.values():
         deliveries.sort()
-        for (before_ms, before), (after_ms, after) in itertools.pairwise(deliveries):
+        moved_ms = -SAME_MOVE_MS
+        for (before_ms, before, waited), (after_ms, after, waited_then) in itertools.pairwise(deliveries):
+            gap_ms = after_ms - before_ms
             if began_ms <= after_ms <= ended_ms:
-                (stays if before == after else moves).append(after_ms - before_ms)
+                if before == after:
+                    stays.append((gap_ms, gap_ms - max(0, waited_then - waited)))
+                elif after_ms - moved_ms > SAME_MOVE_MS:
+                    moves.append(gap_ms)
+                    moved_ms = after_ms
+                else:
+                    moves[-1] = max(moves[-1], gap_ms)
+    pauses = [
+        Pause(*map(int, line.split()))
+        for file in folder.glob("*.pauses")
+        for line in file.read_text().splitlines()
+        if began_ms <= int(line.split()[0]) <= ended_ms
+    ]
     result(
         phase="rebalance",
         times=times,
@@ -93,11 +111,15 @@ def _report(folder: Path, began_ms: int, ended_ms: int, sent: int, times: int) -
         lost=sent - len(messages),
         twice=sum(count - 1 for count in messages.values()),
         attempts_above_one=attempts,
-        stay_longest_ms=max(stays),
-        stay_over_100_ms=sum(gap > 100 for gap in stays),
+        stay_longest_ms=max(gap for gap, _ in stays),
+        stay_longest_without_waiting_ms=max(gap for _, gap in stays),
+        stay_over_100_ms=sum(gap > 100 for gap, _ in stays),
         moves=len(moves),
         move_p50_ms=percentile(list(map(float, moves)), 0.5),
+        move_p95_ms=percentile(list(map(float, moves)), 0.95),
         move_longest_ms=max(moves),
+        pause_longest_ms=max((pause.ms for pause in pauses), default=0),
+        pause_longest_ours_ms=max((pause.ours_ms for pause in pauses), default=0),
     )
 
 

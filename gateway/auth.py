@@ -8,7 +8,8 @@
 A `KEY` that is `ID:SECRET` is an access key of Amazon SQS too: access key id and secret access key.
 
 Permissions: `send`, `receive` (and acknowledge, extend, release, reject), `manage` (make, set, purge, delete queues),
-`inspect` (look at messages, partitions, metrics), `*`. Queues: names, or patterns with `*` and `?`. A key that stands
+`inspect` (look at messages, partitions, metrics), `*`. Queues: names, or patterns with `*` (any characters) and `?`
+(one), which are the only wildcards. A key can't have `,` or `=` in it. One that stands
 several times may do what any of its entries allows. Without keys everybody may do everything, and HTTP listens on
 loopback only.
 """
@@ -16,8 +17,9 @@ loopback only.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -36,6 +38,18 @@ class Grant(NamedTuple):
     permissions: frozenset[str]
     queues: tuple[str, ...]
 
+    @property
+    def patterns(self) -> list[re.Pattern[str]]:
+        """What the names of the queues have to match."""
+        return [_pattern_of(queue) for queue in self.queues]
+
+
+@lru_cache(10_000)
+def _pattern_of(queue: str) -> re.Pattern[str]:
+    """`*` stands for any characters, `?` for one, and everything else for itself."""
+    parts = (".*" if part == "*" else "." if part == "?" else re.escape(part) for part in re.split(r"([*?])", queue))
+    return re.compile("".join(parts), re.DOTALL)
+
 
 class Grants:
     """What the owner of one key may do."""
@@ -46,16 +60,17 @@ class Grants:
 
     def allow(self, permission: str, queue: str) -> bool:
         """True if `permission` is given for `queue`."""
+        if len(queue) > QUEUE_NAME_MAX:  # no queue, and too long to be looked at
+            return self.allow_everywhere(permission)
         known = self._known.get((permission, queue))
         if known is None:
             known = any(
-                permission in grant.permissions and any(fnmatchcase(queue, pattern) for pattern in grant.queues)
+                permission in grant.permissions and any(pattern.fullmatch(queue) for pattern in grant.patterns)
                 for grant in self._grants
             )
-            if len(queue) <= QUEUE_NAME_MAX:  # what is longer is no queue
-                if len(self._known) > 10_000:
-                    self._known.clear()
-                self._known[permission, queue] = known
+            if len(self._known) > 10_000:
+                self._known.clear()
+            self._known[permission, queue] = known
         return known
 
     def allow_somewhere(self, permission: str) -> bool:
@@ -103,7 +118,7 @@ class Keys:
             if not entry:
                 continue
             key, sign, what = entry.partition("=")
-            # the key itself must not get into a message
+            # nothing of a key must get into a message, nor what may be a part of one
             if len(key) < KEY_MIN:
                 raise SettingError(f"MARQ_KEYS: key {number} is shorter than {KEY_MIN} characters")
             access_id, colon, secret = key.partition(":")
@@ -140,7 +155,7 @@ class Keys:
 
 
 def _digest(key: str) -> bytes:
-    return blake2b(key.encode(), digest_size=32, person=b"marq-key").digest()
+    return blake2b(key.encode(errors="surrogateescape"), digest_size=32, person=b"marq-key").digest()
 
 
 def _grant(number: int, text: str) -> Grant:
@@ -150,8 +165,8 @@ def _grant(number: int, text: str) -> Grant:
         given = PERMISSIONS
     if not given <= PERMISSIONS:
         raise SettingError(
-            f"MARQ_KEYS: key {number} has the permission {min(given - PERMISSIONS)!r}; there are "
-            f"{', '.join(sorted(PERMISSIONS))} and *"
+            f"MARQ_KEYS: what follows the first = of key {number} has a permission that there is not; there are "
+            f"{', '.join(sorted(PERMISSIONS))} and *. A key itself can't have a = in it"
         )
     patterns = tuple(q.strip() for q in queues.split("|") if q.strip())
     if not patterns:
@@ -176,12 +191,21 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
     page of another origin asks for.
     """
     host = headers.get("Host", "")
-    name = urlsplit(f"//{host}").hostname or ""
+    name = (_split(f"//{host}") or ("", ""))[0]
     if not is_loopback(name) and not _is_address(name):
         raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {name[:100]!r}")
     origin = headers.get("Origin")
-    if origin is not None and method not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+    if origin is not None and method not in ("GET", "HEAD") and (_split(origin) or ("", ""))[1] != host:
         raise NotAllowedError("a page of another origin can't ask for that")
+
+
+def _split(url: str) -> tuple[str, str] | None:
+    """Name, and name with port, of the host in a URL; None for what is no URL."""
+    try:
+        parts = urlsplit(url)
+        return parts.hostname or "", parts.netloc
+    except ValueError:
+        return None
 
 
 def _is_address(name: str) -> bool:

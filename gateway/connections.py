@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 from aiohttp.web_runner import BaseSite
 from aiohttp.web_server import Server
 
@@ -228,12 +228,19 @@ class Connection(RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        if not isinstance(exc, HttpProcessingError):
+        # a text that is none is met here only by what aiohttp does before our own code
+        if not isinstance(exc, HttpProcessingError | UnicodeError):
             return super().handle_error(request, status, exc, message)
         self._note("malformed")
-        response = web.Response(status=status, text="400: Bad Request")
+        response = web.Response(status=400, text="400: Bad Request")
         response.force_close()
         return response
+
+    def log_exception(self, *args: Any, **options: Any) -> None:
+        if isinstance(options.get("exc_info"), RequestPayloadError | HttpProcessingError):
+            self._note("malformed")  # a body that can't be unpacked, met when its rest was thrown away
+        else:
+            super().log_exception(*args, **options)
 
     def _note(self, reason: str) -> None:
         self._book.note(reason, self._address or "")
@@ -270,6 +277,12 @@ class Runner(web.AppRunner):
     def __init__(self, app: web.Application, book: Connections, **kwargs: Any) -> None:
         super().__init__(app, access_log=None, keepalive_timeout=KEEPALIVE_S, read_bufsize=READ_AHEAD_BYTES, **kwargs)
         self.book = book
+
+    @property
+    def addresses(self) -> list[Any]:
+        """Where it listens."""
+        tls = (address for site in self.sites if isinstance(site, TlsSite) for address in site.addresses)
+        return [*super().addresses, *tls]
 
     async def _make_server(self) -> Server:
         made = await super()._make_server()

@@ -8,12 +8,16 @@ from typing import Any
 
 from aiohttp import web
 
+from app.bodies import Room
 from app.cluster.peers import is_gone
-from app.service.operations import QueueInfo, QueueService, Sent
+from app.service.operations import QueueService
 from gateway.auth import may_see
 from gateway.openapi import Operation
 from gateway.routes import GRANTS, Body, answer, query_of, register
 from gateway.schemas import (
+    PLACES_BYTES,
+    RECEIPTS_BYTES,
+    SETTINGS_BYTES,
     Ack,
     Done,
     Extend,
@@ -33,6 +37,7 @@ from gateway.schemas import (
 from marq.core.policies import QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError
 from marq.protocol import problems
+from marq.protocol.messages import QueueInfo, Sent
 
 _OK = {"ok": True}
 
@@ -50,12 +55,14 @@ def sent(places: Sequence[Sent | MarqError]) -> Results:
 class JsonApi:
     """The routes."""
 
-    def __init__(self, operations: QueueService) -> None:
+    def __init__(self, operations: QueueService, max_body_bytes: int, room: Room) -> None:
         self.operations = operations
-        self._send, self._receive = Body(Send), Body(Receive)
-        self._ack, self._extend, self._release = Body(Ack), Body(Extend), Body(Release)
-        self._reject, self._move = Body(Reject), Body(Move)
-        self._settings, self._nothing = Body(dict[str, Any]), Body(Nothing)
+        self._send = Body(Send, max_body_bytes, room)
+        self._ack, self._extend = Body(Ack, RECEIPTS_BYTES, room), Body(Extend, RECEIPTS_BYTES, room)
+        self._release, self._reject = Body(Release, RECEIPTS_BYTES, room), Body(Reject, RECEIPTS_BYTES, room)
+        self._move = Body(Move, PLACES_BYTES, room)
+        self._receive, self._nothing = Body(Receive, SETTINGS_BYTES, room), Body(Nothing, SETTINGS_BYTES, room)
+        self._settings = Body(dict[str, Any], SETTINGS_BYTES, room)
 
     async def send(self, request: web.Request) -> web.Response:
         body: Send = await self._send.read(request)
@@ -93,24 +100,32 @@ class JsonApi:
         queue, body = request.match_info["queue"], await self._move.read(request)
         # where dead letters come from is not known before they are read
         request[GRANTS].require("send", body.to, everywhere=True)
-        if (body.messages is None) == (body.max is None):
-            raise BadValueError("say which messages are to be moved: either `messages` or `max`")
-        if body.messages is not None:
+        if body.messages is not None and body.max is None:
             moved = await self.operations.move(queue, [(m.partition, m.offset) for m in body.messages], body.to)
-        else:
+        elif body.max is not None and body.messages is None:
             moved = await self.operations.move_some(queue, body.max, body.to)
+        else:
+            raise BadValueError("say which messages are to be moved: either `messages` or `max`")
         return answer(request, sent(moved))
 
     # -- queues
 
     async def create_queue(self, request: web.Request) -> web.Response:
-        values = await self._settings.read(request)
-        info, made = await self.operations.create_queue(request.match_info["queue"], values)
+        queue, values = request.match_info["queue"], await self._settings.read(request)
+        self._require_dead_letters(request, queue, values)
+        info, made = await self.operations.create_queue(queue, values)
         return answer(request, info, 201 if made else 200)
 
     async def update_queue(self, request: web.Request) -> web.Response:
-        values = await self._settings.read(request)
-        return answer(request, await self.operations.update_queue(request.match_info["queue"], values))
+        queue, values = request.match_info["queue"], await self._settings.read(request)
+        self._require_dead_letters(request, queue, values)
+        return answer(request, await self.operations.update_queue(queue, values))
+
+    def _require_dead_letters(self, request: web.Request, queue: str, values: dict[str, Any]) -> None:
+        """Who names another dead-letter queue has to be allowed to send to it. Raises `NotAllowedError`."""
+        target = values.get("dead_letter_queue")
+        if isinstance(target, str) and target and target != self.operations.dead_letter_queue_of(queue):
+            request[GRANTS].require("send", target)
 
     async def get_queue(self, request: web.Request) -> web.Response:
         queue = request.match_info["queue"]
@@ -193,8 +208,8 @@ def operations_of(api: JsonApi) -> list[Operation]:
     ]
 
 
-def define(router: web.UrlDispatcher, service: QueueService) -> list[Operation]:
+def define(router: web.UrlDispatcher, service: QueueService, max_body_bytes: int, room: Room) -> list[Operation]:
     """Register the routes; what they are."""
-    operations = operations_of(JsonApi(service))
+    operations = operations_of(JsonApi(service, max_body_bytes, room))
     register(router, operations)
     return operations

@@ -26,7 +26,7 @@ from gateway.routes import secured
 #: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
 QUEUES_MAX = 100
 #: Key of a request under which a protocol that has one route for all says which action it was; one of a fixed set.
-ACTION = "metrics-action"
+ACTION = web.RequestKey("action", str)
 
 
 class Collector:

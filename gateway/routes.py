@@ -11,10 +11,11 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from aiohttp import web
 
+from app import bodies
 from app.cluster import peers
 from gateway.auth import ALL, Grants, Keys, check_browser
 from gateway.openapi import Operation
-from marq.errors import BadValueError, MarqError, UnavailableError
+from marq.errors import BadValueError, MarqError, TooLargeError, UnavailableError
 from marq.protocol import problems
 
 log = logging.getLogger(__name__)
@@ -23,8 +24,8 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 #: Whoever asks may know whether a worker is well.
 HEALTH = "/health/"
-#: Seconds that a client has for the body of a request.
-BODY_TIMEOUT_S = 30.0
+#: Names with a value in a request of JSON: to decode more would hold up all others.
+VALUES_MAX = 200_000
 Handler = Callable[[web.Request], Awaitable[Any]]
 #: Where the permissions of a request are kept.
 GRANTS = web.RequestKey("grants", Grants)
@@ -36,24 +37,24 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 class Body(Generic[Read]):
-    """Decodes one kind of request body."""
+    """Reads and decodes one kind of request body, of `limit_bytes` at most."""
 
-    def __init__(self, kind: type[Read]) -> None:
+    def __init__(self, kind: type[Read], limit_bytes: int, room: bodies.Room | None = None) -> None:
         self._json = msgspec.json.Decoder(kind)
         self._msgpack = msgspec.msgpack.Decoder(kind)
+        self._limit_bytes = limit_bytes
+        self._room = room
 
     async def read(self, request: web.Request) -> Read:
         """The body of a request. Raises `BadValueError`, or an HTTP exception where it can't be read."""
-        try:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                raw = await request.read()
-        except TimeoutError:
-            raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+        raw = await bodies.read(request, self._limit_bytes, self._room)
         content_type = request.content_type
         try:
             if content_type == MSGPACK:
                 return self._msgpack.decode(raw or b"\x80")
             if content_type == JSON:
+                if len(raw) > VALUES_MAX and raw.count(b":") > VALUES_MAX:
+                    raise TooLargeError(f"more than {VALUES_MAX} names with a value in one request: send several")
                 return self._json.decode(raw or b"{}")
             if not raw:
                 return self._json.decode(b"{}")
@@ -101,8 +102,11 @@ def problem_of(status: int, name: str, title: str, detail: str) -> web.Response:
     )
 
 
-def guard(keys: Keys) -> Any:
-    """Middleware around everything that is served: who may, and every error as problem details."""
+def guard(keys: Keys, room: bodies.Room) -> Any:
+    """Middleware around everything that is served: who may, and every error as problem details.
+
+    At the end of a request, what its body took of the `room` is free again.
+    """
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> Any:
@@ -130,6 +134,8 @@ def guard(keys: Keys) -> Any:
         except Exception as exc:
             log.exception("%s %s failed", request.method, request.path)
             return problem(exc)
+        finally:
+            room.give_back(request)
 
     return guarded
 

@@ -7,26 +7,21 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from app.service.operations import Outgoing, QueueInfo
-from app.service.receives import Received
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease
+from marq.protocol.limits import BATCH_MAX, HEADERS_MAX, MOVE_MAX, RECEIVE_MAX, WAIT_MAX_MS
+from marq.protocol.messages import Entry, Problem, QueueInfo, Received
 
-#: Messages or receipts in one request.
-BATCH_MAX = 10_000
-#: Messages that one request moves.
-MOVE_MAX = 1_000
-#: Messages that one receive takes.
-RECEIVE_MAX = 1_000
-#: Longest wait of a receive.
-WAIT_MAX_MS = 60_000
+#: Bytes of bodies without messages: of `BATCH_MAX` receipts, of `MOVE_MAX` places, of settings and others.
+RECEIPTS_BYTES, PLACES_BYTES, SETTINGS_BYTES = 640 * 1024, 128 * 1024, 64 * 1024
 
 Name = Annotated[str, Meta(max_length=200)]
 Receipts = Annotated[list[str], Meta(min_length=1, max_length=BATCH_MAX)]
 
 
-class Message(Outgoing, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Message(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One message of a send, with what values it may have."""
 
+    headers: Annotated[dict[str, bytes], Meta(max_length=HEADERS_MAX)] = {}  # noqa: RUF012 - a struct copies it
     delay_ms: Delay | None = None
     ttl_ms: Annotated[int, Meta(ge=1, le=TTL_MAX_MS)] | None = None
     group: Annotated[str, Meta(min_length=1, max_length=128)] | None = None
@@ -97,12 +92,6 @@ class Queues(msgspec.Struct):
 
 class Done(msgspec.Struct):
     ok: bool = True
-
-
-class Problem(msgspec.Struct):
-    type: str
-    title: str
-    detail: str
 
 
 class SendResult(msgspec.Struct):

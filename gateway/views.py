@@ -10,7 +10,8 @@ from aiohttp import web
 from msgspec import Meta
 
 from app.engine.catalog import Catalog
-from app.service.inspection import Inspection, State
+from app.service.descriptions import State
+from app.service.inspection import Inspection
 from gateway.openapi import Operation, document
 from gateway.routes import GRANTS, answer, query_of, register
 from gateway.schemas import Name, Nothing

@@ -26,6 +26,10 @@ class DataDirError(MarqError):
     """The data folder can't be used: not writable, or what we need in it is taken."""
 
 
+class DownloadError(MarqError):
+    """A file that is fetched once can't be fetched, is not the one that was expected, or could be somebody else's."""
+
+
 class MarkerError(MarqError):
     """A record of the markers topic can't be read: it changes nothing but the clock."""
 

@@ -7,12 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marq.core.policies import check_delay
-
-HEADER_KEY = "marq-key"
-"""Header that holds the sender's own key: the record's key is the queue."""
-
-RESERVED = "marq-"
-"""Headers that begin so are marq's own, not the sender's."""
+from marq.protocol.headers import HEADER_KEY, RESERVED
 
 
 class Message:

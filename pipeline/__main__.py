@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 if not __package__:
     # As a script (spark-submit), its own folder is on the path, where modules hide those of other packages.
@@ -62,6 +63,11 @@ def _errors_as_lines() -> Iterator[None]:
         yield
     except MarqError as error:
         _fail(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "app", "marq", "pipeline"):
+            raise
+        _fail(f"this job needs the package {package}, which `make run` does not install; `make setup` does")
     except Exception as error:
         if not _is_sparks(error):
             raise
@@ -70,7 +76,7 @@ def _errors_as_lines() -> Iterator[None]:
         _fail(f"Spark failed: {explain(error)}; --verbose shows its log")
 
 
-def _fail(text: str) -> None:
+def _fail(text: str) -> NoReturn:
     click.echo(f"marq: {text}", err=True)
     raise SystemExit(2) from None
 

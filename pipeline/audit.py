@@ -25,6 +25,7 @@ from pipeline.walk import walk
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from pipeline.damage import Damaged
     from pipeline.logs import Bounds
 
 #: Rows of tables that vanish between two looks (compaction) make a second attempt.
@@ -164,7 +165,10 @@ def audit(
     Raises:
         MarqError: it could not be found out.
     """
+    from pipeline.damage import find_all
+
     began = time.monotonic()
+    damaged: Damaged = {}
     for attempt in range(1, ATTEMPTS + 1):
         faults: list[Found] = []
         tables = None
@@ -174,14 +178,23 @@ def audit(
             faults += _check_committed(job, committed, tables)
         states = states_of(worker, key, job.kafka.partitions(job.settings.queue_topic)) if worker else {}
         try:
-            logs = _logs(spark, job, states, archive=archive, offline=offline)
+            logs = _logs(spark, job, states, damaged, archive=archive, offline=offline)
         except _DeletedError:
             if attempt == ATTEMPTS:
                 raise
             continue
         plans = {n: _plan(n, job, logs, tables, states.get(n), accept_loss) for n in logs.bounds}
         rows = table_rows(spark, job.kafka, tables) if tables is not None else None
-        summaries, found = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
+        try:
+            summaries, found = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
+        except Exception:
+            # what workers could not decode of the queue topic is known; of the markers it is looked for now
+            if offline or damaged or attempt == ATTEMPTS:
+                raise
+            damaged = find_all(job.kafka)
+            if not damaged:
+                raise
+            continue
         missing = any(fault.kind == "tables" and fault.offset < 0 for fault in found)
         if not (missing and tables is not None and _outdated(tables, snapshot(job.kafka))):
             break
@@ -213,7 +226,7 @@ def _outdated(before: Snapshot, now: Snapshot) -> bool:
     }
 
 
-def _logs(spark: SparkSession, job: Job, states: States, *, archive: bool, offline: bool) -> Logs:
+def _logs(spark: SparkSession, job: Job, states: States, damaged: Damaged, *, archive: bool, offline: bool) -> Logs:
     """Both logs with fingerprints, from wherever they are, and where they begin and end."""
     from pipeline.logs import Archive, Bounds, bounds, logs
 
@@ -232,7 +245,7 @@ def _logs(spark: SparkSession, job: Job, states: States, *, archive: bool, offli
             starts, switch = _joined(number, old[number], kafka, stop)
         begin[number], end[number] = switch, stop
         found[number] = Bounds(starts[0], stop[0], starts[1], stop[1])
-    stream = logs(spark, job.kafka, begin, end, prints=True)
+    stream = logs(spark, job.kafka, begin, end, prints=True, damaged=damaged)
     if old:
         stream = stream.unionByName(logs(spark, Archive(job.data), None, begin, prints=True))
     return Logs(stream, found, ends)

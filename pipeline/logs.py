@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-from marq.core.reading import BAD_NAME, UNDECODABLE
 from marq.errors import PipelineError
+from pipeline.damage import Damaged, records
 from pipeline.fingerprints import fingerprint_column
 from pipeline.kafka import Kafka
 from pipeline.records import HEADERS, NO_PAYLOAD, SCHEMA_VERSION
-from pipeline.records import poison as malformed_copies
 from pipeline.tables import read_table
 
 if TYPE_CHECKING:
@@ -102,6 +100,7 @@ def logs(
     stop: Positions | None = None,
     *,
     prints: bool = False,
+    damaged: Damaged | None = None,
 ) -> DataFrame:
     """One row a record of both logs (schema `LOGS`), in no order.
 
@@ -112,14 +111,17 @@ def logs(
         start: positions to begin at (inclusive); by default where each log begins. Partitions that are not named there
             begin so too.
         stop: positions to end before; by default where each log ends now.
+        damaged: all that Spark fails at, if it is known (`pipeline.damage`).
         prints: add a column `print`: a fingerprint of all of a message (`fingerprints.fingerprint`), null for markers.
     """
     if isinstance(source, Kafka):
-        return _from_kafka(spark, source, start or {}, stop or {}, prints)
+        return _from_kafka(spark, source, start or {}, stop or {}, prints, damaged)
     return _from_archive(spark, source, start or {}, stop or {}, prints)
 
 
-def _from_kafka(spark: SparkSession, kafka: Kafka, start: Positions, stop: Positions, prints: bool) -> DataFrame:
+def _from_kafka(
+    spark: SparkSession, kafka: Kafka, start: Positions, stop: Positions, prints: bool, damaged: Damaged | None
+) -> DataFrame:
     queue, markers = kafka.settings.queue_topic, kafka.settings.markers_topic
     there = bounds(spark, kafka)
     begin: dict[str, dict[int, int]] = {queue: {}, markers: {}}
@@ -131,81 +133,15 @@ def _from_kafka(spark: SparkSession, kafka: Kafka, start: Positions, stop: Posit
             begin[topic][number] = log_start if first is None else first[i]
             end[topic][number] = log_end if last is None else last[i]
             _check_range(topic, number, begin[topic][number], end[topic][number], log_start, log_end)
-    return from_records(_readable(spark, kafka, begin, end), queue, prints=prints)
+    return from_records(records(spark, kafka, begin, end, damaged), queue, prints=prints)
 
 
-def _readable(
-    spark: SparkSession, kafka: Kafka, begin: dict[str, dict[int, int]], end: dict[str, dict[int, int]]
-) -> DataFrame:
-    """The records of both topics, without those that Java's client, and so Spark's source, fails at.
-
-    Workers have set these aside as poison: the copies say which offsets they are. In their places are records without
-    anything, but for the name of a header that makes them poison to all readers.
-    """
-    queue = kafka.settings.queue_topic
-    found = _undecodable(spark, kafka)
-    gaps = {
-        number: [o for o in sorted(found.get(number, ())) if first <= o < end[queue][number]]
-        for number, first in begin[queue].items()
-    }
-    parts = [kafka.records(spark, begin, end)]
-    if any(gaps.values()):
-        pieces = {number: _pieces(begin[queue][number], end[queue][number], gaps[number]) for number in gaps}
-        parts = []
-        for i in range(max(map(len, pieces.values()))):
-            some = {number: found[i] for number, found in pieces.items() if i < len(found)}
-            starts, stops = {n: a for n, (a, _) in some.items()}, {n: b for n, (_, b) in some.items()}
-            if i == 0:
-                parts.append(kafka.records(spark, begin | {queue: starts}, end | {queue: stops}))
-            else:
-                # Spark wants all partitions: of the others, an empty range
-                rest = {n: first for n, first in begin[queue].items() if n not in some}
-                parts.append(kafka.records(spark, {queue: starts | rest}, {queue: stops | rest}))
-        rows = [
-            (None, None, queue, number, offset, datetime.fromtimestamp(0, UTC), 1, [(BAD_NAME, None)])
-            for number, offsets in gaps.items()
-            for offset in offsets
-        ]
-        parts.append(spark.createDataFrame(rows, parts[0].schema))
-    return reduce(lambda a, b: a.unionByName(b), parts)
-
-
-def _undecodable(spark: SparkSession, kafka: Kafka) -> dict[int, set[int]]:
-    """Offsets of the queue topic that workers could not decode, by partition."""
-    poison = kafka.settings.poison_topic
-    if poison not in kafka.topics():
-        return {}
-    bounds = kafka.bounds(poison)
-    if all(start == stop for start, stop in bounds.values()):
-        return {}
-    first, last = ({n: pair[i] for n, pair in bounds.items()} for i in (0, 1))
-    copies = malformed_copies(kafka.records(spark, {poison: first}, {poison: last}))
-    found: dict[int, set[int]] = {}
-    for (origin,) in copies.where(F.col("reason").startswith(UNDECODABLE)).select("origin").collect():
-        number, _, offset = (origin or "").partition(":")
-        if number.isdecimal() and offset.isdecimal():
-            found.setdefault(int(number), set()).add(int(offset))
-    return found
-
-
-def _pieces(start: int, stop: int, without: list[int]) -> list[tuple[int, int]]:
-    """`[start, stop)` without some offsets, as ranges; at least one, maybe empty."""
-    pieces = []
-    for offset in without:
-        if offset > start or not pieces:
-            pieces.append((start, offset))
-        start = offset + 1
-    if start < stop or not pieces:
-        pieces.append((start, stop))
-    return pieces
-
-
-def from_records(records: DataFrame, queue_topic: str, *, prints: bool = False) -> DataFrame:
+def from_records(rows: DataFrame, queue_topic: str, *, prints: bool = False) -> DataFrame:
     """Records of both topics, as Kafka's source gives them, as rows of `logs`."""
     is_queue = F.col("topic") == queue_topic
     headers = F.coalesce("headers", F.array().cast(HEADERS))
     printed = F.when(is_queue, fingerprint_column(F.unix_millis("timestamp"), "key", headers, "value"))
-    return records.select(
+    return rows.select(
         "partition",
         F.when(is_queue, QUEUE).otherwise(MARKERS).alias("log"),
         "offset",

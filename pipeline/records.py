@@ -24,11 +24,12 @@ from pyspark.sql.types import (
 )
 
 from marq.core.markers import decode
-from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, MESSAGE_MAX_BYTES, QUEUE_NAME_MAX
-from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, SPAN_MAX_MS
+from marq.core.partition import QUEUE_NAME_MAX
+from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, SPAN_MAX_MS, UNDECODABLE
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarkerError
-from marq.message import HEADER_KEY
+from marq.protocol.headers import H_DELAY, H_GROUP, H_ORIGIN, H_POISON, H_TTL, HEADER_KEY
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 #: Version of the tables' rows.
 SCHEMA_VERSION = 2
-
-HEADER_REASON = "marq-poison-reason"
 
 #: Largest record that is the copy of a message.
 COPY_MAX_BYTES = MESSAGE_MAX_BYTES + COPY_ROOM_BYTES
@@ -182,8 +181,10 @@ def _reason(queue_id: str | None) -> Column:
     wrong = F.when(_is_number(malformed["value"]), F.lit(f" is more than {SPAN_MAX_MS} milliseconds")).otherwise(
         F.lit(" is not a number of milliseconds")
     )
+    damage = _damage()
     found = (
-        F.when(size > most, F.lit(f"larger than {MESSAGE_MAX_BYTES} bytes"))
+        F.when(damage.isNotNull(), damage)
+        .when(size > most, F.lit(f"larger than {MESSAGE_MAX_BYTES} bytes"))
         .when(F.contains(malformed["key"], F.lit(BAD_NAME)), F.lit("the name of a header is not UTF-8"))
         .when(malformed.isNotNull(), F.concat(F.lit("header "), malformed["key"], wrong))
         .otherwise(F.lit(None).cast("string"))
@@ -192,13 +193,20 @@ def _reason(queue_id: str | None) -> Column:
         return found
     text = F.col("key").cast("string")
     return (
-        F.when(F.col("key").isNull(), F.lit("no queue: the key is null"))
+        F.when(damage.isNotNull(), damage)
+        .when(F.col("key").isNull(), F.lit("no queue: the key is null"))
         .when(
             (F.length("key") == 0) | ~F.is_valid_utf8(text) | (F.length(text) > QUEUE_NAME_MAX),
             F.lit("no queue: the key is no queue id"),
         )
         .otherwise(found)
     )
+
+
+def _damage() -> Column:
+    """Why a record could not be decoded, from the header of what stands for it (`pipeline.damage`), or null."""
+    value = _text(last_header(BAD_NAME))
+    return F.when(value.startswith(UNDECODABLE), value)
 
 
 def _headers() -> Column:
@@ -274,7 +282,7 @@ def malformed_markers(decoded: DataFrame) -> DataFrame:
 
 def poison(records: DataFrame) -> DataFrame:
     """Records of the poison topic (copies that workers put aside) as rows of `MALFORMED`."""
-    reason = F.coalesce(_text(last_header(HEADER_REASON)), F.lit("no reason given"))
+    reason = F.coalesce(_damage(), _text(last_header(H_POISON)), F.lit("no reason given"))
     return records.select(
         *_place(),
         "key",
@@ -315,7 +323,8 @@ def _decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
     marker_type = to_arrow_schema(StructType([MARKERS["markers"]])).field(0).type
     for batch in batches:
-        decoded = [_decode(value) for value in batch.column("value").to_pylist()]
+        values, headers = (batch.column(name).to_pylist() for name in ("value", "headers"))
+        decoded = [_decode(value, of_one) for value, of_one in zip(values, headers, strict=True)]
         columns = {name: batch.column(name) for name in batch.schema.names}
         columns["by"] = pa.array([d[0] for d in decoded], pa.string())
         columns["seq"] = pa.array([d[1] for d in decoded], pa.int64())
@@ -324,8 +333,13 @@ def _decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         yield pa.RecordBatch.from_arrays([columns[name] for name in _DECODED.names], names=_DECODED.names)
 
 
-def _decode(value: bytes | None) -> tuple[str | None, int | None, list[dict[str, Any]] | None, str | None]:
+def _decode(
+    value: bytes | None, headers: list[dict[str, Any]]
+) -> tuple[str | None, int | None, list[dict[str, Any]] | None, str | None]:
     """`by`, `seq`, `markers` and the reason why there are none."""
+    for header in headers:
+        if header["key"] == BAD_NAME and (header["value"] or b"").startswith(UNDECODABLE.encode()):
+            return None, None, None, header["value"].decode(errors="replace")
     try:
         batch = decode(value)
     except MarkerError as error:

@@ -25,6 +25,7 @@ from marq.errors import (
     UnknownQueueError,
     UnreachableError,
 )
+from marq.protocol.headers import H_DEAD_AT_MS, H_DEAD_QUEUE, H_DEAD_REASON, H_DEAD_RECEIVES, H_DEAD_SENT_MS
 from pipeline.options import Job, job_options, key_in
 from pipeline.queues import require_ours
 from pipeline.sending import Pace
@@ -68,6 +69,7 @@ def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
     """
     from pyspark.sql import functions as F
 
+    from pipeline import damage
     from pipeline.logs import Archive, archived
     from pipeline.records import messages
     from pipeline.selection import with_text
@@ -76,7 +78,7 @@ def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
     topic, bounds = job.kafka.settings.queue_topic, job.kafka.bounds(job.kafka.settings.queue_topic)
     begin = {topic: {number: start for number, (start, _) in bounds.items()}}
     end = {topic: {number: end for number, (_, end) in bounds.items()}}
-    records = job.kafka.records(spark, begin, end, maxRecordsPerPartition=str(PART_RECORDS))
+    records = damage.records(spark, job.kafka, begin, end, maxRecordsPerPartition=str(PART_RECORDS))
     found = messages(records.where(F.col("key") == F.lit(queue.encode())), None).drop("reason")
     gone = {number: start for number, (start, _) in bounds.items() if start}
     archive = Archive(job.data).messages
@@ -102,11 +104,11 @@ def _described(found: DataFrame) -> DataFrame:
 
     rows = found.withColumns(
         {
-            "dead_from": header("marq-dead-queue"),
-            "reason": header("marq-dead-reason"),
-            "receives": header("marq-dead-receives").try_cast("bigint"),
-            "first_sent_ms": header("marq-dead-sent-ms").try_cast("bigint"),
-            "dead_at_ms": header("marq-dead-at-ms").try_cast("bigint"),
+            "dead_from": header(H_DEAD_QUEUE),
+            "reason": header(H_DEAD_REASON),
+            "receives": header(H_DEAD_RECEIVES).try_cast("bigint"),
+            "first_sent_ms": header(H_DEAD_SENT_MS).try_cast("bigint"),
+            "dead_at_ms": header(H_DEAD_AT_MS).try_cast("bigint"),
             "sent": F.col("timestamp"),
         }
     )

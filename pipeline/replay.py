@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.errors import PipelineError
-from marq.message import HEADER_KEY
+from marq.protocol.headers import H_DELAY, H_GROUP, H_REPLAYED_FROM, H_TTL, HEADER_KEY
 from pipeline.dispatch import Dispatch, Outcome, echo_outcome
 from pipeline.options import Job, job_options
 from pipeline.queues import Queues, require_ours
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 #: Where a message was before: `<topic>:<partition>:<offset>`.
-H_FROM = "marq-replayed-from"
 #: Partitions that a topic may have, as bits of a row's number.
 PARTITION_BITS = 14
 
@@ -70,7 +68,7 @@ def staged_rows(chosen: DataFrame, what: What, queues: Queues) -> DataFrame:
             (H_TTL, milliseconds(F.lit(what.ttl_ms))),
             (H_DELAY, milliseconds(_delay(queue, what, queues))),
             (H_GROUP, F.col("group")),
-            (H_FROM, F.concat_ws(":", "topic", "partition", "offset")),
+            (H_REPLAYED_FROM, F.concat_ws(":", "topic", "partition", "offset")),
         ]
     )
     rows = chosen.select(

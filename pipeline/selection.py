@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from marq.errors import PipelineError
-from marq.message import RESERVED
+from marq.protocol.headers import RESERVED
 from pipeline.session import explain
 
 if TYPE_CHECKING:

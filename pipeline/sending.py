@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marq.errors import MarqError, PipelineError
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 from pipeline.ledger import Ledger, Progress, State
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 MAX_SLICES = 16
 #: One transaction.
 CHUNK_ROWS = 5_000
-CHUNK_BYTES = 4 * 1024 * 1024
+CHUNK_BYTES = MESSAGE_MAX_BYTES
 #: Seconds of rows in one transaction where a rate is given.
 CHUNK_S = 0.25
 #: Milliseconds until Kafka ends the transaction of a sender that is gone. The queue's readers wait for as long.
@@ -39,7 +40,7 @@ TRANSACTION_TIMEOUT_MS = 10_000
 #: Seconds for which a task tries again what Kafka does not take.
 PATIENCE_S = 60.0
 #: Largest record that the producer lets through; what a message may have was checked when it was staged.
-MAX_RECORD_BYTES = 4 * 1024 * 1024 + 16 * 1024
+SENT_MAX_BYTES = MESSAGE_MAX_BYTES + 16 * 1024
 
 RESULT_SCHEMA = "slice int, sent long, error string"
 
@@ -168,7 +169,7 @@ def new_producer(plan: Plan, number: int) -> Any:
             **plan.ledger.client,
             "transactional.id": plan.transactional_id(number),
             "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
-            "message.max.bytes": MAX_RECORD_BYTES,
+            "message.max.bytes": SENT_MAX_BYTES,
             "linger.ms": 5,
             "batch.size": 512 * 1024,
         },

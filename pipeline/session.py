@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marq.errors import PipelineError
-from pipeline import startup
+from pipeline import java as java_start
 from pipeline.jars import install_spark_jars, java_home, zip_code
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def start(
     else:
         java = java_home()
         os.environ["JAVA_HOME"] = str(java)
-        options = startup.java_options(java, lasting=lasting) if java_options is None else java_options
+        options = java_start.java_options(java, lasting=lasting) if java_options is None else java_options
         settings = _common(scratch) | _own(master or "local[*]", scratch, options, verbose=verbose)
     settings |= conf or {}
     local = settings["spark.master"].startswith("local")

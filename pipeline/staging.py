@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F
 
-from marq.core.partition import MESSAGE_MAX_BYTES
 from marq.core.reading import SPAN_MAX_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import PipelineError
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 from pipeline import files
 from pipeline.tables import is_table
 

@@ -13,42 +13,23 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zlib import crc32
 
+from app.kafka.broker import EmbeddedBroker
 from app.settings import Settings
 from marq.errors import PipelineError
-from pipeline.jars import home, java_home
+from pipeline.archive import Archiving
+from pipeline.jars import java_home
+from pipeline.java import JVM_OPTIONS, class_cache
+from pipeline.options import Job
+from pipeline.session import start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from pipeline.options import Job
-
-#: A parallel collector's threads cost more than they bring.
-_ALWAYS = "-XX:+UseSerialGC"
-#: A job of a minute gains less from the second compiler than that costs.
-JVM_OPTIONS = f"-XX:TieredStopAtLevel=1 {_ALWAYS}"
-
-#: Java says on stdout that a file does not fit; that is no news to a user.
-_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 #: Seconds that Java gets to write the file.
 _WRITE_S = 240.0
 #: Records of each topic in the run that is watched.
 _RECORDS = 200
-
-
-def class_cache(java: Path) -> Path:
-    """The file for a JAVA_HOME; it need not be there."""
-    import pyspark
-
-    key = f"{java} {Path(pyspark.__file__).parent} {JVM_OPTIONS}"
-    return home() / f"classes-{crc32(key.encode()):08x}.aot"
-
-
-def java_options(java: Path, *, lasting: bool = False) -> str:
-    """What Java is started with for a job: one that starts quickly, or a lasting one, which is to get fast."""
-    file, options = class_cache(java), _ALWAYS if lasting else JVM_OPTIONS
-    return f'{options} "-XX:AOTCache={file}" {_QUIET}' if file.exists() else options
 
 
 def make() -> Path | None:
@@ -57,8 +38,6 @@ def make() -> Path | None:
     Raises:
         PipelineError, BrokerError: Spark or Kafka could not be started.
     """
-    from app.kafka.broker import EmbeddedBroker
-
     file = class_cache(java_home())
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     try:
@@ -75,10 +54,6 @@ def make() -> Path | None:
 
 def _watched_run(settings: Settings, folder: Path, options: str) -> None:
     """An archive of a few records, in a Java with those options, to the end of that Java."""
-    from pipeline.archive import Archiving
-    from pipeline.options import Job
-    from pipeline.session import start
-
     job = Job(settings, str(folder / "tables"))
     _fill(job)
     archiving = Archiving(job)

@@ -1,6 +1,7 @@
 """What jobs share that stream from Kafka into tables, until they are stopped or have all that was there.
 
-Their queries end with the batches that are under way. A Kafka that goes away is waited for.
+Their queries end with the batches that are under way. A Kafka that goes away is waited for. A batch that Spark fails
+at, because something in it can't be decoded, is read again around that.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from marq.errors import BrokerError, PipelineError
+from pipeline.checkpoints import Checkpoint
+from pipeline.damage import CAREFUL_OFFSETS, Damaged, behind, find, readable
 from pipeline.kafka import Kafka, Offsets, offsets_json
 from pipeline.options import Job
 from pipeline.session import explain
@@ -57,6 +60,11 @@ class Streaming:
         self.accept_loss = accept_loss
         self.stopped = stopped
         self._queries: list[StreamingQuery] = []
+        #: Checkpoint of each query, and where it begins without one, by the query's id.
+        self._places: dict[str, tuple[str, Mapping[str, Offsets]]] = {}
+        #: By checkpoint: what Spark fails at in the batches that are next, and the last one in which it was looked for.
+        self._damaged: dict[str, Damaged] = {}
+        self._searched: dict[str, int] = {}
 
     # -- what a job says
 
@@ -90,6 +98,8 @@ class Streaming:
         while not self.stopped():
             try:
                 self._stream(spark)
+            except _Damaged:
+                continue
             except BrokerError as error:
                 if self.once:
                     raise
@@ -123,23 +133,41 @@ class Streaming:
     ) -> StreamingQuery:
         """Start a query.
 
+        What Spark fails at of its batches is read around, once it is known.
+
         Parameters:
             positions: the topics that it reads, and where it begins, unless its checkpoint knows.
             checkpoint: path of its checkpoint.
             each: what becomes of a batch.
         """
+
+        def take(batch: DataFrame, number: int) -> None:
+            damaged = self._damaged.get(checkpoint)
+            if not damaged:
+                each(batch, number)
+                return
+            begin, end = _range(batch.sparkSession, checkpoint, number, positions)
+            # the batch itself is never looked at, so Spark does not read it
+            each(readable(batch.sparkSession, self.kafka, begin, end, damaged, **self._loss_options()), number)
+            self._damaged[checkpoint] = behind(damaged, end)
+
         source = (
             spark.readStream.format("kafka")
             .options(**self.kafka.source_options())
             .option("subscribe", ",".join(positions))
             .option("startingOffsets", offsets_json(positions))
             .option("maxOffsetsPerTrigger", str(BATCH_OFFSETS))
-            .option("failOnDataLoss", str(not self.accept_loss).lower())
+            .options(**self._loss_options())
             .load()
         )
-        writer = source.writeStream.queryName(name).option("checkpointLocation", checkpoint).foreachBatch(each)
+        writer = source.writeStream.queryName(name).option("checkpointLocation", checkpoint).foreachBatch(take)
         trigger = {"availableNow": True} if self.once else {"processingTime": f"{self.interval_s} seconds"}
-        return writer.trigger(**trigger).start()
+        query = writer.trigger(**trigger).start()
+        self._places[str(query.id)] = (checkpoint, positions)
+        return query
+
+    def _loss_options(self) -> dict[str, str]:
+        return {"failOnDataLoss": str(not self.accept_loss).lower()}
 
     def refuse_loss(self, table: str, topic: str, number: int, position: int, start: int, end: int) -> None:
         """Raise if a table that is at `position` of a partition can't go on there: it has offsets `start` to `end`."""
@@ -159,10 +187,34 @@ class Streaming:
         for query in self._queries:
             error = query.exception()
             if error is not None:
+                what = self.failed(spark, query)
+                if self._find_damage(spark, query):
+                    raise _Damaged
                 raise PipelineError(
-                    f"{self.failed(spark, query)} failed: {explain(error)}; nothing is lost: start it again, --verbose "
-                    "shows Spark's log"
+                    f"{what} failed: {explain(error)}; nothing is lost: start it again, --verbose shows Spark's log"
                 )
+
+    def _find_damage(self, spark: SparkSession, query: StreamingQuery) -> bool:
+        """Whether a query has failed at damage that was not known before; it is told to the user."""
+        path, positions = self._places[str(query.id)]
+        batch = Checkpoint(spark, path).broken_off()
+        if batch is None or self._searched.get(path) == batch:
+            return False
+        begin, end = _range(spark, path, batch, positions)
+        found = find(
+            self.kafka,
+            {
+                topic: {number: [(first, end[topic][number] + CAREFUL_OFFSETS)] for number, first in firsts.items()}
+                for topic, firsts in begin.items()
+            },
+        )
+        self._searched[path] = batch
+        known, self._damaged[path] = self._damaged.get(path, {}), found
+        for (topic, number), all_of_it in found.items():
+            for damage in all_of_it:
+                if damage not in known.get((topic, number), ()):
+                    click.echo(f"marq: {topic} partition {number}: {damage}; going on behind it", err=True)
+        return bool(found)
 
     def _stop(self) -> None:
         """End the queries, after the batches that are under way."""
@@ -180,3 +232,21 @@ class Streaming:
                 time.sleep(1)
             else:
                 return
+
+
+class _Damaged(Exception):
+    """A query has failed at something that the next one reads around."""
+
+
+def _range(
+    spark: SparkSession, checkpoint: str, number: int, positions: Mapping[str, Offsets]
+) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
+    """Where a batch begins and ends, by topic; `positions`: where the first one begins."""
+    known = Checkpoint(spark, checkpoint)
+    end = known.ends(number)
+    before = known.ends(number - 1) if number else positions
+    begin = {
+        topic: {n: before.get(topic, {}).get(n, positions.get(topic, {}).get(n, 0)) for n in ends}
+        for topic, ends in end.items()
+    }
+    return begin, end

@@ -16,10 +16,11 @@ import msgspec
 
 from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Purge, Start, decode
-from marq.core.partition import H_ORIGIN, MESSAGE_MAX_BYTES, Partition
+from marq.core.partition import Partition
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, is_too_large
 from marq.errors import MarkerError
-from marq.message import RESERVED
+from marq.protocol.headers import H_ORIGIN, RESERVED
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -171,7 +171,7 @@ def _java(plan: Plan) -> list[list[int | None]]:
 
     found = [Path(sys.prefix) / "share" / "py4j", Path(py4j.__file__).parents[1] / "pyspark" / "jars"]
     py4j_jar = next(jar for folder in found for jar in folder.glob("py4j*.jar"))
-    jars = [str(jar) for jar in sorted(install_kafka().glob("*.jar"))]
+    jars = [str(jar) for jar in install_kafka()]
     gateway: Any = JavaGateway.launch_gateway(
         classpath=os.pathsep.join([str(py4j_jar), *jars]),
         java_path=str(JAVA),

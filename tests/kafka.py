@@ -13,6 +13,8 @@ from app.kafka.broker import LOOPBACK, EmbeddedBroker, free_port
 from app.settings import Settings
 
 IMAGE = "marq-kafka:4.3.0"
+#: marq itself, from the Dockerfile.
+MARQ_IMAGE = "marq:test"
 
 
 def unique(prefix: str = "t") -> str:
@@ -39,8 +41,8 @@ def kafka_for_tests() -> Iterator[str]:
             yield broker.bootstrap
 
 
-def docker_has_image() -> bool:
-    """Whether a Docker engine answers and has our image."""
+def docker_has_image(image: str = IMAGE) -> bool:
+    """Whether a Docker engine answers and has an image of ours."""
     import docker
 
     try:
@@ -48,7 +50,7 @@ def docker_has_image() -> bool:
     except docker.errors.DockerException:
         return False
     try:
-        client.images.get(IMAGE)
+        client.images.get(image)
     except (docker.errors.DockerException, OSError):
         return False
     else:

@@ -21,7 +21,7 @@ import secrets
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zlib import crc32
@@ -31,13 +31,15 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.engine.secrets import derived
 from app.kafka.connection import end_client, kafka_client_args, unreachable
 from app.kafka.datadir import resolve_bootstrap
 from app.logs import silenced
 from app.streaming.batches import decode_with
 from app.streaming.faults import stop_if_reading_ends
-from marq.core.policies import MESSAGE_BYTES_MIN, QueueSettings, name_problem
-from marq.errors import BadValueError, MarqError, UnavailableError, UnknownQueueError
+from marq.core.policies import QueueSettings, name_problem
+from marq.core.settings import QueueSettingsError, check_kind, check_name, settings_with
+from marq.errors import UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -55,12 +57,10 @@ DELETED_KEPT_S = 3600
 DELETE_WAIT_S = 10.0
 #: Seconds that the writer of a record that does not count gets to write another.
 OVERWRITTEN_S = 15.0
+#: Attribute in which records of 0.1 have a policy that is a setting now.
+OLD_POLICY = "sqs.RedriveAllowPolicy"
 #: Format of a record.
 VERSION = 1
-
-
-class QueueSettingsError(BadValueError):
-    """Settings of a queue that can't be."""
 
 
 class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,6 +105,11 @@ class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.state == "active"
 
 
+class _OldPolicy(msgspec.Struct):
+    redrivePermission: str = "allowAll"
+    sourceQueueArns: tuple[str, ...] = ()
+
+
 class Draft(NamedTuple):
     """What a queue is to be."""
 
@@ -121,52 +126,24 @@ _encode = msgspec.json.Encoder().encode
 def decode(value: bytes) -> QueueRecord:
     """The record in a value. Raises `QueueSettingsError`."""
     try:
-        return _decoder.decode(value)
+        return _with_policy(_decoder.decode(value))
     except msgspec.MsgspecError as exc:
         raise QueueSettingsError(f"not the record of a queue: {exc}") from None
 
 
-def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> QueueSettings:
-    """`base` with some values changed. Raises `QueueSettingsError` for a name or value that a queue can't have."""
-    current = msgspec.structs.asdict(base)
-    unknown = sorted(set(values) - set(current))
-    if unknown:
-        raise QueueSettingsError(f"queue {queue!r} can't have {unknown[0]!r}; it can have {', '.join(current)}")
+def _with_policy(record: QueueRecord) -> QueueRecord:
+    """The record with the policy of SQS that stood beside the settings before it was one of them."""
+    text = record.attributes.get(OLD_POLICY)
+    if text is None or record.settings.dead_letters_from is not None:
+        return record
     try:
-        changed = msgspec.convert(current | values, QueueSettings)
-    except msgspec.ValidationError as exc:
-        raise QueueSettingsError(f"queue {queue!r}: {exc}") from None
-    if changed.dead_letter_queue:
-        _check_name(changed.dead_letter_queue)
-        if changed.dead_letter_queue == queue:
-            raise QueueSettingsError(f"queue {queue!r} can't be its own dead-letter queue")
-    if 0 < changed.max_message_bytes < MESSAGE_BYTES_MIN:
-        raise QueueSettingsError(
-            f"queue {queue!r}: max_message_bytes must be 0 (the topic's limit), or at least {MESSAGE_BYTES_MIN}"
-        )
-    if changed.backoff_max_ms and changed.backoff_max_ms < changed.backoff_ms:
-        raise QueueSettingsError(f"queue {queue!r}: backoff_max_ms must be 0, or at least backoff_ms")
-    return changed
-
-
-def check_kind(queue: str, old: QueueSettings, new: QueueSettings) -> None:
-    """Raises `QueueSettingsError` if ``new`` would make it another kind of queue: groups would lose their order."""
-    if old.fifo != new.fifo:
-        kind = "FIFO" if old.fifo else "standard"
-        raise QueueSettingsError(
-            f"queue {queue!r} is a {kind} queue for good: delete it and make it anew to change fifo"
-        )
-    if old.fifo and old.deduplication_scope != new.deduplication_scope:
-        raise QueueSettingsError(
-            f"queue {queue!r} has its messages where deduplication_scope {old.deduplication_scope!r} puts them: delete "
-            "it and make it anew to change that"
-        )
-
-
-def _check_name(queue: str) -> None:
-    problem = name_problem(queue)
-    if problem is not None:
-        raise QueueSettingsError(problem)
+        policy = msgspec.json.decode(text, type=_OldPolicy)
+    except msgspec.MsgspecError:
+        return record
+    if policy.redrivePermission == "allowAll":
+        return record
+    sources = tuple(arn.rpartition(":")[2] for arn in policy.sourceQueueArns) if policy.sourceQueueArns else ()
+    return msgspec.structs.replace(record, settings=msgspec.structs.replace(record.settings, dead_letters_from=sources))
 
 
 class Catalog(Service):
@@ -208,12 +185,19 @@ class Catalog(Service):
     def secret(self) -> bytes:
         """What all workers of the installation share, and nobody else knows."""
         if self._settings.secret is not None:
-            return self._settings.secret.get_secret_value().encode()
+            return derived(self._settings.secret.get_secret_value(), self._settings.name)
         return self._secrets[0]
+
+    @property
+    def previous_secrets(self) -> tuple[bytes, ...]:
+        """Others that are accepted."""
+        previous = self._settings.secret_previous
+        return (derived(previous.get_secret_value(), self._settings.name),) if previous is not None else ()
 
     def keys_for(self, purpose: bytes) -> tuple[bytes, ...]:
         """Keys of 32 bytes made of the secret: the first is used, all are accepted. `purpose`: at most 16 bytes."""
-        return (blake2b(self.secret, digest_size=32, person=purpose).digest(),)
+        secrets = (self.secret, *self.previous_secrets)
+        return tuple(blake2b(secret, digest_size=32, person=purpose).digest() for secret in secrets)
 
     def generation_of(self, queue: str) -> int:
         """How many queues of this name there were before."""
@@ -253,14 +237,14 @@ class Catalog(Service):
     def require(self, queue: str) -> None:
         """Raises `UnknownQueueError` if there is no such queue, and `QueueSettingsError` if there can't be one."""
         if not self.exists(queue):
-            _check_name(queue)
+            check_name(queue)
             raise UnknownQueueError(f"there is no queue {queue!r}")
 
     # ------------------------------------------------------------------ changes
 
     async def create(self, queue: str, values: dict[str, Any]) -> tuple[QueueRecord, bool]:
         """Make a queue of exactly these settings, or set it to them; the record, and whether it is new."""
-        _check_name(queue)
+        check_name(queue)
         await self.until_deleted(queue)
         settings = settings_with(queue, self.default, values)
         made = False
@@ -299,7 +283,7 @@ class Catalog(Service):
         Args:
             draft_of: what it is to be, of the record that counts now (None: there is none); None: as it is. May raise.
         """
-        _check_name(queue)
+        check_name(queue)
 
         def change(old: QueueRecord | None) -> QueueRecord | None:
             base = old if old is not None and old.active else None
@@ -364,7 +348,7 @@ class Catalog(Service):
             return
         task = self._making.get(queue)
         if task is None:
-            _check_name(queue)
+            check_name(queue)
             task = self._making[queue] = asyncio.ensure_future(self._make(queue))
             task.add_done_callback(lambda _: self._making.pop(queue, None))
         await asyncio.shield(task)
@@ -443,6 +427,8 @@ class Catalog(Service):
             new = change(old)
             if new is None:
                 return
+            if new.active:
+                self._check_dead_letters(queue, old.settings if old is not None and old.active else None, new.settings)
             future: asyncio.Future[bool] = loop.create_future()
             self._mine[new.by] = future
             try:
@@ -454,6 +440,17 @@ class Catalog(Service):
             finally:
                 del self._mine[new.by]
         raise UnavailableError(f"queue {queue!r} is being changed by too many at once; try again")
+
+    def _check_dead_letters(self, queue: str, old: QueueSettings | None, new: QueueSettings) -> None:
+        """Raises `QueueSettingsError` if dead letters are to go where they are not wanted, and did not go before."""
+        target = new.dead_letters_of(queue)
+        if old is not None and old.dead_letters_of(queue) == target:
+            return
+        record = self.records.get(target)
+        if record is not None and record.active and not record.settings.takes_dead_letters_of(queue):
+            raise QueueSettingsError(
+                f"queue {target!r} takes no dead letters of {queue!r}: its dead_letters_from does not name it"
+            )
 
     async def _write(self, key: bytes, value: bytes | None) -> None:
         try:
@@ -523,7 +520,7 @@ class Catalog(Service):
         decode_with(
             consumer._fetcher,
             tp.topic.__eq__,
-            lambda tp, fault: self.log.warning("%s [%s, %s) can't be decoded: %s", tp.topic, *fault),
+            lambda tp, fault: self.log.warning("%s [%s, %s) can't be decoded: %s", tp.topic, *fault[:3]),
         )
         consumer.assign([tp])
         await consumer.seek_to_beginning(tp)
@@ -629,7 +626,7 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
         BrokerError: Kafka can't be reached.
     """
     resolve_bootstrap(settings)
-    _check_name(queue)
+    check_name(queue)
     catalog = Catalog(settings, lambda: settings.queues_topic)
     try:
         with silenced("aiokafka"):
@@ -650,23 +647,3 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
     finally:
         await catalog.stop()
     return msgspec.structs.asdict(base)
-
-
-def check_declared(queues: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Raises `MarqError` for queues that can't be declared so."""
-    for queue, values in queues:
-        _check_name(queue)
-        settings_with(queue, QueueSettings(), values)
-
-
-__all__ = [
-    "Catalog",
-    "MarqError",
-    "QueueRecord",
-    "QueueSettingsError",
-    "change_settings",
-    "check_declared",
-    "check_kind",
-    "decode",
-    "settings_with",
-]

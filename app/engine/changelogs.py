@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -16,7 +16,7 @@ from app.kafka.connection import end_client, kafka_client_args
 from marq.clock import now_ms
 
 if TYPE_CHECKING:
-    from app.engine.ownership import OwnedPartition
+    from app.engine.owned_partition import OwnedPartition
     from app.kafka.topics import Topics
     from app.settings import Settings
     from app.streaming.faust_app import MarqApp
@@ -24,12 +24,63 @@ if TYPE_CHECKING:
 
 #: Milliseconds between deletions of old records of one partition.
 TRIM_INTERVAL_MS = 30_000
+#: Seconds until a deletion is left to the next one.
+TRIM_TIMEOUT_S = 20.0
 #: Seconds without progress before a read of a changelog to its end is tried again.
 READ_TIMEOUT_S = 20.0
-#: Partitions whose changelogs are read at once.
+#: Partitions whose changelogs are read at once …
 READERS = 4
-#: Rows that are put into a local store between two looks at everything else.
+#: … and seconds without progress after which one of them does not count any more: it waits for Kafka alone.
+TURN_S = 1.0
+#: Rows that are put into a local store between two looks at everything else, and their bytes (but at least one row).
 SLICE_ROWS = 64
+SLICE_BYTES = 256 * 1024
+#: Rows that are decoded at once.
+DECODED_ROWS = 500
+#: Milliseconds that Kafka may hold a fetch. A question behind one on the same connection waits for its answer.
+FETCH_WAIT_MS = 10
+
+
+_Row = tuple[bytes, bytes | None, int]
+
+
+def _sliced(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
+    """`rows` in lists that are written in a few milliseconds each."""
+    found: list[_Row] = []
+    size = 0
+    for row in rows:
+        found.append(row)
+        size += len(row[1] or b"")
+        if len(found) == SLICE_ROWS or size >= SLICE_BYTES:
+            yield found
+            found, size = [], 0
+    if found:
+        yield found
+
+
+class _Reader:
+    """A plain consumer, and its place among those that read at once."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, leave: Callable[[], None]) -> None:
+        self.consumer = consumer
+        self._leave: Callable[[], None] | None = leave
+        self._timer: asyncio.TimerHandle | None = None
+        self.advanced()
+
+    def advanced(self) -> None:
+        """It is not idle: it keeps its place."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._leave is not None:
+            self._timer = asyncio.get_running_loop().call_later(TURN_S, self.leave)
+
+    def leave(self) -> None:
+        """Let another one read, if that was not done before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
 
 
 class Changelogs:
@@ -52,7 +103,10 @@ class Changelogs:
 
     async def _new_consumer(self) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
-            enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self.settings)
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            **kafka_client_args(self.settings),
         )
         try:
             await asyncio.wait_for(consumer.start(), READ_TIMEOUT_S)
@@ -77,7 +131,8 @@ class Changelogs:
             KafkaError, TimeoutError: nothing came for `READ_TIMEOUT_S`. What was read before is in the stores.
         """
         stores = {TopicPartition(table.changelog_topic_name, number): table for table in tables}
-        async with self._reader() as consumer:
+        async with self._reader() as reader:
+            consumer = reader.consumer
             asked = asyncio.gather(consumer.end_offsets(list(stores)), consumer.beginning_offsets(list(stores)))
             ends, starts = await asyncio.wait_for(asked, READ_TIMEOUT_S)
             todo: dict[TopicPartition, int] = {}
@@ -94,16 +149,16 @@ class Changelogs:
             now = asyncio.get_running_loop().time
             advanced_s = now()
             while todo:
-                for tp, records in (await consumer.getmany(timeout_ms=500)).items():
-                    rows = [(r.key, r.value, r.offset) for r in records if r.key is not None]
-                    for i in range(0, len(rows), SLICE_ROWS):
-                        stores[tp].apply(number, rows[i : i + SLICE_ROWS])
+                for tp, records in (await consumer.getmany(timeout_ms=500, max_records=DECODED_ROWS)).items():
+                    for rows in _sliced((r.key, r.value, r.offset) for r in records if r.key is not None):
+                        stores[tp].apply(number, rows)
                         await asyncio.sleep(0)
                 for tp in list(todo):
                     # the position also passes control records and what was compacted away
                     position = min(await asyncio.wait_for(consumer.position(tp), READ_TIMEOUT_S), ends[tp])
                     if position > todo[tp]:
                         todo[tp], advanced_s = position, now()
+                        reader.advanced()
                         stores[tp].apply(number, [], upto=position)
                     if position == ends[tp]:
                         del todo[tp]
@@ -111,33 +166,49 @@ class Changelogs:
                     where = ", ".join(f"{tp.topic} from offset {position} on" for tp, position in todo.items())
                     raise TimeoutError(f"partition {number}: nothing could be read for {READ_TIMEOUT_S:.0f} s: {where}")
 
-    async def warm(self) -> None:
-        """Connect before the first partition is taken over."""
+    async def warm(self, tables: Iterable[SegmentTable], topics: Topics) -> None:
+        """Connect, and learn where the topics are, before the first partition is taken over."""
+        names = [table.changelog_topic_name for table in tables] + [topics.queue, topics.markers]
         with contextlib.suppress(KafkaError, TimeoutError):
-            async with self._reader():
-                pass
+            async with self._reader() as reader:
+                asked = reader.consumer.end_offsets([TopicPartition(name, 0) for name in names])
+                await asyncio.wait_for(asked, READ_TIMEOUT_S)
 
     async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
         """First offsets that the queue and the markers topic of a partition still have."""
         queue, markers = TopicPartition(topics.queue, number), TopicPartition(topics.markers, number)
-        async with self._reader() as consumer:
-            starts = await asyncio.wait_for(consumer.beginning_offsets([queue, markers]), READ_TIMEOUT_S)
+        async with self._reader() as reader:
+            starts = await asyncio.wait_for(reader.consumer.beginning_offsets([queue, markers]), READ_TIMEOUT_S)
         return starts[queue], starts[markers]
 
     @contextlib.asynccontextmanager
-    async def _reader(self) -> AsyncIterator[AIOKafkaConsumer]:
-        """A plain consumer for one partition's recovery: none waits for that of another one."""
-        async with self._readers:
+    async def _reader(self) -> AsyncIterator[_Reader]:
+        """For one partition's recovery: none waits for that of another one, nor for what Kafka does not answer it."""
+        await self._readers.acquire()
+        try:
             consumer = self._idle.pop() if self._idle else await self._new_consumer()
-            try:
-                yield consumer
-                consumer.unsubscribe()
-            except BaseException:
-                ending = asyncio.ensure_future(end_client(consumer.stop()))
-                self._ending.add(ending)
-                ending.add_done_callback(self._ending.discard)
-                raise
-            self._idle.append(consumer)
+        except BaseException:
+            self._readers.release()
+            raise
+        reader = _Reader(consumer, self._readers.release)
+        try:
+            yield reader
+            consumer.unsubscribe()
+        except BaseException:
+            self._end(consumer)
+            raise
+        else:
+            if len(self._idle) < READERS:
+                self._idle.append(consumer)
+            else:
+                self._end(consumer)
+        finally:
+            reader.leave()
+
+    def _end(self, consumer: AIOKafkaConsumer) -> None:
+        ending = asyncio.ensure_future(end_client(consumer.stop()))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
     async def trim(self, held: OwnedPartition, topics: Topics, position: int, markers_position: int) -> None:
         """Delete records below the positions of a manifest behind its fence, if they are old enough and archived.
@@ -152,29 +223,37 @@ class Changelogs:
         if self.settings.queue_id is None:  # the topic is not ours in topic mode
             upto[TopicPartition(topics.queue, held.number)] = position
         try:
-            async with self._lock:
-                if self.settings.retention_history_ms:
-                    consumer = await self._plain()
-                    before_ms = int(time.time() * 1000) - self.settings.retention_history_ms
-                    found = await consumer.offsets_for_times(dict.fromkeys(upto, before_ms))
-                    upto = {tp: min(o, found[tp].offset) for tp, o in upto.items() if found.get(tp) is not None} | {
-                        tp: o for tp, o in upto.items() if found.get(tp) is None
-                    }
-                if self._admin is None:
-                    admin = AIOKafkaAdminClient(**kafka_client_args(self.settings))
-                    try:
-                        await admin.start()
-                    except BaseException:
-                        await end_client(admin.close())
-                        raise
-                    self._admin = admin
-                upto = await self._without_unarchived(self._admin, upto)
-                due: Any = {tp: RecordsToDelete(before_offset=o) for tp, o in upto.items() if o > 0}
-                if due:
-                    await self._admin.delete_records(due)
-        except KafkaError as exc:
+            # each by itself: Kafka may keep what is asked of a partition whose replicas don't follow
+            async with asyncio.timeout(TRIM_TIMEOUT_S):
+                await self._trim(upto)
+        except (KafkaError, TimeoutError) as exc:
             # old records cost only space; the next checkpoint tries again
             self.app.log.warning("Old records of partition %s were not deleted: %r", held.number, exc)
+
+    async def _trim(self, upto: dict[TopicPartition, int]) -> None:
+        async with self._lock:
+            consumer, admin = await self._plain(), await self._plain_admin()
+        if self.settings.retention_history_ms:
+            before_ms = int(time.time() * 1000) - self.settings.retention_history_ms
+            found = await consumer.offsets_for_times(dict.fromkeys(upto, before_ms))
+            upto = {tp: min(o, found[tp].offset) for tp, o in upto.items() if found.get(tp) is not None} | {
+                tp: o for tp, o in upto.items() if found.get(tp) is None
+            }
+        upto = await self._without_unarchived(admin, upto)
+        due: Any = {tp: RecordsToDelete(before_offset=o) for tp, o in upto.items() if o > 0}
+        if due:
+            await admin.delete_records(due)
+
+    async def _plain_admin(self) -> AIOKafkaAdminClient:
+        if self._admin is None:
+            admin = AIOKafkaAdminClient(**kafka_client_args(self.settings))
+            try:
+                await admin.start()
+            except BaseException:
+                await end_client(admin.close())
+                raise
+            self._admin = admin
+        return self._admin
 
     async def _without_unarchived(
         self, admin: AIOKafkaAdminClient, upto: dict[TopicPartition, int]

@@ -10,33 +10,45 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordTooLargeError
+from mode.utils.logging import CompositeLogger
 
 from app.engine import fitting
-from app.kafka.topics import MAX_RECORD_BYTES
+from app.engine.catalog import Catalog
+from app.engine.owned_partition import OwnedPartition
+from app.kafka.topics import Topics
+from app.settings import Settings
+from app.streaming.faust_app import MarqApp
 from marq.core import markers as m
-from marq.core.partition import H_DEDUP, H_DELAY, H_ORIGIN, H_POISON, H_TTL, Unreadable
+from marq.core.partition import Unreadable
 from marq.core.placing import fifo_partition
 from marq.core.ranges import ranges_of
 from marq.core.reading import is_too_large
 from marq.core.rows import Record
 from marq.core.state import group_name, stored_size
 from marq.errors import LeaseOverError, MarqError, NotPossibleError, UnavailableError
+from marq.protocol.headers import (
+    H_DEAD_AT_MS,
+    H_DEAD_QUEUE,
+    H_DEAD_REASON,
+    H_DEAD_RECEIVES,
+    H_DEAD_SENT_MS,
+    H_DEDUP,
+    H_DEDUP_WAS,
+    H_DELAY,
+    H_ORIGIN,
+    H_POISON,
+    H_POISON_CUT,
+    H_TTL,
+)
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 if TYPE_CHECKING:
-    from app.engine.ownership import OwnedPartition, Ownership
     from marq.core.agenda import Handout
 
-H_FROM = "marq-dead-queue"
-H_WHY = "marq-dead-reason"
-H_RECEIVES = "marq-dead-receives"
-H_FIRST = "marq-dead-sent-ms"
-H_LAST = "marq-dead-at-ms"
-#: Header of a copy in the poison topic that is smaller than its record: what the record was, as JSON.
-H_CUT = "marq-poison-cut"
 
 #: Seconds until what was ended has to be folded, and how often that is looked at.
 FOLD_TIMEOUT_S = 3.0
@@ -47,13 +59,11 @@ START_TIMEOUT_S = 15.0
 MOVE_LEASE_MS = 15_000
 #: Receiver in whose name the owner holds what it moves.
 MOVER = "move"
-#: Header of a copy: the deduplication id that its original had, which the copy must not be recognised by.
-H_DEDUP_WAS = "marq-dedup-was"
 
 #: Bytes of the reason of a dead letter or of poison that a copy tells.
 REASON_MAX_BYTES = 1024
 #: Bytes of a copy in the poison topic, without what the copy itself says.
-POISON_ROOM_BYTES = MAX_RECORD_BYTES - 8 * 1024
+POISON_ROOM_BYTES = RECORD_MAX_BYTES - 8 * 1024
 #: The least that a copy in the poison topic is made smaller to, a quarter each time, where Kafka takes no larger one.
 POISON_ROOM_MIN_BYTES = 1024
 #: Seconds until a copy that failed is tried again; twice as long each time, up to the second of them.
@@ -62,7 +72,7 @@ COPY_AGAIN_S, COPY_AGAIN_MAX_S = 0.1, 5.0
 COPY_GIVE_UP_S = 60.0
 
 #: Headers that describe one stay in one queue: a copy begins anew.
-_OF_THE_STAY = {H_DELAY, H_TTL, H_ORIGIN, H_FROM, H_WHY, H_RECEIVES, H_FIRST, H_LAST}
+_OF_THE_STAY = {H_DELAY, H_TTL, H_ORIGIN, H_DEAD_QUEUE, H_DEAD_REASON, H_DEAD_RECEIVES, H_DEAD_SENT_MS, H_DEAD_AT_MS}
 
 #: Why a message is poison that no dead letter can be made of.
 TOO_LARGE = "no dead letter can be made of it: it is too large"
@@ -122,10 +132,30 @@ class _Mover:
             self.begun.set_result(handout)
 
 
+class Partitions(Protocol):
+    """What copies need of the ownership."""
+
+    app: MarqApp
+    settings: Settings
+    catalog: Catalog
+    held: dict[int, OwnedPartition]
+
+    @property
+    def topics(self) -> Topics:
+        """The topics in use."""
+
+    @property
+    def log(self) -> CompositeLogger:
+        """Where it is said what went wrong."""
+
+    def drain(self, held: OwnedPartition) -> None:
+        """Carry out what the owner has to say."""
+
+
 class Copies:
     """Makes the copies and ends the messages."""
 
-    def __init__(self, ownership: Ownership, now_ms: Callable[[], int]) -> None:
+    def __init__(self, ownership: Partitions, now_ms: Callable[[], int]) -> None:
         self._ownership = ownership
         self._now_ms = now_ms
         #: Poison that was ended without a copy.
@@ -246,7 +276,7 @@ class Copies:
 
     def _origin_queue(self, record: Any) -> str:
         for name, value in reversed(record.headers):
-            if name == H_FROM and value:
+            if name == H_DEAD_QUEUE and value:
                 return str(value.decode(errors="replace"))
         raise NotPossibleError("it is no dead letter: say to which queue it is to be moved")
 
@@ -290,7 +320,7 @@ class Copies:
 
     def _aside(self, reasons: dict[int, str]) -> Callable[[Any, int], Target]:
         def target(record: Any, offset: int) -> Target:
-            headers = [header for header in record.headers if header[0] not in (H_POISON, H_CUT, H_ORIGIN)]
+            headers = [header for header in record.headers if header[0] not in (H_POISON, H_POISON_CUT, H_ORIGIN)]
             reason = (H_POISON, _reason(reasons[offset]))
             return self._ownership.topics.poison, 0, record.key, [*headers, reason]
 
@@ -328,11 +358,11 @@ class Copies:
         assert queue is not None
         headers = [
             *_own(record),
-            (H_FROM, queue.encode()),
-            (H_WHY, _reason(reason)),
-            (H_RECEIVES, str(partition.receives(offset) - uncounted).encode()),
-            (H_FIRST, str(record.timestamp).encode()),
-            (H_LAST, str(partition.last_timestamp_ms).encode()),
+            (H_DEAD_QUEUE, queue.encode()),
+            (H_DEAD_REASON, _reason(reason)),
+            (H_DEAD_RECEIVES, str(partition.receives(offset) - uncounted).encode()),
+            (H_DEAD_SENT_MS, str(record.timestamp).encode()),
+            (H_DEAD_AT_MS, str(partition.last_timestamp_ms).encode()),
         ]
         if ownership.settings.queue_id is None:
             return self._to_queue(held, ownership.catalog.settings_of(queue).dead_letters_of(queue), headers)
@@ -360,12 +390,13 @@ class Copies:
                 continue
             try:
                 record = partition.record(offset)
-                topic, number, key, headers = target(record, offset)
+                topic, number, key, own = target(record, offset)
+                headers: list[tuple[str, bytes | None]] = [*own]
                 origin, value = (H_ORIGIN, f"{held.number}:{offset}".encode()), record.value
                 if room is not None:
                     *theirs, reason = headers
                     key, value, headers, cut = fitting.fit(key, value, theirs, room)
-                    headers += [reason, *([(H_CUT, cut)] if cut is not None else [])]
+                    headers += [reason, *([(H_POISON_CUT, cut)] if cut is not None else [])]
                 headers.append(origin)
                 if topic == self._ownership.topics.queue:
                     self._check_size(Record(0, 0, key, value, headers))

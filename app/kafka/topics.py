@@ -20,18 +20,13 @@ from app.kafka.access import as_lines, missing_rights
 from app.kafka.connection import admin_client
 from app.kafka.datadir import resolve_bootstrap
 from app.settings import Settings, is_explicit
-from marq.core.partition import MESSAGE_MAX_BYTES
 from marq.errors import TopicError
+from marq.protocol.limits import MESSAGE_MAX_BYTES, RECORD_MAX_BYTES
 
 log = logging.getLogger(__name__)
 
 #: Tables whose changelogs share the partitions of the queue topic.
 TABLES = ("messages", "markers", "progress")
-
-#: Largest message: what the core takes for one.
-MAX_MESSAGE_BYTES = MESSAGE_MAX_BYTES
-#: Largest record: the largest message, and what Kafka's format, a row around it, or a copy of it adds.
-MAX_RECORD_BYTES = MAX_MESSAGE_BYTES + 64 * 1024
 
 #: Copies of each partition, if there are as many brokers.
 REPLICATION = 3
@@ -143,16 +138,16 @@ def _needs(topics: Topics, *, topic_mode: bool) -> list[_Need]:
     log_must = {
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
-        "max.message.bytes": str(MAX_MESSAGE_BYTES),
+        "max.message.bytes": str(MESSAGE_MAX_BYTES),
         # Old records are removed by DeleteRecords, when nothing needs them any more.
         "retention.ms": "-1",
         "retention.bytes": "-1",
     }
-    compacted = {"cleanup.policy": "compact", "max.message.bytes": str(MAX_RECORD_BYTES)}
+    compacted = {"cleanup.policy": "compact", "max.message.bytes": str(RECORD_MAX_BYTES)}
     # Compaction leaves out the newest segment, and recovery reads all of it.
     small_segments = {"segment.bytes": str(64 * 1024 * 1024)}
     copies = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
-    large = {"max.message.bytes": str(MAX_RECORD_BYTES)}
+    large = {"max.message.bytes": str(RECORD_MAX_BYTES)}
     # a dead letter, or a message that is moved, has more headers than its original
     needs = [] if topic_mode else [_Need(topics.queue, topics.partitions, log_must | large)]
     needs.append(_Need(topics.markers, topics.partitions, log_must))
@@ -301,9 +296,9 @@ def _warn_about_foreign(name: str, found: _Found) -> None:
         log.warning(
             "topic %s is compacted: a message that a later one with its key replaces may never be delivered", name
         )
-    if int(found.config.get("max.message.bytes", "0")) > MAX_MESSAGE_BYTES:
+    if int(found.config.get("max.message.bytes", "0")) > MESSAGE_MAX_BYTES:
         log.warning(
             "topic %s allows messages above %d bytes: such a message can't be kept while it is unfinished for long",
             name,
-            MAX_MESSAGE_BYTES,
+            MESSAGE_MAX_BYTES,
         )

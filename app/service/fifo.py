@@ -5,12 +5,12 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from marq.core.partition import H_DEDUP, H_GROUP
 from marq.errors import BadValueError
+from marq.protocol.headers import H_DEDUP, H_GROUP
 
 if TYPE_CHECKING:
-    from app.service.operations import Outgoing
     from marq.core.policies import QueueSettings
+    from marq.protocol.messages import Entry
 
 
 class UnfitError(BadValueError):
@@ -21,7 +21,7 @@ class UnfitError(BadValueError):
         self.field = field
 
 
-def check_fit(message: Outgoing, settings: QueueSettings) -> None:
+def check_fit(message: Entry, settings: QueueSettings) -> None:
     """Raises `UnfitError`."""
     if settings.fifo:
         if message.group is None:
@@ -37,7 +37,7 @@ def check_fit(message: Outgoing, settings: QueueSettings) -> None:
         raise UnfitError("deduplication_id", "deduplication_id is for FIFO queues")
 
 
-def fifo_headers(message: Outgoing, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
+def fifo_headers(message: Entry, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
     """What the record of a message in a FIFO queue says of its group and of what it is the same as.
 
     ``life``: how many queues of that name were deleted. Their messages are none that this one would repeat.
@@ -51,6 +51,6 @@ def fifo_headers(message: Outgoing, settings: QueueSettings, life: int) -> list[
     return [(H_GROUP, group), (H_DEDUP, name)]
 
 
-def deduplication_id_of(message: Outgoing) -> str:
+def deduplication_id_of(message: Entry) -> str:
     """The id that a message has, else the hash of its payload."""
     return message.deduplication_id or sha256(message.payload).hexdigest()

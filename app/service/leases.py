@@ -10,7 +10,8 @@ from enum import Enum
 import msgspec
 
 from app.cluster.peers import Peers, peer_call
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipts
 from marq.core.state import MessageState

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -92,7 +93,10 @@ class Moves(Service):
                 for task in record.moves:
                     if task.active and task.id not in self._running:
                         running = self._running[task.id] = asyncio.ensure_future(self._run(queue, task))
-                        running.add_done_callback(lambda _, task_id=task.id: self._running.pop(task_id, None))
+                        running.add_done_callback(partial(self._ended, task.id))
+
+    def _ended(self, task_id: str, _: asyncio.Task[None]) -> None:
+        self._running.pop(task_id, None)
 
     async def _run(self, queue: str, task: MoveTask) -> None:
         try:

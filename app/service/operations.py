@@ -19,20 +19,16 @@ from app.cluster.peers import Peers, peer_call
 from app.engine.copies import Rejected
 from app.engine.ownership import Ownership
 from app.engine.stalls import STALLED_S
-from app.kafka.topics import MAX_MESSAGE_BYTES
 from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
 from app.service.meters import Meters
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipt, Receipts, by_delivery
-from app.service.receives import Received, Receives
+from app.service.receives import Receives
 from app.service.turnstile import Turnstile
 from app.service.watches import RecentReceives
 from app.streaming.producer import ProducerFull
-from marq.client.wire import Entry as Outgoing
-from marq.client.wire import Sent
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.partition import H_DELAY, H_GROUP, H_TTL
 from marq.core.placing import fifo_partition
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import (
@@ -45,8 +41,10 @@ from marq.errors import (
     TooLargeError,
     UnavailableError,
 )
-from marq.message import HEADER_KEY, RESERVED
 from marq.protocol import problems
+from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, PROTOCOLS, PROTOCOLS_LENGTH, RESERVED
+from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
+from marq.protocol.messages import Entry, QueueInfo, Received, Sent
 
 if TYPE_CHECKING:
     from app.engine.catalog import QueueRecord
@@ -61,10 +59,6 @@ RUN_MESSAGES = 500
 RECORD_ROOM_BYTES = 1024
 #: What is said of a receipt that is not that of its message's current delivery.
 LEASE_OVER = "the message is finished, or its lease is over"
-#: Headers of a small message that can't make it too large.
-HEADERS_UNCOUNTED = 100
-#: Beginning of the headers that the SQS gateway adds.
-PROTOCOL_HEADERS = "AWS."
 
 
 class RejectHere(msgspec.Struct):
@@ -87,6 +81,16 @@ class MoveHere(msgspec.Struct):
     to: str | None
 
 
+class FromProtocol(Entry, frozen=True, kw_only=True):
+    """A message with headers that its protocol adds to those of its sender.
+
+    ``uncounted_bytes``: those of them that are not the sender's.
+    """
+
+    protocol_headers: dict[str, bytes] = {}  # noqa: RUF012 - a struct copies it
+    uncounted_bytes: int = 0
+
+
 class Moved(msgspec.Struct):
     """What the owner of a partition says of a message that was to be moved: where its copy is, or an error."""
 
@@ -94,16 +98,6 @@ class Moved(msgspec.Struct):
     partition: int = -1
     place: int = -1
     error: dict[str, str] | None = None
-
-
-class QueueInfo(msgspec.Struct):
-    """A queue. `version` 0: it was made by a message and has the default settings; `purging`: a purge is under way."""
-
-    name: str
-    settings: dict[str, Any]
-    version: int
-    created_ms: int
-    purging: bool
 
 
 class QueueService(Service):
@@ -115,7 +109,7 @@ class QueueService(Service):
         self.settings = settings
         self.meters = meters
         self.catalog = ownership.catalog
-        self.receipts = Receipts(lambda: self.catalog.secret)
+        self.receipts = Receipts(lambda: self.catalog.secret, lambda: self.catalog.previous_secrets)
         self.receives = Receives(ownership, self.receipts, meters, peers)
         self.leases = Leases(ownership, self.receipts, peers)
         self.recent = RecentReceives()
@@ -127,7 +121,7 @@ class QueueService(Service):
 
     # ------------------------------------------------------------------ send
 
-    async def send(self, queue: str, messages: Sequence[Outgoing]) -> list[Sent | MarqError]:
+    async def send(self, queue: str, messages: Sequence[Entry]) -> list[Sent | MarqError]:
         """Append messages; for each where it is, or why it is not there.
 
         Raises:
@@ -145,10 +139,14 @@ class QueueService(Service):
         stalled = {number for number in range(count) if self._is_stalled(topic, number)}
         if len(stalled) == count:
             raise _stalled_error()
+        # what Kafka takes there, but not the markers of, is delivered to nobody for now
+        avoided = stalled | self.ownership.stalls.now().keys()
+        if len(avoided) == count:
+            avoided = stalled
         for i, message in enumerate(messages):
             if i % RUN_MESSAGES == 0:
                 self._partition_turn += 1
-                while self._partition_turn % count in stalled:
+                while self._partition_turn % count in avoided:
                     self._partition_turn += 1
                 partition = self._partition_turn % count
             try:
@@ -203,19 +201,33 @@ class QueueService(Service):
             )
         await self.catalog.require_or_make(queue)
 
-    def _headers(self, message: Outgoing, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
+    def _headers(self, message: Entry, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
         if settings.fifo or message.deduplication_id is not None:
             check_fit(message, settings)
         delay_ms = settings.delay_ms
-        if not message.headers and message.key is None and message.delay_ms is None and message.ttl_ms is None:
+        if (
+            not message.headers
+            and message.key is None
+            and message.delay_ms is None
+            and message.ttl_ms is None
+            and type(message) is not FromProtocol
+        ):
             headers: list[tuple[str, bytes]] = []
             size = len(message.payload)
         else:
             headers = list(message.headers.items())
-            size = len(message.payload) + sum(len(name.encode()) + len(value) for name, value in headers)
             for name in message.headers:
                 if name.startswith(RESERVED):
                     raise BadValueError(f"header {name!r}: names that begin with {RESERVED!r} are marq's own")
+                if name[:PROTOCOLS_LENGTH].lower().startswith(PROTOCOLS):
+                    raise BadValueError(
+                        f"header {name!r}: names that begin with AWS. or Amazon. are those of protocols"
+                    )
+            if isinstance(message, FromProtocol):
+                headers += message.protocol_headers.items()
+            if len(headers) > HEADERS_MAX:
+                raise BadValueError(f"a message with {len(headers)} headers; at most {HEADERS_MAX}")
+            size = len(message.payload) + sum(len(name.encode()) + len(value) for name, value in headers)
             if message.key is not None:
                 headers.append((HEADER_KEY, message.key))
                 size += len(message.key)
@@ -230,17 +242,16 @@ class QueueService(Service):
         elif message.group is not None:
             headers.append((H_GROUP, message.group.encode()))
         if settings.max_message_bytes and size > settings.max_message_bytes:
-            # what a protocol adds is not the sender's
-            size_sent = size - sum(len(n) + len(v) for n, v in headers if n.startswith(PROTOCOL_HEADERS))
+            size_sent = size - (message.uncounted_bytes if isinstance(message, FromProtocol) else 0)
             if size_sent > settings.max_message_bytes:
                 raise TooLargeError(
                     f"a message of {size_sent} bytes; the queue takes at most {settings.max_message_bytes}"
                 )
-        if size > MAX_MESSAGE_BYTES // 2 or len(headers) > HEADERS_UNCOUNTED:
+        if size > MESSAGE_MAX_BYTES // 2:
             size = len(message.payload) + sum(HEADER_OVERHEAD_BYTES + len(n.encode()) + len(v) for n, v in headers)
-            if size > MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES:
+            if size > MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES:
                 raise TooLargeError(
-                    f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES} with key and headers "
+                    f"a message of {size} bytes; at most {MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES} with key and headers "
                     f"({HEADER_OVERHEAD_BYTES} for each)"
                 )
         return headers
@@ -543,6 +554,11 @@ class QueueService(Service):
     async def update_queue(self, queue: str, values: dict[str, Any]) -> QueueInfo:
         """Set some values of a queue."""
         return self._info(queue, await self.catalog.update(queue, values))
+
+    def dead_letter_queue_of(self, queue: str) -> str:
+        """The dead-letter queue that the settings of a queue name; empty if they name none."""
+        record = self.catalog.records.get(queue)
+        return record.settings.dead_letter_queue if record is not None and record.active else ""
 
     def get_queue(self, queue: str) -> QueueInfo:
         """A queue and all its settings. Raises `UnknownQueueError`."""

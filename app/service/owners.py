@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from app.cluster.peers import CALL_TIMEOUT_S, Peers
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from marq.errors import UnavailableError
 
 #: Seconds that another worker has to carry out an operation, which may wait for Kafka.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 import msgspec
@@ -29,6 +29,10 @@ WATCH_S = 10.0
 RENEW_S = 2.0
 #: First pause after a look at other workers that had something, but gave nothing; it doubles.
 FRUITLESS_S = 0.005
+#: Seconds that a worker which does not answer is waited for before those that did are asked for what they have …
+SLOW_S = 0.25
+#: … and where none has anything, by somebody who does not wait for messages.
+LAST_LOOK_S = 1.0
 #: Receives of one queue under way at one other worker.
 FETCHES_MAX = 8
 #: Seconds between looks for watches that were not renewed.
@@ -70,6 +74,11 @@ class Receivers(Protocol):
         """Take what another worker has right now for the first who waits here; False if that was nothing."""
 
 
+async def _within(seconds: float, asked: Collection[asyncio.Future[bool]]) -> set[asyncio.Future[bool]]:
+    """Which of them are done, once all are, or the time is over."""
+    return (await asyncio.wait(asked, timeout=seconds))[0] if asked else set()
+
+
 class PeerPolling:
     """Both sides: receivers here that ask others, and partitions here that others ask."""
 
@@ -82,7 +91,7 @@ class PeerPolling:
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._woken: dict[str, asyncio.Event] = {}
         self._to_watch: dict[str, dict[str, asyncio.Future[bool]]] = {}
-        self._watching: set[str] = set()  # URLs with a watch call under way
+        self._watching: dict[str, float] = {}  # URLs with a watch call under way -> since when
         # as an owner
         self.watchers: dict[str, dict[str, float]] = {}  # queue -> URL -> until when
         self._to_wake: dict[str, set[str]] = {}
@@ -119,29 +128,78 @@ class PeerPolling:
 
     async def _poll(self, queue: str) -> None:
         receivers, woken, pause_s = self._receivers, self._woken[queue], FRUITLESS_S
-        while (waiting := receivers.waiting_count(queue)) and not self._closing:
-            woken.clear()
-            urls = await self.ready_at(queue)
-            each = min(-(-waiting // max(1, len(urls))), FETCHES_MAX)
-            if any(await asyncio.gather(*(receivers.fetch(queue, url) for url in urls for _ in range(each)))):
-                pause_s = FRUITLESS_S
-                continue
-            # what is there may be reserved, or held up by a limit
-            pause_s = min(pause_s * 2, RENEW_S) if urls else RENEW_S
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(woken.wait(), pause_s)
+        fetches: dict[asyncio.Future[bool], str] = {}  # under way, and where
+        try:
+            while not self._closing and ((waiting := receivers.waiting_count(queue)) or fetches):
+                woken.clear()
+                asked = set(fetches.values())
+                urls = [url for url in await self.ready_at(queue) if url not in asked] if waiting else []
+                each = min(-(-waiting // max(1, len(urls))), FETCHES_MAX)
+                fetches |= {
+                    asyncio.ensure_future(receivers.fetch(queue, url)): url for url in urls for _ in range(each)
+                }
+                done = await _within(SLOW_S, fetches.keys())
+                for fetch in done:
+                    del fetches[fetch]
+                given = [fetch.result() for fetch in done]
+                if any(given):
+                    pause_s = FRUITLESS_S
+                    continue
+                # what is there may be reserved, or held up by a limit
+                pause_s = min(pause_s * 2, RENEW_S) if urls else RENEW_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), SLOW_S if fetches else pause_s)
+        except asyncio.CancelledError:
+            for fetch in fetches:
+                fetch.cancel()
+            raise
 
-    async def ready_at(self, queue: str, watch: bool = True) -> list[str]:
-        """Which other workers have something ready of `queue`; all are asked to tell when that changes."""
+    async def ready_at(self, queue: str, watch: bool = True, last_look: bool = False) -> list[str]:
+        """Which other workers have something ready of `queue`.
+
+        One that does not answer keeps nobody from what others have.
+
+        Args:
+            watch: all are asked to tell when that changes; an answer that comes late counts when it comes.
+            last_look: wait a little longer for one that does not answer, where the others have nothing.
+        """
         urls = self._peers.others()
         if not urls:
             return []
+        asked: dict[asyncio.Future[bool], str]
         if watch:
-            answers = await asyncio.gather(*(self._watch(url, queue) for url in urls))
+            asked = {self._watch(url, queue): url for url in urls}
         else:
-            found = await self._peers.ask_all(urls, self.on_watch, Watch([queue], ""))
-            answers = [not isinstance(answer, MarqError) and queue in answer.ready for answer in found]
-        return [url for url, ready in zip(urls, answers, strict=True) if ready]
+            asked = {asyncio.ensure_future(self._is_ready(url, queue)): url for url in urls}
+        prompt = {answer for answer, url in asked.items() if not self._is_slow(url)}
+        done = await _within(SLOW_S, prompt)
+        found = [answer.result() for answer in done]
+        if last_look and not any(found):
+            done |= await _within(LAST_LOOK_S, asked.keys() - done)
+        for late in asked.keys() - done:
+            if watch:
+                late.add_done_callback(lambda answer: self._wake(queue) if answer.result() else None)
+            else:
+                late.cancel()
+        return [url for answer, url in asked.items() if answer in done and answer.result()]
+
+    def _is_slow(self, url: str) -> bool:
+        """True if a worker was asked a while ago, and has not answered yet."""
+        now = asyncio.get_running_loop().time()
+        return now - self._watching.get(url, now) > SLOW_S
+
+    async def _is_ready(self, url: str, queue: str) -> bool:
+        try:
+            answer = await self._peers.call(url, self.on_watch, Watch([queue], ""))
+        except MarqError as exc:
+            log.debug("%s", exc)
+            return False
+        return queue in answer.ready
+
+    def _wake(self, queue: str) -> None:
+        event = self._woken.get(queue)
+        if event is not None:
+            event.set()
 
     def _watch(self, url: str, queue: str) -> asyncio.Future[bool]:
         """Watches of one turn of the loop, and those that come while a call is under way, go in one call."""
@@ -150,7 +208,7 @@ class PeerPolling:
         if future is None:
             future = waiting[queue] = asyncio.get_running_loop().create_future()
         if url not in self._watching:
-            self._watching.add(url)
+            self._watching[url] = asyncio.get_running_loop().time()
             asyncio.get_running_loop().call_soon(lambda: self._spawn(self._send_watches(url)))
         return future
 
@@ -158,6 +216,7 @@ class PeerPolling:
         try:
             while waiting := self._to_watch.pop(url, None):
                 ready: set[str] = set()
+                self._watching[url] = asyncio.get_running_loop().time()
                 try:
                     answer = await self._peers.call(url, self.on_watch, Watch(list(waiting), self._peers.url))
                     ready.update(answer.ready)
@@ -167,15 +226,13 @@ class PeerPolling:
                     if not future.done():
                         future.set_result(queue in ready)
         finally:
-            self._watching.discard(url)
+            self._watching.pop(url, None)
 
     @peer_call("wake")
     async def on_wake(self, wake: Wake) -> None:
         """Another worker has something that was watched."""
         for queue in wake.queues:
-            event = self._woken.get(queue)
-            if event is not None:
-                event.set()
+            self._wake(queue)
 
     def members_changed(self) -> None:
         """A rebalance has ended: those who wait have to ask the new owners."""

@@ -36,15 +36,20 @@ Receipt = tuple[int, int, int, int, int, int]
 
 
 class Receipts:
-    """Makes and reads receipts with one secret, which is asked for when it is first needed."""
+    """Makes receipts with one secret and reads those of others, too; they are asked for when they are first needed."""
 
-    def __init__(self, secret: Callable[[], bytes]) -> None:
+    def __init__(self, secret: Callable[[], bytes], previous: Callable[[], Iterable[bytes]] = tuple) -> None:
         self._secret = secret
+        self._previous = previous
         self._given: dict[str, Receipt] = {}  # most come back to the worker that gave them out
 
     @cached_property
     def _key(self) -> bytes:
-        return blake2b(self._secret(), digest_size=32, person=_PERSON).digest()
+        return _key_of(self._secret())
+
+    @cached_property
+    def _other_keys(self) -> tuple[bytes, ...]:
+        return tuple(_key_of(secret) for secret in self._previous())
 
     def make(self, partition: int, epoch: int, delivery: int, offset: int, attempt: int, queue_crc: int) -> str:
         """The receipt of one message of a delivery."""
@@ -69,11 +74,15 @@ class Receipts:
             data = a2b_base64(receipt, strict_mode=True)
         except (Error, ValueError):
             raise BadReceiptError("not a receipt: it is damaged") from None
-        body = data[: _BODY.size]
-        expected = blake2b(body, key=self._key, digest_size=_HASH_BYTES).digest()
-        if not compare_digest(data[_BODY.size :], expected):
-            raise BadReceiptError("this receipt was not given out by this installation")
-        return _BODY.unpack(body)
+        body, hashed = data[: _BODY.size], data[_BODY.size :]
+        for key in (self._key, *self._other_keys):
+            if compare_digest(hashed, blake2b(body, key=key, digest_size=_HASH_BYTES).digest()):
+                return _BODY.unpack(body)
+        raise BadReceiptError("this receipt was not given out by this installation")
+
+
+def _key_of(secret: bytes) -> bytes:
+    return blake2b(secret, digest_size=32, person=_PERSON).digest()
 
 
 def read_unchecked(receipt: str) -> Receipt:

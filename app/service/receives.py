@@ -15,7 +15,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from app.cluster.peers import Gone, Peers, peer_call
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.meters import Meters
 from app.service.polling import PeerPolling
 from app.service.receipts import Receipts, by_delivery, queue_crc
@@ -24,9 +25,10 @@ from marq.core.agenda import Handout
 from marq.core.markers import Release
 from marq.core.segments import Segment
 from marq.core.starts import Pending
-from marq.core.state import H_GROUP, HEADER_OVERHEAD_BYTES
+from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
-from marq.message import HEADER_KEY, RESERVED
+from marq.protocol.headers import DEAD, H_GROUP, HEADER_KEY, RESERVED
+from marq.protocol.messages import Received
 
 log = logging.getLogger(__name__)
 
@@ -42,24 +44,8 @@ ANSWER_AFTER_S = 0.02
 ELSEWHERE_FIRST = 8
 #: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
 ANSWER_BYTES = 32 * 1024 * 1024
-#: Headers of ours that receivers see.
-_SHOWN = "marq-dead-"
-
-
-class Received(msgspec.Struct):
-    """One delivery of a message."""
-
-    receipt: str
-    queue: str
-    topic: str
-    partition: int
-    offset: int
-    attempt: int
-    sent_ms: int
-    key: bytes | None
-    headers: dict[str, bytes]
-    payload: bytes
-    group: str | None = None
+#: Receivers, of different names or leases, that are refused before the others wait as well, and receives passed over.
+REFUSED_MAX, PASSED_MAX = 16, 1_000
 
 
 class ReceiveHere(msgspec.Struct):
@@ -171,12 +157,10 @@ class Receives:
         self._receives += 1
         if self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
             return self._answer(waiter)
-        line = self._waiting.get(queue)
-        if not line:
-            self._take(waiter)
+        self._take_in_turn(waiter)
         if not waiter.pending:
             if wait_ms <= 0 or self.closing:
-                await self._look_elsewhere(waiter)
+                await self._look_elsewhere(waiter, last=True)
                 return self._answer_in_time(waiter)
             self._waiting.setdefault(queue, deque()).append(waiter)
             self.polling.poll_peers(queue)
@@ -228,8 +212,7 @@ class Receives:
         """What this worker has right now, for another one that asks."""
         future = asyncio.get_running_loop().create_future()
         waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, future, asked.whole)
-        if not self._waiting.get(asked.queue):
-            self._take(waiter)
+        self._take_in_turn(waiter)
         if not waiter.pending:
             return []
         waiter.away = True  # not to be put in line here
@@ -243,9 +226,9 @@ class Receives:
 
     # ------------------------------------------------------------------ receive: at other workers
 
-    async def _look_elsewhere(self, waiter: Waiter) -> bool:
+    async def _look_elsewhere(self, waiter: Waiter, last: bool = False) -> bool:
         """Take what another worker has right now; False if there is nothing."""
-        for url in await self.polling.ready_at(waiter.queue, watch=False):
+        for url in await self.polling.ready_at(waiter.queue, watch=False, last_look=last):
             asked_ms = now_ms()
             waiter.messages = await self._fetch(url, waiter)
             if waiter.messages:
@@ -303,6 +286,12 @@ class Receives:
         return any(h.serving and not h.owner.stalled and h.owner.partition.has_ready(queue) for h in held)
 
     # ------------------------------------------------------------------ receive: here
+
+    def _take_in_turn(self, waiter: Waiter) -> None:
+        """Those who wait already go first: what is ready then is what they may not have now."""
+        if waiter.queue in self._waiting:
+            self._serve(waiter.queue)
+        self._take(waiter)
 
     def _take(self, waiter: Waiter) -> None:
         """Ask the partitions here, one after the other, until the waiter has enough on its way."""
@@ -374,7 +363,7 @@ class Receives:
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
-        add, shown, whole = waiter.messages.append, _SHOWN, waiter.whole
+        add, shown, whole = waiter.messages.append, DEAD, waiter.whole
         size, count = waiter.size_bytes, 0
         for offset in handout.offsets:
             record = messages[offset]
@@ -397,7 +386,7 @@ class Receives:
                 break
             receipt = make(number, epoch, delivery, offset, attempt, crc)
             sent_ms, payload = record.timestamp, record.value or b""
-            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, key, headers, payload, group))
+            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, payload, key, headers, group))
             count += 1
         waiter.size_bytes = size
         return count
@@ -442,16 +431,25 @@ class Receives:
                 self._serve_from(held, queue)
 
     def _serve_from(self, held: OwnedPartition, queue: str) -> None:
-        line = self._waiting.get(queue)
-        while line:
-            waiter = line[0]
+        """First come, first served. Who may have nothing now, because of a limit or a short lease, is passed over."""
+        line, partition = self._waiting.get(queue), held.owner.partition
+        if not line or not partition.has_ready(queue):
+            return
+        refused: set[tuple[str, int]] = set()
+        passed: list[Waiter] = []
+        while line and len(refused) < REFUSED_MAX and len(passed) < PASSED_MAX:
+            waiter = line.popleft()
+            terms = waiter.name, waiter.lease_ms
             if waiter.gone():
-                line.popleft()
                 self._give_up(waiter)
-            elif self._take_from(held, waiter, waiter.limit):
-                line.popleft()
-            else:
-                return
+            elif terms in refused:
+                passed.append(waiter)
+            elif not self._take_from(held, waiter, waiter.limit):
+                passed.append(waiter)
+                if not partition.has_ready(queue):
+                    break
+                refused.add(terms)
+        line.extendleft(reversed(passed))
 
     # -- receiver of the ownership
 

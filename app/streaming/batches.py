@@ -53,11 +53,15 @@ class DecodingError(ValueError):
 
 
 class Fault(NamedTuple):
-    """Offsets `[start, stop)` that can't be read, maybe none, and why."""
+    """Offsets `[start, stop)` that can't be read, maybe none, and why.
+
+    `batch_stop`: where their batch ends, for readers that can't go on inside it; 0: others read them.
+    """
 
     start: int
     stop: int
     reason: str
+    batch_stop: int = 0
 
 
 # ------------------------------------------------------------------ compression
@@ -227,6 +231,7 @@ class FetchedRecords:
         self._patient = patient
         self._on_fault = on_fault
         self._timestamp = -1  # of the last record: for those whose own can't be known
+        self._batch_stop = 0  # where this batch ends, if it can be trusted
         #: Position after what was taken so far.
         self.next_fetch_offset = position
         self._records = self._unpack()
@@ -254,6 +259,7 @@ class FetchedRecords:
     def _batch(self, base: int, raw: bytes, stop: int) -> Iterator[Any]:
         """The records of one whole batch; `stop` is where the next one begins in the data."""
         magic = raw[_MAGIC_OFFSET]
+        self._batch_stop = 0
         if magic == 2 and len(raw) >= _V2.size:
             batch = DefaultRecordBatch(raw)
             if not batch.validate_crc():
@@ -261,6 +267,7 @@ class FetchedRecords:
             elif batch.next_offset <= base:
                 yield from self._distrust(base, raw, stop, "its offsets are wrong")
             else:
+                self._batch_stop = batch.next_offset
                 if self._is_message(batch):
                     yield from self._records_of(batch, raw)
                 # also behind the last record that is there: others were compacted away
@@ -405,7 +412,8 @@ class FetchedRecords:
         """Offsets that can't be read. The first has the bytes."""
         start = max(start, self.next_fetch_offset)
         # A batch may have a fault and yet all its records: then no offset has it.
-        self._on_fault(Fault(start, max(start, stop), reason))
+        stop = max(start, stop)
+        self._on_fault(Fault(start, stop, reason, max(stop, self._batch_stop)))
         if timestamp is not None:
             self._timestamp = timestamp
         value: bytes | None = raw

@@ -47,14 +47,15 @@ def stop_if_it_fails(task: asyncio.Task[Any], fail: Fail) -> None:
 
 
 def stop_if_reading_ends(consumer: Any, fail: Fail) -> None:
-    """Let `fail` have what ends the task in which aiokafka fetches: without it a consumer reads nothing, and says so
-    to nobody."""
+    """Let `fail` have what ends a task in which aiokafka fetches, or asks who leads what: without the first a consumer
+    reads nothing, without the other it looks for leaders and coordinators for ever, and nobody hears of it."""
 
     def ended(task: asyncio.Future[Any]) -> None:
         if not task.cancelled() and isinstance(exc := task.exception(), Exception):
             fail(_fault("the task that reads from Kafka ended", exc.__cause__ or exc))
 
     consumer._fetcher.error_future.add_done_callback(ended)
+    consumer._client._sync_task.add_done_callback(ended)
 
 
 def is_expected(exc: BaseException | None) -> bool:

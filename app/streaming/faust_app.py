@@ -20,13 +20,13 @@ from faust.types.auth import CredentialsT
 from faust.web.drivers import aiohttp as web_driver
 from mode import Service
 
-from app.kafka.topics import MAX_RECORD_BYTES
 from app.logs import calm_client
 from app.streaming.assignor import StickyAssignor
 from app.streaming.producer import IdempotentProducer
 from app.streaming.raw_table import SegmentTable
 from app.streaming.transport import Chunk, ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
 from marq.errors import MarqError
+from marq.protocol.limits import RECORD_MAX_BYTES
 
 #: Bytes of a batch of smaller records.
 MAX_BATCH_BYTES = 256 * 1024
@@ -54,6 +54,11 @@ class NoRecovery(Recovery):
 
     Faust reads the changelogs of all partitions before any of them is of use, and again at each rebalance.
     """
+
+    def _add(self, table: Any, tp: TP, offsets: Any) -> None:
+        # Faust's asks the table how far it was read, which opens its store in the middle of the rebalance
+        self.tp_to_table[tp] = table
+        offsets.setdefault(tp, None)
 
     @Service.task
     async def _restart_recovery(self) -> None:
@@ -91,6 +96,8 @@ class MarqApp(faust.App):
     """
 
     consumer: ChunkConsumer
+    assignor: StickyAssignor
+    web: BareWeb
     producer: IdempotentProducer
 
     def __init__(self, id: str, *, chunked_topics: Iterable[str] = (), **options: Any) -> None:
@@ -213,11 +220,12 @@ def create_app(
     """
     calm_client()
     settings: dict[str, Any] = {
+        "env": {},  # variables of Faust's, as WEB_BIND, would say something else than our settings
         "broker": ";".join(f"kafka://{address.strip()}" for address in bootstrap.split(",")),
         "broker_credentials": credentials,
         "broker_session_timeout": session_timeout_s,
-        # A member learns of a rebalance by its next heartbeat.
-        "broker_heartbeat_interval": min(1.0, session_timeout_s / 3),
+        # A member learns of a rebalance by its next heartbeat, and no checkpoints are made until all know.
+        "broker_heartbeat_interval": min(0.5, session_timeout_s / 3),
         "broker_rebalance_timeout": 30.0,
         "broker_request_timeout": max(30.0, session_timeout_s),
         "broker_max_poll_interval": 60.0,
@@ -227,7 +235,7 @@ def create_app(
         "producer_acks": -1,
         "producer_linger": 0,
         "producer_max_batch_size": MAX_BATCH_BYTES,
-        "producer_max_request_size": MAX_RECORD_BYTES,
+        "producer_max_request_size": RECORD_MAX_BYTES,
         "producer_request_timeout": 10.0,
         "processing_guarantee": "at_least_once",
         "store": "rocksdb://",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -33,6 +33,8 @@ from marq.errors import InternalError, MarqError
 FLUSH_TIMEOUT_S = 5.0
 #: Bytes that may wait in the producer for the broker; further appends fail.
 MAX_PENDING_BYTES = 128 * 1024 * 1024
+#: Bytes that a record takes here, beside those that are written.
+RECORD_BYTES = 64
 
 
 class ProducerFull(MarqError):
@@ -93,12 +95,12 @@ class IdempotentProducer(driver.Producer):
         self.buffer.app = self.app
         #: Seconds until the future of an append fails.
         self.delivery_timeout_s = 3 * self.request_timeout
-        #: Bytes of keys and values that Kafka has not confirmed yet.
+        #: Bytes of records, their headers too, that Kafka has not confirmed yet.
         self.pending_bytes = 0
         #: Topics whose records another producer writes.
         self.lanes: dict[str, IdempotentProducer] = {}
         self._known: set[TP] = set()
-        self._unconfirmed: dict[TP, dict[_Batch, float]] = {}  # when they were begun, in order
+        self._unconfirmed: dict[TP, dict[_Batch, float]] = {}  # in order; since when Kafka may confirm the first
         self._waiting: dict[str, list[tuple[asyncio.Future, tuple]]] = {}
         self._tasks: set[asyncio.Task] = set()
 
@@ -116,10 +118,12 @@ class IdempotentProducer(driver.Producer):
 
     async def on_start(self) -> None:
         await super().on_start()
-        self._ensure_producer()._sender.sender_task.add_done_callback(self._on_sender_end)
+        producer = self._ensure_producer()
+        for task in (producer._sender.sender_task, producer.client._sync_task):
+            task.add_done_callback(self._on_sender_end)
 
     def _on_sender_end(self, task: asyncio.Task) -> None:
-        """Without this task nothing is ever sent again, and aiokafka tells nobody but those who append."""
+        """Without it, or the one that asks who leads what, nothing is sent any more, and aiokafka tells nobody."""
         if not task.cancelled() and not self.should_stop:
             self.app.fail(InternalError(f"the task that writes to Kafka has ended: {task.exception()!r}"))
 
@@ -145,7 +149,7 @@ class IdempotentProducer(driver.Producer):
         partition: int,
         value: bytes | None,
         key: bytes | None = None,
-        headers: list[tuple[str, bytes]] | None = None,
+        headers: Sequence[tuple[str, bytes | None]] | None = None,
         timestamp_ms: int | None = None,
     ) -> asyncio.Future[RecordMetadata]:
         """Append a record; records of one partition are written in the order of the calls.
@@ -180,7 +184,7 @@ class IdempotentProducer(driver.Producer):
         runs: list[tuple[int, asyncio.Future[RecordMetadata]]] = []
         batches = self._producer._message_accumulator._batches
         tp = TopicPartition(topic, partition)
-        i, count, fixed = 0, len(records), len(key) + 64
+        i, count = 0, len(records)
         while i < count:
             # the first of a batch goes the way of a single record, with all its checks
             value, headers = records[i]
@@ -193,9 +197,10 @@ class IdempotentProducer(driver.Producer):
             batch = batches[tp][-1]
             append = batch._builder.append
             for value, headers in itertools.islice(records, i, None):
-                if append(timestamp=None, key=key, value=value, headers=headers) is None:
+                metadata = append(timestamp=None, key=key, value=value, headers=headers)
+                if metadata is None:
                     break
-                size += len(value) + fixed
+                size += metadata.size + RECORD_BYTES
                 i += 1
             batch.size_bytes += size
             self.pending_bytes += size
@@ -203,18 +208,18 @@ class IdempotentProducer(driver.Producer):
         return runs
 
     def waited_s(self, topic: str, partition: int) -> float:
-        """Seconds that the oldest record of a partition has waited for Kafka; 0 if none waits.
+        """Seconds that records of a partition have waited without Kafka confirming any; 0 if none waits.
 
-        Futures that fail for lack of time are not the end of it: this one grows until Kafka takes the record.
+        Futures that fail for lack of time are not the end of it: this one grows until Kafka takes a record.
         """
         lane = self.lanes.get(topic)
         if lane is not None:
             return lane.waited_s(topic, partition)
-        began = next(iter(self._unconfirmed.get(TP(topic, partition), {}).values()), None)
-        return 0.0 if began is None else self.loop.time() - began
+        since = next(iter(self._unconfirmed.get(TP(topic, partition), {}).values()), None)
+        return 0.0 if since is None else self.loop.time() - since
 
     def waits(self, longer_s: float) -> dict[TP, float]:
-        """Partitions whose oldest record has waited for longer than so many seconds: how many; those of lanes, too."""
+        """Partitions of which Kafka has confirmed nothing for longer than so many seconds: how many; of lanes, too."""
         now = self.loop.time()
         found = {tp: now - next(iter(batches.values())) for tp, batches in self._unconfirmed.items()}
         found = {tp: waited_s for tp, waited_s in found.items() if waited_s > longer_s}
@@ -228,7 +233,7 @@ class IdempotentProducer(driver.Producer):
         partition: int,
         value: bytes | None,
         key: bytes | None,
-        headers: list[tuple[str, bytes]] | None,
+        headers: Sequence[tuple[str, bytes | None]] | None,
         timestamp_ms: int | None,
     ) -> asyncio.Future[RecordMetadata]:
         producer = self._producer
@@ -241,7 +246,7 @@ class IdempotentProducer(driver.Producer):
             if accumulator._exception is not None:
                 raise copy.copy(accumulator._exception)
             if self.pending_bytes > MAX_PENDING_BYTES:
-                raise ProducerFull(f"{self.pending_bytes} bytes wait for Kafka; it is slow or away, try again later")
+                raise self._full()
             producer._serialize(key, value, headers or [])  # raises MessageSizeTooLargeError
             tp = TopicPartition(topic, partition)
             batches = accumulator._batches.get(tp)
@@ -253,7 +258,7 @@ class IdempotentProducer(driver.Producer):
                 future = batch.append(key, value, timestamp_ms, headers=headers or [])
         except Exception as exc:
             return self._failed(exc)
-        size = len(value or b"") + len(key or b"") + 64
+        size = batch._msg_futures[-1][1].size + RECORD_BYTES
         batch.size_bytes += size
         self.pending_bytes += size
         return future
@@ -273,10 +278,16 @@ class IdempotentProducer(driver.Producer):
         self.pending_bytes -= batch.size_bytes
         tp = TP(*batch.tp)
         waiting = self._unconfirmed.get(tp)
-        if waiting is not None:
-            waiting.pop(batch, None)
-            if not waiting:
-                del self._unconfirmed[tp]
+        if waiting is None:
+            return
+        since = waiting.pop(batch, None)
+        if not waiting:
+            del self._unconfirmed[tp]
+        elif since is not None:
+            first = next(iter(waiting))
+            confirmed = not batch.future.cancelled() and batch.future.exception() is None
+            # the stall is over as soon as Kafka confirms something, and goes on where it refuses something
+            waiting[first] = self.loop.time() if confirmed else min(since, waiting[first])
 
     def _renew_id(self) -> None:
         # The batch that the broker refused took sequence numbers with it, and every later one would be refused as out
@@ -289,7 +300,10 @@ class IdempotentProducer(driver.Producer):
 
     def _append_later(self, topic: str, record: tuple) -> asyncio.Future[RecordMetadata]:
         """Queue a record until the partitions of its topic are known."""
+        if self.pending_bytes > MAX_PENDING_BYTES:
+            return self._failed(self._full())
         future = self.loop.create_future()
+        self.pending_bytes += _size_of(record)
         queue = self._waiting.setdefault(topic, [])
         queue.append((future, record))
         if len(queue) == 1:
@@ -309,12 +323,16 @@ class IdempotentProducer(driver.Producer):
             error = exc
         self._known.update(TP(topic, p) for p in partitions)
         for future, record in self._waiting.pop(topic):
+            self.pending_bytes -= _size_of(record)
             if future.done():
                 continue
             if record[1] not in partitions:
                 future.set_exception(error or KafkaError(f"topic {topic} has no partition {record[1]}"))
             else:
                 self._append_now(*record).add_done_callback(lambda done, future=future: _copy_result(done, future))
+
+    def _full(self) -> ProducerFull:
+        return ProducerFull(f"{self.pending_bytes} bytes wait for Kafka; it is slow or away, try again later")
 
     def _failed(self, exc: Exception) -> asyncio.Future:
         future = self.loop.create_future()
@@ -342,6 +360,10 @@ class IdempotentProducer(driver.Producer):
         return self.append(topic, partition, value, key, headers, int(timestamp * 1000) if timestamp else None)
 
     async def on_stop(self) -> None:
+        # without Kafka each takes its time
+        await asyncio.gather(self._end(), *(lane.stop() for lane in set(self.lanes.values())))
+
+    async def _end(self) -> None:
         producer = self._producer
         if not await end_client(super().on_stop()):
             self.log.warning("%s bytes were not confirmed by Kafka when the worker stopped", self.pending_bytes)
@@ -356,6 +378,13 @@ class IdempotentProducer(driver.Producer):
             await asyncio.wait_for(asyncio.gather(super().flush(), *lanes), FLUSH_TIMEOUT_S)
         except TimeoutError:
             self.log.warning("%s bytes still not confirmed by Kafka after %s s", self.pending_bytes, FLUSH_TIMEOUT_S)
+
+
+def _size_of(record: tuple) -> int:
+    """Bytes of a record that waits for its topic to be known."""
+    _, _, value, key, headers, _ = record
+    size = RECORD_BYTES + len(value or b"") + len(key or b"")
+    return size + sum(len(name.encode()) + len(content or b"") for name, content in headers or ())
 
 
 def _copy_result(done: asyncio.Future, future: asyncio.Future) -> None:

@@ -7,6 +7,8 @@ what Faust's store does (each has its test):
   record at a time, and only for records that this worker wrote, or read, since it owns the partition. Records of
   another writer in between leave it where it is, and the next recovery reads from there.
 - A late acknowledgement, or a late changelog record, of a partition that was given away opens nothing.
+- A rebalance opens and closes nothing in the event loop: a store takes tens of milliseconds for either. It is opened by
+  whoever takes the partition over, and closed in a thread.
 - Rows are deleted in one partition only. (Faust's `_del` asks an index of keys, and on a miss deletes everywhere.)
 """
 
@@ -14,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NoReturn
 
 import rocksdict
@@ -57,6 +59,9 @@ class SegmentStore(rocksdb.Store):
         self._owned: set[int] = set()
         #: One object per partition and time that its store was opened or wiped; what was begun before compares unequal.
         self._incarnations: dict[int, object] = {}
+        #: Stores that are being closed.
+        self._closing: dict[int, Future[None]] = {}
+        self._threads: ThreadPoolExecutor | None = None
 
     def is_open(self, partition: int) -> bool:
         return partition in self._dbs
@@ -67,6 +72,7 @@ class SegmentStore(rocksdb.Store):
     def _open_for_partition(self, partition: int) -> Any:
         if partition not in self._owned:
             raise TableError(f"partition {partition} of table {self.table_name} is not owned by this worker")
+        self._end_closing(partition)
         try:
             db = super()._open_for_partition(partition)
         except Exception as exc:
@@ -94,27 +100,48 @@ class SegmentStore(rocksdb.Store):
         topic = self.table.changelog_topic_name
         self._owned = {tp.partition for tp in assigned if tp.topic == topic}
         for partition in set(self._dbs) - self._owned:
-            self.close(partition)
+            self._close_soon(partition)
         await super().on_rebalance(assigned, revoked, newly_assigned, generation_id)
 
     def revoke_partitions(self, table: Any, tps: set[TP]) -> None:
-        """Nothing is left to do: `on_rebalance` has closed them. Faust's looks for garbage in the whole process."""
+        """Nothing is left to do: `on_rebalance` closes them. Faust's looks for garbage in the whole process."""
+
+    async def assign_partitions(self, table: Any, tps: set[TP], generation_id: int = 0) -> None:
+        """Opens nothing, see `open`."""
+
+    async def open(self, partition: int) -> None:
+        """Open the store of a partition, once it is closed if it was open before. Raises `TableError`: not owned."""
+        closing = self._closing.get(partition)
+        if closing is not None:
+            await asyncio.wrap_future(closing)
+        self._db_for_partition(partition)
 
     def close(self, partition: int) -> None:
+        self._close_soon(partition)
+        self._end_closing(partition)
+
+    def _close_soon(self, partition: int) -> None:
         self._incarnations.pop(partition, None)
         db = self._dbs.pop(partition, None)
-        while db is not None:
-            try:
-                db.close()
-            except RuntimeError:  # a thread that restores the partition reads in it: milliseconds
-                time.sleep(0.001)
-            else:
-                return
+        if db is not None:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(1, "marq-close")
+            self._closing[partition] = self._threads.submit(db.close)
+
+    def _end_closing(self, partition: int) -> None:
+        closing = self._closing.pop(partition, None)
+        if closing is not None:
+            closing.result()
 
     async def stop(self) -> None:
         for partition in list(self._dbs):
-            self.close(partition)
+            self._close_soon(partition)
         self._owned.clear()
+        await asyncio.gather(*map(asyncio.wrap_future, self._closing.values()))
+        self._closing.clear()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+            self._threads = None
         await super().stop()
 
     def wipe(self, partition: int) -> None:
@@ -206,6 +233,14 @@ class SegmentTable(Table):
             self.data.set_persisted_offset(self._tp(partition), offset)
 
     # -- reading
+
+    async def open(self, partition: int) -> None:
+        """Open the local store of a partition. What reads or writes it opens it as well, but may have to wait.
+
+        Raises:
+            TableError: the partition is not owned.
+        """
+        await self.data.open(partition)
 
     def read(self, partition: int, key: bytes) -> bytes | None:
         """The value of a row, or None.

@@ -15,6 +15,7 @@ The order of a partition's batches is as before: it has one under way, and that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
@@ -27,6 +28,10 @@ log = logging.getLogger(__name__)
 
 #: Milliseconds that a broker waits for the replicas before it answers that a batch is not confirmed.
 TAKE_TIMEOUT_MS = 2_000
+#: Seconds that a batch waits at most for the news of who leads its partition.
+METADATA_S = 5.0
+#: Seconds that requests under way get to be answered when the producer is stopped.
+END_S = 0.5
 #: Connections to one broker that partitions which are apart share.
 CONNECTIONS_APART = 4
 
@@ -65,8 +70,10 @@ class Sender(aiokafka_sender.Sender):
                     task.result()
                 self._tasks -= done
         except asyncio.CancelledError:
-            for task in list(self._tasks):
-                await task
+            if self._tasks:
+                _, late = await asyncio.wait(self._tasks, timeout=END_S)
+                for task in late:
+                    task.cancel()
         except (ProducerFenced, OutOfOrderSequenceNumber):
             raise
         except Exception as exc:
@@ -110,8 +117,9 @@ class Sender(aiokafka_sender.Sender):
 
     async def _send_again(self, batches: list[Any]) -> None:
         await asyncio.sleep(self._retry_backoff)
-        # whoever leads them now, if that was asked for
-        await self.client._maybe_wait_metadata()
+        # whoever leads them now, if that was asked for; else the old one says that it does not
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.client._maybe_wait_metadata(), METADATA_S)
         for batch in batches:
             self._message_accumulator.reenqueue(batch)
             self._muted_partitions.discard(batch.tp)

@@ -179,6 +179,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self.readers: dict[TP, Reader] = {}
         self._wake = asyncio.Event()
         self._committing: asyncio.Future[Any] | None = None
+        self._leaving: asyncio.Future[None] | None = None
 
     @property
     def _chunked(self) -> frozenset[str]:
@@ -206,6 +207,11 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         return None
 
     # -- in this thread
+
+    def leave_group(self) -> None:
+        """Tell the group that this member leaves. Its partitions are read on, and there are no more rebalances."""
+        if self._leaving is None and self._consumer is not None:
+            self._leaving = asyncio.ensure_future(self._consumer._coordinator.close())
 
     def wake(self) -> None:
         self._wake.set()
@@ -250,7 +256,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     def _on_fault(self, tp: TopicPartition, fault: Fault) -> None:
         self.consumer.unreadable[tp.topic] += fault.stop - fault.start
-        self.log.warning("%s:%s [%s, %s) can't be decoded: %s", tp.topic, tp.partition, *fault)
+        self.log.warning("%s:%s [%s, %s) can't be decoded: %s", tp.topic, tp.partition, *fault[:3])
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
         # As Faust's, which has no settings for isolation level and wait, and drops the assignor without tables.
@@ -284,10 +290,15 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         # method queue that it waits for would swallow that.
         if self._committing is not None:
             self._committing.cancel()
-        if not await end_client(super().on_thread_stop()):
+        if not await end_client(self._end_consumer()):
             self.log.warning("Kafka could not be told that this worker leaves")
             if self._consumer is not None:
                 await self._consumer._client.close()
+
+    async def _end_consumer(self) -> None:
+        if self._leaving is not None:
+            await self._leaving  # aiokafka does not wait for it a second time
+        await super().on_thread_stop()
 
     def _stopped_set(self) -> None:
         if self.thread_loop.is_closed():  # it crashed
@@ -479,6 +490,13 @@ class ChunkConsumer(driver.Consumer):
     def _new_consumer_thread(self) -> ChunkThread:
         return ChunkThread(self, loop=self.loop, beacon=self.beacon)
 
+    @property
+    def in_group(self) -> bool:
+        """False while this worker can't tell whether it is still a member: its coordinator is unknown, or forgot it."""
+        consumer = self._thread._consumer
+        coordinator = consumer._coordinator if consumer is not None else None
+        return coordinator is not None and coordinator.coordinator_id is not None and coordinator.generation > 0
+
     # -- for readers of chunks
 
     def start_from(self, tp: TP, offset: int, generation: int | None = None) -> bool:
@@ -532,6 +550,10 @@ class ChunkConsumer(driver.Consumer):
             reader.want_paused = paused
             self._thread.call_soon(self._thread.set_paused, reader, paused)
         return True
+
+    def leave_group(self) -> None:
+        """Give the partitions to the others of the group, and read them on: until somebody takes them."""
+        self._thread.call_soon(self._thread.leave_group)
 
     # -- called by the app and the consumer thread
 

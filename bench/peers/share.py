@@ -8,9 +8,9 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from app.kafka.broker import default_cache_dir, install_kafka, java_command
+from app.kafka.broker import install_kafka, java_command
+from app.kafka.jars import default_cache_dir, install, locked
 
-COMPILER = "org.eclipse.jdt:ecj:3.44.0"
 SOURCE = Path(__file__).with_name("ShareGroup.java")
 
 
@@ -22,12 +22,9 @@ def compile_driver() -> Path:
     target = home / "ShareGroup.class"
     with FileLock(home / "lock"):
         if not target.exists() or target.stat().st_mtime < SOURCE.stat().st_mtime:
-            import jgo
-
-            found = jgo.build(COMPILER, cache_dir=home / "compiler").all_jars
-            compiler = next(jar for jar in found if "ecj" in jar.name)
+            [compiler] = install(home / "compiler", locked("bench"))
             java, *_ = java_command(jars)
-            classpath = os.pathsep.join(str(jar) for jar in jars.glob("*.jar"))
+            classpath = os.pathsep.join(map(str, jars))
             subprocess.run(
                 [java, "-jar", str(compiler), "-21", "-nowarn", "-cp", classpath, "-d", str(home), str(SOURCE)],
                 check=True,

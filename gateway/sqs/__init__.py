@@ -12,5 +12,6 @@
     urls             queue URLs and ARNs
     errors           what AWS calls what went wrong
 
-No rule of a queue stands here: they are the door's and the core's. May import everything of `gateway`, and `botocore`.
+No rule of a queue stands here: they are those of `app.service` and the core. May import `gateway`, `app` and `marq`. Of
+others it needs botocore.
 """

@@ -26,6 +26,7 @@ BESIDE = "sqs."
 _FIFO_ONLY = ("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
 _SCOPES = {"queue": "queue", "messageGroup": "group"}
 _SOURCES_MAX = 10
+_ALLOW = "RedriveAllowPolicy"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _FIFO_NAME = re.compile(r"[A-Za-z0-9_-]{1,75}\.fifo")
@@ -94,7 +95,7 @@ class Attributes:
         if fifo not in (None, "true"):
             raise _unknown("FifoQueue") if fifo == "false" else _invalid("FifoQueue")
         check_new_name(queue, fifo is not None)
-        values = {
+        values: dict[str, Any] = {
             number.setting: number.default(self._limits) * number.factor
             for number in NUMBERS.values()
             if number.setting is not None
@@ -128,6 +129,8 @@ class Attributes:
                 settings["deduplication_scope"] = _one_of(name, text, _SCOPES)
             elif name != "FifoQueue":
                 _keep(beside, name, _checked(name, text))
+                if name == _ALLOW:
+                    settings["dead_letters_from"] = _sources_of(text)
         if beside.get(BESIDE + "FifoThroughputLimit") == "perMessageGroupId" and (
             settings["deduplication_scope"] != "group"
         ):
@@ -169,8 +172,7 @@ class Attributes:
             raise wrong("Dead-letter queue must be same type of queue as the source.")
         if target == queue:
             raise wrong("The queue can't be its own dead-letter queue.")
-        allow = record.attributes.get(BESIDE + "RedriveAllowPolicy") if record is not None else None
-        if allow is not None and not _allows(allow, queue):
+        if record is not None and not record.settings.takes_dead_letters_of(queue):
             raise wrong(f"Queue {target} does not allow to be the dead-letter queue of {queue}.")
         return {"max_receives": int(count), "dead_letter_queue": target}
 
@@ -207,6 +209,9 @@ class Attributes:
             found["KmsDataKeyReusePeriodSeconds"] = "300"
         found["SqsManagedSseEnabled"] = "false" if BESIDE + "KmsMasterKeyId" in beside else "true"
         found.update({name.removeprefix(BESIDE): value for name, value in beside.items() if name.startswith(BESIDE)})
+        sources = settings.dead_letters_from
+        if sources != _sources_of(found.get(_ALLOW, "")):  # it was set in another way since
+            found[_ALLOW] = _to_json(_policy_of(sources, place)).decode()
         return found
 
     def _unset(self, name: str) -> int:
@@ -227,12 +232,20 @@ def wait_s_of(record: QueueRecord | None) -> int:
     return int(record.attributes.get(BESIDE + "ReceiveMessageWaitTimeSeconds", "0")) if record is not None else 0
 
 
-def _allows(text: str, source: str) -> bool:
-    policy = msgspec.json.decode(text)
+def _policy_of(sources: tuple[str, ...] | None, place: Place) -> dict[str, Any]:
+    """The policy that lets these queues name its queue as their dead-letter queue."""
+    if not sources:
+        return {"redrivePermission": "allowAll" if sources is None else "denyAll"}
+    return {"redrivePermission": "byQueue", "sourceQueueArns": [place.arn_of(source) for source in sources]}
+
+
+def _sources_of(text: str) -> tuple[str, ...] | None:
+    """The queues that a policy lets name its queue as their dead-letter queue; None: any."""
+    policy = _json_map(_ALLOW, text) if text.strip() else {}
     permission = policy.get("redrivePermission", "allowAll")
     if permission == "byQueue":
-        return source in [queue_of_arn(arn, "sourceQueueArns") for arn in policy.get("sourceQueueArns", ())]
-    return bool(permission != "denyAll")
+        return tuple(queue_of_arn(str(arn), "sourceQueueArns") for arn in policy.get("sourceQueueArns", ()))
+    return None if permission == "allowAll" else ()
 
 
 def _keep(beside: dict[str, str], name: str, value: str) -> None:

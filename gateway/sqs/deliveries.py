@@ -6,21 +6,30 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from app.engine.copies import H_DEDUP_WAS, H_FIRST, H_FROM, H_RECEIVES
 from app.service.leases import Lease
 from app.service.receipts import queue_crc
-from app.service.receives import Received
 from gateway.sqs import batches, messages
 from gateway.sqs.attributes import wait_s_of
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing
 from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Attempts, FirstReceives
-from gateway.sqs.messages import H_SENDER, H_TRACE, MessageIds, md5_of, md5_of_attributes
+from gateway.sqs.messages import MessageIds, md5_of, md5_of_attributes
 from gateway.sqs.model import enum_of
-from marq.core.partition import H_DEDUP, H_GROUP, H_ORIGIN
 from marq.core.policies import LEASE_MIN_MS, QueueSettings
 from marq.errors import LeaseOverError, MarqError
+from marq.protocol.headers import (
+    H_DEAD_QUEUE,
+    H_DEAD_RECEIVES,
+    H_DEAD_SENT_MS,
+    H_DEDUP,
+    H_DEDUP_WAS,
+    H_GROUP,
+    H_ORIGIN,
+    H_SQS_SENDER,
+    H_SQS_TRACE,
+)
+from marq.protocol.messages import Received
 
 if TYPE_CHECKING:
     from gateway.sqs.queues import Queues
@@ -90,7 +99,7 @@ class Deliveries:
     ) -> dict[str, Any]:
         """A message as its receiver sees it."""
         headers, origin = one.headers, (one.partition, one.offset)
-        if H_FROM in headers:
+        if H_DEAD_QUEUE in headers:
             origin = _origin_of(headers, origin)
         payload, encoded = messages.text_of(one.payload)
         told: dict[str, Any] = {
@@ -116,13 +125,15 @@ class Deliveries:
     ) -> dict[str, str]:
         headers, everything = one.headers, "All" in names
         sent_ms, receives = one.sent_ms, one.attempt
-        source = headers.get(H_FROM)
+        source = headers.get(H_DEAD_QUEUE)
         if source is not None:
-            receives += _number(headers.get(H_RECEIVES), 0)
+            receives += _number(headers.get(H_DEAD_RECEIVES), 0)
             if not settings.fifo:
-                sent_ms = _number(headers.get(H_FIRST), sent_ms)
+                sent_ms = _number(headers.get(H_DEAD_SENT_MS), sent_ms)
         found = {
-            "SenderId": headers[H_SENDER].decode(errors="replace") if H_SENDER in headers else call.place.account,
+            "SenderId": headers[H_SQS_SENDER].decode(errors="replace")
+            if H_SQS_SENDER in headers
+            else call.place.account,
             "SentTimestamp": str(sent_ms),
             "ApproximateReceiveCount": str(receives),
             "ApproximateFirstReceiveTimestamp": str(first_ms),
@@ -134,8 +145,8 @@ class Deliveries:
             name = headers.get(H_DEDUP, headers.get(H_DEDUP_WAS))
             if name is not None:
                 found["MessageDeduplicationId"] = name.rpartition(b"\0")[2].decode(errors="replace")
-        if H_TRACE in headers:
-            found["AWSTraceHeader"] = headers[H_TRACE].decode(errors="replace")
+        if H_SQS_TRACE in headers:
+            found["AWSTraceHeader"] = headers[H_SQS_TRACE].decode(errors="replace")
         if source is not None:
             found["DeadLetterQueueSourceArn"] = call.place.arn_of(source.decode(errors="replace"))
         return found if everything else {name: value for name, value in found.items() if name in names}

@@ -67,6 +67,8 @@ KINDS: dict[str, Kind] = {
     "InternalFailure": Kind(_COMMON + "InternalFailure", "InternalFailure", 500, 500, "Receiver"),
 }
 
+#: Characters of an error's text: what it repeats of a request may be megabytes.
+TEXT_MAX = 2_000
 NO_QUEUE = "The specified queue does not exist."
 
 
@@ -74,7 +76,8 @@ class SqsError(RequestError):
     """An error that has a name of AWS's."""
 
     def __init__(self, name: str, message: str) -> None:
-        super().__init__(message)
+        text = message if len(message) <= TEXT_MAX else message[:TEXT_MAX] + "…"
+        super().__init__(text if text.isascii() else text.encode(errors="backslashreplace").decode())
         self.name = name
         self.kind = KINDS[name]
 

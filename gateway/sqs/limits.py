@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from app.kafka.topics import MAX_MESSAGE_BYTES
 from app.service.operations import RECORD_ROOM_BYTES
 from marq.core.policies import DELAY_MAX_MS, TIME_MAX_MS, TTL_MAX_MS
+from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
 
 Mode = Literal["strict", "relaxed"]
 
+#: Headers that this package adds to those of attributes.
+OUR_HEADERS = 3
 KIB, MIB = 1024, 1024 * 1024
 
 
@@ -21,11 +23,12 @@ class Limits(NamedTuple):
     visibility_s: int
     retention_s: tuple[int, int]
     wait_s: int
+    body_bytes: int | None  # of a request; None: as large as any request may be
     message_bytes: int
     batch_bytes: int | None  # of all bodies and attributes of a request; None: no limit but that of requests
     entries: int  # in a batch
     receive: int  # messages of a receive
-    attributes: int | None  # of a message
+    attributes: int  # of a message
     max_receives: int
     again_s: int  # between purges of a queue, and until a deleted one can be made again
 
@@ -36,6 +39,7 @@ STRICT = Limits(
     visibility_s=43_200,
     retention_s=(60, 1_209_600),
     wait_s=20,
+    body_bytes=4 * MIB,  # 1 MiB of text that is not ASCII is 3 MiB of JSON, and of a form
     message_bytes=MIB,
     batch_bytes=MIB,
     entries=10,
@@ -50,11 +54,12 @@ RELAXED = Limits(
     visibility_s=TIME_MAX_MS // 1000,
     retention_s=(1, TTL_MAX_MS // 1000),
     wait_s=60,
-    message_bytes=MAX_MESSAGE_BYTES - RECORD_ROOM_BYTES,
+    body_bytes=None,
+    message_bytes=MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES,
     batch_bytes=None,
     entries=1_000,
     receive=1_000,
-    attributes=None,
+    attributes=HEADERS_MAX - OUR_HEADERS,
     max_receives=1_000_000,
     again_s=0,
 )

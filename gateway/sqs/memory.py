@@ -10,8 +10,7 @@ import time
 from collections import OrderedDict
 from typing import Any, Generic, TypeVar
 
-from app.service.operations import Sent
-from app.service.receives import Received
+from marq.protocol.messages import Received, Sent
 
 #: Seconds within which a message or a receive is the same as an earlier one.
 SAME_S = 300.0

@@ -23,12 +23,9 @@ from uuid import uuid4
 import msgspec
 
 from gateway.sqs.errors import SqsError, bad_value
-from marq.message import RESERVED
+from marq.protocol.headers import H_SQS_SENDER, H_SQS_TRACE, H_SQS_TYPES, RESERVED
 
-H_TYPES = "AWS.types"
-H_TRACE = "AWS.TraceHeader"
-H_SENDER = "AWS.SenderId"
-_OURS = frozenset({H_TYPES, H_TRACE, H_SENDER})
+_OURS = frozenset({H_SQS_TYPES, H_SQS_TRACE, H_SQS_SENDER})
 #: The one system attribute that senders give.
 TRACE = "AWSTraceHeader"
 #: Attribute that tells that a payload is no text, and is given in base64.
@@ -108,9 +105,9 @@ def check_id(value: str, parameter: str) -> str:
     return value
 
 
-def attributes_of(given: dict[str, Any], limit: int | None = ATTRIBUTES_MAX) -> list[Attribute]:
+def attributes_of(given: dict[str, Any], limit: int = ATTRIBUTES_MAX) -> list[Attribute]:
     """The attributes of a message that is sent. Raises `SqsError`."""
-    if limit is not None and len(given) > limit:
+    if len(given) > limit:
         raise _invalid(f"Number of message attributes [{len(given)}] exceeds the allowed maximum [{limit}].")
     return [_attribute_of(name, value) for name, value in given.items()]
 
@@ -178,13 +175,11 @@ def _invalid(message: str) -> SqsError:
     return SqsError("InvalidParameterValue", message)
 
 
-def headers_of(attributes: list[Attribute]) -> dict[str, bytes]:
-    """The headers that carry attributes."""
+def headers_of(attributes: list[Attribute]) -> tuple[dict[str, bytes], dict[str, bytes]]:
+    """The headers that carry attributes, and what is added to them."""
     headers = {name: value for name, _, value in attributes}
     types = {name: kind for name, kind, value in attributes if kind != _natural_type(value)}
-    if types:
-        headers[H_TYPES] = _to_json(types)
-    return headers
+    return headers, {H_SQS_TYPES: _to_json(types)} if types else {}
 
 
 def _natural_type(value: bytes) -> str:
@@ -199,9 +194,9 @@ def _natural_type(value: bytes) -> str:
 def attributes_in(headers: dict[str, bytes]) -> list[Attribute]:
     """The attributes that headers carry, whoever set them."""
     types: dict[str, str] = {}
-    if H_TYPES in headers:
+    if H_SQS_TYPES in headers:
         try:
-            types = _types_of(headers[H_TYPES])
+            types = _types_of(headers[H_SQS_TYPES])
         except (msgspec.MsgspecError, UnicodeDecodeError):
             types = {}
     found = []

@@ -5,6 +5,7 @@ Of the shape of each request a msgspec struct is made, so that bodies are decode
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,9 @@ from gateway.sqs.errors import SqsError, missing
 
 SERVICE, API_VERSION = "sqs", "2012-11-05"
 
+_ABSENT = re.compile(r"Object missing required field `(?P<name>\w+)`(?: - at `(?P<path>[^`]*)`)?")
+_NULL = re.compile(r"Expected `[^`]*`, got `null` - at `(?P<path>[^`]*)`")
+_STEP = re.compile(r"\.(?P<member>\w+)|\[(?P<index>\d+|\.\.\.)\]")
 _SCALARS = {"string": str, "integer": int, "long": int, "boolean": bool, "blob": bytes}
 
 
@@ -52,15 +56,14 @@ class Action:
         self.input = input_shape
         self.output = output_shape
         self._kind = kind
-        self._decoder = msgspec.json.Decoder(kind)
+        self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
 
     def of_json(self, body: bytes) -> Any:
         """The request in a JSON body. Raises `SqsError`."""
         try:
-            try:
-                return self._decoder.decode(body or b"{}")
-            except msgspec.ValidationError as exc:
-                raise self._problem(msgspec.json.decode(body), exc) from None
+            return self._decoder.decode(body or b"{}")
+        except msgspec.ValidationError as exc:
+            raise self._problem(exc) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise SqsError("Serialization", f"The body is not JSON: {exc}") from None
 
@@ -69,33 +72,47 @@ class Action:
         try:
             return msgspec.convert(parameters, self._kind, strict=False)
         except msgspec.ValidationError as exc:
-            error = self._problem(parameters, exc)
+            error = self._problem(exc)
             name = "InvalidParameterValue" if error.name == "Serialization" else error.name
             raise SqsError(name, str(error)) from None
 
-    def _problem(self, value: Any, error: Exception) -> SqsError:
-        absent = _absent(self.input, value)
+    def _problem(self, error: Exception) -> SqsError:
+        absent = _absent(self.input, str(error))
         return missing(absent) if absent is not None else SqsError("Serialization", f"{error}")
 
 
-def _absent(shape: Shape, value: Any, path: str = "") -> str | None:
-    """The first required member that is not in `value`."""
-    if isinstance(shape, StructureShape) and isinstance(value, dict):
-        for name in shape.required_members:
-            if value.get(name) is None:
-                return path + name
-        for name, member in shape.members.items():
-            if value.get(name) is not None and (found := _absent(member, value[name], f"{path}{name}.")):
-                return found
-    elif isinstance(shape, ListShape) and isinstance(value, list):
-        for number, one in enumerate(value, 1):
-            if found := _absent(shape.member, one, f"{path}{number}."):
-                return found
-    elif isinstance(shape, MapShape) and isinstance(value, dict):
-        for name, one in value.items():
-            if found := _absent(shape.value, one, f"{path}{name}."):
-                return found
+def _absent(shape: Shape, error: str) -> str | None:
+    """The required member that is absent, or null, if that is what msgspec says of a request.
+
+    It is read from the error: to look for it in the request would take another decoding, of whatever was sent.
+    """
+    found = _ABSENT.fullmatch(error)
+    if found is not None:
+        return _member_of(shape, found["path"] or "$", found["name"])[0]
+    found = _NULL.fullmatch(error)
+    if found is not None:
+        path, _, name = found["path"].rpartition(".")
+        absent, is_required = _member_of(shape, path, name)
+        return absent if is_required else None
     return None
+
+
+def _member_of(shape: Shape, path: str, name: str) -> tuple[str, bool]:
+    """How AWS names a member, by msgspec's path of its structure; and whether it is required."""
+    named = []
+    for part in _STEP.finditer(path):
+        if part["member"] is not None:
+            named.append(part["member"])
+            shape = shape.members.get(part["member"], shape) if isinstance(shape, StructureShape) else shape
+        else:
+            if part["index"].isdigit():
+                named.append(str(int(part["index"]) + 1))
+            if isinstance(shape, ListShape):
+                shape = shape.member
+            elif isinstance(shape, MapShape):
+                shape = shape.value
+    required = shape.required_members if isinstance(shape, StructureShape) else ()
+    return ".".join((*named, name)), name in required
 
 
 @cache

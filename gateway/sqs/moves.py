@@ -44,7 +44,7 @@ class Moves:
         return next((task for task in record.moves if task.active), None) if record is not None else None
 
     async def StartMessageMoveTask(self, call: Call, request: Any) -> dict[str, Any]:
-        queue = await self._queue(call, request.SourceArn, "SourceArn", "manage")
+        queue = await self._queue(call, request.SourceArn, "SourceArn", "receive")
         per_second = request.MaxNumberOfMessagesPerSecond
         if per_second is not None and not 1 <= per_second <= PER_SECOND_MAX:
             raise bad_value(
@@ -93,7 +93,7 @@ class Moves:
 
     async def CancelMessageMoveTask(self, call: Call, request: Any) -> dict[str, Any]:
         task_id, arn = _read_handle(request.TaskHandle)
-        queue = await self._queue(call, arn, "SourceArn", "manage")
+        queue = await self._queue(call, arn, "SourceArn", "receive")
         record = self._operations.catalog.records.get(queue)
         task = next((t for t in record.moves if t.id == task_id), None) if record is not None else None
         if task is None:

@@ -80,7 +80,7 @@ def _nested(query: str, body: bytes) -> Nested:
     except ValueError as exc:
         raise SqsError("Serialization", f"The parameters can't be read: {exc}") from None
     for name, text in pairs:
-        node, parts = root, name.split(".")
+        node, parts = root, name.split(".", _DEPTH_MAX)
         if len(parts) > _DEPTH_MAX:
             continue
         for part in parts:

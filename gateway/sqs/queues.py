@@ -97,6 +97,7 @@ class Queues:
 
         def made(base: QueueRecord | None) -> Draft | None:
             if base is None:
+                _require_dead_letters(call, None, draft)
                 return draft
             if self._attributes.changed(queue, self.draft(base), given) != self.draft(base):
                 raise SqsError(
@@ -176,7 +177,13 @@ class Queues:
         queue = await self.require(call, request.QueueUrl, "manage")
         if not request.Attributes:
             raise missing("Attribute.Name")
-        await self.edit(queue, lambda old: self._attributes.changed(queue, old, request.Attributes))
+
+        def changed(old: Draft) -> Draft:
+            new = self._attributes.changed(queue, old, request.Attributes)
+            _require_dead_letters(call, old, new)
+            return new
+
+        await self.edit(queue, changed)
 
     async def edit(self, queue: str, change: Any) -> None:
         def changed(base: QueueRecord | None) -> Draft | None:
@@ -279,6 +286,13 @@ class Queues:
             return old._replace(attributes=attributes)
 
         await self.edit(queue, changed)
+
+
+def _require_dead_letters(call: Call, old: Draft | None, new: Draft) -> None:
+    """Who names another dead-letter queue has to be allowed to send to it. Raises `NotAllowedError`."""
+    target = new.settings.dead_letter_queue
+    if target and (old is None or old.settings.dead_letter_queue != target):
+        call.grants.require("send", target)
 
 
 def _since_s(at_ms: int) -> float:

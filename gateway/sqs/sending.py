@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.service.fifo import UnfitError, deduplication_id_of
-from app.service.operations import Outgoing, Sent
+from app.service.operations import FromProtocol
 from gateway.sqs import batches, messages
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing
 from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Sends
-from gateway.sqs.messages import H_SENDER, H_TRACE, Attribute, MessageIds, md5_of, md5_of_attributes
+from gateway.sqs.messages import Attribute, MessageIds, md5_of, md5_of_attributes
 from marq.core.policies import QueueSettings
 from marq.errors import MarqError, TooLargeError
+from marq.protocol.headers import H_SQS_SENDER, H_SQS_TRACE
+from marq.protocol.messages import Entry, Sent
 
 if TYPE_CHECKING:
     from gateway.sqs.queues import Queues
@@ -66,7 +69,7 @@ class Sending:
 
     def _prepare(
         self, call: Call, entry: Any, settings: QueueSettings
-    ) -> tuple[Outgoing, list[Attribute] | None, Attribute | None]:
+    ) -> tuple[Entry, list[Attribute] | None, Attribute | None]:
         """A message, its attributes and its trace."""
         payload = messages.body_of(entry.MessageBody)
         delay_s = entry.DelaySeconds
@@ -80,17 +83,21 @@ class Sending:
         if name is not None:
             messages.check_id(name, "MessageDeduplicationId")
         headers: dict[str, bytes] = {}
+        added: dict[str, bytes] = {}
         attributes: list[Attribute] | None = None
         if entry.MessageAttributes:
             attributes = messages.attributes_of(entry.MessageAttributes, self._limits.attributes)
-            headers = messages.headers_of(attributes)
+            headers, added = messages.headers_of(attributes)
         trace: Attribute | None = None
         if entry.MessageSystemAttributes:
             trace = messages.trace_of(entry.MessageSystemAttributes)
-            headers[H_TRACE] = trace.value
+            added[H_SQS_TRACE] = trace.value
+        uncounted = 0
         if call.sender is not None:
-            headers[H_SENDER] = call.sender.encode()
-        outgoing = Outgoing(
+            added[H_SQS_SENDER] = call.sender.encode()
+            uncounted = len(H_SQS_SENDER) + len(added[H_SQS_SENDER])
+        kind: Any = Entry if not added else partial(FromProtocol, protocol_headers=added, uncounted_bytes=uncounted)
+        outgoing: Entry = kind(
             payload=payload,
             headers=headers,
             delay_ms=delay_s * 1000 if delay_s is not None else None,
@@ -139,7 +146,7 @@ class Sending:
         self,
         queue: str,
         settings: QueueSettings,
-        prepared: tuple[Outgoing, list[Attribute] | None, Attribute | None],
+        prepared: tuple[Entry, list[Attribute] | None, Attribute | None],
         sent: Sent,
     ) -> dict[str, Any]:
         outgoing, attributes, trace = prepared

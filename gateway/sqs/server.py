@@ -12,13 +12,13 @@ from uuid import uuid4
 
 from aiohttp import web
 
+from app import bodies
 from app.service.census import Census
 from app.service.moves import Moves as MoveTasks
 from app.service.operations import QueueService
 from app.settings import Settings
-from gateway.auth import ALL, Keys, check_browser
+from gateway.auth import ALL, Grants, Keys, check_browser
 from gateway.metrics import ACTION
-from gateway.routes import BODY_TIMEOUT_S
 from gateway.sqs import json_protocol, query_protocol
 from gateway.sqs.call import Call
 from gateway.sqs.deliveries import Deliveries
@@ -34,6 +34,35 @@ from marq.errors import NotAllowedError, UnavailableError
 
 log = logging.getLogger(__name__)
 
+#: What has to be allowed for a queue at least, by action; the others are for whoever may do anything with it.
+PERMISSIONS = {
+    **dict.fromkeys(("SendMessage", "SendMessageBatch"), "send"),
+    **dict.fromkeys(
+        (
+            "ReceiveMessage",
+            "DeleteMessage",
+            "DeleteMessageBatch",
+            "ChangeMessageVisibility",
+            "ChangeMessageVisibilityBatch",
+            "StartMessageMoveTask",
+            "CancelMessageMoveTask",
+        ),
+        "receive",
+    ),
+    **dict.fromkeys(
+        (
+            "CreateQueue",
+            "DeleteQueue",
+            "PurgeQueue",
+            "SetQueueAttributes",
+            "TagQueue",
+            "UntagQueue",
+            "AddPermission",
+            "RemovePermission",
+        ),
+        "manage",
+    ),
+}
 REQUEST_ID = "x-amzn-RequestId"
 #: Queue URLs; the JSON API and the health checks are on paths that look like those of accounts.
 QUEUE_PATH = "/{account:(?!v1/|health/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
@@ -45,7 +74,13 @@ class Server:
     """Answers requests."""
 
     def __init__(
-        self, operations: QueueService, census: Census, move_tasks: MoveTasks, keys: Keys, settings: Settings
+        self,
+        operations: QueueService,
+        census: Census,
+        move_tasks: MoveTasks,
+        keys: Keys,
+        settings: Settings,
+        room: bodies.Room,
     ) -> None:
         limits = limits_of(settings.sqs_limits)
         queues = Queues(operations, census, limits)
@@ -59,6 +94,8 @@ class Server:
         self._targets = {json_protocol.target_of(name): name for name in self._do}
         self._account = settings.sqs_account
         self._signatures = Signatures(keys)
+        self._body_bytes = min(limits.body_bytes or settings.max_body_bytes, settings.max_body_bytes)
+        self._room = room
         tag = uuid4().hex
         self._request_ids = (f"{tag[:8]}-{tag[8:12]}-4{tag[13:16]}-8{tag[17:20]}-{n:012x}" for n in itertools.count())
 
@@ -74,7 +111,10 @@ class Server:
             if self._signatures:
                 claim, credential = self._signatures.claim_of(request)
                 sender, grants = claim.key_id, credential.grants
+                if not request.content.is_eof():
+                    self._signatures.check_head(request, claim, credential.secret)
                 body = self._signatures.check(request, await self._body(request), claim, credential.secret)
+                self._check_permission(grants, request)
             else:
                 _check_browser(request)
                 body = await self._body(request)
@@ -102,18 +142,22 @@ class Server:
         response.headers[REQUEST_ID] = request_id
         return response
 
+    @staticmethod
+    def _check_permission(grants: Grants, request: web.Request) -> None:
+        """Whoever may not do it with any queue is refused before the body is decoded."""
+        permission = PERMISSIONS.get(request.get(ACTION, ""))
+        if permission is not None:
+            grants.require(permission, None)
+
     async def _body(self, request: web.Request) -> bytes:
         try:
-            if request.content.is_eof():
-                return await request.read()
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                return await request.read()
-        except TimeoutError:
-            raise SqsError("RequestTimeout", f"The body did not come within {BODY_TIMEOUT_S:.0f} s.") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise SqsError("RequestTooLarge", "The request is larger than this endpoint takes.") from None
-        except (web.RequestPayloadError, ValueError) as exc:
-            raise SqsError("Serialization", f"The body can't be read: {exc}") from None
+            return await bodies.read(request, self._body_bytes, self._room)
+        except web.HTTPRequestTimeout as exc:
+            raise SqsError("RequestTimeout", f"{exc.text}") from None
+        except web.HTTPRequestEntityTooLarge as exc:
+            raise SqsError("RequestTooLarge", f"The request is too large: {exc.text}.") from None
+        except web.HTTPBadRequest as exc:
+            raise SqsError("Serialization", f"{exc.text}") from None
 
 
 def _form(request: web.Request, body: bytes) -> bytes:

@@ -27,6 +27,7 @@ SERVICE = "sqs"
 SKEW = timedelta(minutes=15)
 #: Longest time that a presigned request is good for.
 EXPIRES_MAX_S = 7 * 24 * 3600
+PAYLOAD = "X-Amz-Content-Sha256"
 UNSIGNED = "UNSIGNED-PAYLOAD"
 _SIGNED_CHUNKS = ("STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER")
 _UNSIGNED_CHUNKS = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
@@ -83,17 +84,18 @@ class Signatures:
             raise SqsError("InvalidClientTokenId", "The security token included in the request is invalid.")
         return claim, credential
 
+    def check_head(self, request: web.Request, claim: Claim, secret: str) -> None:
+        """Raises `SqsError` for a request whose head is enough to know that it is not signed as it has to be."""
+        payload = request.headers.get(PAYLOAD)
+        if payload is not None:
+            _check_signature(request, payload, signing_key(secret, claim.scope), claim)
+
     def check(self, request: web.Request, body: bytes, claim: Claim, secret: str) -> bytes:
         """The body, without the framing of chunks, of a request that is signed as it has to be. Raises `SqsError`."""
-        headers = request.headers
-        path, _, query = request.raw_path.partition("?")
         key = signing_key(secret, claim.scope)
-        payload = headers.get("X-Amz-Content-Sha256")
+        payload = request.headers.get(PAYLOAD)
         said = payload if payload is not None else sha256(body).hexdigest()
-        canonical = canonical_request(request.method, path, query, headers, claim.signed_headers, said)
-        signature = sign(key, ALGORITHM, claim.time, claim.scope, sha256(_bytes(canonical)).hexdigest())
-        if not hmac.compare_digest(signature.encode(), _bytes(claim.signature)):
-            raise _mismatch()
+        _check_signature(request, said, key, claim)
         return _content(body, said, key, claim)
 
 
@@ -107,7 +109,7 @@ def _claim_of(headers: Mapping[str, str], query: Mapping[str, str]) -> Claim:
     expires_s: int | None = None
     if authorization is not None:
         algorithm, _, rest = authorization.partition(" ")
-        parts = dict(found.groups() for part in rest.split(",") if (found := _PART.fullmatch(part)))
+        parts = {found[1]: found[2] for part in rest.split(",") if (found := _PART.fullmatch(part))}
         time = headers.get("X-Amz-Date", "")
     else:
         algorithm, time = query.get("X-Amz-Algorithm", ""), query.get("X-Amz-Date", "")
@@ -153,6 +155,14 @@ def _check_time(claim: Claim, now: datetime) -> None:
 
 
 # -- what it has to be
+
+
+def _check_signature(request: web.Request, payload: str, key: bytes, claim: Claim) -> None:
+    path, _, query = request.raw_path.partition("?")
+    canonical = canonical_request(request.method, path, query, request.headers, claim.signed_headers, payload)
+    signature = sign(key, ALGORITHM, claim.time, claim.scope, sha256(_bytes(canonical)).hexdigest())
+    if not hmac.compare_digest(signature.encode(), _bytes(claim.signature)):
+        raise _mismatch()
 
 
 def canonical_request(
@@ -215,7 +225,8 @@ def _content(body: bytes, payload: str, key: bytes, claim: Claim) -> bytes:
 
 def unframed(body: bytes, key: bytes | None, time: str, scope: str, signature: str) -> bytes:
     """What chunks hold. With a `key`, each is signed, the first on top of the request's `signature`."""
-    parts, at, previous = [], 0, signature
+    parts: list[bytes] = []
+    at, previous = 0, signature
     while True:
         head = _CHUNK.match(body, at)
         if head is None:

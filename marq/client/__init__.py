@@ -19,12 +19,13 @@ one runs the other in a thread of its own.
     asynchronous  AsyncService, AsyncQueue, AsyncConsumer
     blocking      Service, Queue, Consumer
 
-Imports nothing of ours but `marq.errors`, and of others msgspec, aiohttp and tenacity.
+May import `marq.clock`, `marq.errors` and `marq.protocol`. Of others it needs msgspec, aiohttp and tenacity.
 """
 
 from marq.client.asynchronous import AsyncConsumer, AsyncMessage, AsyncQueue, AsyncService
 from marq.client.blocking import Consumer, Message, Queue, Service
-from marq.client.wire import Outgoing, QueueInfo, Sent
+from marq.client.wire import Outgoing
+from marq.protocol.messages import QueueInfo, Sent
 
 __all__ = [
     "AsyncConsumer",

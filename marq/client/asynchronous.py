@@ -15,8 +15,9 @@ from marq.client import operations
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.operations import ACK, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
-from marq.client.wire import Delivery, Outgoing, QueueInfo, Received, Sent
+from marq.client.wire import Deliveries, Delivery, Outgoing
 from marq.errors import LeaseOverError, MarqError
+from marq.protocol.messages import QueueInfo, Sent
 
 T = TypeVar("T", bound=Tracked)
 
@@ -75,7 +76,7 @@ class AsyncMessage(Tracked, eq=False):
                     await self.release()
 
 
-_decoder = msgspec.msgpack.Decoder(Received[AsyncMessage])
+_decoder = msgspec.msgpack.Decoder(Deliveries[AsyncMessage])
 
 
 class Owner:

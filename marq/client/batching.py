@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any
 
-from marq.client.wire import BATCH_MAX, BATCH_MAX_BYTES
 from marq.errors import ClosedError, RequestError
+from marq.protocol.limits import CLIENT_BATCH_BYTES, CLIENT_BATCH_MAX
 
 Post = Callable[[Any, list[Any]], Awaitable[list[Any]]]
 """Sends entries of one kind; answers per entry, in order."""
@@ -90,7 +90,7 @@ class Batching:
         lane.scheduled = False
         if self._closed:
             return
-        while lane.waiting and lane.under_way < (self._at_once if lane.count >= BATCH_MAX else 1):
+        while lane.waiting and lane.under_way < (self._at_once if lane.count >= CLIENT_BATCH_MAX else 1):
             groups = _take(lane)
             if groups:
                 lane.under_way += 1
@@ -115,7 +115,7 @@ class Batching:
         part_bytes = 0
         for entry in entries:
             size_bytes = self._size_of(entry)
-            if part and (len(part) >= BATCH_MAX or part_bytes + size_bytes > BATCH_MAX_BYTES):
+            if part and (len(part) >= CLIENT_BATCH_MAX or part_bytes + size_bytes > CLIENT_BATCH_BYTES):
                 groups.append(_Group(part, part_bytes, loop.create_future()))
                 part, part_bytes = [], 0
             part.append(entry)
@@ -173,7 +173,7 @@ def _take(lane: _Lane) -> list[_Group]:
             continue
         count += len(group.entries)
         size_bytes += group.size_bytes
-        if groups and (count > BATCH_MAX or size_bytes > BATCH_MAX_BYTES):
+        if groups and (count > CLIENT_BATCH_MAX or size_bytes > CLIENT_BATCH_BYTES):
             break
         groups.append(waiting.popleft())
         lane.count -= len(group.entries)

@@ -31,8 +31,9 @@ from marq.client.asynchronous import settle_all
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.operations import ACK, UNREAD, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
-from marq.client.wire import Delivery, Outgoing, QueueInfo, Received, Sent
+from marq.client.wire import Deliveries, Delivery, Outgoing
 from marq.errors import ClosedError, LeaseOverError, MarqError
+from marq.protocol.messages import QueueInfo, Sent
 
 T = TypeVar("T")
 
@@ -224,7 +225,7 @@ class Message(Tracked, eq=False):
                     self.release()
 
 
-_decoder = msgspec.msgpack.Decoder(Received[Message])
+_decoder = msgspec.msgpack.Decoder(Deliveries[Message])
 
 
 class Service:

@@ -16,8 +16,9 @@ import msgspec
 from marq.client import wire
 from marq.client.batching import Batching
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, Connection
-from marq.client.wire import Delivery, Entry, QueueInfo, Received, Sent
+from marq.client.wire import Deliveries, Delivery
 from marq.errors import MarqError, ServiceError, UnavailableError
+from marq.protocol.messages import Entry, QueueInfo, Sent
 
 #: Seconds before a receive that came back empty too early is made again: that worker is going away.
 EARLY_PAUSE_S = 0.2
@@ -93,7 +94,7 @@ class Operations:
     async def receive(
         self,
         queue: str,
-        decoder: msgspec.msgpack.Decoder[Received[D]],
+        decoder: msgspec.msgpack.Decoder[Deliveries[D]],
         limit: int,
         *,
         timeout: float | None,

@@ -22,7 +22,7 @@ import msgspec
 
 from marq.client.operations import ACK, UNREAD, Action, Operations, extend
 from marq.client.pace import Ahead
-from marq.client.wire import BATCH_MAX, Delivery, Received
+from marq.client.wire import Deliveries, Delivery
 from marq.clock import now_s
 from marq.errors import (
     BadReceiptError,
@@ -33,6 +33,7 @@ from marq.errors import (
     ServiceError,
     UnavailableError,
 )
+from marq.protocol.limits import CLIENT_BATCH_MAX
 
 logger = logging.getLogger("marq.client")
 
@@ -70,7 +71,7 @@ class Prefetcher(Generic[M]):
         self,
         operations: Operations,
         queue: str,
-        decoder: msgspec.msgpack.Decoder[Received[M]],
+        decoder: msgspec.msgpack.Decoder[Deliveries[M]],
         owner: Callable[[Prefetcher[M]], Any],
         *,
         prefetch: int = PREFETCH,
@@ -240,7 +241,7 @@ class Prefetcher(Generic[M]):
         missing = ahead + self._readers - len(self.unread)
         if missing < max(1, ahead // 2):
             return 0
-        return min(missing, self._max_in_flight - len(self.held), BATCH_MAX)
+        return min(missing, self._max_in_flight - len(self.held), CLIENT_BATCH_MAX)
 
     async def _fetch(self) -> None:
         try:
@@ -286,8 +287,8 @@ class Prefetcher(Generic[M]):
         while True:
             await asyncio.sleep(pause_s)
             held = list(self.held.values())
-            for start in range(0, len(held), BATCH_MAX):
-                await self._extend(action, held[start : start + BATCH_MAX], pause_s)
+            for start in range(0, len(held), CLIENT_BATCH_MAX):
+                await self._extend(action, held[start : start + CLIENT_BATCH_MAX], pause_s)
 
     async def _extend(self, action: Action, messages: list[M], retry_for: float) -> None:
         began = now_s()

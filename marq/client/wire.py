@@ -20,14 +20,11 @@ import msgspec
 
 from marq import errors
 from marq.errors import BadValueError, MarqError, ServiceError
+from marq.protocol import problems
+from marq.protocol.messages import Entry, Problem, QueueInfo, Received, Sent
 
 MSGPACK = "application/msgpack"
-PROBLEM = "application/problem+json"
 
-#: Messages or receipts in one request.
-BATCH_MAX = 1_000
-#: Payload bytes in one request of several messages.
-BATCH_MAX_BYTES = 4 * 1024 * 1024
 #: Longest wait of one receive; longer ones are several.
 WAIT_MAX_S = 20.0
 
@@ -51,55 +48,8 @@ class Outgoing(msgspec.Struct, frozen=True):
     deduplication_id: str | None = None
 
 
-class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A message to send, as it goes over the wire."""
-
-    payload: bytes
-    key: bytes | None = None
-    headers: dict[str, bytes] = {}
-    delay_ms: int | None = None
-    ttl_ms: int | None = None
-    group: str | None = None
-    deduplication_id: str | None = None
-
-
-class Sent(msgspec.Struct, frozen=True):
-    """Where a message that was sent is, for its whole life.
-
-    ``offset`` -1: it is in the log, but Kafka can't tell any more where.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-
-
-class Problem(msgspec.Struct):
-    """What went wrong (RFC 9457)."""
-
-    type: str = ""
-    title: str = ""
-    detail: str = ""
-
-
-class Delivery(msgspec.Struct, eq=False):
-    """One delivery of a message.
-
-    ``(topic, partition, offset)`` identifies the message for its whole life; ``attempt`` counts its deliveries from 1;
-    ``sent_ms`` is when Kafka took it, in milliseconds since 1970; ``receipt`` stands for this delivery.
-    """
-
-    receipt: str
-    queue: str
-    topic: str
-    partition: int
-    offset: int
-    attempt: int
-    sent_ms: int
-    payload: bytes
-    key: bytes | None = None
-    headers: dict[str, bytes] = {}
-    group: str | None = None
+class Delivery(Received, eq=False):
+    """One delivery of a message; see `marq.protocol.messages.Received`."""
 
     def json(self) -> Any:
         """The payload, decoded from JSON. Raises :exc:`ValueError` if it is none."""
@@ -113,7 +63,7 @@ class Delivery(msgspec.Struct, eq=False):
 D = TypeVar("D", bound=Delivery)
 
 
-class Received(msgspec.Struct, Generic[D]):
+class Deliveries(msgspec.Struct, Generic[D]):
     """The answer to a receive."""
 
     messages: list[D]
@@ -138,18 +88,6 @@ class _SettleResults(msgspec.Struct):
     results: list[_SettleResult]
 
 
-class QueueInfo(msgspec.Struct, frozen=True):
-    """What the service tells of a queue.
-
-    ``settings`` are those in force, such as ``max_receives``; times in milliseconds, with names that end in ``_ms``.
-    """
-
-    name: str
-    settings: dict[str, Any]
-    purging: bool = False
-    created_ms: int = 0
-
-
 class _QueuePage(msgspec.Struct):
     queues: list[QueueInfo]
     after: str = ""
@@ -162,20 +100,7 @@ _settle_results = msgspec.msgpack.Decoder(_SettleResults)
 _problem = msgspec.json.Decoder(Problem)
 
 #: Errors by the last part of a problem's type.
-_ERRORS: dict[str, type[MarqError]] = {
-    "bad-receipt": errors.BadReceiptError,
-    "bad-value": errors.BadValueError,
-    "unknown-queue": errors.UnknownQueueError,
-    "not-found": errors.NotFoundError,
-    "too-large": errors.TooLargeError,
-    "not-possible": errors.NotPossibleError,
-    "no-key": errors.NotAuthenticatedError,
-    "not-allowed": errors.NotAllowedError,
-    "lease-over": errors.LeaseOverError,
-    "bad-request": errors.RequestError,
-    "unavailable": errors.UnavailableError,
-    "internal": errors.ServiceError,
-}
+_ERRORS = problems.ERRORS | {"internal": ServiceError}
 
 #: Errors by status, for answers of whatever stands before a worker, such as a proxy.
 _STATUSES: dict[int, type[MarqError]] = {
@@ -221,7 +146,7 @@ def error_of(problem: Problem, status: int = 0) -> MarqError:
 def error_of_answer(status: int, body: bytes, content_type: str, retry_after: str | None) -> MarqError:
     """The error that an answer with a status of 400 or above tells."""
     problem = Problem()
-    if content_type.partition(";")[0] == PROBLEM:
+    if content_type.partition(";")[0] == problems.CONTENT_TYPE:
         with contextlib.suppress(msgspec.MsgspecError):
             problem = _problem.decode(body)
     if not problem.detail:

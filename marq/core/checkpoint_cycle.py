@@ -112,10 +112,16 @@ class CheckpointCycle:
         """True while a checkpoint is not complete."""
         return self.state is not CycleState.IDLE
 
+    @property
+    def has_to_write(self) -> bool:
+        """True if a checkpoint is worth a tick, without which it is not made."""
+        partition = self._partition
+        return partition.changed() or (self._hurried and partition.persisted < partition.position)
+
     def wants_event(self, now_ms: int) -> bool:
         """True if there is a step to make, which needs the event of a marker: a tick, if no other marker comes."""
         if self.state is CycleState.IDLE:
-            return now_ms >= self._next_ms and self._partition.changed()
+            return self.is_due(now_ms) and self.has_to_write
         return self.state in (CycleState.ROWS_WRITTEN, CycleState.RETIRING)
 
     # ------------------------------------------------------------------ what happens

@@ -86,7 +86,7 @@ class Checkpoints(Restoring):
         if not new_rows and not self._garbage and not self.changed():
             return None
         self._ticks = 0
-        self._written = self._extent()
+        self._written = () if partial else self._extent()  # the rest is written though nothing else happens
         obsolete, self._garbage = sorted(self._garbage), []
         self._check_rows(new_rows, named, obsolete)
         manifest = rows.Manifest(

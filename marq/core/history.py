@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
-from marq.core.partition import H_DELAY, H_TTL, Partition
+from marq.core.partition import Partition
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.reading import BAD_NAME, SPAN_MAX_MS, milliseconds
 from marq.core.state import MessageState
 from marq.errors import InternalError, RowError
+from marq.protocol.headers import H_DELAY, H_TTL
 
 VERSION = 1
 """Of what :meth:`Histories.dump` writes."""

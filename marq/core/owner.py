@@ -12,7 +12,7 @@ out what :meth:`Owner.take_effects` returns, and the step that :meth:`Owner.step
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -27,7 +27,7 @@ from marq.core.partition import Due, Partition
 from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Unreadable
-from marq.core.recovery import give_up, recover
+from marq.core.recovery import give_up, recovering
 from marq.core.starts import Pending, Starts
 from marq.core.state import no_rows
 from marq.core.ticker import TICK_MAX_MS, Ticker
@@ -103,9 +103,23 @@ class Owner:
         again), or somebody has deleted records that no owner had read. ``accept_loss``: go on without those; once the
         own marker is folded, :meth:`give_up` says what is gone.
         """
+        for _ in self.restoring(manifests, row_keys, load, log_start, own_offset, accept_loss=accept_loss):
+            pass
+
+    def restoring(
+        self,
+        manifests: dict[str, bytes],
+        row_keys: Iterable[str],
+        load: Callable[[str], bytes],
+        log_start: tuple[int, int],
+        own_offset: int = -1,
+        *,
+        accept_loss: bool = False,
+    ) -> Generator[None, None, None]:
+        """:meth:`restore` in slices of a few rows each. Until the last one, nothing else may be asked of this owner."""
         if self.phase is not Phase.CLAIMING:
             raise InternalError(f"partition {self.number} is restored while it is {self.phase.value}")
-        recovered = recover(
+        recovered = yield from recovering(
             self.number,
             manifests,
             row_keys,
@@ -118,7 +132,7 @@ class Owner:
         if recovered is None:
             self.phase = Phase.LOST
             return
-        invariants.check(recovered.partition, invariants.MANY)
+        yield from invariants.checking(recovered.partition, invariants.MANY)
         self._use(*recovered)
         self.phase = Phase.CATCHING_UP
 

@@ -18,8 +18,10 @@ from __future__ import annotations
 from marq.core.checkpoints import Checkpoint, Checkpoints
 from marq.core.deliveries import Due
 from marq.core.policies import QUEUE_NAME_MAX
-from marq.core.reading import H_DEDUP, H_DELAY, H_ORIGIN, H_POISON, H_TTL, MESSAGE_MAX_BYTES, Unreadable
-from marq.core.state import H_GROUP, DeliveryState
+from marq.core.reading import Unreadable
+from marq.core.state import DeliveryState
+from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_POISON, H_TTL
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 __all__ = [
     "H_DEDUP",

@@ -44,11 +44,17 @@ MESSAGE_BYTES_MIN = 1024
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
 """Least and greatest limit that a queue can set for its messages."""
 
+SOURCES_MAX = 100
+"""Queues that a dead-letter queue can name as those that may use it."""
+
 Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
 Delay = Annotated[int, Meta(ge=0, le=DELAY_MAX_MS)]
 Ttl = Annotated[int, Meta(ge=0, le=TTL_MAX_MS)]
 Receives = Annotated[int, Meta(ge=0, le=1_000_000)]
 MessageBytes = Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)]
+Sources = Annotated[
+    tuple[Annotated[str, Meta(min_length=1, max_length=QUEUE_NAME_MAX)], ...], Meta(max_length=SOURCES_MAX)
+]
 InFlight = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
@@ -74,10 +80,15 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     content_deduplication: bool = False  # a message without a deduplication id gets a hash of its payload as one
     deduplication_scope: Literal["queue", "group"] = "queue"  # in which an id counts as the same
     max_message_bytes: MessageBytes = 0  # 0: the topic's limit
+    dead_letters_from: Sources | None = None  # the queues whose dead letters may come here; None: any, (): none
 
     def dead_letters_of(self, queue: str) -> str:
         """The queue that takes the dead letters of ``queue``."""
         return self.dead_letter_queue or queue[: QUEUE_NAME_MAX - len(DEAD_SUFFIX)] + DEAD_SUFFIX
+
+    def takes_dead_letters_of(self, queue: str) -> bool:
+        """Whether ``queue`` may name this one as its dead-letter queue."""
+        return self.dead_letters_from is None or queue in self.dead_letters_from
 
     def backoff_of(self, attempt: int, random: Random) -> int:
         """Delay after the failure of ``attempt`` where whoever gives the message back names none."""

@@ -11,13 +11,10 @@ from marq.core.backlog import group_number
 from marq.core.dedup import digest_of, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
 from marq.core.policies import DELAY_MAX_MS
-from marq.core.state import H_GROUP, MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
 from marq.errors import InternalError
-from marq.message import RESERVED
-
-MESSAGE_MAX_BYTES = 4 * 1024 * 1024
-"""Payload, key and headers of a message (`stored_size`). Kafka limits the compressed batch, so a larger one can get
-into the topic; its row would not fit the changelog."""
+from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_POISON, H_TTL, RESERVED
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 COPY_ROOM_BYTES = 16 * 1024
 """So much more may a copy have (a dead letter, a moved message: it has an origin header), for what the copy adds."""
@@ -32,16 +29,8 @@ BAD_NAME = "\ufffd"
 """In the name of a header that is not UTF-8, readers put this character. Kafka's Java client can't tell such a name
 from one that was sent so, and all readers of the log have to decide alike."""
 
-H_DELAY = "marq-delay-ms"
-
-H_TTL = "marq-ttl-ms"
-
 SPAN_MAX_MS = DELAY_MAX_MS
 """Longest delay, and time to live, that a header may name."""
-
-H_ORIGIN = "marq-origin"
-H_DEDUP = "marq-dedup"
-H_POISON = "marq-poison-reason"
 
 UNDECODABLE = "can't be decoded"
 """Beginning of the reason of what could not be decoded: the jobs of the pipeline go by it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import NamedTuple
 
 from marq.core import rows
@@ -22,7 +22,7 @@ class Recovered(NamedTuple):
     old_manifests: list[str]
 
 
-def recover(
+def recovering(
     number: int,
     manifests: dict[str, bytes],
     row_keys: Iterable[str],
@@ -32,8 +32,10 @@ def recover(
     own_offset: int = -1,
     queue_id: str | None = None,
     accept_loss: bool = False,
-) -> Recovered | None:
-    """The state of partition ``number``; None if the newest manifest is of an epoch later than ``own_offset``.
+) -> Generator[None, None, Recovered | None]:
+    """The state of partition ``number``, in slices of a few rows.
+
+    None if the newest manifest is of an epoch later than ``own_offset``.
 
     Args: as those of :meth:`~marq.core.owner.Owner.restore`.
     """
@@ -48,7 +50,8 @@ def recover(
     if not accept_loss:
         _check_log_starts(number, manifest, log_start)
     present = set(row_keys)
-    partition = Partition.restore(number, manifest, load, queue_id=queue_id, present=present)
+    yield
+    partition = yield from Partition.restoring(number, manifest, load, queue_id=queue_id, present=present)
     if accept_loss:
         _skip_deleted_markers(partition, log_start[1])
     return Recovered(partition, sorted(present.difference(partition.named_keys())), [newest, *decoded])

@@ -20,6 +20,7 @@ from marq.core.ranges import RangeSet
 from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
 from marq.errors import RowError
+from marq.protocol.headers import H_GROUP
 
 BLOCK_BITS = 10
 """Markers rows cover blocks of 1,024 offsets."""
@@ -35,9 +36,6 @@ MESSAGE_OVERHEAD_BYTES = 600
 
 HEADER_OVERHEAD_BYTES = 11
 """Counted per header beside its name and its value: what a row adds to them at most (Kafka's format adds less)."""
-
-H_GROUP = "marq-group"
-"""Header by which the messages of a group are known; of several the last one counts."""
 
 
 def group_name(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:

@@ -93,7 +93,7 @@ class Ticker:
         elif since_fold < TICK_MAX_MS:
             wanted = checkpoints.wants_event(now_ms)
         else:
-            wanted = due_ms is not None or checkpoints.under_way or has_sent or partition.changed()
+            wanted = due_ms is not None or checkpoints.under_way or has_sent or checkpoints.has_to_write
         if not wanted:
             return None
         # two that are sent at once would prove each other right

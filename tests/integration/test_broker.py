@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.kafka.broker import MESSAGE_MAX_BYTES, EmbeddedBroker, bootstrap_of, free_port, install_kafka
-from app.kafka.topics import MAX_RECORD_BYTES, ensure_topics
+from app.kafka.broker import EmbeddedBroker, bootstrap_of, free_port, install_kafka
+from app.kafka.jars import own
+from app.kafka.topics import ensure_topics
 from marq.errors import BrokerError
+from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.kafka import settings_for
 
 #: One broker is taken through its life by the tests of this file, in their order: each start costs seconds.
@@ -28,9 +30,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
 
 
 async def write(bootstrap: str, topic: str, value: bytes) -> int:
-    producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, enable_idempotence=True, max_request_size=MESSAGE_MAX_BYTES
-    )
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, max_request_size=RECORD_MAX_BYTES)
     await producer.start()
     try:
         return int((await producer.send_and_wait(topic, value, key=b"k", partition=0)).offset)
@@ -82,7 +82,7 @@ def test_data_and_address_outlive_a_kill(broker: EmbeddedBroker) -> None:
 def test_the_largest_changelog_record_fits(broker: EmbeddedBroker) -> None:
     settings = settings_for(broker.bootstrap, partitions=1)
     topics = asyncio.run(ensure_topics(settings, settings.name))
-    value = os.urandom(MAX_RECORD_BYTES - 1024)
+    value = os.urandom(RECORD_MAX_BYTES - 1024)
     assert asyncio.run(write(broker.bootstrap, topics.changelogs["messages"], value)) == 0
 
 
@@ -105,17 +105,36 @@ def test_jars_that_are_installed_need_no_network(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("asked for the network")
 
     monkeypatch.setattr("socket.socket.connect", no_network)
-    assert len(list(install_kafka().glob("*.jar"))) > 80
+    assert len(install_kafka()) > 80
 
 
 def test_jars_that_can_not_be_fetched_are_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_network(*_args: object, **_kwargs: object) -> None:
         raise OSError("Network is unreachable")
 
-    monkeypatch.setattr("jgo.build", no_network)
-    with pytest.raises(BrokerError, match=r"Network is unreachable; check the network, or point MARQ_KAFKA"):
+    monkeypatch.setattr("socket.getaddrinfo", no_network)
+    monkeypatch.setattr("app.kafka.jars._ATTEMPTS", 1)
+    with pytest.raises(BrokerError, match=r"Network is unreachable>?; check the network; or point MARQ_KAFKA"):
         install_kafka(tmp_path)
-    assert not list(tmp_path.rglob("INSTALLED"))
+    assert not list(tmp_path.rglob("*.jar"))
+
+
+def test_a_changed_jar_stops_the_broker_and_is_named(tmp_path: Path) -> None:
+    jars = install_kafka()
+    folder = own(tmp_path / jars[0].parents[1].name / "jars")
+    for jar in jars:
+        (folder / jar.name).symlink_to(jar)
+    (folder / jars[3].name).unlink()
+    (folder / jars[3].name).write_bytes(jars[3].read_bytes() + b"\0")
+    with pytest.raises(BrokerError, match=f"{folder / jars[3].name} is not the file that marq was made with"):
+        EmbeddedBroker(tmp_path / "data", cache_dir=tmp_path).start()
+    assert not (tmp_path / "data" / "kafka" / "logs").exists()
+
+
+def test_an_installation_without_java_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("app.kafka.broker.find_spec", lambda _: None)
+    with pytest.raises(BrokerError, match=r"no embedded broker .* point MARQ_KAFKA at a Kafka"):
+        install_kafka(tmp_path)
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from faust.types import TP
 
 from app.streaming import transport
-from app.streaming.faust_app import MAX_RECORD_BYTES, CopartitionError
+from app.streaming.faust_app import CopartitionError
 from app.streaming.raw_table import SegmentTable, TableError
 from app.streaming.transport import MAX_BUFFERED_CHUNKS, Chunk, OffsetOutOfRange
+from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.integration.worker_lab import Lab, Worker, until
 
 # -- reading ------------------------------------------------------------------------------------------
@@ -307,6 +308,28 @@ def test_positions_are_committed_when_partitions_are_revoked_and_not_later(kafka
 # -- assignment ---------------------------------------------------------------------------------------
 
 
+def test_a_member_that_has_left_the_group_reads_on_while_another_one_gets_its_partitions(
+    kafka: str, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with Lab(kafka, tmp_path) as lab:
+            first = await lab.worker()
+            await first.ready()
+            first.open_all()
+            first.app.consumer.leave_group()
+            second = await lab.worker()
+            await second.ready()
+            assert not first.app.rebalancing
+            await lab.send(lab.queue, 0, b"x", b"y")
+            await until(lambda: first.values(lab.q(0)) == [b"x", b"y"])
+            second.open_all()
+            await until(lambda: second.values(lab.q(0)) == [b"x", b"y"])
+            await first.stop()
+            assert not first.crashes
+
+    asyncio.run(scenario())
+
+
 def test_topics_that_are_not_copartitioned_stop_the_worker(kafka: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:
@@ -398,17 +421,37 @@ def test_rows_come_back_on_another_machine(kafka: str, tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_store_that_is_still_being_closed_is_opened_after_that(kafka: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with Lab(kafka, tmp_path) as lab:
+            _, table, writer = await table_worker(lab)
+            await (await writer.run(0, lambda: table.write(b"key", b"1")))
+            actives = {TP(lab.changelog, p) for p in range(2)}
+            await table.data.on_rebalance({TP(lab.changelog, 1)}, {TP(lab.changelog, 0)}, set())
+            with pytest.raises(TableError):
+                await table.open(0)
+            await table.data.on_rebalance(actives, set(), {TP(lab.changelog, 0)})
+            assert not table.data.is_open(0), "it costs nothing in the middle of a rebalance"
+            await table.open(0)
+            assert table.read(0, b"key") == b"1"
+            await table.data.on_rebalance({TP(lab.changelog, 1)}, {TP(lab.changelog, 0)}, set())
+            await table.data.on_rebalance(actives, set(), {TP(lab.changelog, 0)})
+            assert table.read(0, b"key") == b"1", "who does not open it waits as well"
+
+    asyncio.run(scenario())
+
+
 def test_a_row_too_large_fails_and_does_not_stop_the_others(kafka: str, tmp_path: Path) -> None:
     """In Faust the future of such a row never resolves, and no later row is sent."""
 
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:
             worker, table, writer = await table_worker(lab)
-            future = await writer.run(0, lambda: table.write(b"large", b"x" * MAX_RECORD_BYTES))
+            future = await writer.run(0, lambda: table.write(b"large", b"x" * RECORD_MAX_BYTES))
             with pytest.raises(MessageSizeTooLargeError):
                 await asyncio.wait_for(future, 5)
             # The same by Faust's own way to send a changelog.
-            future = table.send_changelog(0, b"large", b"x" * MAX_RECORD_BYTES)
+            future = table.send_changelog(0, b"large", b"x" * RECORD_MAX_BYTES)
             with pytest.raises(KafkaError):
                 await asyncio.wait_for(future, 5)
             assert (await asyncio.wait_for(table.send_changelog(0, b"small", b"x"), 5)).offset == 0

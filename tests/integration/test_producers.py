@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from marq.core.reading import MESSAGE_MAX_BYTES
 from marq.core.state import HEADER_OVERHEAD_BYTES
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 from tests.foreign_producers import CLIENTS, CODECS, MODES, Batch, Record, send
 from tests.integration.cluster import Cluster, until
 from tests.kafka import unique

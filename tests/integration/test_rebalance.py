@@ -56,8 +56,11 @@ def test_partitions_that_stay_are_served_while_the_group_rejoins_and_are_not_tak
         workers = [a, b, still, joining]
         with cluster.load(["work-c"], 300):
             time.sleep(1)
+            had = joining.serving()
             joining.stop()
             cluster.wait_served()
+        assert had
+        assert joining.log.count("was taken over by another worker") == len(had), "it served until then"
         after, states = served_by(workers[:3]), cluster.partition_states()
         stayed = [
             n for n in before if before[n] == after[n] and before[n] != still.pid and epochs[n] == states[n]["epoch"]

@@ -12,9 +12,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from app.kafka.broker import EmbeddedBroker
 from app.kafka.connection import admin_client, faust_credentials, kafka_client_args
-from app.kafka.topics import MAX_MESSAGE_BYTES, Topics, ensure_topics
+from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
 from marq.errors import BrokerError, TopicError
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 from tests.kafka import settings_for, unique
 
 
@@ -59,11 +60,11 @@ def test_all_topics_are_created_with_what_the_rest_relies_on(kafka: str) -> None
         config = config_of(settings, name)
         assert config["message.timestamp.type"] == "LogAppendTime"
         assert config["retention.ms"] == "-1"
-        assert int(config["max.message.bytes"]) >= MAX_MESSAGE_BYTES
+        assert int(config["max.message.bytes"]) >= MESSAGE_MAX_BYTES
         assert config["unclean.leader.election.enable"] == "false"
     changelog = config_of(settings, topics.changelogs["messages"])
     assert changelog["cleanup.policy"] == "compact"
-    assert int(changelog["max.message.bytes"]) > MAX_MESSAGE_BYTES
+    assert int(changelog["max.message.bytes"]) > MESSAGE_MAX_BYTES
     assert config_of(settings, topics.queues)["cleanup.policy"] == "compact"
 
 
@@ -105,7 +106,7 @@ def test_every_mismatch_has_a_line_with_the_topic_the_value_and_what_mends_it(ka
     assert f"topic {settings.markers_topic} has 2 partitions, must have 4; mend: kafka-topics.sh" in lines[0]
     assert "--partitions 4" in lines[0]
     assert "message.timestamp.type=CreateTime, must be LogAppendTime; mend: kafka-configs.sh" in lines[1]
-    assert f"max.message.bytes=1000000, must be at least {MAX_MESSAGE_BYTES}" in lines[2]
+    assert f"max.message.bytes=1000000, must be at least {MESSAGE_MAX_BYTES}" in lines[2]
     assert f"topic {changelog} has 6 partitions, must have 4; mend: set MARQ_NAME" in lines[3]
     assert "cleanup.policy=delete, must be compact" in lines[4]
 

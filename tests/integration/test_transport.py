@@ -11,8 +11,8 @@ from faust.types import TP
 
 from app.streaming import producer as producer_module
 from app.streaming import transport
-from app.streaming.faust_app import MAX_RECORD_BYTES
 from app.streaming.producer import ProducerFull
+from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.integration.worker_lab import Lab, until
 from tests.raw_batches import CODECS, Raw, batch
 from tests.raw_client import produce
@@ -125,7 +125,7 @@ def test_a_record_too_large_fails_and_what_follows_does_not(kafka: str, tmp_path
             append = worker.app.producer.append
             assert (await append(lab.queue, 0, b"first")).offset == 0
             with pytest.raises(MessageSizeTooLargeError):
-                await append(lab.queue, 0, b"x" * MAX_RECORD_BYTES)
+                await append(lab.queue, 0, b"x" * RECORD_MAX_BYTES)
             # Small enough for the producer, but not for the topic: the broker refuses it.
             with pytest.raises(MessageSizeTooLargeError):
                 await append(lab.queue, 0, b"x" * (4 * 1024 * 1024))

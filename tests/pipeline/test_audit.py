@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from marq.core import rows
 from marq.core.digest import STATES
 from marq.core.markers import End, Keepalive, Marker, Own, Release, Start, Tick, decode, encode
-from marq.core.reading import MESSAGE_MAX_BYTES
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import PipelineError
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 from pipeline.audit import Found, Verdict, as_json, audit
 from tests.pipeline.lab import Installation
 from tests.pipeline.tables_lab import checkpoint, folded, read, run_archive

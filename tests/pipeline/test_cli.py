@@ -26,7 +26,7 @@ from app.kafka.broker import LOOPBACK, free_port
 from marq.core.markers import Tick
 from pipeline import archive
 from pipeline.jars import java_home
-from pipeline.startup import JVM_OPTIONS
+from pipeline.java import JVM_OPTIONS
 from tests.pipeline.lab import ROOT, Installation, finish, start_job
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from marq.core.history import Envelope
-from marq.core.partition import H_GROUP
+from marq.protocol.headers import H_GROUP
 from pipeline.lifecycle_walker import LifecycleWalker, Plan
 
 

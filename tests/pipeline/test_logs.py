@@ -9,7 +9,7 @@ import pytest
 
 from marq.core.markers import End, Own, Start, encode
 from marq.errors import PipelineError
-from pipeline.logs import Bounds, _pieces, bounds, logs
+from pipeline.logs import Bounds, bounds, logs
 from tests.pipeline.lab import Installation
 
 if TYPE_CHECKING:
@@ -51,20 +51,3 @@ def test_positions_of_another_topic_are_refused(spark: SparkSession, installatio
     here.send(0, (b"q", b"1"))
     with pytest.raises(PipelineError, match="not the topic that was read before"):
         logs(spark, here.kafka, {0: (7, 0)})
-
-
-@pytest.mark.parametrize(
-    ("without", "pieces"),
-    [
-        ([], [(5, 9)]),
-        ([5], [(5, 5), (6, 9)]),
-        ([6], [(5, 6), (7, 9)]),
-        ([6, 7], [(5, 6), (8, 9)]),
-        ([8], [(5, 8)]),
-        ([5, 6, 7, 8], [(5, 5)]),
-    ],
-)
-def test_what_java_fails_at_is_left_out_of_what_it_is_asked_for(
-    without: list[int], pieces: list[tuple[int, int]]
-) -> None:
-    assert _pieces(5, 9, without) == pieces

@@ -21,11 +21,12 @@ from pyspark.sql.types import (
 )
 
 from marq.core import markers as core
-from marq.core.partition import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, Partition
+from marq.core.partition import Partition
 from marq.core.reading import COPY_ROOM_BYTES
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarkerError
-from marq.message import HEADER_KEY, Message
+from marq.message import Message
+from marq.protocol.headers import H_DELAY, H_GROUP, H_ORIGIN, H_TTL, HEADER_KEY
 from pipeline import records
 
 if TYPE_CHECKING:

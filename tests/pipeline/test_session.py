@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.java import java_options
 from pipeline.session import explain
-from pipeline.startup import java_options
 
 TRACE = (
     "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n"

@@ -136,12 +136,12 @@ def _of_the_current_delivery_only(end: Any) -> Any:
 
 
 def _manifest_without(**fields: Any) -> Callable[[], AbstractContextManager[Any]]:
-    original = Partition.restore.__func__  # type: ignore[attr-defined]
+    original = Partition.restoring.__func__  # type: ignore[attr-defined]
 
     def mutated(cls: Any, number: int, manifest: rows.Manifest, load: Any, **kwargs: Any) -> Any:
         return original(cls, number, msgspec.structs.replace(manifest, **fields), load, **kwargs)
 
-    return lambda: mock.patch.object(Partition, "restore", classmethod(mutated))
+    return lambda: mock.patch.object(Partition, "restoring", classmethod(mutated))
 
 
 class ClaimsLate(Worker):

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import uvloop
-from aiohttp import web
+from botocore.auth import SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
+from app.kafka.datadir import Worker
+from app.kafka.topics import Topics
 from app.settings import Settings
 from app.worker import WorkerApp, build
 from gateway import connections
@@ -61,6 +68,19 @@ def head_of(method: str, path: str, length: int | None = None, **headers: str) -
     return "\r\n".join((*lines, "", "")).encode("latin-1")
 
 
+def signed_request(
+    url: str, action: str, body: bytes, key_id: str, secret: str, *, with_hash: bool = False, path: str = "/"
+) -> bytes:
+    """A request to SQS, signed as AWS's clients do."""
+    headers = {"X-Amz-Target": f"AmazonSQS.{action}", "Content-Type": "application/x-amz-json-1.0"}
+    if with_hash:
+        headers["X-Amz-Content-Sha256"] = sha256(body).hexdigest()
+    request = AWSRequest("POST", url + path, data=body, headers=headers)
+    SigV4Auth(Credentials(key_id, secret), "sqs", "eu-west-1").add_auth(request)
+    sent = {name.replace("-", "_"): value for name, value in request.headers.items()}
+    return head_of("POST", path, len(body), Host=url.removeprefix("http://"), **sent) + body
+
+
 async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
     """Status, headers and body of the next answer."""
     async with asyncio.timeout(20):
@@ -73,18 +93,41 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, **values: Any) -> AsyncIterator[Http]:
     """A worker of these settings, of which nothing but HTTP runs."""
-    app = build(Settings(**{"data_dir": folder, "secret": SECRET, **values}))
+    settings = Settings(**{"data_dir": folder, "secret": SECRET, **values})
+    app = build(settings)
+    app._topics = Topics(
+        queue=settings.queue_topic,
+        markers=settings.markers_topic,
+        poison=settings.poison_topic,
+        queues=settings.queues_topic,
+        dead_letter=None,
+        changelogs={},
+        partitions=2,
+    )
     app.define_routes()
-    runner = connections.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    http = Http(app, runner.addresses[0][1])
+    app.place = Worker(folder, 0, 0)
+    app.web._runner = connections.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
+    await app.web.start_server()
+    http = Http(app, app.web._runner.addresses[0][1])
     app.conf.canonical_url = http.url  # type: ignore[assignment]
     try:
         yield http
     finally:
-        await runner.cleanup()
+        await app.web._runner.cleanup()
+
+
+def keep_catalog(http: Http) -> None:
+    """Let the worker have a catalog of queues, in memory instead of in Kafka."""
+    catalog, offsets = http.app.catalog, itertools.count()
+
+    async def write(key: bytes, value: bytes | None) -> None:
+        catalog._take(SimpleNamespace(key=key, value=value, offset=next(offsets)))
+
+    async def end_offsets(topic: str, partitions: int) -> tuple[int, ...]:
+        return (0,) * partitions
+
+    catalog._write = write  # type: ignore[method-assign]
+    catalog.end_offsets = end_offsets  # type: ignore[method-assign]
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

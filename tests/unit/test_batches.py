@@ -148,6 +148,26 @@ def test_of_a_batch_with_a_bad_record_the_others_are_read(codec: str, bad: Raw, 
     assert read.next == 13
 
 
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (batch(Raw(b"a"), Raw(b"v", header_count=5), Raw(b"c"), Raw(b"d")), (11, 12, 14)),
+        (batch(Raw(b"a"), Raw(b"b", length=1000), Raw(b"c"), Raw(b"d")), (11, 14, 14)),
+        (batch(*THREE, last_delta=3, count=4), (13, 14, 14)),
+        (batch(*THREE, last_delta=3, codec_number=5), (10, 14, 14)),
+        (batch(*THREE, Raw(b"d"), bad_crc=True), (10, 14, 14)),
+        (batch(Raw(b"a"), Raw(b"b", b"k", [(b"\xff", b"")]), Raw(b"c"), Raw(b"d")), (11, 12, 0)),
+    ],
+    ids=map(str, range(6)),
+)
+def test_a_fault_says_where_its_batch_ends_if_others_fail_there(raw: bytes, fault: tuple[int, int, int]) -> None:
+    data = offsets_from((raw, 4), (batch(*THREE), 3), base=10)
+
+    found = Read(data, 10, end=17).faults
+
+    assert [(f.start, f.stop, f.batch_stop) for f in found] == [fault]
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_record_with_a_wrong_length_takes_those_behind_it_along(codec: str) -> None:
     read = Read(batch(Raw(b"a"), Raw(b"b", length=1000), Raw(b"c"), codec=codec))
@@ -384,4 +404,4 @@ def test_a_batch_that_is_cut_off_is_asked_for_whole_and_given_up_in_the_end() ->
     (given_up,) = fetcher.fetch(raw[:200])
     assert type(given_up) is Unreadable and given_up.offset == 6
     assert fetcher.position.position == 7
-    assert fetcher.faults == [(TP, Fault(6, 7, "the length or the offset of a batch is wrong"))]
+    assert fetcher.faults == [(TP, Fault(6, 7, "the length or the offset of a batch is wrong", 7))]

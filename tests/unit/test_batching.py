@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from marq.client.batching import Batching
-from marq.client.wire import BATCH_MAX
 from marq.errors import ClosedError
+from marq.protocol.limits import CLIENT_BATCH_MAX
 
 
 class Service:
@@ -57,20 +57,20 @@ def test_full_requests_go_beside_each_other_and_what_is_left_waits_for_company()
         batching = Batching(service.post, at_once=3)
         asked = puts(batching, [0])
         await turns()
-        asked += puts(batching, *([[i] * BATCH_MAX for i in range(1, 5)]), [5])
+        asked += puts(batching, *([[i] * CLIENT_BATCH_MAX for i in range(1, 5)]), [5])
         await turns()
-        assert service.sizes == [1, BATCH_MAX, BATCH_MAX]
+        assert service.sizes == [1, CLIENT_BATCH_MAX, CLIENT_BATCH_MAX]
         await service.answer(1)
-        assert service.sizes == [1, BATCH_MAX, BATCH_MAX, BATCH_MAX]
+        assert service.sizes == [1, CLIENT_BATCH_MAX, CLIENT_BATCH_MAX, CLIENT_BATCH_MAX]
         await service.answer(0)
-        assert service.sizes[4:] == [BATCH_MAX]
+        assert service.sizes[4:] == [CLIENT_BATCH_MAX]
         await service.answer(3)
         await service.answer(2)
         assert service.sizes[5:] == []
         await service.answer(4)
         assert service.sizes[5:] == [1]
         await service.answer(5)
-        assert [await one for one in asked] == [[0], *([i] * BATCH_MAX for i in range(1, 5)), [5]]
+        assert [await one for one in asked] == [[0], *([i] * CLIENT_BATCH_MAX for i in range(1, 5)), [5]]
 
     run(scenario)
 
@@ -78,7 +78,7 @@ def test_full_requests_go_beside_each_other_and_what_is_left_waits_for_company()
 def test_requests_that_have_to_keep_their_order_go_one_after_the_other() -> None:
     async def scenario(service: Service) -> None:
         batching = Batching(service.post)
-        puts(batching, [0], [1] * BATCH_MAX, [2] * BATCH_MAX)
+        puts(batching, [0], [1] * CLIENT_BATCH_MAX, [2] * CLIENT_BATCH_MAX)
         await turns()
         sent = 0
         while sent < len(service.requests):
@@ -87,8 +87,8 @@ def test_requests_that_have_to_keep_their_order_go_one_after_the_other() -> None
             sent += 1
         assert [entry for entries, _ in service.requests for entry in entries] == [
             0,
-            *[1] * BATCH_MAX,
-            *[2] * BATCH_MAX,
+            *[1] * CLIENT_BATCH_MAX,
+            *[2] * CLIENT_BATCH_MAX,
         ]
 
     run(scenario)
@@ -123,7 +123,7 @@ def test_what_nobody_waits_for_any_more_is_not_sent() -> None:
 def test_whoever_waits_when_it_closes_is_cancelled_and_nothing_is_taken_later() -> None:
     async def scenario(service: Service) -> None:
         batching = Batching(service.post)
-        asked = puts(batching, [0], [1] * BATCH_MAX)
+        asked = puts(batching, [0], [1] * CLIENT_BATCH_MAX)
         await turns()
         asked += puts(batching, [2])
         await asyncio.sleep(0)

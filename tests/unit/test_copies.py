@@ -13,17 +13,17 @@ from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
 from app.engine import copies as letters
 from app.engine import fitting
-from app.engine.copies import H_CUT, H_FROM, POISON_ROOM_BYTES, Copies
-from app.kafka.topics import MAX_RECORD_BYTES
+from app.engine.copies import POISON_ROOM_BYTES, Copies
 from marq.core.markers import End, Tick
-from marq.core.partition import H_ORIGIN, H_POISON
 from marq.core.policies import QueueSettings
 from marq.core.ranges import offsets_in
-from marq.core.reading import MESSAGE_MAX_BYTES, Unreadable
+from marq.core.reading import Unreadable
 from marq.core.rows import Record
 from marq.core.starts import STALLED_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES, stored_size
 from marq.errors import BrokerError, UnavailableError
+from marq.protocol.headers import H_DEAD_QUEUE, H_ORIGIN, H_POISON, H_POISON_CUT
+from marq.protocol.limits import MESSAGE_MAX_BYTES, RECORD_MAX_BYTES
 from tests.unit.core_helpers import LEASE_MS, TwoLogs, Worker
 
 NOTHING_MORE_S = 5
@@ -34,7 +34,7 @@ class Kafka:
     """A producer that refuses what is too large for it, or everything for a while."""
 
     def __init__(self) -> None:
-        self.limit = MAX_RECORD_BYTES
+        self.limit = RECORD_MAX_BYTES
         self.refusals: list[Exception] = []
         self.always: Exception | None = None
         self.copies: list[tuple[str, Record]] = []
@@ -129,10 +129,10 @@ def test_a_copy_that_is_too_large_is_made_smaller_and_says_so(key: bytes, value:
         assert desk.ended["poison"] == [offset]
         ((topic, copy),) = desk.kafka.copies
         assert topic == "poison" and desk.kafka.attempts == 1
-        assert fitting.size_of(copy.key, copy.value, copy.headers) <= MAX_RECORD_BYTES
+        assert fitting.size_of(copy.key, copy.value, copy.headers) <= RECORD_MAX_BYTES
         said = headers_of(copy)
         assert said[H_ORIGIN] == b"3:0" and said[H_POISON]
-        cut = json.loads(said[H_CUT])
+        cut = json.loads(said[H_POISON_CUT])
         assert cut.get("value_bytes", len(value or b"")) == len(value or b"")
         assert cut.get("headers", len(headers)) == len(headers)
         assert (value or b"").startswith(copy.value or b"")
@@ -175,7 +175,7 @@ def test_a_topic_that_takes_less_than_it_should_gets_less() -> None:
         await desk.quarantine()
         ((_, copy),) = desk.kafka.copies
         assert 10_000 < len(copy.value or b"") < 100_000
-        assert json.loads(headers_of(copy)[H_CUT]) == {"value_bytes": 2 << 20}
+        assert json.loads(headers_of(copy)[H_POISON_CUT]) == {"value_bytes": 2 << 20}
 
     run(scenario)
 
@@ -311,8 +311,8 @@ def test_a_dead_letter_of_the_largest_message_is_a_message(headers: int) -> None
 
         assert desk.ended == {"dead": [message]}
         ((topic, copy),) = desk.kafka.copies
-        assert topic == "queue" and headers_of(copy)[H_FROM] == queue.encode()
-        assert fitting.size_of(copy.key, copy.value, copy.headers) <= MAX_RECORD_BYTES
+        assert topic == "queue" and headers_of(copy)[H_DEAD_QUEUE] == queue.encode()
+        assert fitting.size_of(copy.key, copy.value, copy.headers) <= RECORD_MAX_BYTES
         other = TwoLogs(number=3)
         other.sent.append(copy)
         other.end = 1
@@ -336,7 +336,7 @@ def test_a_dead_letter_that_is_no_message_any_more_is_poison() -> None:
 
 
 def test_fitting_leaves_room_for_what_a_copy_says() -> None:
-    assert POISON_ROOM_BYTES + letters.REASON_MAX_BYTES + 1024 < MAX_RECORD_BYTES
+    assert POISON_ROOM_BYTES + letters.REASON_MAX_BYTES + 1024 < RECORD_MAX_BYTES
 
 
 # ---------------------------------------------------------------------- moves

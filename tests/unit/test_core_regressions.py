@@ -10,11 +10,12 @@ from marq.core import lanes
 from marq.core import markers as m
 from marq.core.digest import digest_of, entries
 from marq.core.owner import Owner, Phase
-from marq.core.partition import MESSAGE_MAX_BYTES, Partition
+from marq.core.partition import Partition
 from marq.core.policies import Limits, QueueSettings
 from marq.core.rows import Record
 from marq.core.starts import DEAD_LEASE_MS, DEAD_RECEIVER
 from marq.errors import RowError
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 from tests.unit.core_helpers import LEASE_MS, Broker, TwoLogs, Worker
 
 FIFO = QueueSettings(fifo=True)

@@ -13,11 +13,12 @@ from app.service.meters import Meters
 from app.service.operations import QueueService
 from gateway import schemas
 from gateway.sqs.limits import RELAXED
-from marq.client.wire import Entry, Outgoing, to_wire
+from marq.client.wire import Outgoing, to_wire
 from marq.core.policies import DELAY_MAX_MS, QueueSettings
 from marq.errors import BadValueError
 from marq.handlers import Retry
 from marq.message import ManualMessage
+from marq.protocol.messages import Entry
 from tests.unit.core_helpers import TwoLogs
 from tests.unit.peer_helpers import alone
 
@@ -104,6 +105,7 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
         receivers=[],
         topics=SimpleNamespace(queue="t", partitions=8),
         app=SimpleNamespace(producer=producer),
+        stalls=SimpleNamespace(now=dict),
     )
 
     async def main() -> None:

@@ -22,10 +22,11 @@ from app.cluster.peers import Peers
 from app.cluster.seals import HEADER, Seals
 from app.engine import ownership as ownership_module
 from app.engine.outbox import Outbox, Writer
-from app.engine.ownership import OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
 from app.service.polling import PeerPolling, Wake
 from app.settings import Settings
-from app.streaming.faults import stop_on_faults
+from app.streaming.faults import stop_if_reading_ends, stop_on_faults
 from app.streaming.faust_app import MarqApp, create_app
 from app.streaming.producer import IdempotentProducer
 from app.worker import build
@@ -214,6 +215,27 @@ def test_a_producer_whose_sender_ended_stops_the_worker() -> None:
 
     (failure,) = run(scenario)
     assert "writes to Kafka" in str(failure)
+
+
+@pytest.mark.parametrize("ended", ["fetches", "metadata"])
+def test_a_consumer_of_which_a_task_ended_stops_the_worker(ended: str) -> None:
+    async def scenario(failures: Failures) -> None:
+        async def run(name: str) -> None:
+            if name == ended:
+                raise KeyError("planted")
+            await asyncio.Event().wait()
+
+        fetches, metadata = (asyncio.ensure_future(run(name)) for name in ("fetches", "metadata"))
+        consumer = SimpleNamespace(
+            _fetcher=SimpleNamespace(error_future=fetches), _client=SimpleNamespace(_sync_task=metadata)
+        )
+        stop_if_reading_ends(consumer, failures.append)
+        await asyncio.sleep(0.01)
+        for task in (fetches, metadata):
+            task.cancel()  # as when the consumer is stopped
+
+    (failure,) = run(scenario)
+    assert "planted" in str(failure)
 
 
 def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:

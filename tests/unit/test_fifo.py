@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from marq.core import memory
 from marq.core.agenda import Handout
 from marq.core.markers import End, Keepalive, encode
-from marq.core.partition import H_GROUP
 from marq.core.policies import QueueSettings
 from marq.core.ranges import ranges_of
+from marq.protocol.headers import H_GROUP
 from tests.unit.core_helpers import LEASE_MS, Broker, TwoLogs, Worker
 
 FIFO = QueueSettings(fifo=True)

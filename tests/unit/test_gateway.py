@@ -11,9 +11,10 @@ from aiohttp.test_utils import make_mocked_request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app import bodies
 from app.service.receipts import Receipts, queue_crc
 from gateway import routes, schemas
-from gateway.auth import ALL, Keys, check_browser, is_loopback
+from gateway.auth import ALL, Grant, Grants, Keys, check_browser, is_loopback
 from gateway.sqs import server as sqs
 from gateway.sqs.errors import SqsError
 from marq import errors
@@ -175,6 +176,45 @@ def test_impossible_names(name: str) -> None:
     assert name_problem(name)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "granted", "denied"),
+    [
+        ("orders[eu]", ["orders[eu]"], ["orderse", "ordersu", "orders"]),
+        ("orders[!x]", ["orders[!x]"], ["ordersy"]),
+        ("orders.*", ["orders.", "orders.eu", "orders.a\nb"], ["orders", "ordersxeu"]),
+        ("a?c", ["abc", "a.c", "a\nc"], ["ac", "abbc"]),
+        ("a.c", ["a.c"], ["abc"]),
+        ("(a|b)+$", ["(a|b)+$"], ["a", "ab"]),
+        ("\\*", ["\\", "\\x"], ["*"]),
+    ],
+)
+def test_only_asterisks_and_question_marks_are_wildcards(pattern: str, granted: list[str], denied: list[str]) -> None:
+    # | separates names in a list
+    grants = Grants([Grant(frozenset({"send"}), (pattern,))])
+    assert all(grants.allow("send", queue) for queue in granted)
+    assert not any(grants.allow("send", queue) for queue in denied)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        f"{KEY}=part-of-the-key=send:orders",
+        f"{KEY}=part-of-the-key",
+        f"{KEY}==",
+        f"{KEY}=send+part-of-the-key:orders",
+        f"{KEY}=send:",
+        "part-of-the-key",
+        f"part-of-the-key:{'p' * 3}",
+        f"{KEY}:part-of-the-key,{KEY}:another-part-of-it",
+    ],
+)
+def test_errors_name_keys_by_their_position(entry: str) -> None:
+    with pytest.raises(SettingError, match=r"key [12]\b") as caught:
+        Keys(entry)
+    assert "part-of" not in str(caught.value)
+    assert KEY not in str(caught.value)
+
+
 def test_names_that_no_queue_can_have_are_not_remembered() -> None:
     grants = Keys(f"{KEY}=send:orders").grants_of(bearer(KEY))
     for i in range(10):
@@ -187,15 +227,14 @@ def test_names_that_no_queue_can_have_are_not_remembered() -> None:
 
 
 def test_a_body_that_does_not_come_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (routes, sqs):
-        monkeypatch.setattr(module, "BODY_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(bodies, "TIMEOUT_S", 0.02)
 
     async def run() -> None:
         content = StreamReader(Mock(_reading_paused=False), 1 << 16)
         request = make_mocked_request("POST", "/", payload=content)
         with pytest.raises(web.HTTPRequestTimeout):
-            await routes.Body(schemas.Message).read(request)
+            await routes.Body(schemas.Message, 1000).read(request)
         with pytest.raises(SqsError, match="did not come within"):
-            await sqs.Server._body(None, request)  # type: ignore[arg-type]
+            await sqs.Server._body(Mock(_body_bytes=1000, _room=None), request)
 
     asyncio.run(run())

@@ -312,3 +312,30 @@ def test_handlers_that_are_not_heard_of_are_forgotten(monkeypatch: pytest.Monkey
         await until(lambda: not stores.elsewhere.remotes)
 
     run(scenario)
+
+
+def test_a_worker_that_does_not_answer_takes_the_place_of_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "SLOW_S", 0.02)
+
+    async def scenario(cluster: Cluster) -> None:
+        silent, stores = cluster.add("b", [1]), cluster.add("c", [2])
+        seen = handled_by(concurrency=1)
+        asked = asyncio.Event()
+
+        answer = silent.peers.answer
+
+        async def answer_all_but_takes(name: str, *call: Any) -> bytes:
+            if name == "take":
+                asked.set()
+                await asyncio.Event().wait()
+            return await answer(name, *call)
+
+        silent.peers.answer = answer_all_but_takes  # type: ignore[method-assign]
+        cluster.add("a", [0])
+        silent.send(1)
+        await asked.wait()
+        stores.send(2)
+        await until(lambda: seen)
+        assert seen[0].partition == 2
+
+    run(scenario)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from app.engine import ownership as ownership_module
-from app.engine.ownership import AGAIN_MS, TIMER_MS, OwnedPartition, Ownership
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import AGAIN_MS, TIMER_MS, Ownership
 from app.service import receives as receiving_module
 from app.service.meters import Meters
 from app.service.receipts import Receipts

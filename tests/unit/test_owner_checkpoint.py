@@ -104,6 +104,48 @@ def test_nothing_is_retired_after_a_foreign_own_marker_before_the_fence() -> Non
     assert worker.step() is None
 
 
+def until_nothing_happens(worker: Worker) -> None:
+    """Only time passes: ticks that the owner wants, and the steps that they make possible."""
+    for _ in range(200):
+        worker.clock_ms += 100
+        worker.broker.now_ms += 100
+        worker.owner.tick(worker.clock_ms)
+        if worker.flush():
+            worker.step()
+
+
+def test_what_one_checkpoint_left_is_written_though_nothing_happens_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "PERSIST_BYTES", 1)
+    monkeypatch.setattr(checkpoints, "SEGMENT_MESSAGES", 10)
+    worker = serving(55)
+
+    until_nothing_happens(worker)
+
+    assert worker.owner.partition.persisted == 55
+
+
+def test_a_partition_in_which_nothing_happens_is_written_when_memory_is_short() -> None:
+    worker = serving(55, limits=Limits())
+    until_nothing_happens(worker)
+    assert worker.owner.partition.persisted == 0, "it need not be written yet"
+
+    worker.owner.hurry_checkpoint()
+    until_nothing_happens(worker)
+
+    assert worker.owner.partition.persisted == 55
+
+
+def test_a_partition_that_is_written_ticks_no_more_when_memory_is_short() -> None:
+    worker = serving(55)
+    until_nothing_happens(worker)
+    before = len(worker.broker.log)
+
+    worker.owner.hurry_checkpoint()
+    until_nothing_happens(worker)
+
+    assert len(worker.broker.log) == before
+
+
 def test_a_lost_fence_is_appended_again() -> None:
     worker = serving()
     worker.clock_ms += 2_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +35,7 @@ class Kafka:
         self.logs: dict[TP, list[Any]] = defaultdict(list)
         self.assigned = {TP("q", 0), TP("m", 0), TP("q", 1), TP("m", 1)}
         self.answers = True
+        self.in_group = True
         self.silent: set[TP] = set()
         self.started: dict[TP, tuple[int, int]] = {}  # offset, generation
         self.refused: list[Exception] = []  # for the next appends to a table
@@ -72,6 +73,8 @@ class Table:
         self.wiped: list[int] = []
         self.again: list[bytes] = []
 
+    async def open(self, number: int) -> None: ...
+
     def items(self, number: int) -> list[tuple[bytes, bytes]]:
         return list(self.rows.items())
 
@@ -104,8 +107,10 @@ class Changelogs:
     def __init__(self) -> None:
         self.errors: list[Exception] = []
         self.broken: dict[int, Exception] = {}  # of a partition, each time
+        self.reading: Callable[[int], None] = lambda number: None
 
     async def read_rest(self, tables: Any, number: int) -> None:
+        self.reading(number)
         if number in self.broken:
             raise self.broken[number]
         if self.errors:
@@ -211,6 +216,37 @@ def test_what_is_assigned_is_claimed_restored_and_served() -> None:
     run(scenario)
 
 
+def test_the_tables_are_read_before_the_claim_and_to_their_end_after_it() -> None:
+    async def scenario(desk: Desk) -> None:
+        owns: list[int] = []
+        desk.changelogs.reading = lambda number: owns.append(desk.owns(0)) if number == 0 else None
+        await desk.serve()
+        assert owns == [0, 1]
+
+    run(scenario)
+
+
+def test_a_restore_lets_everything_else_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "SLICE_S", 0.0)
+    monkeypatch.setattr(module.Owner, "restoring", lambda *_: (done.append("slice") for _ in range(3)))
+    done: list[str] = []
+
+    async def something_else() -> None:
+        while True:
+            done.append("else")
+            await asyncio.sleep(0)
+
+    async def scenario(desk: Desk) -> None:
+        other = asyncio.ensure_future(something_else())
+        desk.kafka.assigned = {TP("q", 0), TP("m", 0)}
+        desk.ownership.on_assigned(1)
+        await desk.until(lambda: done.count("slice") == 3)
+        other.cancel()
+        assert "slice,slice" not in ",".join(done)
+
+    run(scenario)
+
+
 def test_without_a_partition_a_worker_is_ready() -> None:
     async def scenario(desk: Desk) -> None:
         desk.kafka.assigned = set()
@@ -228,6 +264,25 @@ def test_a_partition_that_another_took_is_taken_back_while_it_is_assigned() -> N
         assert not desk.ownership.ready
         assert desk.ownership.held[0].serving
         await desk.until(lambda: desk.ownership.ready)
+        assert desk.owns(1) == 3
+
+    run(scenario)
+
+
+def test_a_worker_that_has_lost_touch_with_its_group_takes_nothing_back() -> None:
+    """Others have its partitions by then. It would take them again and again, as would they."""
+
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.kafka.in_group = False
+        desk.foreign_own(1)
+        await desk.until(lambda: 1 in desk.ownership.unserved)
+        await asyncio.sleep(0.05)
+        assert "group" in desk.ownership.unserved[1]
+        assert desk.owns(1) == 2
+        assert desk.ownership.held[0].serving
+        desk.kafka.in_group = True
+        await desk.until(lambda: not desk.ownership.unserved)
         assert desk.owns(1) == 3
 
     run(scenario)
@@ -339,17 +394,17 @@ def test_a_partition_whose_tables_can_not_be_read_holds_up_no_other() -> None:
 
 
 def test_a_claim_that_was_overtaken_while_tables_were_read_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    restore = module.Owner.restore
+    restoring = module.Owner.restoring
     overtaken = []
 
-    def restore_late(owner: Any, *args: Any) -> None:
+    def restoring_late(owner: Any, *args: Any) -> Iterator[None]:
         if owner.number == 0 and not overtaken:
             overtaken.append(owner)
             owner.phase = Phase.LOST
         else:
-            restore(owner, *args)
+            yield from restoring(owner, *args)
 
-    monkeypatch.setattr(module.Owner, "restore", restore_late)
+    monkeypatch.setattr(module.Owner, "restoring", restoring_late)
 
     async def scenario(desk: Desk) -> None:
         await desk.serve()
@@ -362,14 +417,14 @@ def test_a_claim_that_was_overtaken_while_tables_were_read_is_made_again(monkeyp
 def test_rows_that_stay_wrong_are_read_from_a_wiped_store_and_leave_that_partition_unserved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = module.Owner.restore
+    original = module.Owner.restoring
 
-    def restore(owner: Any, *args: Any) -> None:
+    def restoring(owner: Any, *args: Any) -> Iterator[None]:
         if owner.number == 1:
             raise RowError("a row is missing")
-        original(owner, *args)
+        yield from original(owner, *args)
 
-    monkeypatch.setattr(module.Owner, "restore", restore)
+    monkeypatch.setattr(module.Owner, "restoring", restoring)
 
     async def scenario(desk: Desk) -> None:
         desk.ownership.on_assigned(1)
@@ -568,6 +623,46 @@ def test_a_partition_that_leaves_releases_what_was_started_and_drops_what_was_no
         assert isinstance(release, Release)
         assert (release.delivery, release.offsets, release.counted) == (taken.delivery, [0, 1], False)
         assert not receiver.got
+
+    run(scenario)
+
+
+def test_a_worker_that_has_left_serves_each_partition_until_another_one_takes_it() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        leaving = asyncio.ensure_future(desk.ownership.serve_until_taken(10))
+        await asyncio.sleep(0)
+        assert not desk.ownership.ready
+        messages(desk, 1, 1)
+        receiver = Waits()
+        desk.ownership.receivers.append(receiver)
+        take(desk, 1, receiver)
+        await desk.until(lambda: receiver.got)
+        desk.foreign_own(1)
+        await desk.until(lambda: 1 not in desk.ownership.held)
+        assert desk.ownership.held[0].serving
+        desk.foreign_own(0)
+        await desk.until(leaving.done)
+        await asyncio.sleep(0.05)
+        assert not desk.ownership.held
+        assert (desk.owns(0), desk.owns(1)) == (2, 2), "nothing is taken back"
+
+    run(scenario)
+
+
+def test_a_worker_that_has_left_claims_nothing_and_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(takeover, "CLAIM_TIMEOUT_S", 0.02)
+
+    async def scenario(desk: Desk) -> None:
+        desk.kafka.silent = {TP("m", 1)}
+        desk.ownership.on_assigned(1)
+        await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
+        await desk.ownership.serve_until_taken(0.02)
+        assert set(desk.ownership.held) == {0}
+        desk.kafka.silent = set()
+        await asyncio.sleep(0.05)
+        assert set(desk.ownership.held) == {0}
+        assert desk.owns(1) == 0
 
     run(scenario)
 

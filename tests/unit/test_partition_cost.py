@@ -9,10 +9,10 @@ import pytest
 
 from marq.core.lanes import TIMERS_SLACK
 from marq.core.markers import End, Marker, Start, Tick
-from marq.core.partition import H_GROUP
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
 from marq.core.segments import Segment
+from marq.protocol.headers import H_GROUP
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, TwoLogs
 
 QUADRATIC = 10

@@ -39,9 +39,11 @@ PART = Part()
 
 
 @contextlib.asynccontextmanager
-async def two_workers(folder: Path, **values: Any) -> AsyncIterator[tuple[Http, Peers]]:
-    """One that is called, and another that calls."""
-    async with serving(folder, **values) as called, serving(folder) as other:
+async def two_workers(
+    folder: Path, its_values: dict[str, Any] | None = None, **values: Any
+) -> AsyncIterator[tuple[Http, Peers]]:
+    """One that is called, and another that calls, which has values of its own."""
+    async with serving(folder, **values) as called, serving(folder, **(its_values or {})) as other:
         for http in (called, other):
             http.app.peers.register(PART)
             await http.app.peers.on_start()

@@ -6,13 +6,13 @@ import pytest
 
 from app.engine.catalog import Catalog, QueueRecord
 from app.service.fifo import fifo_headers
-from app.service.operations import Outgoing
-from marq.core.partition import H_DEDUP
 from marq.core.policies import QueueSettings
+from marq.protocol.headers import H_DEDUP
+from marq.protocol.messages import Entry
 
 
 def id_of(settings: QueueSettings, life: int, group: str = "g", name: str = "id") -> bytes:
-    message = Outgoing(payload=b"x", group=group, deduplication_id=name)
+    message = Entry(payload=b"x", group=group, deduplication_id=name)
     return dict(fifo_headers(message, settings, life))[H_DEDUP]
 
 

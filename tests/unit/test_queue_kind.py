@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.catalog import QueueSettingsError, check_kind, settings_with
 from marq.core.policies import QueueSettings
+from marq.core.settings import QueueSettingsError, check_kind, settings_with
 
 
 @pytest.mark.parametrize("fifo", [True, False])

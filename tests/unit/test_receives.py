@@ -14,6 +14,7 @@ from app.service.meters import Meters
 from app.service.receipts import Receipts
 from app.service.receives import ReceiveHere, Receives
 from marq.core.markers import Release
+from marq.core.policies import QueueSettings
 from marq.core.starts import STALLED_MS
 from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
@@ -23,9 +24,9 @@ from tests.unit.peer_helpers import alone
 class Partition:
     """A partition of this worker, served by a real core; its starts are confirmed when the test says so."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, settings: QueueSettings = DEFAULTS) -> None:
         self.number = number
-        self.core = Worker().serve()
+        self.core = Worker(settings={"q": settings}).serve()
         self.core.send(1)
         self.owner = self.core.owner
         self.outbox = SimpleNamespace(put=lambda markers: self.core.outbox.extend(markers))
@@ -84,8 +85,22 @@ class Desk:
         stalled.stall(self.clock_ms)
         return stalled
 
-    async def receive(self, wait_ms: int = 5_000, lease_ms: int = LEASE_MS, limit: int = 10) -> Any:
-        return await self.receives.receive("q", limit, wait_ms, lease_ms, "r", lambda: False)
+    async def receive(self, wait_ms: int = 5_000, lease_ms: int = LEASE_MS, limit: int = 10, name: str = "r") -> Any:
+        return await self.receives.receive("q", limit, wait_ms, lease_ms, name, lambda: False)
+
+    def limit(self, **settings: Any) -> Partition:
+        """One partition, whose queue has limits."""
+        self.receives.ownership.held.clear()
+        partition = self.receives.ownership.held[0] = Partition(0, QueueSettings(**settings))  # type: ignore[assignment]
+        self.partitions = [partition]
+        return partition
+
+    async def take(self, **options: Any) -> Any:
+        """A receive that is answered at once."""
+        asked = asyncio.ensure_future(self.receive(**options))
+        await asyncio.sleep(0)
+        self.confirm(0)
+        return await asked
 
 
 def run(scenario: Callable[[Desk], Awaitable[None]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +231,63 @@ def test_other_workers_hear_nothing_of_what_lies_in_a_stalled_partition(monkeypa
         desk.receives.wake(stalled)  # type: ignore[arg-type]
         assert not desk.receives.has_ready("q")
         assert told == []
+
+    run(scenario, monkeypatch)
+
+
+def test_a_receiver_that_may_have_no_more_keeps_none_from_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        partition = desk.limit(max_in_flight_per_receiver=1)
+        assert len(await desk.take(name="full")) == 1
+        full = [asyncio.ensure_future(desk.receive(name="full")) for _ in range(3)]
+        behind = asyncio.ensure_future(desk.receive(name="other"))
+        await asyncio.sleep(0)
+        partition.core.send(2)
+        desk.receives.wake(partition)  # type: ignore[arg-type]
+        desk.confirm(0)
+        assert len(await behind) == 1
+        assert len(await desk.take(name="third")) == 1
+        assert not any(one.done() for one in full)
+        assert desk.receives.waiting_count("q") == 3
+        for one in full:
+            one.cancel()
+
+    run(scenario, monkeypatch)
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_who_comes_later_gets_what_those_who_wait_may_not_have(monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
+    async def scenario(desk: Desk) -> None:
+        partition = desk.limit(max_in_flight_per_receiver=1)
+        await desk.take(name="full")
+        full = asyncio.ensure_future(desk.receive(name="full"))
+        await asyncio.sleep(0)
+        partition.core.send(1)
+        if here:
+            asked = asyncio.ensure_future(desk.receive(name="other", wait_ms=0))
+        else:
+            asked = asyncio.ensure_future(desk.receives.receive_here(ReceiveHere("q", 1, LEASE_MS, "other")))
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        assert len(await asked) == 1
+        full.cancel()
+
+    run(scenario, monkeypatch)
+
+
+def test_those_who_wait_are_served_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        partition = desk.limit()
+        await desk.take()
+        line = [asyncio.ensure_future(desk.receive(limit=1, name=f"r{i}")) for i in range(4)]
+        await asyncio.sleep(0)
+        partition.core.send(2)
+        desk.receives.wake(partition)  # type: ignore[arg-type]
+        desk.confirm(0)
+        await asyncio.sleep(0)
+        assert [one.done() for one in line] == [True, True, False, False]
+        for one in line:
+            one.cancel()
 
     run(scenario, monkeypatch)
 

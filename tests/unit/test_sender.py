@@ -235,6 +235,15 @@ def test_a_partition_without_a_leader_holds_up_none_and_does_not_keep_the_worker
     run(scenario)
 
 
+def test_it_ends_though_a_broker_does_not_answer(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.append(0)
+        await desk.sender.close()
+        assert desk.kafka.requests[0].answered.cancelled()
+
+    run(scenario)
+
+
 def test_an_error_of_our_own_ends_the_task(run: Any) -> None:
     async def scenario(desk: Desk) -> None:
         await desk.append(0)

@@ -10,11 +10,11 @@ import pytest
 
 from app.service.meters import Meters
 from app.service.operations import STALLED_S, QueueService
-from marq.client.wire import Entry
 from marq.core.markers import End, Marker
 from marq.core.placing import fifo_partition
 from marq.core.policies import QueueSettings
 from marq.errors import UnavailableError
+from marq.protocol.messages import Entry
 from tests.unit.peer_helpers import alone
 
 COUNT = 3
@@ -26,6 +26,7 @@ class Desk:
 
     def __init__(self, *stalled: int, fifo: bool = False) -> None:
         self.stalled = set(stalled)
+        self.markers_stalled: set[int] = set()
         self.sent: list[int] = []
         self.said: dict[int, list[Marker]] = {}
         self.settings = FIFO if fifo else QueueSettings()
@@ -41,6 +42,7 @@ class Desk:
             receivers=[],
             topics=SimpleNamespace(queue="queue", markers="markers", partitions=COUNT),
             outbox=self.outbox,
+            stalls=SimpleNamespace(now=lambda: dict.fromkeys(self.markers_stalled)),
         )
         self.operations = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
 
@@ -75,6 +77,20 @@ def test_sends_go_to_the_other_partitions() -> None:
         for _ in range(9):
             await desk.operations.send("work", [entry()])
         assert set(desk.sent) == {0, 2}
+
+    asyncio.run(scenario())
+
+
+def test_sends_go_to_partitions_of_which_kafka_takes_the_markers_too() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        desk.markers_stalled = {1}
+        for _ in range(9):
+            await desk.operations.send("work", [entry()])
+        assert set(desk.sent) == {0, 2}
+        desk.stalled, desk.markers_stalled = {0, 1}, {2}
+        await desk.operations.send("work", [entry()])
+        assert desk.sent[-1] == 2, "where there is no better one"
 
     asyncio.run(scenario())
 

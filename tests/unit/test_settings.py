@@ -143,3 +143,29 @@ def test_the_reference_table_has_every_setting_with_a_description() -> None:
 def test_the_documentation_has_the_table_of_settings_as_it_is_printed() -> None:
     text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     assert as_markdown().strip() in text
+
+
+def test_a_password_in_an_address_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARQ_KAFKA", "kafka://marq:hunter2@broker:9092")
+    with pytest.raises(SettingError, match="MARQ_KAFKA") as caught:
+        load()
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["secret", "secret_previous"])
+@pytest.mark.parametrize("value", ["", "x", "hunter2" * 4])
+def test_a_secret_that_can_be_guessed_is_refused_and_not_shown(
+    name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "marq.toml"
+    file.write_text(f'secret = "{"s" * 32}"\n{name} = "{value}"\n' if name != "secret" else f'secret = "{value}"\n')
+    monkeypatch.setenv("MARQ_CONFIG", str(file))
+    with pytest.raises(SettingError, match=rf"MARQ_{name.upper()} is not allowed.* 32") as caught:
+        load()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_previous_secret_needs_one_that_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARQ_SECRET_PREVIOUS", "s" * 32)
+    with pytest.raises(SettingError, match="MARQ_SECRET_PREVIOUS is not allowed: needs MARQ_SECRET"):
+        load()

@@ -6,13 +6,13 @@ import time
 
 import pytest
 
-from app.service.receives import Received
 from gateway.sqs import memory
 from gateway.sqs.memory import Attempts
+from marq.protocol.messages import Received
 
 
 def received(size: int) -> list[Received]:
-    return [Received("r", "q", "t", 0, 0, 1, 0, None, {}, b"x" * size)]
+    return [Received("r", "q", "t", 0, 0, 1, 0, b"x" * size)]
 
 
 def kept(attempts: Attempts, count: int) -> int:

@@ -16,7 +16,8 @@ from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
 from app.engine.stalls import Stall
 from app.service import census as census_module
 from app.service.census import Census
-from app.service.inspection import Inspection, Place
+from app.service.descriptions import Place
+from app.service.inspection import Inspection
 from gateway.metrics import QUEUES_MAX, Collector
 from marq.core.policies import Limits, QueueSettings
 from tests.unit.core_helpers import Worker

@@ -1,0 +1,71 @@
+"""One partition that is assigned to this worker, and who gets its deliveries."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from app.engine.outbox import Outbox
+from marq.core.agenda import Handout
+from marq.core.owner import Owner
+
+#: Milliseconds that reading goes on after a receiver found nothing. A partition that is paused and resumed for every
+#: message is late each time: a fetch that is under way has to end before the partition is part of one again.
+READ_ON_MS = 250
+
+
+class Receiver(Protocol):
+    """Who gets deliveries."""
+
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+        """A delivery begins now."""
+
+    def wake(self, held: OwnedPartition) -> None:
+        """Something became ready in this partition."""
+
+    def starving(self, held: OwnedPartition) -> bool:
+        """True if a receiver waits and this partition has nothing ready for it in what was read so far."""
+
+    def wants(self, queue: str) -> bool:
+        """True if messages of this queue should stay in memory when it is short."""
+
+    def forget(self, held: OwnedPartition) -> None:
+        """The partition is no longer ours: what was asked for there never comes."""
+
+
+class OwnedPartition:
+    """One partition that is assigned to this worker."""
+
+    __slots__ = (
+        "advanced_ms",
+        "caught_up_to",
+        "checkpoint_s",
+        "generation",
+        "manifest_bytes",
+        "number",
+        "outbox",
+        "owner",
+        "paused",
+        "retire_at_ms",
+        "starved_ms",
+        "watched",
+    )
+
+    def __init__(self, number: int, generation: int, owner: Owner, outbox: Outbox) -> None:
+        self.number = number
+        self.generation = generation
+        self.owner = owner
+        self.outbox = outbox
+        self.paused = False  # reading of the queue topic
+        self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
+        self.retire_at_ms = 0
+        self.caught_up_to = -1
+        self.advanced_ms = 0  # when it last came nearer to being served
+        # topic -> position when it was last looked at; when it may be read again, and the pause after that
+        self.watched: dict[str, tuple[int, int, int]] = {}
+        self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
+        self.manifest_bytes = 0  # of the newest manifest
+
+    @property
+    def serving(self) -> bool:
+        """True while this worker may hand out messages of the partition."""
+        return self.owner.serving

@@ -1,0 +1,160 @@
+"""What `app.service.inspection` tells of workers, partitions, queues, messages and rows: to other workers, to views."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from app.engine.breakers import BreakerState
+
+State = Literal["ready", "delayed", "in_flight"]
+
+
+class WorkerView(msgspec.Struct):
+    """A worker."""
+
+    worker: str
+    url: str
+    ready: bool
+    partitions: list[int]
+    uptime_s: float
+    peak_memory_bytes: int
+    payload_bytes: int
+    pending_bytes: int
+    waiting_receives: int
+
+
+class PartitionView(msgspec.Struct):
+    """A partition and its owner. Of one that can't be served there is the reason instead."""
+
+    partition: int
+    owner: str
+    phase: str
+    reason: str | UnsetType = UNSET
+    epoch: int | UnsetType = UNSET
+    position: int | UnsetType = UNSET
+    lag: int | UnsetType | None = UNSET
+    markers_position: int | UnsetType = UNSET
+    markers_lag: int | UnsetType | None = UNSET
+    persisted: int | UnsetType = UNSET
+    checkpoint_age_ms: int | UnsetType | None = UNSET
+    clock_ms: int | UnsetType = UNSET
+    in_memory: int | UnsetType = UNSET
+    held: int | UnsetType = UNSET
+    parked: int | UnsetType = UNSET
+    segments: int | UnsetType = UNSET
+    bytes: int | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    counters: dict[str, int] | UnsetType = UNSET
+
+
+class WorkerPartitions(msgspec.Struct):
+    """The partitions of one worker."""
+
+    worker: str
+    peak_memory_bytes: int
+    partitions: list[PartitionView]
+
+
+class DigestView(msgspec.Struct):
+    """Counts and digest of a partition, and up to where it was read for them."""
+
+    partition: int
+    epoch: int
+    queue_position: int
+    markers_position: int
+    clock_ms: int
+    broker_ms: int
+    counters: dict[str, int]
+    queues: dict[str, dict[str, int]]
+    digest: str
+
+
+class MessagesWanted(msgspec.Struct):
+    """Up to `limit` messages of a queue, in one state or in any, behind a partition and offset."""
+
+    queue: str
+    state: State | None
+    after: tuple[int, int]
+    limit: int
+
+
+class MessageBrief(msgspec.Struct):
+    """A message, as it is in a list. Time and size only if it is in memory."""
+
+    partition: int
+    offset: int
+    state: str
+    receives: int
+    sent_ms: int | None
+    size_bytes: int | None
+
+
+class Place(msgspec.Struct):
+    """Where a message is."""
+
+    partition: int
+    offset: int
+
+
+class DeliveryView(msgspec.Struct):
+    """The newest delivery of a message."""
+
+    epoch: int
+    delivery: int
+    receiver: str
+    leased: bool
+    left_ms: int
+
+
+class MessageView(msgspec.Struct):
+    """A message with everything. Of one that is done only where it was."""
+
+    topic: str
+    partition: int
+    offset: int
+    queue: str | UnsetType = UNSET
+    state: str = "done"
+    receives: int | UnsetType = UNSET
+    sent_ms: int | UnsetType = UNSET
+    age_ms: int | UnsetType = UNSET
+    headers: list[tuple[str, str]] | UnsetType = UNSET
+    payload: str | UnsetType = UNSET
+    size_bytes: int | UnsetType = UNSET
+    poison: str | UnsetType | None = UNSET
+    reserved: bool | UnsetType = UNSET
+    ready_at_ms: int | UnsetType | None = UNSET
+    expires_at_ms: int | UnsetType | None = UNSET
+    delivery: DeliveryView | UnsetType | None = UNSET
+
+
+class RowsWanted(msgspec.Struct):
+    """Up to `limit` rows of a table in one partition, with keys behind `after`."""
+
+    partition: int
+    table: str
+    after: str
+    limit: int
+
+
+class RowView(msgspec.Struct):
+    """A row of a table, decoded."""
+
+    key: str
+    size_bytes: int
+    row: Any
+
+
+class QueueStats(msgspec.Struct):
+    """A queue with counts by state. `has_receiver` None: a worker that may know did not answer."""
+
+    queue: str
+    ready: int
+    delayed: int
+    in_flight: int
+    dead: int
+    oldest_ms: int | None
+    breaker: BreakerState | None
+    has_receiver: bool | None

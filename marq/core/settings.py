@@ -1,0 +1,66 @@
+"""What a queue can be set to, and how it can be changed. Settings come from users: every error is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from marq.core.policies import MESSAGE_BYTES_MIN, QueueSettings, name_problem
+from marq.errors import BadValueError
+
+
+class QueueSettingsError(BadValueError):
+    """Settings of a queue that can't be."""
+
+
+def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> QueueSettings:
+    """`base` with some values changed. Raises `QueueSettingsError` for a name or value that a queue can't have."""
+    current = msgspec.structs.asdict(base)
+    unknown = sorted(set(values) - set(current))
+    if unknown:
+        raise QueueSettingsError(f"queue {queue!r} can't have {unknown[0]!r}; it can have {', '.join(current)}")
+    try:
+        changed = msgspec.convert(current | values, QueueSettings)
+    except msgspec.ValidationError as exc:
+        raise QueueSettingsError(f"queue {queue!r}: {exc}") from None
+    if changed.dead_letter_queue:
+        check_name(changed.dead_letter_queue)
+        if changed.dead_letter_queue == queue:
+            raise QueueSettingsError(f"queue {queue!r} can't be its own dead-letter queue")
+    if 0 < changed.max_message_bytes < MESSAGE_BYTES_MIN:
+        raise QueueSettingsError(
+            f"queue {queue!r}: max_message_bytes must be 0 (the topic's limit), or at least {MESSAGE_BYTES_MIN}"
+        )
+    if changed.backoff_max_ms and changed.backoff_max_ms < changed.backoff_ms:
+        raise QueueSettingsError(f"queue {queue!r}: backoff_max_ms must be 0, or at least backoff_ms")
+    return changed
+
+
+def check_kind(queue: str, old: QueueSettings, new: QueueSettings) -> None:
+    """Raises `QueueSettingsError` if ``new`` would make it another kind of queue: groups would lose their order."""
+    if old.fifo != new.fifo:
+        kind = "FIFO" if old.fifo else "standard"
+        raise QueueSettingsError(
+            f"queue {queue!r} is a {kind} queue for good: delete it and make it anew to change fifo"
+        )
+    if old.fifo and old.deduplication_scope != new.deduplication_scope:
+        raise QueueSettingsError(
+            f"queue {queue!r} has its messages where deduplication_scope {old.deduplication_scope!r} puts them: delete "
+            "it and make it anew to change that"
+        )
+
+
+def check_name(queue: str) -> None:
+    """Raises `QueueSettingsError` for a name that a queue can't have."""
+    problem = name_problem(queue)
+    if problem is not None:
+        raise QueueSettingsError(problem)
+
+
+def check_declared(queues: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Raises `QueueSettingsError` for queues that can't be declared so."""
+    for queue, values in queues:
+        check_name(queue)
+        settings_with(queue, QueueSettings(), values)

@@ -1,0 +1,147 @@
+"""Reads and deletions beside the group: what Kafka does not answer of one partition holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+
+from app.engine import changelogs as module
+from app.engine.changelogs import READERS, Changelogs
+from app.settings import Settings
+
+TOPICS: Any = SimpleNamespace(queue="q", markers="m")
+
+
+class Kafka:
+    """Consumers and an admin client of a Kafka that does not answer for some partitions."""
+
+    def __init__(self) -> None:
+        self.silent: set[int] = set()
+        self.ended = 0
+        self.deleted: list[int] = []
+
+    async def _answer(self, tps: Any) -> dict[TopicPartition, int]:
+        if any(tp.partition in self.silent for tp in tps):
+            await asyncio.Event().wait()
+        return dict.fromkeys(tps, 0)
+
+    end_offsets = beginning_offsets = _answer
+
+    async def offsets_for_times(self, times: Any) -> dict[TopicPartition, None]:
+        await self._answer(times)
+        return dict.fromkeys(times)
+
+    async def list_consumer_group_offsets(self, group: str) -> dict[TopicPartition, Any]:
+        return {}
+
+    async def delete_records(self, due: Any) -> None:
+        self.deleted += [tp.partition for tp in due]
+
+    def unsubscribe(self) -> None: ...
+
+    async def stop(self) -> None:
+        self.ended += 1
+
+
+class Desk:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kafka = Kafka()
+        app: Any = SimpleNamespace(log=logging.getLogger("desk"))
+        self.changelogs = Changelogs(app, Settings(kafka="kafka://nowhere:1"))
+
+        async def client() -> Kafka:
+            return self.kafka
+
+        monkeypatch.setattr(self.changelogs, "_new_consumer", client)
+        monkeypatch.setattr(self.changelogs, "_plain_admin", client)
+
+    async def trim(self, number: int) -> None:
+        held: Any = SimpleNamespace(number=number, retire_at_ms=0)
+        await self.changelogs.trim(held, TOPICS, 5, 5)
+
+
+Scenario = Callable[[Desk], Awaitable[None]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario], None]:
+    monkeypatch.setattr(module, "TURN_S", 0.02)
+
+    def run(scenario: Scenario) -> None:
+        async def main() -> None:
+            async with asyncio.timeout(5):
+                await scenario(Desk(monkeypatch))
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_partitions_that_kafka_does_not_answer_for_keep_no_other_from_being_read(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.kafka.silent = set(range(READERS + 2))
+        silent = [asyncio.ensure_future(desk.changelogs.log_starts(TOPICS, number)) for number in desk.kafka.silent]
+        await asyncio.sleep(0)
+        assert await desk.changelogs.log_starts(TOPICS, 99) == (0, 0)
+        assert not any(one.done() for one in silent)
+        for one in silent:
+            one.cancel()
+
+    run(scenario)
+
+
+def test_who_has_given_up_its_place_gives_up_none_of_another(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        for _ in range(3):
+            async with desk.changelogs._reader():
+                await asyncio.sleep(0.03)
+        assert desk.changelogs._readers._value == READERS
+
+    run(scenario)
+
+
+def test_a_reader_that_advances_keeps_its_place(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        async with desk.changelogs._reader() as reader:
+            for _ in range(10):
+                await asyncio.sleep(0.005)
+                reader.advanced()
+            assert desk.changelogs._readers._value == READERS - 1
+
+    run(scenario)
+
+
+def test_no_more_connections_are_kept_than_are_used_at_once(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2 * READERS):
+                group.create_task(self_reading(desk))
+        await asyncio.sleep(0)
+        assert len(desk.changelogs._idle) == READERS
+
+    async def self_reading(desk: Desk) -> None:
+        async with desk.changelogs._reader():
+            await asyncio.sleep(0.1)
+
+    run(scenario)
+
+
+def test_a_deletion_that_kafka_does_not_answer_holds_up_no_other(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TRIM_TIMEOUT_S", 0.1)
+
+    async def scenario(desk: Desk) -> None:
+        desk.kafka.silent = {1}
+        silent = asyncio.ensure_future(desk.trim(1))
+        await asyncio.sleep(0)
+        await desk.trim(2)
+        assert set(desk.kafka.deleted) == {2}
+        assert not silent.done()
+        await silent
+
+    run(scenario)
