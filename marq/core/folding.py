@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heapify, heappop
+from heapq import heapify
 
 from marq.core import state
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
@@ -33,11 +33,8 @@ class Folding(Reading):
                 self.clock_ms += min(step, CLOCK_STEP_MS)
         self.last_timestamp_ms = timestamp_ms
         self.markers_position = offset + 1
-        timers = self._timers
-        while timers and timers[0][0] <= self.clock_ms:
-            delivered = heappop(timers)[2]
-            self._timed -= len(delivered.offsets)
-            self._come_back(delivered)
+        if self._timers:
+            self._end_waits()
         effects: list[list[int]] = []
         idle = True
         for marker in markers:

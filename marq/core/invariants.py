@@ -121,7 +121,7 @@ def waits(p: State, most: int | None = None) -> None:
     for offset, due_ms in _some(p.elapsed.items(), most):
         if due_ms > p.broker_ms or offset in p.delays or offset in p.deliveries:
             _broken(p, f"{offset} has waited until {due_ms}, broker time is {p.broker_ms}")
-    if p._timers and p._timers[0][0] <= p.clock_ms:
+    if p._timers and p._timers[0][2].is_over(p.clock_ms):
         _broken(p, f"a lease or wait was over at {p._timers[0][0]}, the clock is at {p.clock_ms}")
     if most is None:
         timed = {id(delivered) for _, _, delivered in p._timers}

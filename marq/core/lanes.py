@@ -280,6 +280,14 @@ class Lanes(State):
             deliveries.get(o) is delivered for o in delivered.offsets
         )
 
+    def _end_waits(self) -> None:
+        """Leases, and waits after a release, that are over by now."""
+        timers = self._timers
+        while timers and timers[0][2].is_over(self.clock_ms):
+            delivered = heappop(timers)[2]
+            self._timed -= len(delivered.offsets)
+            self._come_back(delivered)
+
     def _come_back(self, delivered: DeliveryState) -> None:
         """The lease or the wait of ``delivered`` is over: the messages still in it are ready."""
         deliveries, messages = self.deliveries, self.messages

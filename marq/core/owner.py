@@ -275,21 +275,11 @@ class Owner:
         if self.ticker.is_out:
             self.ticker.sent(seq, markers)
 
-    def acknowledged(
-        self,
-        seq: int,
-        offset: int,
-        timestamp_ms: int,
-        markers: list[Marker],
-        now_ms: int,
-    ) -> None:
+    def acknowledged(self, seq: int, offset: int, timestamp_ms: int, markers: list[Marker], now_ms: int) -> None:
         """The own record ``seq`` is in the log: fold it now if it is the next one, else when that is so."""
         if self.phase is not Phase.SERVING or offset < self.partition.markers_position:
             return
-        self._acked[offset] = (
-            timestamp_ms,
-            m.Batch(m.VERSION, markers, self.nonce, seq),
-        )
+        self._acked[offset] = (timestamp_ms, m.Batch(m.VERSION, markers, self.nonce, seq))
         self._fold_acked(now_ms)
 
     def failed(self, seq: int) -> None:
@@ -445,13 +435,7 @@ class Owner:
             return None
         return self.starts.acquire_to_end(queue, offsets, limit, receiver, now_ms, lease_ms=lease_ms, name=name)
 
-    def release(
-        self,
-        offsets: list[int],
-        receipt: tuple[int, int],
-        delay_ms: int = 0,
-        counted: bool = True,
-    ) -> None:
+    def release(self, offsets: list[int], receipt: tuple[int, int], delay_ms: int = 0, counted: bool = True) -> None:
         """Append that a folded delivery of ``offsets`` is given back."""
         self._agenda.release(offsets, receipt, delay_ms, counted)
 

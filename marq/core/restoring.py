@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from heapq import heappop
 from typing import Any, Self
 
 from marq.core import rows
@@ -62,18 +61,7 @@ class Restoring(Deliveries):
     ) -> Generator[None, None, Self]:
         """:meth:`restore` in slices of some milliseconds; the generator returns the partition."""
         self = cls(number, queue_id=queue_id, load=load)
-        self.position = self.persisted = manifest.position
-        self.markers_position = manifest.markers_position
-        self.ahead = RangeSet(manifest.done)
-        self.clock_ms = manifest.clock_ms
-        self.last_timestamp_ms = manifest.last_timestamp_ms
-        self.broker_ms = manifest.broker_ms
-        self.tick_ms = manifest.tick_ms
-        self.own = manifest.own
-        self.delivery = manifest.delivery
-        self.purges = dict(manifest.purges)
-        self.counters = Counter(manifest.counters)
-        self.lost = list(manifest.lost)
+        self._take_manifest(manifest)
         pages: list[tuple[int, Page, tuple[rows.PageRow, list[rows.IndexRow]]]] = []
         ids: list[tuple[int, str, int, Any]] = []
         unpaged: list[tuple[str, int]] = []
@@ -99,25 +87,40 @@ class Restoring(Deliveries):
             else:
                 self._restore_markers(key, checksum, rows.decode_markers(value), unfinished)
             yield
-        for _, key, checksum, parts in sorted(ids):
+        yield from self._restore_ids(sorted(ids), manifest)
+        for _, page, (row, indexes) in sorted(pages, key=lambda p: p[0]):
+            yield from self._restore_page(page, row, indexes)
+            yield
+        if unpaged or unfinished:
+            yield from self._restore_unpaged(unpaged, unfinished)
+        self._end_waits()
+        return self
+
+    def _take_manifest(self, manifest: rows.Manifest) -> None:
+        self.position = self.persisted = manifest.position
+        self.markers_position = manifest.markers_position
+        self.ahead = RangeSet(manifest.done)
+        self.clock_ms = manifest.clock_ms
+        self.last_timestamp_ms = manifest.last_timestamp_ms
+        self.broker_ms = manifest.broker_ms
+        self.tick_ms = manifest.tick_ms
+        self.own = manifest.own
+        self.delivery = manifest.delivery
+        self.purges = dict(manifest.purges)
+        self.counters = Counter(manifest.counters)
+        self.lost = list(manifest.lost)
+
+    def _restore_ids(self, ids: Iterable[tuple[int, str, int, Any]], manifest: rows.Manifest) -> Iterator[None]:
+        """``ids``: first offset, key, checksum and content of rows, ascending."""
+        for _, key, checksum, parts in ids:
             (self.recent if rows.kind_of(key) == "dedup" else self.origins).restore(key, checksum, *parts)
             yield
         self.recent.skip(manifest.ids_skipped)
         self.origins.skip(manifest.origins_skipped)
         for origin, (copy, _) in sorted(manifest.copied.items(), key=lambda item: item[1]):
             if copy < manifest.position:
-                name = origin if isinstance(origin, str) else f"{number}:{origin}"
+                name = origin if isinstance(origin, str) else f"{self.number}:{origin}"
                 self.origins.is_duplicate(origin_digest(name), copy, manifest.last_timestamp_ms)
-        for _, page, (row, indexes) in sorted(pages, key=lambda p: p[0]):
-            yield from self._restore_page(page, row, indexes)
-            yield
-        if unpaged or unfinished:
-            yield from self._restore_unpaged(unpaged, unfinished)
-        while self._timers and self._timers[0][0] <= self.clock_ms:
-            delivered = heappop(self._timers)[2]
-            self._timed -= len(delivered.offsets)
-            self._come_back(delivered)
-        return self
 
     def _index_of(self, s: rows.SegmentState, present: Collection[str] | None) -> rows.IndexRow:
         key = rows.row_key(self.number, s.epoch, "messages", s.number)
