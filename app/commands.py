@@ -23,6 +23,7 @@ from app.kafka.broker import EmbeddedBroker, bootstrap_of
 from app.processes import WorkerProcess, errors_as_lines, stop_signals
 from app.settings import load
 from marq.errors import MarqError
+from marq.text import cleaned
 
 
 def _command(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +132,7 @@ def repair(number: int, accept_loss: bool) -> None:
 
     found = asyncio.run(mend(load(), number, accept_loss=accept_loss))
     for line in lines_of(found):
-        click.echo(line)
+        click.echo(cleaned(line))
     raise SystemExit(1 if found.losses and not found.done else 0)
 
 

@@ -36,7 +36,7 @@ def errors_as_lines() -> Iterator[None]:
     try:
         yield
     except MarqError as error:
-        click.echo(f"marq: {error}", err=True)
+        click.echo("marq: " + "\n".join(error.lines), err=True)
         raise SystemExit(2) from None
 
 

@@ -39,7 +39,7 @@ from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
 from app.engine.ownership import Ownership
-from app.kafka.connection import await_kafka, faust_broker, faust_credentials
+from app.kafka.connection import await_kafka, faust_broker, faust_credentials, until_kafka_takes_it
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import clean_records, quiet_steps
@@ -57,6 +57,7 @@ from gateway import connections, health, json_api, leftovers, metrics, routes, v
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
 from marq.errors import MarqError, SettingError
+from marq.text import cleaned
 from tables import markers as markers_table
 from tables import messages as messages_table
 from tables import progress as progress_table
@@ -187,8 +188,11 @@ class WorkerApp(MarqApp):
         if not self.keys:
             require_loopback(settings.web_host)
         resolve_bootstrap(settings, wait_s=10)
-        asyncio.run(await_kafka(settings, settings.kafka_wait_ms / 1000, _say))
-        self._topics = asyncio.run(ensure_topics(settings, app_id(settings)))
+        wait_s = settings.kafka_wait_ms / 1000
+        asyncio.run(await_kafka(settings, wait_s, _say))
+        self._topics = asyncio.run(
+            until_kafka_takes_it(lambda: ensure_topics(settings, app_id(settings)), wait_s, _say)
+        )
         self.place = claim_worker(settings)
         conf = self.conf
         brokers = [URL(url) for url in faust_broker(settings)]
@@ -361,7 +365,7 @@ class FaustWorker(faust.Worker):
             try:
                 app.prepare()
             except MarqError as error:
-                click.echo(f"marq: {error}", err=True)
+                _say(*error.lines)
                 raise SystemExit(2) from None
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
@@ -431,8 +435,8 @@ def _user_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
 
 
-def _say(line: str) -> None:
-    click.echo(f"marq: {line}", err=True)
+def _say(*lines: str) -> None:
+    click.echo("marq: " + "\n".join(map(cleaned, lines)), err=True)
 
 
 def _exit_now() -> None:

@@ -19,6 +19,8 @@ if not __package__:
 
 import click
 
+from pipeline.console import say
+
 #: Job -> its module, which has a click command called `command`; imported when it is asked for.
 JOBS = {
     "archive": ("pipeline.archive", "Stream both topics into tables."),
@@ -77,7 +79,7 @@ def _errors_as_lines() -> Iterator[None]:
 
 
 def _fail(text: str) -> NoReturn:
-    click.echo(f"marq: {text}", err=True)
+    say(f"marq: {text}", err=True)
     raise SystemExit(2) from None
 
 

@@ -24,6 +24,7 @@ from app.processes import stop_signals
 from marq.errors import BrokerError, MarqError, PipelineError, TopicError
 from pipeline import records, tables
 from pipeline.checkpoints import Checkpoint
+from pipeline.console import say
 from pipeline.kafka import Offsets
 from pipeline.options import Job, job_options
 from pipeline.session import explain
@@ -236,7 +237,7 @@ class Archiving(Streaming):
             self.kafka.commit(self.job.settings.archive_group, {flow.topic: flow.positions for flow in self.flows})
         except MarqError as error:
             # The next batch tells again; until then Kafka keeps more than it needs to.
-            click.echo(f"marq: the positions of the archive were not published: {error}", err=True)
+            say(f"marq: the positions of the archive were not published: {error}", err=True)
 
     def failed(self, spark: SparkSession, query: StreamingQuery) -> str:
         flow = next(flow for flow in self.flows if flow.query is query)

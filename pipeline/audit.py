@@ -18,6 +18,7 @@ import msgspec
 from marq.errors import PipelineError
 from pipeline.auditor import FOUND, SUMMARY, Auditor, Plan, Summary
 from pipeline.changelogs import Snapshot, snapshot, table_rows
+from pipeline.console import say
 from pipeline.options import Job, job_options, key_in
 from pipeline.states import states_of
 from pipeline.walk import walk
@@ -130,7 +131,7 @@ def command(
         )
     result = as_json(verdict)
     for line in _lines(verdict, faults):
-        click.echo(line, err=json_file == "-")
+        say(line, err=json_file == "-")
     if json_file == "-":
         click.echo(json.dumps(result))
     elif json_file is not None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-import click
 import msgspec
 
 from marq.errors import BadValueError, BrokerError, PipelineError
+from pipeline.console import say
 from pipeline.ledger import Done, Input, Ledger, State, ledger_topic
 from pipeline.sending import PATIENCE_S, RESULT_SCHEMA, Plan, Row, new_producer, send_batches
 
@@ -143,7 +143,7 @@ class Dispatch:
 
 def echo_outcome(outcome: Outcome, seconds: float) -> None:
     """The last line of a job of sending."""
-    click.echo(f"sent {outcome.sent}, already sent {outcome.already_sent}, skipped {outcome.skipped}, {seconds:.1f} s")
+    say(f"sent {outcome.sent}, already sent {outcome.already_sent}, skipped {outcome.skipped}, {seconds:.1f} s")
 
 
 def spread(staged: DataFrame, plan: Plan) -> DataFrame:

@@ -13,6 +13,7 @@ import click
 import msgspec
 import pyarrow as pa
 
+from pipeline.console import say
 from pipeline.lifecycle_walker import LIFE, LIFECYCLE, STATE_VERSION, LifecycleWalker, Plan
 from pipeline.options import Job, job_options
 from pipeline.resuming import ResumeState
@@ -45,9 +46,9 @@ def command(job: Job) -> None:
     with job.session("lifecycle") as spark:
         done = lifecycle(spark, job)
     if done is None:
-        click.echo("nothing new in the archive")
+        say("nothing new in the archive")
     else:
-        click.echo(f"run {done.run}: {done.ended:,} lives ended, {done.unfinished:,} messages are unfinished")
+        say(f"run {done.run}: {done.ended:,} lives ended, {done.unfinished:,} messages are unfinished")
 
 
 def lifecycle(spark: SparkSession, job: Job) -> Done | None:

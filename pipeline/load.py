@@ -20,6 +20,7 @@ import msgspec
 from marq.errors import BadValueError, PipelineError
 from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, RESERVED
 from pipeline import inputs
+from pipeline.console import say
 from pipeline.dispatch import Dispatch, Outcome, echo_outcome
 from pipeline.ledger import State
 from pipeline.options import Job, job_options
@@ -288,7 +289,7 @@ def run(
             found = inputs.remote_files(spark, path)
         what = msgspec.structs.replace(what, format=what.format or inputs.format_of(found, path))
         dispatch = Dispatch(job, "load", name, [what, found], rate)
-        click.echo(f"{dispatch.name}: {len(found)} file(s), {sum(file.size_bytes for file in found):,} bytes")
+        say(f"{dispatch.name}: {len(found)} file(s), {sum(file.size_bytes for file in found):,} bytes")
         state = dispatch.look() if dry_run else dispatch.take_over()
         if state.done is not None:
             return Outcome(0, state.done.sent, state.done.skipped)
@@ -307,9 +308,9 @@ def run(
 
 
 def _tell(counts: Counts, queue: str, state: State) -> Outcome:
-    click.echo(f"{counts.rows} messages of {counts.size_bytes:,} bytes for {queue!r}; {counts.bad} rows can't be sent")
+    say(f"{counts.rows} messages of {counts.size_bytes:,} bytes for {queue!r}; {counts.bad} rows can't be sent")
     if counts.first_error:
-        click.echo(f"the first: {counts.first_error}")
+        say(f"the first: {counts.first_error}")
     return Outcome(0, state.sent, counts.bad)
 
 

@@ -26,6 +26,7 @@ from marq.errors import (
     UnreachableError,
 )
 from marq.protocol.headers import H_DEAD_AT_MS, H_DEAD_QUEUE, H_DEAD_REASON, H_DEAD_RECEIVES, H_DEAD_SENT_MS
+from pipeline.console import say
 from pipeline.options import Job, job_options, key_in
 from pipeline.queues import require_ours
 from pipeline.sending import Pace
@@ -89,7 +90,7 @@ def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
         )
         found = found.unionByName(older.select(found.columns))
     elif gone:
-        click.echo("older records are not in Kafka any more, and there is no archive: older dead letters are not seen")
+        say("older records are not in Kafka any more, and there is no archive: older dead letters are not seen")
     return with_text(_described(found))
 
 
@@ -185,7 +186,7 @@ def run(
         chosen = choose(dead_letters(spark, job, queue), where)
         if dry_run or not yes:
             total = show(chosen)
-            click.echo("finished ones, and those in work, are counted here, but will be left alone")
+            say("finished ones, and those in work, are counted here, but will be left alone")
             if dry_run:
                 return Moved()
             agree(f"Move up to {total} messages to {to or 'the queues that they come from'}?", yes=yes)
@@ -239,8 +240,6 @@ def command(
     """
     began = time.monotonic()
     outcome = run(job, queue, where, to=to, rate=rate, url=url, key_file=key_file, yes=yes, dry_run=dry_run)
-    click.echo(
-        f"moved {outcome.moved}, left alone {outcome.left}, failed {outcome.failed}, {time.monotonic() - began:.1f} s"
-    )
+    say(f"moved {outcome.moved}, left alone {outcome.left}, failed {outcome.failed}, {time.monotonic() - began:.1f} s")
     if outcome.failed:
         raise PipelineError(f"{outcome.failed} could not be moved, run it again: {outcome.first_error}")

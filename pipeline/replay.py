@@ -14,6 +14,7 @@ import msgspec
 
 from marq.errors import PipelineError
 from marq.protocol.headers import H_DELAY, H_GROUP, H_REPLAYED_FROM, H_TTL, HEADER_KEY
+from pipeline.console import say
 from pipeline.dispatch import Dispatch, Outcome, echo_outcome
 from pipeline.options import Job, job_options
 from pipeline.queues import Queues, require_ours
@@ -118,7 +119,7 @@ def run(
     dispatch = Dispatch(job, "replay", name, what, rate)
     state = dispatch.look()
     if state.done is not None:
-        click.echo(f"{dispatch.name} is done; --job gives the same choice another name")
+        say(f"{dispatch.name} is done; --job gives the same choice another name")
         return Outcome(0, state.done.sent, state.done.skipped)
     with job.session("replay") as spark:
         from pipeline.selection import agree, choose, show
@@ -142,7 +143,7 @@ def run(
             staging.write(staged_rows(chosen, what, queues))
         rows = staging.read()
         counts = staging.counts(rows)
-        click.echo(f"{dispatch.name}: {counts.rows} messages, {counts.size_bytes:,} bytes; {state.sent} sent before")
+        say(f"{dispatch.name}: {counts.rows} messages, {counts.size_bytes:,} bytes; {state.sent} sent before")
         if dry_run:
             return Outcome(0, state.sent, counts.bad)
         staging.reject(rows, counts, skip=skip_bad)

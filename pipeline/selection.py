@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 
 from marq.errors import PipelineError
 from marq.protocol.headers import RESERVED
+from marq.text import cleaned
+from pipeline.console import say
 from pipeline.session import explain
 
 if TYPE_CHECKING:
@@ -59,11 +61,11 @@ def show(chosen: DataFrame) -> int:
     )
     queues = counted.orderBy(F.desc("rows"), "queue").collect()
     total = sum(row["rows"] for row in queues)
-    click.echo(f"chosen: {total} messages, {sum(row['bytes'] for row in queues):,} bytes")
+    say(f"chosen: {total} messages, {sum(row['bytes'] for row in queues):,} bytes")
     for row in queues[:QUEUES_SHOWN]:
-        click.echo(f"  {row['rows']:>10}  {row['queue']}")
+        say(f"  {row['rows']:>10}  {row['queue']}")
     if len(queues) > QUEUES_SHOWN:
-        click.echo(f"  and {len(queues) - QUEUES_SHOWN} queues more")
+        say(f"  and {len(queues) - QUEUES_SHOWN} queues more")
     if total:
         sample = chosen.select(
             "partition",
@@ -74,14 +76,12 @@ def show(chosen: DataFrame) -> int:
             F.substring("payload_text", 1, TEXT_SHOWN + 1).alias("text"),
         )
         for row in sample.limit(SAMPLE_ROWS).collect():
-            click.echo(
-                f"  {row['partition']}:{row['offset']} {row['timestamp']:%Y-%m-%d %H:%M:%S} {_shown(row['text'])}"
-            )
+            say(f"  {row['partition']}:{row['offset']} {row['timestamp']:%Y-%m-%d %H:%M:%S} {_shown(row['text'])}")
     return total
 
 
 def _shown(text: str | None) -> str:
-    clean = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text or "")
+    clean = cleaned(text or "")
     return clean[:TEXT_SHOWN] + ("…" if len(clean) > TEXT_SHOWN else "")
 
 

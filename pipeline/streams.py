@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-import click
-
 from marq.errors import BrokerError, PipelineError
 from pipeline.checkpoints import Checkpoint
+from pipeline.console import say
 from pipeline.damage import CAREFUL_OFFSETS, Damaged, behind, find, readable
 from pipeline.kafka import Kafka, Offsets, offsets_json
 from pipeline.options import Job
@@ -94,7 +93,7 @@ class Streaming:
 
         A Kafka that goes away while the job runs without `once` is waited for.
         """
-        click.echo(self.open(spark) + ("" if self.once else "  (Ctrl-C stops it)"))
+        say(self.open(spark) + ("" if self.once else "  (Ctrl-C stops it)"))
         while not self.stopped():
             try:
                 self._stream(spark)
@@ -103,11 +102,11 @@ class Streaming:
             except BrokerError as error:
                 if self.once:
                     raise
-                click.echo(f"marq: {error}; waiting for it", err=True)
+                say(f"marq: {error}; waiting for it", err=True)
                 self._await_kafka()
                 continue
             break
-        click.echo(self.outcome(spark))
+        say(self.outcome(spark))
 
     def _stream(self, spark: SparkSession) -> None:
         self._queries.clear()
@@ -213,7 +212,7 @@ class Streaming:
         for (topic, number), all_of_it in found.items():
             for damage in all_of_it:
                 if damage not in known.get((topic, number), ()):
-                    click.echo(f"marq: {topic} partition {number}: {damage}; going on behind it", err=True)
+                    say(f"marq: {topic} partition {number}: {damage}; going on behind it", err=True)
         return bool(found)
 
     def _stop(self) -> None:

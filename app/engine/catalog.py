@@ -59,6 +59,8 @@ DELETE_WAIT_S = 10.0
 OVERWRITTEN_S = 15.0
 #: Attribute in which records of 0.1 have a policy that is a setting now.
 OLD_POLICY = "sqs.RedriveAllowPolicy"
+#: What origins of copies are sealed for, as `Catalog.keys_for` takes it.
+ORIGINS = b"marq-origin"
 #: Format of a record.
 VERSION = 1
 

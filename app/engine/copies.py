@@ -23,6 +23,7 @@ from app.kafka.topics import Topics
 from app.settings import Settings
 from app.streaming.faust_app import MarqApp
 from marq.core import markers as m
+from marq.core.dedup import origin_seal
 from marq.core.partition import Unreadable
 from marq.core.placing import fifo_partition
 from marq.core.ranges import ranges_of
@@ -40,6 +41,7 @@ from marq.protocol.headers import (
     H_DEDUP_WAS,
     H_DELAY,
     H_ORIGIN,
+    H_ORIGIN_SEAL,
     H_POISON,
     H_POISON_CUT,
     H_TTL,
@@ -72,7 +74,20 @@ COPY_AGAIN_S, COPY_AGAIN_MAX_S = 0.1, 5.0
 COPY_GIVE_UP_S = 60.0
 
 #: Headers that describe one stay in one queue: a copy begins anew.
-_OF_THE_STAY = {H_DELAY, H_TTL, H_ORIGIN, H_DEAD_QUEUE, H_DEAD_REASON, H_DEAD_RECEIVES, H_DEAD_SENT_MS, H_DEAD_AT_MS}
+_OF_THE_STAY = {
+    H_DELAY,
+    H_TTL,
+    H_ORIGIN,
+    H_ORIGIN_SEAL,
+    H_DEAD_QUEUE,
+    H_DEAD_REASON,
+    H_DEAD_RECEIVES,
+    H_DEAD_SENT_MS,
+    H_DEAD_AT_MS,
+}
+
+#: Headers of a copy in the poison topic that are not its record's.
+_OF_POISON = {H_POISON, H_POISON_CUT, H_ORIGIN, H_ORIGIN_SEAL}
 
 #: Why a message is poison that no dead letter can be made of.
 TOO_LARGE = "no dead letter can be made of it: it is too large"
@@ -320,7 +335,7 @@ class Copies:
 
     def _aside(self, reasons: dict[int, str]) -> Callable[[Any, int], Target]:
         def target(record: Any, offset: int) -> Target:
-            headers = [header for header in record.headers if header[0] not in (H_POISON, H_POISON_CUT, H_ORIGIN)]
+            headers = [header for header in record.headers if header[0] not in _OF_POISON]
             reason = (H_POISON, _reason(reasons[offset]))
             return self._ownership.topics.poison, 0, record.key, [*headers, reason]
 
@@ -392,12 +407,14 @@ class Copies:
                 record = partition.record(offset)
                 topic, number, key, own = target(record, offset)
                 headers: list[tuple[str, bytes | None]] = [*own]
-                origin, value = (H_ORIGIN, f"{held.number}:{offset}".encode()), record.value
+                origin, value = f"{held.number}:{offset}", record.value
                 if room is not None:
                     *theirs, reason = headers
                     key, value, headers, cut = fitting.fit(key, value, theirs, room)
                     headers += [reason, *([(H_POISON_CUT, cut)] if cut is not None else [])]
-                headers.append(origin)
+                headers.append((H_ORIGIN, origin.encode()))
+                if partition.origin_keys:
+                    headers.append((H_ORIGIN_SEAL, origin_seal(origin, partition.origin_keys[0])))
                 if topic == self._ownership.topics.queue:
                     self._check_size(Record(0, 0, key, value, headers))
                 future = self._ownership.app.producer.append(topic, number, value, key, headers)

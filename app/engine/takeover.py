@@ -23,7 +23,7 @@ from aiokafka.errors import KafkaError
 from mode.utils.logging import CompositeLogger
 
 from app.engine.breakers import Breakers
-from app.engine.catalog import Catalog
+from app.engine.catalog import ORIGINS, Catalog
 from app.engine.changelogs import Changelogs
 from app.engine.outbox import Outbox, Writer
 from app.kafka.topics import Topics
@@ -154,6 +154,7 @@ class TakeOver:
                 step_timeout_ms=settings.step_timeout_ms,
                 queue_id=settings.queue_id,
                 partitions=ownership.topics.partitions,
+                origin_keys=ownership.catalog.keys_for(ORIGINS),
             ),
             settings_of=ownership.catalog.settings_of,
             breaker_of=ownership.breakers.of,

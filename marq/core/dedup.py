@@ -12,7 +12,9 @@ a record moves by no more than ``STEP_MS``. So a wrong timestamp, or a minute of
 and an id that was stamped far ahead by mistake neither stays nor makes the others stay. All of this depends on nothing
 but accepted records behind the oldest that is remembered: a worker that begins with that one does the same.
 
-The origins of copies (dead letters, moved messages) are such ids, too, with a window and a number of their own.
+The origins of copies (dead letters, moved messages) are such ids, too, with a window and a number of their own. They
+are sealed with a key of the installation, where it has one: else a producer could name the origin of a copy that is to
+come, which would then be the second one.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Iterable
 from hashlib import blake2b
+from hmac import compare_digest
 from typing import NamedTuple
 
 from marq.core.rows import DIGEST_BYTES
@@ -52,6 +56,9 @@ ORIGIN_WINDOW_MS = 3_600_000
 ORIGINS_MAX = 20_000
 """… while no more copies than this came behind it."""
 
+SEAL_BYTES = 12
+"""Bytes of the seal of an origin, which is written in twice as many characters."""
+
 TRIM = 4_096
 """Ids that are forgotten are cut off in pieces of at least this many."""
 
@@ -65,6 +72,16 @@ def digest_of(queue: str, value: bytes) -> bytes:
 def origin_digest(origin: str) -> bytes:
     """What the message ``origin``, ``"<partition>:<offset>"``, is remembered by once a copy of it was read."""
     return blake2b(origin.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def origin_seal(origin: str, key: bytes) -> bytes:
+    """What is written beside the ``origin`` of a copy, by whoever has the ``key``."""
+    return blake2b(origin.encode(), key=key, digest_size=SEAL_BYTES).hexdigest().encode()
+
+
+def is_sealed(origin: str, seal: bytes | None, keys: Iterable[bytes]) -> bool:
+    """True if the seal beside an ``origin`` was made with one of the ``keys``."""
+    return seal is not None and any(compare_digest(seal, origin_seal(origin, key)) for key in keys)
 
 
 class Written(NamedTuple):

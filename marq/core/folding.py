@@ -33,8 +33,8 @@ class Folding(Reading):
                 self.clock_ms += min(step, CLOCK_STEP_MS)
         self.last_timestamp_ms = timestamp_ms
         self.markers_position = offset + 1
-        if self._timers:
-            self._end_waits()
+        while self._timers and self._end_wait():
+            pass
         effects: list[list[int]] = []
         idle = True
         for marker in markers:

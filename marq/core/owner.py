@@ -73,7 +73,7 @@ class Owner:
         self.epoch = -1
         self._breaker_of = breaker_of
         self._agenda = Agenda()
-        self._use(Partition(number, queue_id=limits.queue_id, load=load))
+        self._use(Partition(number, queue_id=limits.queue_id, load=load, origin_keys=limits.origin_keys))
         self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
         self._acked: dict[int, tuple[int, m.Batch]] = {}  # own records that are in the log but not folded yet
         self._folded_ms = 0
@@ -127,6 +127,7 @@ class Owner:
             log_start,
             own_offset=own_offset,
             queue_id=self.limits.queue_id,
+            origin_keys=self.limits.origin_keys,
             accept_loss=accept_loss,
         )
         if recovered is None:

@@ -43,6 +43,7 @@ __all__ = [
 class Partition(Checkpoints):
     """State of partition ``number``.
 
-    Parameters: ``queue_id``: topic mode, all records belong to this queue whatever their keys; ``load``: reads a
+    Parameters: ``queue_id``: topic mode, all records belong to this queue whatever their keys; ``origin_keys``: with
+    which origins of copies are sealed that count, none: any counts; ``load``: reads a
     messages row by its key (from the local RocksDB), raising :exc:`RowError` if it is not there.
     """

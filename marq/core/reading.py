@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from marq.core import state
 from marq.core.backlog import group_number
-from marq.core.dedup import digest_of, origin_digest
+from marq.core.dedup import digest_of, is_sealed, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
 from marq.core.policies import DELAY_MAX_MS
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
 from marq.errors import InternalError
-from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_POISON, H_TTL, RESERVED
+from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_ORIGIN_SEAL, H_POISON, H_TTL, RESERVED
 from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 COPY_ROOM_BYTES = 16 * 1024
@@ -184,7 +184,7 @@ class Reading(Lanes):
         size = stored_size(record)
         if size > MESSAGE_MAX_BYTES and is_too_large(size, any(name == H_ORIGIN for name, _ in record.headers)):
             return f"larger than {MESSAGE_MAX_BYTES} bytes"
-        delay_ms, ttl_ms, group, dedup, origin = None, 0, 0, None, None
+        delay_ms, ttl_ms, group, dedup, origin, seal = None, 0, 0, None, None, None
         for name, value in record.headers:
             if not name.isascii() and BAD_NAME in name:
                 return "the name of a header is not UTF-8"
@@ -206,6 +206,10 @@ class Reading(Lanes):
                 dedup = value
             elif name == H_ORIGIN and self.queue_id is None:
                 origin = _origin(value)
+            elif name == H_ORIGIN_SEAL:
+                seal = value
+        if origin is not None and self.origin_keys and not is_sealed(origin, seal, self.origin_keys):
+            origin = None  # somebody else's word, which counts for nothing
         return Facts(backlog.name, delay_ms, ttl_ms, group, dedup, origin)
 
     def _describe(self, record: Any, facts: Facts | str) -> tuple[str | None, int]:

@@ -31,6 +31,7 @@ def recovering(
     *,
     own_offset: int = -1,
     queue_id: str | None = None,
+    origin_keys: tuple[bytes, ...] = (),
     accept_loss: bool = False,
 ) -> Generator[None, None, Recovered | None]:
     """The state of partition ``number``, in slices of a few rows.
@@ -42,8 +43,8 @@ def recovering(
     decoded = {key: rows.decode_manifest(value) for key, value in manifests.items()}
     newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
     if newest is None:
-        partition = _begun(Partition(number, queue_id=queue_id, load=load), log_start, accept_loss)
-        return Recovered(partition, list(row_keys), [])
+        partition = Partition(number, queue_id=queue_id, load=load, origin_keys=origin_keys)
+        return Recovered(_begun(partition, log_start, accept_loss), list(row_keys), [])
     manifest = decoded.pop(newest)
     if manifest.epoch > own_offset >= 0:
         return None  # its owner has read past our own marker, so we would never fold it
@@ -51,7 +52,9 @@ def recovering(
         _check_log_starts(number, manifest, log_start)
     present = set(row_keys)
     yield
-    partition = yield from Partition.restoring(number, manifest, load, queue_id=queue_id, present=present)
+    partition = yield from Partition.restoring(
+        number, manifest, load, queue_id=queue_id, present=present, origin_keys=origin_keys
+    )
     if accept_loss:
         _skip_deleted_markers(partition, log_start[1])
     return Recovered(partition, sorted(present.difference(partition.named_keys())), [newest, *decoded])

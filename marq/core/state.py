@@ -123,9 +123,11 @@ class State:
         *,
         queue_id: str | None = None,
         load: Callable[[str], bytes] = no_rows,
+        origin_keys: tuple[bytes, ...] = (),
     ) -> None:
         self.number = number
         self.queue_id = queue_id
+        self.origin_keys = origin_keys
         self.load = load
         self.position = 0  # next offset of the queue topic
         self.markers_position = 0  # next offset of the markers topic

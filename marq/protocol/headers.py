@@ -17,6 +17,8 @@ H_DEDUP = "marq-dedup"
 
 #: In a copy: of what it is the copy, as `partition:offset`.
 H_ORIGIN = "marq-origin"
+#: That marq made the copy: nobody else can say so with the installation's secret unknown to him.
+H_ORIGIN_SEAL = "marq-origin-seal"
 #: In a copy: the deduplication id that its original had, which the copy must not be recognised by.
 H_DEDUP_WAS = "marq-dedup-was"
 

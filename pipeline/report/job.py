@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from marq.errors import PipelineError
+from pipeline.console import say
 from pipeline.options import Job, job_options
 from pipeline.report.span import Span, moment_ms
 
@@ -51,7 +52,7 @@ def command(
     with job.session("report") as spark:
         html = report(spark, job, queues=queues, limits=limits, top=top, update=not no_update)
     _write(out, html)
-    click.echo(f"{out}: {len(html) / 1e6:.1f} MB")
+    say(f"{out}: {len(html) / 1e6:.1f} MB")
 
 
 def report(

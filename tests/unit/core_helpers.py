@@ -46,9 +46,12 @@ class TwoLogs:
     Markers are folded as they are appended. ``now_ms`` is the broker's clock, moved by the tests alone.
     """
 
-    def __init__(self, *, number: int = 0, queue_id: str | None = None, first: int = 0) -> None:
+    def __init__(
+        self, *, number: int = 0, queue_id: str | None = None, first: int = 0, origin_keys: tuple[bytes, ...] = ()
+    ) -> None:
         self.number = number
         self.queue_id = queue_id
+        self.origin_keys = origin_keys
         self.first = first
         self.now_ms = EPOCH_MS
         self.sent: list[Record] = []
@@ -215,7 +218,7 @@ class TwoLogs:
         return found
 
     def blank(self) -> Partition:
-        partition = Partition(self.number, queue_id=self.queue_id, load=self.load)
+        partition = Partition(self.number, queue_id=self.queue_id, origin_keys=self.origin_keys, load=self.load)
         partition.start_at(self.first, 0)
         return partition
 
@@ -224,7 +227,7 @@ class TwoLogs:
         if not self.manifest:
             return self.blank()
         manifest = rows.decode_manifest(self.manifest)
-        return Partition.restore(self.number, manifest, self.load, queue_id=self.queue_id)
+        return Partition.restore(self.number, manifest, self.load, queue_id=self.queue_id, origin_keys=self.origin_keys)
 
     def crash(self) -> None:
         """The worker dies; another one restores the last checkpoint and reads both logs as far as the first had."""

@@ -91,6 +91,7 @@ PARTITION = {
     "purges": CONSTANT,  # one a queue, while what is purged is not read
     "recent": PER_ID,
     "origins": PER_ID,
+    "origin_keys": lambda h: 2,  # that of the secret, and of the one before
     "counters": CONSTANT,
     "delays": PER_MESSAGE,
     "elapsed": PER_MESSAGE,

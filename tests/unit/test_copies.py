@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from app.engine import copies as letters
 from app.engine import fitting
 from app.engine.copies import POISON_ROOM_BYTES, Copies
+from marq.core.dedup import origin_seal
 from marq.core.markers import End, Tick
 from marq.core.policies import QueueSettings
 from marq.core.ranges import offsets_in
@@ -22,7 +23,7 @@ from marq.core.rows import Record
 from marq.core.starts import STALLED_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES, stored_size
 from marq.errors import BrokerError, UnavailableError
-from marq.protocol.headers import H_DEAD_QUEUE, H_ORIGIN, H_POISON, H_POISON_CUT
+from marq.protocol.headers import H_DEAD_QUEUE, H_ORIGIN, H_ORIGIN_SEAL, H_POISON, H_POISON_CUT
 from marq.protocol.limits import MESSAGE_MAX_BYTES, RECORD_MAX_BYTES
 from tests.unit.core_helpers import LEASE_MS, TwoLogs, Worker
 
@@ -150,6 +151,22 @@ def test_a_copy_that_fits_is_whole() -> None:
         assert copy.value == b"v" * 1000
         assert [name for name, _ in copy.headers] == ["h", H_POISON, H_ORIGIN]
         assert headers_of(copy)[H_POISON] == b"no queue: the key is null"
+
+    run(scenario)
+
+
+def test_a_copy_is_sealed_by_whoever_made_it() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.logs.partition.origin_keys = (b"k" * 32, b"o" * 32)
+        forged = [(H_ORIGIN, b"3:0"), (H_ORIGIN_SEAL, b"forged")]
+        desk.logs.send(None, b"v", headers=forged)
+        desk.logs.read()
+        await desk.quarantine()
+        ((_, copy),) = desk.kafka.copies
+        assert [(n, v) for n, v in copy.headers if n.startswith(H_ORIGIN)] == [
+            (H_ORIGIN, b"3:0"),
+            (H_ORIGIN_SEAL, origin_seal("3:0", b"k" * 32)),
+        ]
 
     run(scenario)
 

@@ -138,7 +138,7 @@ class Desk:
             fail=self.failures.append,
         )
         self.tables = {name: Table(self.kafka) for name in ("messages", "markers", "progress")}
-        catalog = SimpleNamespace(settings_of=lambda queue: QueueSettings(), with_ttl=())
+        catalog = SimpleNamespace(settings_of=lambda queue: QueueSettings(), with_ttl=(), keys_for=lambda purpose: ())
         self.ownership = Ownership(
             self.app,  # type: ignore[arg-type]
             Settings(kafka="kafka://nowhere:1", checkpoint_ms=100),
