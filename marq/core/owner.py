@@ -388,7 +388,7 @@ class Owner:
                 if isinstance(marker, Start):
                     self.starts.lost(marker)
                 elif isinstance(marker, End) and marker.outcome != "acked":
-                    self.partition.put_back(offsets_in(marker.offsets))
+                    self.starts.put_back(offsets_in(marker.offsets))
                 elif isinstance(marker, Tick) and self.checkpoints.is_awaited(marker):
                     self._agenda.appends.append(marker)
 

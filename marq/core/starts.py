@@ -221,6 +221,11 @@ class Starts:
             del self.pending[start.delivery]
             self._resolve(pending, now_ms)
 
+    def put_back(self, offsets: Iterable[int]) -> None:
+        """An end of these was lost: they are given back, but for those that a later start has reserved by now."""
+        starting = {offset for pending in self.pending.values() for offset in pending.offsets}
+        self._partition.put_back([offset for offset in offsets if offset not in starting])
+
     def look_for_stall(self, now_ms: int, folded_ms: int) -> None:
         """Tell those who wait for starts in a log that takes nothing that nothing came of it: others may have more.
 
