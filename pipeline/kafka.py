@@ -131,7 +131,7 @@ class Kafka:
         spark: SparkSession,
         begin: Mapping[str, Mapping[int, int]],
         end: Mapping[str, Mapping[int, int]],
-        **options: str,
+        options: Mapping[str, str] | None = None,
     ) -> DataFrame:
         """Records of topics from `begin` up to `end`, as Spark's source gives them.
 
@@ -141,7 +141,7 @@ class Kafka:
         """
         return (
             spark.read.format("kafka")
-            .options(**self.source_options(), **options)
+            .options(**self.source_options(), **(options or {}))
             .option("subscribe", ",".join(begin))
             .option("startingOffsets", offsets_json(begin))
             .option("endingOffsets", offsets_json(end))

@@ -307,7 +307,7 @@ class Inspection:
         if table is None:
             raise NotFoundError(f"there is no table {wanted.table!r}; there are messages, markers, progress")
         describe, found = _DESCRIBE[wanted.table], []
-        for key, value in table.items(held.number):
+        for key, value in table.rows_of(held.number):
             name = key.decode()
             if name > wanted.after:
                 found.append(RowView(name, len(value), describe(name, value)))
