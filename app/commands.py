@@ -84,11 +84,12 @@ def up() -> None:
 
 
 def _end_for_dead(embedded: EmbeddedBroker) -> NoReturn:
-    click.echo(
+    lines = (
         f"marq: the embedded broker ended by itself, with status {embedded.wait()}; what was confirmed is kept, start "
-        f"again to go on; the end of {embedded.log_file}:\n{embedded.log_tail(5)}",
-        err=True,
+        f"again to go on; the end of {embedded.log_file}:",
+        *embedded.log_tail(5),
     )
+    click.echo("\n".join(map(cleaned, lines)), err=True)
     raise SystemExit(1)
 
 

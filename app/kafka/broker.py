@@ -374,12 +374,13 @@ class EmbeddedBroker:
             if process.poll() is not None:
                 raise BrokerError(
                     f"the embedded broker stopped with status {process.returncode} while starting; the end of "
-                    f"{self.log_file}:\n{self.log_tail()}"
+                    f"{self.log_file}:",
+                    *self.log_tail(),
                 )
             if time.monotonic() > deadline:
                 raise BrokerError(
-                    f"the embedded broker did not answer within {START_TIMEOUT_S:.0f} s; the end of "
-                    f"{self.log_file}:\n{self.log_tail()}"
+                    f"the embedded broker did not answer within {START_TIMEOUT_S:.0f} s; the end of {self.log_file}:",
+                    *self.log_tail(),
                 )
             time.sleep(0.05)
 
@@ -389,12 +390,12 @@ class EmbeddedBroker:
         draft.write_text(json.dumps({"bootstrap": self.bootstrap, "pid": pid}) + "\n")
         draft.replace(self._info_file)
 
-    def log_tail(self, lines: int = 15) -> str:
+    def log_tail(self, lines: int = 15) -> list[str]:
         """The last lines of the broker's own log."""
         try:
-            return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+            return self.log_file.read_text(errors="replace").splitlines()[-lines:]
         except OSError:
-            return "(no log)"
+            return ["(no log)"]
 
     # -- stopping -----------------------------------------------------------------------------------
 
