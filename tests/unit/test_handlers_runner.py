@@ -307,11 +307,11 @@ def test_after_the_pause_one_call_is_tried_and_its_success_closes_the_breaker() 
             if outcome is not None:
                 raise outcome
 
-        desk = Desk(call, breaker_failures=1, breaker_pause_ms=100)
+        desk = Desk(call, breaker_failures=1, breaker_pause_ms=60_000)
         desk.hand(1)
         await asyncio.sleep(0.02)
         closed = desk.runner.room
-        await asyncio.sleep(0.15)
+        desk.runner.breaker.open_until_ms = now_ms()  # the pause is over
         probing = desk.runner.room
         desk.hand(2)
         await asyncio.sleep(0.02)
