@@ -5,22 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.segments import INDEXED_MAX, Segment, Segments
+from marq.core.segment_list import INDEXED_MAX, SegmentList
+from marq.core.segments import Segment
 
 
 def segment(*messages: tuple[int, str | None], key: str = "0/1/messages/1") -> Segment:
     return Segment(key, 99, messages[0][0], messages[-1][0] + 1, [(o, queue, 0) for o, queue in messages])
 
 
-def two_segments() -> Segments:
+def two_segments() -> SegmentList:
     """Offsets 0-5 and 10-13; queue ``a`` has the even ones, ``b`` the odd ones."""
-    segments = Segments()
+    segments = SegmentList()
     segments.add(segment(*((o, "ab"[o % 2]) for o in range(10, 14)), key="second"))
     segments.add(segment(*((o, "ab"[o % 2]) for o in range(6)), key="first"))
     return segments
 
 
-def unpark_next(segments: Segments, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
+def unpark_next(segments: SegmentList, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
     """What a delivery does: the lowest segment, and what of the group is parked in it."""
     first = segments.lowest_with(queue, group)
     return None if first is None else (first, segments.unpark_lane(first, queue, group))
@@ -119,7 +120,7 @@ def test_what_is_parked_is_what_was_parked_and_not_taken_out(steps: list[tuple[b
 
 @given(st.lists(st.tuples(st.sampled_from(["park", "unpark", "take"]), st.integers(0, 11)), max_size=80))
 def test_the_first_parked_of_a_group_is_the_lowest_whatever_was_parked_again(steps: list[tuple[str, int]]) -> None:
-    segments, parked = Segments(), set()
+    segments, parked = SegmentList(), set()
     segments.add(Segment("row", 99, 0, 12, [(o, "q", 1 + o % 3) for o in range(12)]))
     for step, offset in steps:
         group = 1 + offset % 3
@@ -139,7 +140,7 @@ def test_the_first_parked_of_a_group_is_the_lowest_whatever_was_parked_again(ste
 
 
 def test_only_some_segments_are_indexed_however_many_are_asked() -> None:
-    segments = Segments()
+    segments = SegmentList()
     for start in range(0, 10 * 3 * INDEXED_MAX, 10):
         segments.add(
             Segment("row", 99, start, start + 10, [(o, f"q{start}", 1 + o % 2) for o in range(start, start + 10)])
