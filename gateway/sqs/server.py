@@ -104,6 +104,7 @@ class Server:
         request_id = next(self._request_ids)
         target = request.headers.get(json_protocol.TARGET)
         action: Action | None = None
+        begun: Grants | None = None
         if target in self._targets:
             request[ACTION] = self._targets[target]
         try:
@@ -115,6 +116,8 @@ class Server:
                     self._signatures.check_head(request, claim, credential.secret)
                 body = self._signatures.check(request, await self._body(request), claim, credential.secret)
                 self._check_permission(grants, request)
+                grants.begin()
+                begun = grants
             else:
                 _check_browser(request)
                 body = await self._body(request)
@@ -139,6 +142,9 @@ class Server:
             response = json_protocol.problem(error) if target is not None else query_protocol.problem(error, request_id)
             if isinstance(exc, UnavailableError):
                 response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_s)))
+        finally:
+            if begun is not None:
+                begun.end()
         response.headers[REQUEST_ID] = request_id
         return response
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -37,6 +38,12 @@ def attack(folder: Path, test: Callable[[Http], Awaitable[None]], **settings: An
             await test(http)
 
     run(main)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +163,22 @@ def test_what_bodies_under_way_have_together_is_bounded(tmp_path: Path) -> None:
             assert (await answer_of(reader))[0] == 400
         assert http.app.room.used_bytes == 0
 
-    attack(tmp_path, test, keys=KEY)
+    attack(tmp_path, test)
+
+
+@pytest.mark.parametrize("path", ["/v1/queues/q/messages", "/"])
+def test_a_client_that_goes_away_in_the_midst_of_a_body_is_no_error(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(http: Http) -> None:
+        _, writer = await http.send(head_of("POST", path, MIB, **(SQS if path == "/" else JSON)) + b" " * 1000)
+        await until(lambda: http.app.room.used_bytes == 1000)
+        writer.close()
+        await until(lambda: not http.app.room.used_bytes)
+        await until(lambda: not http.app.connections.open)
+
+    attack(tmp_path, test)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_room_is_free_again_when_a_client_goes_away(tmp_path: Path) -> None:
