@@ -39,7 +39,7 @@ from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
 from app.engine.ownership import Ownership
-from app.kafka.connection import await_kafka, faust_broker, faust_credentials
+from app.kafka.connection import await_kafka, faust_broker, faust_credentials, until_kafka_takes_it
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import clean_records, quiet_steps
@@ -188,8 +188,11 @@ class WorkerApp(MarqApp):
         if not self.keys:
             require_loopback(settings.web_host)
         resolve_bootstrap(settings, wait_s=10)
-        asyncio.run(await_kafka(settings, settings.kafka_wait_ms / 1000, _say))
-        self._topics = asyncio.run(ensure_topics(settings, app_id(settings)))
+        wait_s = settings.kafka_wait_ms / 1000
+        asyncio.run(await_kafka(settings, wait_s, _say))
+        self._topics = asyncio.run(
+            until_kafka_takes_it(lambda: ensure_topics(settings, app_id(settings)), wait_s, _say)
+        )
         self.place = claim_worker(settings)
         conf = self.conf
         brokers = [URL(url) for url in faust_broker(settings)]

@@ -9,7 +9,7 @@ import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection, CloseReason
@@ -22,6 +22,8 @@ from app.settings import Settings
 from marq.errors import BrokerError, SettingError
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 #: Milliseconds for one request to Kafka.
 REQUEST_TIMEOUT_MS = 10_000
@@ -149,6 +151,36 @@ async def await_kafka(settings: Settings, wait_s: float, say: Callable[[str], No
             say(f"waiting up to {wait_s:.0f} s for Kafka at {trouble.where}: {trouble.what}")
             said = True
         await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+async def until_kafka_takes_it(
+    ask: Callable[[], Awaitable[Answer]], wait_s: float, say: Callable[[str], None]
+) -> Answer:
+    """What Kafka answers. It is asked again while a broker can't be reached: one of several may be restarted just now.
+
+    Parameters:
+        ask: raises `BrokerError` for what Kafka did not do, from the client's error.
+        say: gets one line, when it turns out that we have to wait.
+
+    Raises:
+        BrokerError: waiting would not help, or has not helped for `wait_s`.
+    """
+    deadline = time.monotonic() + wait_s
+    said = False
+    while True:
+        try:
+            return await ask()
+        except BrokerError as error:
+            if not _is_passing(error.__cause__) or time.monotonic() >= deadline:
+                raise
+            if not said:
+                say(f"waiting up to {wait_s:.0f} s for a broker: {error.__cause__}")
+                said = True
+        await asyncio.sleep(LOOK_INTERVAL_S)
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    return isinstance(error, OSError | KafkaConnectionError) or bool(getattr(error, "retriable", False))
 
 
 async def end_client(ending: Awaitable[None]) -> bool:

@@ -59,9 +59,9 @@ def reject(reason: str | None) -> Action:
     return Action("reject", () if reason is None else (("reason", reason),))
 
 
-#: Requests of acknowledgements, or the like, under way: their order is nothing to anybody, and each takes several turns
-#: of the client, the service and Kafka.
-SETTLES_AT_ONCE = 4
+#: Full requests of acknowledgements, or the like, under way. Their order is nothing to anybody. What waits here uses up
+#: leases and nobody sees it; at a worker they go first.
+SETTLES_AT_ONCE = 16
 
 
 class Operations:

@@ -225,7 +225,7 @@ class Cluster:
         self.folder = folder
         self.partitions = partitions
         self.name = unique("c")
-        self.reference = folder / "witness"
+        self.witness = folder / "witness"
         self.workers: list[Worker] = []
         self.sent: list[Sent] = []
         self.tried: set[str] = set()  # ids of all sends, confirmed or not
@@ -237,7 +237,7 @@ class Cluster:
             "MARQ_HANDLERS": "tests.integration.witness",
             "MARQ_LOG_LEVEL": "INFO",
             "MARQ_CHECKPOINT_MS": "500",
-            "WITNESS_FOLDER": str(self.reference),
+            "WITNESS_FOLDER": str(self.witness),
         } | _variables(settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -247,7 +247,7 @@ class Cluster:
         self._serial = 0
 
     def __enter__(self) -> Cluster:
-        self.reference.mkdir(parents=True, exist_ok=True)
+        self.witness.mkdir(parents=True, exist_ok=True)
         self._thread.start()
         return self
 
@@ -462,7 +462,7 @@ class Cluster:
     def seen(self, queue: str | None = None) -> list[Seen]:
         """What all handlers have written down, in the order of time."""
         found: list[Seen] = []
-        for file in self.reference.glob("*.log"):
+        for file in self.witness.glob("*.log"):
             pid = int(file.stem)
             for line in file.read_text().splitlines():
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,17 +142,28 @@ def test_a_consumer_keeps_its_messages_for_longer_than_their_lease(queue: Queue)
     assert queue.receive(timeout=1.5) is None
 
 
+def waiting_receives(url: str) -> float:
+    with urllib.request.urlopen(url + "/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("marq_waiting_receives "))
+
+
 def test_a_receive_that_was_given_up_takes_nothing(queue: Queue) -> None:
-    async def give_up(url: str) -> None:
+    url = queue._operations.connection.addresses[0]
+    before = waiting_receives(url)
+
+    async def give_up() -> None:
         async with AsyncService(url) as service:
             receive = asyncio.ensure_future(service.queue(queue.name).receive(timeout=None))
-            await asyncio.sleep(0.3)
+            while await asyncio.to_thread(waiting_receives, url) <= before:
+                await asyncio.sleep(0.05)
             receive.cancel()
 
-    asyncio.run(give_up(queue._operations.connection.addresses[0]))
-    time.sleep(0.5)  # until the worker has noticed: an answer to one who went away meanwhile waits for its lease to end
+    asyncio.run(give_up())
+    # an answer to one who went away before the worker noticed waits for its lease to end
+    until(lambda: waiting_receives(url) <= before, "the worker has noticed")
     queue.send(b"x")
-    message = queue.receive(timeout=2)
+    message = queue.receive(timeout=20)
     assert message is not None and message.attempt == 1
     message.ack()
 

@@ -85,7 +85,7 @@ def test_a_worker_that_stood_still_hands_out_nothing_before_it_has_read_what_rec
                 pool.submit(extensions.extend, *extended, ms=LONG_MS),
             ]
             asked = pool.submit(ask, asking, "other", 10, LONG_MS)
-            time.sleep(max(0.0, began_s + LEASE_MS / 1000 + 1 - time.monotonic()))
+            time.sleep(max(2.0, began_s + LEASE_MS / 1000 + 1 - time.monotonic()))
         finally:
             worker.signal(signal.SIGCONT)
 

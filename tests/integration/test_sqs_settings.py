@@ -31,7 +31,7 @@ BEARER = "bearer-key-of-the-tests"
 def secured(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker with keys."""
     keys = f"{':'.join(ROOT)},{':'.join(SENDER)}=send:jobs-*,{':'.join(READER)}=receive:jobs-*,"
-    keys += f"{':'.join(MANAGER)}=send+manage:jobs-*,{BEARER}"
+    keys += f"{':'.join(MANAGER)}=send+receive+manage:jobs-*,{BEARER}"
     with Cluster(kafka, tmp_path_factory.mktemp("keys"), partitions=1, handlers="", keys=keys) as cluster:
         yield cluster.start()
 

@@ -13,6 +13,7 @@ from mode import Service
 
 from app.engine.catalog import Catalog
 from app.settings import Settings
+from tests.integration.cluster import Cluster
 from tests.integration.worker_lab import Lab, Worker, until
 
 
@@ -82,6 +83,15 @@ def test_a_service_whose_task_ended_is_the_reason_that_the_worker_stops_for(kafk
         await Dying(beacon=worker.app.beacon).start()
 
     in_a_worker(kafka, tmp_path, scenario)
+
+
+def test_a_worker_ends_by_an_error_of_its_own_and_says_which(kafka: str, tmp_path: Path) -> None:
+    with Cluster(kafka, tmp_path, partitions=1, handlers="tests.integration.planted_error") as cluster:
+        worker = cluster.start()
+        (cluster.witness / "raise").touch()
+        assert worker.process.wait(30) == 1
+        assert "Stopping: 'planted'" in worker.log
+        worker.ending = True
 
 
 async def _catalog(kafka: str) -> Catalog:

@@ -17,7 +17,7 @@ from app.streaming.faust_app import MarqApp, create_app
 from app.streaming.raw_table import SegmentTable
 from app.streaming.transport import Chunk
 
-TIMEOUT_S = 15.0
+TIMEOUT_S = 60.0
 
 
 async def until(condition: Callable[[], Any], what: str = "", timeout_s: float = TIMEOUT_S) -> None:

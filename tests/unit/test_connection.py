@@ -1,4 +1,4 @@
-"""Connections to Kafka that break: whoever sends a request then gets an error of Kafka's, whatever the event loop."""
+"""Connections to Kafka that break, and brokers that are away while a worker starts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 import uvloop
 from aiokafka.conn import AIOKafkaConnection
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    NodeNotReadyError,
+    RequestTimedOutError,
+)
 from aiokafka.protocol.admin import ApiVersionRequest
 
-import app.kafka.connection  # noqa: F401
+from app.kafka import connection as module
+from app.kafka.connection import until_kafka_takes_it
+from marq.errors import BrokerError
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -55,3 +63,43 @@ def test_a_request_in_the_moment_of_a_reset_fails_as_any_other_on_a_broken_conne
         server.close()
 
     run(asyncio.wait_for(scenario(), 5))
+
+
+class Kafka:
+    """Fails so many times."""
+
+    def __init__(self, error: BaseException, times: int) -> None:
+        self.error, self.times = error, times
+        self.said: list[str] = []
+
+    async def ask(self) -> str:
+        if self.times:
+            self.times -= 1
+            raise BrokerError("a request failed") from self.error
+        return "done"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NodeNotReadyError("2"), KafkaConnectionError("2"), RequestTimedOutError(), ConnectionRefusedError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_worker_that_starts_waits_for_a_broker_that_is_away(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0)
+    kafka = Kafka(error, 3)
+    assert asyncio.run(until_kafka_takes_it(kafka.ask, 60, kafka.said.append)) == "done"
+    assert len(kafka.said) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "wait_s"), [(ClusterAuthorizationFailedError(), 60), (KafkaError("odd"), 60), (NodeNotReadyError("2"), 0)]
+)
+def test_it_waits_for_nothing_that_time_does_not_mend_and_no_longer_than_it_may(
+    error: Exception, wait_s: float
+) -> None:
+    kafka = Kafka(error, 10)
+    with pytest.raises(BrokerError):
+        asyncio.run(until_kafka_takes_it(kafka.ask, wait_s, kafka.said.append))
+    assert kafka.times == 9
