@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 
 # The first Python that is new enough; a name on the PATH may be a shim that does not run.
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 $$(ls -d ~/.pyenv/versions/3.1[1-9].*/bin/python3 2>/dev/null); do \
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 $$(ls -d ~/.pyenv/versions/3.1[1-9].*/bin/python3 2>/dev/null); do \
 	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$p" && break; done)
 
 # Everything comes from the locks in requirements/: each file has its hash there, and nothing is resolved or built from what

@@ -171,11 +171,6 @@ async def send(ledger: Ledger, settings: Settings, stopped: Callable[[], bool]) 
         partitions = sorted(await producer.partitions_for(settings.queue_topic))
         turn = 0
         run = ledger.run.encode()
-        todo = (
-            (number, queue, line)
-            for number, (queue, line) in enumerate(flights(ledger.total))
-            if not ledger.sent[number]
-        )
         batch = producer.create_batch()
         numbers: list[int] = []
 
@@ -200,7 +195,11 @@ async def send(ledger: Ledger, settings: Settings, stopped: Callable[[], bool]) 
                 for task in done:
                     task.result()
 
-        for number, queue, line in todo:
+        for number, (queue, line) in enumerate(flights(ledger.total)):
+            if number % BATCH == 0:
+                await asyncio.sleep(0)  # leases of what was received run on
+            if ledger.sent[number]:
+                continue
             headers = [(H_RUN, run), (H_NUMBER, str(number).encode())]
             while batch.append(key=queue, value=line, timestamp=None, headers=headers) is None:
                 await ship()

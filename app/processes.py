@@ -21,7 +21,6 @@ from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
 from app.settings import Settings, load
 from marq.errors import MarqError
-from marq.text import cleaned
 
 #: Seconds that a worker gets to hand its partitions over before it is killed.
 WORKER_STOP_S = 10.0
@@ -38,7 +37,7 @@ def errors_as_lines() -> Iterator[None]:
     try:
         yield
     except MarqError as error:
-        click.echo(cleaned(f"marq: {error}"), err=True)
+        click.echo("marq: " + "\n".join(error.lines), err=True)
         raise SystemExit(2) from None
 
 

@@ -366,7 +366,7 @@ class FaustWorker(faust.Worker):
             try:
                 app.prepare()
             except MarqError as error:
-                _say(str(error))
+                _say(*error.lines)
                 raise SystemExit(2) from None
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
@@ -436,8 +436,8 @@ def _user_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
 
 
-def _say(line: str) -> None:
-    click.echo(cleaned(f"marq: {line}"), err=True)
+def _say(*lines: str) -> None:
+    click.echo("marq: " + "\n".join(map(cleaned, lines)), err=True)
 
 
 def _exit_now() -> None:

@@ -5,9 +5,22 @@ Every message is one line that says what was wrong, the value, and what to do ab
 
 from __future__ import annotations
 
+from marq.text import cleaned
+
 
 class MarqError(Exception):
-    """Base of all errors that marq raises on purpose; its text is meant to be shown to a user as it is."""
+    """Base of all errors that marq raises on purpose; its text is meant to be shown to a user as it is.
+
+    Each argument is a line of its own, for errors that name several things to mend at once.
+    """
+
+    @property
+    def lines(self) -> list[str]:
+        """What to show, a line each; what an argument quotes can't add lines."""
+        return [cleaned(str(line)) for line in self.args]
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class SettingError(MarqError):

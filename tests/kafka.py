@@ -7,10 +7,13 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.kafka.broker import LOOPBACK, EmbeddedBroker, free_port
 from app.settings import Settings
+
+if TYPE_CHECKING:
+    from testcontainers.core.container import DockerContainer
 
 IMAGE = "marq-kafka:4.3.0"
 #: marq itself, from the Dockerfile.
@@ -59,20 +62,26 @@ def docker_has_image(image: str = IMAGE) -> bool:
         client.close()
 
 
-@contextlib.contextmanager
-def kafka_container() -> Iterator[str]:
-    """Address of a Kafka in a container of its own, which ends with the block."""
+def local_container(image: str) -> DockerContainer:
+    """A container that is not started yet, of an image that no registry has."""
     # Read when testcontainers is imported. Its reaper is an image that may not be there, and the
     # container's own address may not be reachable.
     os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
     os.environ.setdefault("TESTCONTAINERS_CONNECTION_MODE", "docker_host")
     os.environ.setdefault("TESTCONTAINERS_HOST_OVERRIDE", LOOPBACK)
     from testcontainers.core.container import DockerContainer
+
+    return DockerContainer(image)
+
+
+@contextlib.contextmanager
+def kafka_container() -> Iterator[str]:
+    """Address of a Kafka in a container of its own, which ends with the block."""
     from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
     port = free_port()
     container = (
-        DockerContainer(IMAGE)
+        local_container(IMAGE)
         .with_env("KAFKA_PORT", str(port))
         .with_bind_ports(port, port)
         .waiting_for(LogMessageWaitStrategy("Kafka Server started").with_startup_timeout(90))

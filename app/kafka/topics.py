@@ -104,12 +104,12 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
         missing = await missing_rights(admin, _rights(topics, topic_mode=settings.queue_id is not None), groups)
         missing = {("topic", name): ["Create", *missing.pop(("topic", name), [])] for name in denied} | missing
         if missing:
-            raise TopicError("\n".join(as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0])))
+            raise TopicError(*as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
         found = await _describe(admin, [topics.queue, *(need.name for need in needs)])
     problems = [problem for need in needs for problem in _problems(need, found[need.name], replication)]
     if problems:
         tools = f"--bootstrap-server {resolve_bootstrap(settings)[0]}"
-        raise TopicError("\n".join(problem.replace(".sh ", f".sh {tools} ") for problem in problems))
+        raise TopicError(*(problem.replace(".sh ", f".sh {tools} ") for problem in problems))
     if settings.queue_id is not None:
         _warn_about_foreign(topics.queue, found[topics.queue])
     return topics

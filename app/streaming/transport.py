@@ -63,6 +63,8 @@ FETCH_WAIT_MS = 100
 #: Seconds that aiokafka holds up the fetch of a whole broker while data of one of its partitions waits for room.
 #: Without it the next fetch would go out without that partition, and last `FETCH_WAIT_MS` when all others are idle.
 FETCH_HOLD_S = 0.02
+#: Seconds between two questions of the fetcher for who leads what.
+METADATA_PAUSE_S = 0.1
 #: Seconds that a commit may take before it is left to the next one.
 COMMIT_TIMEOUT_S = 5.0
 #: The same, when the worker stops.
@@ -169,6 +171,34 @@ class ChunkQueue(ThrowableQueue):
         super().clear()
 
 
+class PacedClient:
+    """aiokafka's client, as its fetcher has it: who leads a partition without a leader is asked from time to time.
+
+    The fetcher would ask again as soon as a broker has answered, hundreds of times a second.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._asked_s = -METADATA_PAUSE_S
+        self._later: asyncio.Task[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def force_metadata_update(self) -> asyncio.Future[Any]:
+        """A future of the update; those who ask too soon share the next one."""
+        if self._later is None or self._later.done():
+            loop = asyncio.get_running_loop()
+            pause_s = max(0.0, self._asked_s + METADATA_PAUSE_S - loop.time())
+            self._asked_s = loop.time() + pause_s
+            self._later = asyncio.ensure_future(self._update(pause_s))
+        return asyncio.shield(self._later)
+
+    async def _update(self, pause_s: float) -> Any:
+        await asyncio.sleep(pause_s)
+        return await self._client.force_metadata_update()
+
+
 class ChunkThread(driver.AIOKafkaConsumerThread):
     """The thread that owns the aiokafka consumer: takes what it fetched and hands it over, once for all partitions."""
 
@@ -227,6 +257,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         await super().on_start()
         stop_if_reading_ends(self._ensure_consumer(), self._fail_worker)
         fetcher = self._ensure_consumer()._fetcher
+        fetcher._client = PacedClient(fetcher._client)
         decode_with(fetcher, self._chunked.__contains__, self._on_fault)
         # Chunks are taken in the same step as the response arrives, else the fetcher asks again at once without the
         # partitions that have data, and these wait until that fetch ends.

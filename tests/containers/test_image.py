@@ -12,7 +12,7 @@ import pytest
 
 from app.kafka.broker import LOOPBACK, free_port
 from marq.client import Service
-from tests.kafka import MARQ_IMAGE, docker_has_image, kafka_container, unique
+from tests.kafka import MARQ_IMAGE, docker_has_image, kafka_container, local_container, unique
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
@@ -30,21 +30,22 @@ async def on_order(message):
 """
 
 
-@pytest.fixture(scope="module")
-def kafka_in_container() -> Iterator[str]:
+@pytest.fixture(scope="module", autouse=True)
+def image() -> None:
     if not docker_has_image(MARQ_IMAGE):
         pytest.skip("no Docker engine with the image; `make test-containers` builds it")
+
+
+@pytest.fixture(scope="module")
+def kafka_in_container(image: None) -> Iterator[str]:
     with kafka_container() as bootstrap:
         yield bootstrap
 
 
 def container(image: str, **settings: str) -> DockerContainer:
-    from testcontainers.core.container import DockerContainer
-
     # The host's network, because Kafka tells its clients to come to loopback.
-    made = DockerContainer(image).with_kwargs(
-        network_mode="host", read_only=True, tmpfs={"/tmp": ""}, cap_drop=["ALL"], security_opt=["no-new-privileges"]
-    )
+    made = local_container(image).with_tmpfs_mount("/tmp")
+    made = made.with_kwargs(network_mode="host", read_only=True, cap_drop=["ALL"], security_opt=["no-new-privileges"])
     for name, value in settings.items():
         made = made.with_env(name, value)
     return made
@@ -123,7 +124,7 @@ def assert_handled(running: DockerContainer, url: str) -> None:
     ],
     ids=["no-keys", "no-kafka"],
 )
-def test_what_has_to_be_set_is_named_in_one_line(kafka_in_container: str, settings: dict[str, str], line: str) -> None:
+def test_what_has_to_be_set_is_named_in_one_line(settings: dict[str, str], line: str) -> None:
     with container(MARQ_IMAGE, **settings) as running:
         assert running.get_wrapped_container().wait(timeout=60)["StatusCode"] == 2
         lines = [text for text in log(running).splitlines() if text.startswith("marq: ")]

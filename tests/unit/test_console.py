@@ -6,7 +6,7 @@ import click
 import pytest
 
 from app.processes import errors_as_lines
-from marq.errors import UnknownQueueError
+from marq.errors import TopicError, UnknownQueueError
 from pipeline.console import say
 from pipeline.selection import _shown
 
@@ -32,6 +32,15 @@ def test_an_error_of_a_command_is_one_line(capsys: pytest.CaptureFixture[str]) -
 
     (line,) = capsys.readouterr().err.splitlines()
     assert line.isprintable()
+
+
+def test_an_error_that_names_several_things_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit), errors_as_lines():
+        raise TopicError(f"mend {EVIL}", "mend orders")
+
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.isprintable()
+    assert second == "mend orders"
 
 
 def test_nothing_of_a_job_is_printed_in_another_way() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from marq.core import rows
+from marq.core import checkpoints, rows
 from marq.core.checkpoints import SEGMENT_BYTES, SEGMENT_MESSAGES, TICKS_MAX, Checkpoint
 from marq.core.partition import Partition
 from marq.errors import RowError
@@ -422,6 +423,41 @@ def test_recovery_reads_no_payloads() -> None:
     Partition.restore(0, rows.decode_manifest(logs.manifest), load)
 
     assert sorted(rows.kind_of(key) for key in read) == ["index", "pages"]
+
+
+def test_no_slice_of_a_restore_takes_up_more_than_some_segments_or_one_delivery(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checkpoints, "SEGMENT_MESSAGES", 10)
+    monkeypatch.setattr(checkpoints, "SLICE_SEGMENTS", 2)
+    logs = served(100)
+    for _ in range(100):
+        logs.send(delay_ms=3_600_000, ttl_ms=7_200_000)
+    logs.read()
+    logs.persist()
+    work: Counter[str] = Counter()
+
+    class Noted(Partition):
+        def _restored_segment(self, *args: Any) -> Any:
+            work["segments"] += 1
+            return super()._restored_segment(*args)
+
+        def _park_restored(self, *args: Any) -> None:
+            work["parked"] += 1
+            super()._park_restored(*args)
+
+        def _delay_until(self, *args: Any) -> None:
+            work["delays"] += 1
+            super()._delay_until(*args)
+
+    most: Counter[str] = Counter()
+    steps = Noted.restoring(0, rows.decode_manifest(logs.manifest), logs.load)
+    for _ in steps:
+        most |= work
+        work.clear()
+    most |= work
+
+    assert most == {"segments": 2, "parked": 2, "delays": 10}
 
 
 def test_a_payload_that_is_not_there_is_missed_at_once_if_it_is_known_what_is() -> None:
