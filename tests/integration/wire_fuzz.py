@@ -30,13 +30,15 @@ ANSWER_S = 60.0
 INCOMPLETE_S = 0.05
 #: Part of the requests that are sent with the length that they have.
 FRAMED = 0.85
+#: What a worker says that hands out nothing for a second, as it is late itself.
+BUSY = b"acks would be late"
 #: Bytes, and texts, that are likely to mean something.
 SPECIAL = (
     b"\x00 \xff \r \n \r\n \t \x1b \x7f \x80 \xc0\xaf \xed\xa0\x80 \xf4\x90\x80\x80 \xe2\x80\xae % %0A %00 %FF %C3%28 "
     b"+ ; = & \" ' \\ \\u0000 \\ud800 { } [ ] [[ {{ : , null true -1 0 1e999 NaN 99999999999999999999 -0 1.5 0x10 AWS. "
     b"marq- Content-Length: Transfer-Encoding: chunked gzip HTTP/1.0 HTTP/9 .. / // /../ ? # * ~ $ ` | < > ( )"
 ).split(b" ")
-_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d+)[ \t]*(?=\r\n)")
+_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*(\d+)[ \t]*(?=\r\n|\Z)")
 
 
 def framed(request: bytes) -> bytes:
@@ -125,13 +127,14 @@ class Report:
 
     seed: int
     statuses: Counter[int] = field(default_factory=Counter)  # 0: the connection was closed without an answer
+    busy: int = 0  # of them those that say that a lease would be over before it could be used: the machine's matter
     failures: list[tuple[int, bytes, bytes]] = field(default_factory=list)  # status, request, answer
     unanswered: list[bytes] = field(default_factory=list)  # though they were whole
     slowest_s: float = 0.0
     slowest: bytes = b""
 
     def __str__(self) -> str:
-        return f"seed={self.seed} {dict(sorted(self.statuses.items()))} slowest={self.slowest_s:.3f} s"
+        return f"seed={self.seed} {dict(sorted(self.statuses.items()))} busy={self.busy} slowest={self.slowest_s:.3f} s"
 
 
 class _Sender:
@@ -165,7 +168,9 @@ class _Sender:
         took_s = time.monotonic() - began
         report = self._report
         report.statuses[status] += 1
-        if status >= 500:
+        if status == 503 and BUSY in answer:
+            report.busy += 1
+        elif status >= 500:
             report.failures.append((status, request, answer[:500]))
         if whole and took_s > report.slowest_s:
             report.slowest_s, report.slowest = took_s, request
