@@ -63,6 +63,8 @@ PERMISSIONS = {
         "manage",
     ),
 }
+#: Bytes of a request in JSON that carries no messages: a thousand receipts of a batch, or the tags of a queue.
+SMALL_BYTES = 640 * 1024
 REQUEST_ID = "x-amzn-RequestId"
 #: Queue URLs; the JSON API and the health checks are on paths that look like those of accounts.
 QUEUE_PATH = "/{account:(?!v1/|health/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
@@ -95,6 +97,8 @@ class Server:
         self._account = settings.sqs_account
         self._signatures = Signatures(keys)
         self._body_bytes = min(limits.body_bytes or settings.max_body_bytes, settings.max_body_bytes)
+        self._small_bytes = min(SMALL_BYTES, self._body_bytes)
+        self._sends = {json_protocol.target_of(name) for name in ("SendMessage", "SendMessageBatch")}
         self._room = room
         tag = uuid4().hex
         self._request_ids = (f"{tag[:8]}-{tag[8:12]}-4{tag[13:16]}-8{tag[17:20]}-{n:012x}" for n in itertools.count())
@@ -156,8 +160,11 @@ class Server:
             grants.require(permission, None)
 
     async def _body(self, request: web.Request) -> bytes:
+        # which action a form asks for stands in its body
+        target = request.headers.get(json_protocol.TARGET)
+        limit_bytes = self._body_bytes if target is None or target in self._sends else self._small_bytes
         try:
-            return await bodies.read(request, self._body_bytes, self._room)
+            return await bodies.read(request, limit_bytes, self._room)
         except web.HTTPRequestTimeout as exc:
             raise SqsError("RequestTimeout", f"{exc.text}") from None
         except web.HTTPRequestEntityTooLarge as exc:

@@ -24,7 +24,7 @@ from gateway.sqs import query_protocol
 from gateway.sqs.errors import TEXT_MAX, SqsError
 from gateway.sqs.model import actions
 from marq.errors import BadValueError, TooLargeError
-from tests.unit.http_lab import Http, answer_of, head_of, run, serving, signed_request
+from tests.unit.http_lab import Http, answer_of, head_of, keep_catalog, run, serving, signed_request
 
 KEY = "a-key-of-enough-length"
 JSON = {"Authorization": f"Bearer {KEY}", "Content_Type": "application/json"}
@@ -81,6 +81,33 @@ def test_a_request_to_sqs_that_is_too_large_is_refused_unread(tmp_path: Path, li
             await asyncio.wait_for(reader.read(1), 0.3)
 
     attack(tmp_path, test, sqs_limits=limits)
+
+
+@pytest.mark.parametrize("action", ["TagQueue", "ReceiveMessage", "DeleteMessageBatch", "NoSuchAction"])
+def test_a_request_to_sqs_that_carries_no_messages_is_smaller(tmp_path: Path, action: str) -> None:
+    async def test(http: Http) -> None:
+        target = SQS | {"X_Amz_Target": f"AmazonSQS.{action}"}
+        reader, _ = await http.send(head_of("POST", "/", 640 * 1024 + 1, **target))
+        assert (await answer_of(reader))[0] == 413
+
+    attack(tmp_path, test, sqs_limits="relaxed")
+
+
+def test_the_largest_message_of_sqs_fits_into_a_request(tmp_path: Path) -> None:
+    """A mebibyte of letters of two bytes, as SDKs write JSON, and as a form: three times as long."""
+    largest = "é" * (MIB // 2)
+    body = json.dumps({"QueueUrl": "u", "MessageBody": largest}).encode()
+    form = urlencode({"Action": "SendMessage", "QueueUrl": "u", "MessageBody": largest}).encode()
+    assert 2 * MIB < min(len(body), len(form)) <= max(len(body), len(form)) <= 4 * MIB
+
+    async def test(http: Http) -> None:
+        keep_catalog(http)
+        # read whole, so that it is the queue that is not there
+        assert (await http.request("POST", "/", body, **SQS))[0] == 400
+        kind = {"Content_Type": "application/x-www-form-urlencoded"}
+        assert (await http.request("POST", "/", form, **kind))[0] in (400, 404)
+
+    attack(tmp_path, test)
 
 
 def test_a_body_without_a_length_has_the_same_limit(tmp_path: Path) -> None:
