@@ -26,7 +26,7 @@ from mode import Service
 
 from app import bodies
 from app.cluster.members import Members
-from app.cluster.seals import HEADER, Call, Seals, StaleCallError, hash_of
+from app.cluster.seals import HEADER, VERSION, Call, OtherVersionError, Seals, StaleCallError, hash_of
 from app.settings import Settings
 from marq.errors import BadValueError, InternalError, MarqError, NotAuthenticatedError, UnavailableError
 from marq.protocol import problems
@@ -40,6 +40,8 @@ CALL_MAX_BYTES = 8 * 1024 * 1024
 BODY_TIMEOUT_S = 10.0
 #: Bytes of an answer: more than `app.service.receives.ANSWER_BYTES`, with its last message and all that goes with them.
 ANSWER_MAX_BYTES = 64 * 1024 * 1024
+#: Seconds between two lines about workers of another version: strangers can say that they are one.
+VERSION_LOG_S = 60.0
 
 PATH = "/v1/peer/"
 MSGPACK = "application/msgpack"
@@ -124,6 +126,7 @@ class Peers(Service):
         self._operations: dict[str, _Operation] = {}
         self._session: ClientSession | None = None
         self._turn = itertools.count()
+        self._version_said_s = -VERSION_LOG_S
 
     # ------------------------------------------------------------------ who
 
@@ -206,6 +209,8 @@ class Peers(Service):
                 raise PeerError(f"worker {url} did not answer to {name}: {exc or type(exc).__name__}") from exc
             try:
                 seals.check_answer(call, header, status, content_type, answer)
+            except OtherVersionError as exc:
+                raise PeerError(f"worker {url} answered {status} to {name}, in {exc}") from None
             except NotAuthenticatedError:
                 if status == 401 and key + 1 < seals.key_count:
                     key += 1  # while the secret is changed: of a worker that knows only another one
@@ -259,8 +264,11 @@ class Peers(Service):
 
     async def serve(self, request: web.Request) -> web.Response:
         """The route that other workers call. Nothing of a body is read before its call is known to be a worker's."""
-        seals = self._seals
-        call, key = seals.open(request.headers.get(HEADER, ""), request.method, request.raw_path, _receiver(self.url))
+        seals, header = self._seals, request.headers.get(HEADER, "")
+        try:
+            call, key = seals.open(header, request.method, request.raw_path, _receiver(self.url))
+        except OtherVersionError as exc:
+            return self._other_version(request, exc)
         status, content_type = 200, MSGPACK
         try:
             seals.take(call)
@@ -280,6 +288,18 @@ class Peers(Service):
             content_type=content_type,
             headers={HEADER: seals.answer(call, key, status, content_type, answer)},
         )
+
+    def _other_version(self, request: web.Request, error: OtherVersionError) -> web.Response:
+        """Tell a worker of another version which one is known here; and the log, as its messages don't come."""
+        if time.monotonic() - self._version_said_s >= VERSION_LOG_S:
+            self._version_said_s = time.monotonic()
+            self.log.warning(
+                "A worker at %s called with %s: workers have to be of one version of marq", request.remote, error
+            )
+        status, problem, title = problems.kind_of(error)
+        body = msgspec.json.encode(problems.body(status, problem, title, str(error)))
+        headers = {HEADER: f"version={VERSION}"}
+        return web.Response(body=body, status=status, content_type=problems.CONTENT_TYPE, headers=headers)
 
     async def answer(self, name: str, body: bytes, gone: Gone) -> bytes:
         """What this worker answers to a call. Raises `MarqError`, or an HTTP exception for a name that it has not."""

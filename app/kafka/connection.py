@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from app.kafka.datadir import resolve_bootstrap
+from app.kafka.datadir import kafka_login, resolve_bootstrap
 from app.kafka.probe import Trouble, find_trouble
 from app.logs import silenced
 from app.settings import Settings
@@ -71,19 +71,17 @@ def kafka_client_args(settings: Settings) -> dict[str, Any]:
         BrokerError: no Kafka is set and no embedded broker runs.
         SettingError: the file of certificates can't be used.
     """
+    servers, login = resolve_bootstrap(settings), kafka_login(settings)
     args: dict[str, Any] = {
-        "bootstrap_servers": resolve_bootstrap(settings),
-        "security_protocol": ("SASL_" if settings.kafka_username else "")
-        + ("SSL" if settings.uses_tls else "PLAINTEXT"),
+        "bootstrap_servers": servers,
+        "security_protocol": ("SASL_" if login is not None else "") + ("SSL" if settings.uses_tls else "PLAINTEXT"),
     }
     if args["security_protocol"] == "PLAINTEXT":
         return args
     if settings.uses_tls:
         args["ssl_context"] = _ssl_context(settings)
-    if settings.kafka_username:
-        args["sasl_mechanism"] = settings.kafka_mechanism
-        args["sasl_plain_username"] = settings.kafka_username
-        args["sasl_plain_password"] = _password(settings)
+    if login is not None:
+        args["sasl_plain_username"], args["sasl_plain_password"], args["sasl_mechanism"] = login
     return args
 
 
@@ -100,19 +98,15 @@ def faust_credentials(settings: Settings) -> Any:
     """Credentials for `faust.App(broker_credentials=...)`; None where Kafka asks for none."""
     import faust
 
-    if settings.kafka_username:
+    login = kafka_login(settings)
+    if login is not None:
         return faust.SASLCredentials(
-            username=settings.kafka_username,
-            password=_password(settings),
+            username=login.username,
+            password=login.password,
             ssl_context=_ssl_context(settings) if settings.uses_tls else None,
-            mechanism=settings.kafka_mechanism,
+            mechanism=login.mechanism,
         )
     return faust.SSLCredentials(_ssl_context(settings)) if settings.uses_tls else None
-
-
-def _password(settings: Settings) -> str:
-    assert settings.kafka_password is not None
-    return settings.kafka_password.get_secret_value()
 
 
 def _ssl_context(settings: Settings) -> ssl.SSLContext:
