@@ -25,8 +25,8 @@ from marq.core.segments import Segment
 from marq.core.state import DeliveryState, State, block_of, size_of
 from marq.errors import InternalError
 
-#: Entries of each structure that are checked before a checkpoint, those that have been there longest: 0.1 ms, which is 2 %
-#: of a small checkpoint.
+#: Entries of each structure that are checked before a checkpoint, those that have been there longest: 0.1 ms, which is
+#: 2 % of a small checkpoint.
 SOME = 40
 
 #: Entries of each structure that are checked when a state was restored: 0.02 s.
