@@ -50,9 +50,9 @@ from app.service.moves import Moves
 from app.service.operations import QueueService
 from app.service.watches import Receivers
 from app.settings import Settings, load
+from app.streaming.chunks import Chunk
 from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
-from app.streaming.transport import Chunk
 from gateway import connections, health, json_api, leftovers, metrics, routes, views
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from app.engine.catalog import Catalog
     from app.kafka.topics import Topics
     from app.settings import Settings
+    from app.streaming.chunks import Chunk
     from app.streaming.faust_app import MarqApp
     from app.streaming.raw_table import SegmentTable
-    from app.streaming.transport import Chunk
 
 #: Seconds before a partition that another worker took, or that was let go of for an error, is taken over again.
 TAKE_BACK_S = 1.0
