@@ -427,8 +427,7 @@ def _takes_before_it_reads(unpark: Any) -> Any:
         taken = [] if segment is None else self.segments.unpark_lane(segment, name, lane.group)
         if segment is not None:
             self._records(segment)
-        for offset in taken:
-            self.segments.park(offset)
+        self.segments.park(taken)
         unpark(self, lane)
 
     return mutated
