@@ -209,7 +209,7 @@ class WorkerApp(MarqApp):
         if settings.web_tls_certificate_file is not None:
             conf.web_ssl_context = tls_context(settings)
             scheme = "https"
-        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
+        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
         self.connections.total = connections.connections_for(connections.raise_file_limit(), settings.max_connections)
@@ -472,6 +472,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         datadir=str(settings.data_dir),
         web_host=settings.web_host,
         web_port=settings.web_port or 9324,
+        canonical_url="http://127.0.0.1:1",  # prepare() says which
         session_timeout_s=settings.session_timeout_ms / 1000,
         credentials=faust_credentials(settings),
         version=APP_VERSION,
