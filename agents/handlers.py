@@ -32,7 +32,7 @@ from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.flow import Breaker
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.policies import backoff_ms
+from marq.core.policies import VISIBILITY_TIMEOUT_MS, backoff_ms
 from marq.core.ranges import ranges_of
 from marq.core.segments import Segment
 from marq.errors import HandlerError, RowError
@@ -166,7 +166,8 @@ class Runner:
             partition.serve_last(queues[0])  # the next time
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
-            lease_ms = self.service.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+            settings = self.service.ownership.catalog.settings_of(queues[0])
+            lease_ms = settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS  # which is extended
         if not self.service.ownership.room(held, 1, lease_ms):
             return False
         size = handler.batch or 1

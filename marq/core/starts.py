@@ -26,6 +26,9 @@ from marq.errors import RowError
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself has a message while its dead letter is copied."""
 
+HAND_OUT_MS = 10_000
+"""A delivery with a lease of 0, which is over at once, is handed out within this time."""
+
 STALLED_MS = 1_500
 """A start that waited for so long, while nothing else was folded either, is in a log that takes nothing at present."""
 
@@ -182,6 +185,12 @@ class Starts:
         """Start messages for their dead letters."""
         self._start(sorted(offsets), DEAD_RECEIVER, DEAD_LEASE_MS, now_ms, DEAD_RECEIVER)
 
+    def dying(self) -> Iterator[int]:
+        """Messages that are being started for their dead letters."""
+        for pending in self.pending.values():
+            if pending.receiver is DEAD_RECEIVER:
+                yield from pending.offsets
+
     def _start(self, offsets: list[int], receiver: Any, lease_ms: int, now_ms: int, name: str) -> Pending:
         self._last += 1
         deliveries = self._partition.deliveries
@@ -281,7 +290,7 @@ class Starts:
             if effect:
                 agenda.release(effect, receipt, 0, counted=False)
             return
-        until_ms = pending.sent_ms + pending.lease_ms
+        until_ms = pending.sent_ms + (pending.lease_ms or HAND_OUT_MS)
         if effect and (lost or pending.gone or now_ms >= until_ms):
             agenda.release(effect, receipt, 0, counted=False)
             effect = []

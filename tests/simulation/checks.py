@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tests.simulation.worker import Worker
 
 
+#: A delivery whose lease is over at once is handed out within this time.
+HAND_OUT_MS = 10_000
+
+
 class Offer(NamedTuple):
     """What a queue has to deliver, by group and offset: never delivered (FIFO: all), and delivered before."""
 
@@ -197,7 +201,7 @@ class Checks:
             self._bad("limit", f"{len(taken)} messages for a limit of {limit}")
         self._in_time(owner, taken)
         if pending is not None:
-            self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + pending.lease_ms
+            self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + (pending.lease_ms or HAND_OUT_MS)
         self._none_is_ending(owner, taken)
         if owner.stalled:
             sim.count("stalled")
