@@ -24,6 +24,7 @@ from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import Release
 from marq.core.segments import Segment
+from marq.core.stamps import next_stamps, shares_of
 from marq.core.starts import HAND_OUT_MS, Pending
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
@@ -228,6 +229,8 @@ class Receives:
     def _answer(self, waiter: Waiter) -> list[Received]:
         """What the waiter gets. Called last of all: of messages whose lease is over nothing leaves."""
         self._drop_late(waiter)
+        if len(waiter.until) > 1 and not self.catalog.settings_of(waiter.queue).fifo:
+            waiter.messages.sort(key=lambda one: (one.sent_ms, one.partition, one.offset))
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
@@ -341,17 +344,25 @@ class Receives:
         self._take(waiter)
 
     def _take(self, waiter: Waiter) -> None:
-        """Ask the partitions here, one after the other, until the waiter has enough on its way."""
-        held = [h for h in self.ownership.held.values() if h.serving]
+        """Ask the partitions here until the waiter has enough on its way: oldest first, unless groups keep an order."""
+        queue, left = waiter.queue, waiter.limit
+        held = [h for h in self.ownership.held.values() if h.serving and h.owner.partition.has_ready(queue)]
         if not held or self.closing:
             return
+        exhausted: set[int] = set()
         self._turn += 1
         first = self._turn % len(held)
-        left = waiter.limit
-        for one in held[first:] + held[:first]:
-            left -= self._take_from(one, waiter, left)
+        held = held[first:] + held[:first]
+        if len(held) > 1 and not self.catalog.settings_of(queue).fifo:
+            for i, share in shares_of(left, [next_stamps(h.owner.partition, queue) for h in held]):
+                count = self._take_from(held[i], waiter, share)
+                left -= count
+                if count < share:
+                    exhausted.add(i)
+        for one in (one for i, one in enumerate(held) if i not in exhausted):
             if left <= 0:
                 return
+            left -= self._take_from(one, waiter, left)
 
     def _take_from(self, held: OwnedPartition, waiter: Waiter, limit: int) -> int:
         """How many messages of one partition are on their way to the waiter now."""

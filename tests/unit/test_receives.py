@@ -417,8 +417,11 @@ def test_when_all_was_read_nothing_is_waited_for_and_receives_share_one_question
 
 def test_who_finds_something_or_waits_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
-        assert len(await desk.take(wait_ms=0, limit=1)) <= 1
-        empty(desk)
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await asyncio.sleep(0)
+        for number in (0, 1):
+            desk.confirm(number)
+        assert await asked
         waits = asyncio.ensure_future(desk.receive(wait_ms=5_000))
         await turns()
         assert desk.questions == 0
@@ -497,5 +500,29 @@ def test_what_another_worker_has_not_read_is_found(monkeypatch: pytest.MonkeyPat
             await turns()
             other.confirm(0)
         assert [one.offset for one in await asked] == [1]
+
+    run(scenario, monkeypatch)
+
+
+# -- oldest first
+
+
+def test_a_receive_gives_the_oldest_messages_of_all_partitions_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        for number in (1, 0, 0, 1, 0, 1, 1, 0):  # one after the other
+            broker = desk.partitions[number].core.broker
+            broker.now_ms = desk.clock_ms = desk.clock_ms + 1
+            desk.partitions[number].core.send(1)
+        got: list[Any] = []
+        for limit in (3, 1, 10):
+            asked = asyncio.ensure_future(desk.receive(limit=limit))
+            await asyncio.sleep(0)
+            for number in (1, 0):
+                desk.confirm(number)
+            got += await asked
+        stamps = [one.sent_ms for one in got]
+        assert len(stamps) == 8
+        assert stamps == sorted(stamps)
 
     run(scenario, monkeypatch)
