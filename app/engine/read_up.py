@@ -23,7 +23,9 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.engine.catalog import WRITE_TIMEOUT_S
 from app.kafka.connection import end_client, kafka_client_args
+from marq.errors import UnavailableError
 
 if TYPE_CHECKING:
     from app.engine.owned_partition import OwnedPartition
@@ -55,6 +57,16 @@ class LogEnds(Service):
         """The end of each, as readers see it. Raises `KafkaError`."""
         assert self._consumer is not None
         return await self._consumer.end_offsets(tps)  # type: ignore[no-any-return]
+
+    async def of(self, topic: str, partitions: int) -> tuple[int, ...]:
+        """Where each partition of a topic ends now. Raises `UnavailableError`."""
+        tps = [TopicPartition(topic, number) for number in range(partitions)]
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                ends = await self.ask(tps)
+        except (KafkaError, TimeoutError) as exc:
+            raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
+        return tuple(ends[tp] for tp in tps)
 
     async def on_start(self) -> None:
         consumer = AIOKafkaConsumer(
