@@ -47,6 +47,7 @@ class Pending:
         "in_turn",
         "lease_ms",
         "offsets",
+        "order",
         "parts",
         "receiver",
         "sent_ms",
@@ -68,6 +69,7 @@ class Pending:
         self.sent_ms = sent_ms
         self.gone = False  # nobody waits for it any more
         self.in_turn = True  # of a FIFO queue only the first of a group may be delivered
+        self.order: list[int] | None = None  # group by group, of FIFO queues; None: by offset
         self.parts = 1  # markers of its start that are not folded yet
         self.split = False  # there were several: they may be in different records
         self.effect: list[int] = []
@@ -112,6 +114,7 @@ class Starts:
             return None
         partition, told = self._partition, self._ticker.told
         taken: list[int] = []
+        fifo = False
         self._ticker.estimate(now_ms)
         for queue in queues:
             settings, room = self._settings_of(queue), limit - len(taken)
@@ -140,12 +143,16 @@ class Starts:
             if limited and more:
                 self._flow.add(queue, more, name, now_ms, 2 * lease_ms + settings.breaker_pause_ms)
             taken += more
+            fifo = fifo or settings.fifo
             if len(taken) >= limit:
                 break
         if not taken:
             return None
+        order = list(taken) if fifo else None
         taken.sort()
-        return self._start(taken, receiver, lease_ms, now_ms, name)
+        pending = self._start(taken, receiver, lease_ms, now_ms, name)
+        pending.order = order
+        return pending
 
     def acquire_to_end(
         self,
@@ -169,6 +176,7 @@ class Starts:
             taken = partition.reserve(queue, offsets)
         if not taken:
             return None
+        taken.sort()
         pending = self._start(taken, receiver, lease_ms, now_ms, name)
         pending.in_turn = False
         return pending
@@ -297,6 +305,9 @@ class Starts:
         if effect and pending.in_turn and (early := set(partition.out_of_turn(effect))):
             agenda.release(sorted(early), receipt, 0, counted=False)
             effect = [o for o in effect if o not in early]
+        if pending.order is not None and effect:
+            took = set(effect)
+            effect = [o for o in pending.order if o in took]
         agenda.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
 
     def _take_dead(self, started: list[int], receipt: tuple[int, int]) -> None:
