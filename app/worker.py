@@ -155,7 +155,7 @@ class WorkerApp(MarqApp):
         handlers.import_modules(settings.handlers)
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
-        self.housekeeping = Housekeeping(self.ownership, settings, self.peers, beacon=self.beacon)
+        self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
         self.moves = Moves(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
         self.receivers = Receivers(
