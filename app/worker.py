@@ -220,6 +220,14 @@ class WorkerApp(MarqApp):
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
 
+    def banner(self) -> str:
+        """What a worker says of itself when it starts."""
+        assert self.place is not None
+        return (
+            f"marq worker {self.place.index}: {self.conf.canonical_url}, SQS account {self.settings.sqs_account}, "
+            f"data in {self.place.folder}"
+        )
+
     def _new_web(self) -> WorkerWeb:
         return WorkerWeb(self)
 
@@ -375,7 +383,7 @@ class FaustWorker(faust.Worker):
             # what handlers print goes straight out, also into a pipe, and is no warning in our log
             kwargs["redirect_stdouts"] = False
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            print(f"marq worker {app.place.index}: {app.conf.canonical_url}, data in {app.place.folder}", flush=True)
+            print(app.banner(), flush=True)
         super().__init__(app, *args, **kwargs)
 
     async def stop(self) -> None:
