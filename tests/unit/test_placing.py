@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.catalog import Catalog, QueueRecord
+from app.engine.queue_records import QueueRecord, next_record
 from app.service.fifo import fifo_headers
 from marq.core.policies import QueueSettings
 from marq.protocol.headers import H_DEDUP
@@ -33,6 +33,6 @@ def test_a_queue_knows_how_many_of_its_name_there_were() -> None:
     record: QueueRecord | None = None
     lives = []
     for state in ("active", "active", "deleting", "deleted", "active", "deleting", "active", "active"):
-        record = Catalog._next(record, settings=QueueSettings(), state=state)  # type: ignore[arg-type]
+        record = next_record(record, settings=QueueSettings(), state=state)  # type: ignore[arg-type]
         lives.append(record.life)
     assert lives == [0, 0, 0, 0, 1, 1, 2, 2]
