@@ -188,8 +188,9 @@ class Settings(BaseSettings):
         description="`strict`: the limits of Amazon SQS. `relaxed`: what marq can do, e.g. delays of a year, "
         "visibility timeouts of a week, 1,000 messages in a receive.",
     )
-    sqs_account: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
-        "000000000000", description="Account in the queue URLs and ARNs of requests that name none."
+    sqs_account: Annotated[str, Field(pattern=r"^[0-9]{12}$")] = Field(
+        "000000000000",
+        description="Account in queue URLs and ARNs, 12 digits. Set it once, before clients keep URLs and ARNs.",
     )
 
     # Memory and progress

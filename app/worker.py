@@ -155,7 +155,7 @@ class WorkerApp(MarqApp):
         handlers.import_modules(settings.handlers)
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
-        self.housekeeping = Housekeeping(self.ownership, settings, self.peers, beacon=self.beacon)
+        self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
         self.moves = Moves(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
         self.receivers = Receivers(
@@ -219,6 +219,14 @@ class WorkerApp(MarqApp):
         self.define_routes()
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
+
+    def banner(self) -> str:
+        """What a worker says of itself when it starts."""
+        assert self.place is not None
+        return (
+            f"marq worker {self.place.index}: {self.conf.canonical_url}, SQS account {self.settings.sqs_account}, "
+            f"data in {self.place.folder}"
+        )
 
     def _new_web(self) -> WorkerWeb:
         return WorkerWeb(self)
@@ -375,7 +383,7 @@ class FaustWorker(faust.Worker):
             # output of handlers is printed at once, also into a pipe, and not logged as warnings
             kwargs["redirect_stdouts"] = False
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            print(f"marq worker {app.place.index}: {app.conf.canonical_url}, data in {app.place.folder}", flush=True)
+            print(app.banner(), flush=True)
         super().__init__(app, *args, **kwargs)
 
     async def stop(self) -> None:
