@@ -75,7 +75,7 @@ class Table:
 
     async def open(self, number: int) -> None: ...
 
-    def items(self, number: int) -> list[tuple[bytes, bytes]]:
+    def rows_of(self, number: int) -> list[tuple[bytes, bytes]]:
         return list(self.rows.items())
 
     def read(self, number: int, key: bytes) -> bytes | None:
