@@ -1,0 +1,1 @@
+"""`marq doctor`: what is wrong, and what to do."""
