@@ -33,6 +33,7 @@ class Address(NamedTuple):
     urls: tuple[str, ...]
     key_file: Path | None = None
     ca_file: Path | None = None
+    key: str | None = None  # instead of a file
 
 
 class Connected:
@@ -41,12 +42,13 @@ class Connected:
     def __init__(self, address: Address, *, as_json: bool = False, retry_for: float = RETRY_FOR_S) -> None:
         self.address = address
         self.as_json = as_json
+        self.tls = _context(address.ca_file)
         self._has_answered = False
         self._operations = Operations(
             address.urls,
-            key=key_in(address.key_file),
+            key=address.key or key_in(address.key_file),
             retry_for=retry_for,
-            tls=_context(address.ca_file),
+            tls=self.tls,
         )
         self._runner = Runner(self._operations)
 
@@ -64,7 +66,7 @@ class Connected:
     def operations(self) -> Operations:
         """What can be asked. Raises `UnreachableError` at once if no worker answers."""
         if not self._has_answered:
-            self._require_answer()
+            self.require_answer()
         return self._operations
 
     def run(self, asked: Coroutine[Any, Any, T]) -> T:
@@ -76,7 +78,7 @@ class Connected:
         """The first of its addresses."""
         return self._operations.connection.addresses[0]
 
-    def _require_answer(self) -> None:
+    def require_answer(self) -> None:
         """One try at each address. Raises `UnreachableError` at once if nobody answers: nobody wants to wait for it."""
         failure: UnreachableError | None = None
         for _ in self.address.urls:
@@ -115,6 +117,16 @@ class Connected:
         values = {name: str(value) for name, value in (query or {}).items() if value not in (None, "")}
         answer = self.run(self.operations.connection.request(method, path, encoded, query=values))
         return wire.decoded(_anything, answer)
+
+    def readiness(self) -> str:
+        """What a worker that is not ready says of itself; empty if it is ready. Raises `UnreachableError`."""
+        try:
+            self.run(self.operations.connection.once("GET", "/health/ready"))
+        except UnreachableError:
+            raise
+        except MarqError as error:
+            return str(error).rpartition("address: ")[2]
+        return ""
 
     def pages(self, path: str, query: Mapping[str, Any] | None = None) -> Iterator[Any]:
         """The answers of a list that comes in pages."""
