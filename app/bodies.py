@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -24,22 +25,38 @@ class Room:
         self.used_bytes = 0
         self.refused = 0
 
-    def take(self, count_bytes: int, body_bytes: int) -> None:
-        """Count bytes that came, of a body that has `body_bytes` with them. Raises `UnavailableError`."""
+    def take(self, count_bytes: int, body_bytes: int, holder: Holder | None = None) -> None:
+        """Count bytes that came, of a body that has `body_bytes` with them. Raises `UnavailableError`.
+
+        One `holder`, whose request it is, has a half of it all at most.
+        """
         used = self.used_bytes + count_bytes
-        if used > self.most_bytes and (body_bytes > SMALL_BYTES or used > 2 * self.most_bytes):
+        held = 2 * (holder.body_bytes + count_bytes) if holder is not None else 0
+        if max(used, held) > self.most_bytes and (body_bytes > SMALL_BYTES or used > 2 * self.most_bytes):
             self.refused += 1
             raise UnavailableError("too many large requests are under way here; try again later", 1.0)
         self.used_bytes = used
+        if holder is not None:
+            holder.body_bytes += count_bytes
 
     def give_back(self, request: web.Request) -> None:
         """A request has ended."""
         if TAKEN in request:
-            self.used_bytes -= request.pop(TAKEN)
+            count_bytes, holder = request.pop(TAKEN), request.get(HOLDER)
+            self.used_bytes -= count_bytes
+            if holder is not None:
+                holder.body_bytes -= count_bytes
 
 
-#: What a request has taken of the room.
+class Holder(Protocol):
+    """Who has requests under way."""
+
+    body_bytes: int
+
+
+#: What a request has taken of the room, and for whom, where that is known.
 TAKEN = web.RequestKey("taken_bytes", int)
+HOLDER = web.RequestKey("holder", Holder)
 
 
 async def read(
@@ -89,7 +106,7 @@ def _count(request: web.Request, room: Room | None, count: int, size: int, limit
     if size > limit_bytes:
         raise too_large(limit_bytes, size)
     if room is not None:
-        room.take(count, size)
+        room.take(count, size, request.get(HOLDER))
         request[TAKEN] = request.get(TAKEN, 0) + count
 
 

@@ -35,11 +35,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from app.kafka.broker import EmbeddedBroker, bootstrap_of
+from app.kafka.broker import bootstrap_of
 from app.kafka.connection import kafka_client_args, unreachable
 from app.kafka.datadir import running_workers
 from app.logs import silenced
-from app.processes import WorkerProcess, errors_as_lines, stop_signals
+from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
 from marq.client import AsyncService
 from marq.client.pace import Pace
@@ -360,7 +360,7 @@ def _running_or_own(settings: Settings, stack: contextlib.ExitStack, stopped: Ca
         return _worker_url(settings)
     if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
         click.echo("Starting Kafka …", err=True)
-        stack.enter_context(EmbeddedBroker(settings.data_dir))
+        stack.enter_context(embedded_broker(settings))
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     log = stack.enter_context((settings.data_dir / "demo-worker.log").open("ab"))
     worker = stack.enter_context(WorkerProcess(output=log))

@@ -17,8 +17,9 @@ from typing import IO, Any
 
 import click
 
+from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
-from app.settings import load
+from app.settings import Settings, load
 from marq.errors import MarqError
 
 #: Seconds that a worker gets to hand its partitions over before it is killed.
@@ -38,6 +39,11 @@ def errors_as_lines() -> Iterator[None]:
     except MarqError as error:
         click.echo("marq: " + "\n".join(error.lines), err=True)
         raise SystemExit(2) from None
+
+
+def embedded_broker(settings: Settings) -> EmbeddedBroker:
+    """The broker of a data folder. Where HTTP asks for keys, it asks for a password, too."""
+    return EmbeddedBroker(settings.data_dir, asks_password=settings.keys is not None)
 
 
 class WorkerProcess:

@@ -201,6 +201,7 @@ class WorkerApp(MarqApp):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AlreadyConfiguredWarning)
             conf.broker = brokers
+            conf.broker_credentials = faust_credentials(settings)  # an embedded broker may have one of its own
         conf.datadir = self.place.folder
         conf.tabledir = Path("tables")
         conf.web_port = self.place.web_port

@@ -19,8 +19,8 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
-from app.commands import WorkerProcess
 from app.kafka.broker import EmbeddedBroker
+from app.processes import WorkerProcess
 from bench.peers import share
 
 PARTITIONS = 4
@@ -218,8 +218,8 @@ def _process(bench: Bench, batch: int, messages: int, queues: int) -> float:
     with bench.worker(name, BENCH_BATCH=str(batch)) as worker:
         ended = bench.wait_acked(worker, messages)
         seen = bench.seen(name)
-        took = ended - seen["first_ns"] / 1e9
-        peak = bench.state(worker)["peak_memory_bytes"] / 2**20
+        took = ended - float(seen["first_ns"]) / 1e9
+        peak = float(bench.state(worker)["peak_memory_bytes"]) / 2**20
     result(
         system="marq",
         phase="process",
@@ -243,8 +243,8 @@ def _redeliver(bench: Bench, batch: int, messages: int) -> float:
     with bench.worker(name, BENCH_BATCH=str(batch), BENCH_DROP="0.1", BENCH_TIMEOUT_MS=str(timeout_ms)) as worker:
         ended = bench.wait_acked(worker, messages)
         seen = bench.seen(name)
-        took = ended - seen["first_ns"] / 1e9 - timeout_ms / 1000
-        peak = bench.state(worker)["peak_memory_bytes"] / 2**20
+        took = ended - float(seen["first_ns"]) / 1e9 - timeout_ms / 1000
+        peak = float(bench.state(worker)["peak_memory_bytes"]) / 2**20
     late = seen["late_ms"]
     result(
         system="marq",
@@ -299,7 +299,7 @@ def _memory(bench: Bench, phase: str, messages: int) -> float:
                 break
             time.sleep(0.2)
         state = bench.state(worker)
-    peak = state["peak_memory_bytes"] / 2**20
+    peak = float(state["peak_memory_bytes"]) / 2**20
     result(
         system="marq",
         phase=phase,

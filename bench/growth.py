@@ -40,7 +40,7 @@ class Store:
         self.rows = 0
 
     def load(self, key: str) -> bytes:
-        value: bytes = self.db[key.encode()]
+        value: bytes = self.db[key.encode()]  # type: ignore[assignment]
         return value
 
     def take(self, checkpoint: Checkpoint | None) -> None:

@@ -149,7 +149,8 @@ async def _explain(bootstrap: str, topic: str, seen: list[Seen], killed: set[int
     try:
         tps = [TopicPartition(topic, n) for n in range(PARTITIONS)]
         consumer.assign(tps)
-        ends, markers = await consumer.end_offsets(tps), defaultdict(list)
+        ends = await consumer.end_offsets(tps)
+        markers: defaultdict[int, list[Any]] = defaultdict(list)
         while any([await consumer.position(tp) < ends[tp] for tp in tps]):
             for tp, records in (await consumer.getmany(timeout_ms=500)).items():
                 markers[tp.partition] += records

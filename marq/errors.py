@@ -63,6 +63,10 @@ class InternalError(MarqError):
     """A rule of our own is broken: the worker stops before it can do harm."""
 
 
+class StepTimeoutError(InternalError):
+    """A step of a checkpoint was not confirmed in time."""
+
+
 class HandlerError(MarqError):
     """A handler is declared in a way that makes no sense, or its module can't be imported."""
 

@@ -32,7 +32,7 @@ from pipeline.streams import LOOK_S, Streaming
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
 
 MESSAGES = "archive/messages"
@@ -279,7 +279,7 @@ class _Append:
             _append(self.flow.malformed(decoded), self.malformed_table, f"{query_id}-malformed", number)
 
 
-def _append(rows: DataFrame, path: str, app: str, version: int) -> None:
+def _append(rows: DataFrame, path: str, app: str | None, version: int) -> None:
     """One commit, left out if it was made before."""
     rows.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version).save(path)
 

@@ -329,7 +329,7 @@ class Auditor(walk.Walker):
             since_ms=self._since_ms,
             sent=dict(sent),
             done=done,
-            held=held.queues,
+            held={queue: {str(state): n for state, n in states.items()} for queue, states in held.queues.items()},
             deliveries=counters["delivered"],
             redeliveries=counters["redelivered"],
             notes={name: amount for name, amount in witness.notes.items() if amount},

@@ -50,12 +50,13 @@ def records_of(client: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, b
             message = consumer.poll(0.2)
             if message is None:
                 continue
-            error = message.error()
+            error, offset = message.error(), message.offset()
+            assert offset is not None  # only of a message that a producer has not sent yet
             if error is None:
-                position = message.offset() + 1
+                position = offset + 1
                 yield message.key() or b"", message.value()
             elif error.code() == KafkaError._PARTITION_EOF:
-                position = message.offset()
+                position = offset
             elif not error.retriable():
                 raise BrokerError(f"Kafka does not let {topic} be read: {error.str()}")
     except KafkaException as error:

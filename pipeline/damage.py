@@ -285,8 +285,8 @@ def readable(spark: SparkSession, kafka: Kafka, begin: Ends, end: Ends, damaged:
             plain[place], careful[place] = around(first, end[topic][number], damaged.get(place, ()))
     poll = "kafka.max.poll.records"
     slow = options | {poll: str(POLL_RECORDS)} if any(careful.values()) else options
-    parts = [kafka.records(spark, *bounds, **slow) for bounds in _reads(plain, begin)]
-    parts += [kafka.records(spark, *bounds, **(options | {poll: "1"})) for bounds in _reads(careful, begin)]
+    parts = [kafka.records(spark, *bounds, options=slow) for bounds in _reads(plain, begin)]
+    parts += [kafka.records(spark, *bounds, options=options | {poll: "1"}) for bounds in _reads(careful, begin)]
     rows = [
         row
         for (topic, number), found in damaged.items()

@@ -14,7 +14,7 @@ def _place(spark: SparkSession, path: str) -> tuple[Any, Any]:
     """The file system of a path, and the path as it wants it."""
     from pipeline.session import explain
 
-    jvm = spark.sparkContext._jvm
+    jvm: Any = spark.sparkContext._jvm
     try:
         place = jvm.org.apache.hadoop.fs.Path(path)
         return place.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()), place

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from app.kafka.datadir import resolve_bootstrap
+from app.kafka.datadir import kafka_login, resolve_bootstrap
 from app.settings import Settings
 from marq.errors import BrokerError, TopicError
 
@@ -92,21 +92,19 @@ class Kafka:
         }
         if settings.kafka_ca_file is not None:
             config["ssl.ca.location"] = str(settings.kafka_ca_file)
-        if settings.kafka_username is not None:
+        login = kafka_login(settings)
+        if login is not None:
             config |= {
-                "sasl.mechanism": settings.kafka_mechanism,
-                "sasl.username": settings.kafka_username,
-                "sasl.password": self._password,
+                "sasl.mechanism": login.mechanism,
+                "sasl.username": login.username,
+                "sasl.password": login.password,
             }
         return config
 
     @property
     def _protocol(self) -> str:
-        return ("SASL_" if self.settings.kafka_username else "") + ("SSL" if self.settings.uses_tls else "PLAINTEXT")
-
-    @property
-    def _password(self) -> str:
-        return self.settings.kafka_password.get_secret_value() if self.settings.kafka_password else ""
+        sasl = "SASL_" if kafka_login(self.settings) is not None else ""
+        return sasl + ("SSL" if self.settings.uses_tls else "PLAINTEXT")
 
     def _java_options(self) -> dict[str, str]:
         settings = self.settings
@@ -115,12 +113,13 @@ class Kafka:
             # the text rather than the place: executors may be elsewhere
             options["kafka.ssl.truststore.type"] = "PEM"
             options["kafka.ssl.truststore.certificates"] = settings.kafka_ca_file.read_text()
-        if settings.kafka_username is not None:
-            module = "plain.Plain" if settings.kafka_mechanism == "PLAIN" else "scram.Scram"
-            options["kafka.sasl.mechanism"] = settings.kafka_mechanism
+        login = kafka_login(settings)
+        if login is not None:
+            module = "plain.Plain" if login.mechanism == "PLAIN" else "scram.Scram"
+            options["kafka.sasl.mechanism"] = login.mechanism
             options["kafka.sasl.jaas.config"] = (
                 f"org.apache.kafka.common.security.{module}LoginModule required "
-                f"username={_quoted(settings.kafka_username)} password={_quoted(self._password)};"
+                f"username={_quoted(login.username)} password={_quoted(login.password)};"
             )
         return options
 
@@ -131,7 +130,7 @@ class Kafka:
         spark: SparkSession,
         begin: Mapping[str, Mapping[int, int]],
         end: Mapping[str, Mapping[int, int]],
-        **options: str,
+        options: Mapping[str, str] | None = None,
     ) -> DataFrame:
         """Records of topics from `begin` up to `end`, as Spark's source gives them.
 
@@ -141,7 +140,7 @@ class Kafka:
         """
         return (
             spark.read.format("kafka")
-            .options(**self.source_options(), **options)
+            .options(**self.source_options(), **(options or {}))
             .option("subscribe", ",".join(begin))
             .option("startingOffsets", offsets_json(begin))
             .option("endingOffsets", offsets_json(end))

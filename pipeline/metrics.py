@@ -9,7 +9,7 @@ in the table `metrics_state`, so that what is counted is what took effect; `wind
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -25,7 +25,7 @@ from pipeline.windows import METRICS_ROW, STATE_ROW, VERSION, Positions, Windows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 METRICS = "metrics"
 STATE = "metrics_state"
@@ -143,7 +143,7 @@ class Counting(Streaming):
             tables.open_table(
                 spark,
                 path,
-                StructType.fromDDL(schema),
+                cast(StructType, StructType.fromDDL(schema)),
                 version=VERSION,
                 partition_by=[by],
                 source=source,

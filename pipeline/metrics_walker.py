@@ -82,7 +82,7 @@ class Purged(NamedTuple):
 class Early(NamedTuple):
     """What took effect on a message that was not read yet."""
 
-    count: int  # place in COUNTS
+    what: int  # place in COUNTS
     at: int  # number of the marker
     at_ms: int
 
@@ -177,7 +177,7 @@ class MetricsWalker(resuming.ResumingWalker):
             if offset in unfinished:
                 self._open[offset] = (queue, visible)
                 for what in self._early.pop(offset, ()):
-                    self._count(what.count, queue, visible, what.at_ms)
+                    self._count(what.what, queue, visible, what.at_ms)
             else:
                 self._finished_unread(envelope, queue, visible)
         position = envelopes[-1].offset + 1
@@ -187,7 +187,7 @@ class MetricsWalker(resuming.ResumingWalker):
     def _finished_unread(self, envelope: Envelope, queue: str, visible: int) -> None:
         """If a purge reached so far before the end that was seen, that was the end; what came later had no effect."""
         early = self._early.pop(envelope.offset, [])
-        end = early[-1].at if early and early[-1].count >= _AT["acked"] else None
+        end = early[-1].at if early and early[-1].what >= _AT["acked"] else None
         purge = next(
             (p for p in self._purges.get(queue, ()) if envelope.offset < p.before and (end is None or p.at < end)), None
         )
@@ -195,7 +195,7 @@ class MetricsWalker(resuming.ResumingWalker):
             early = [what for what in early if what.at < purge.at]
             early.append(Early(_AT["purged"], purge.at, max(purge.at_ms, envelope.timestamp)))
         for what in early:
-            self._count(what.count, queue, visible, what.at_ms)
+            self._count(what.what, queue, visible, what.at_ms)
         self._receives.pop(envelope.offset, None)
 
     def on_absent(self, start: int, stop: int) -> None:

@@ -60,7 +60,7 @@ def show(chosen: DataFrame) -> int:
         F.count("*").alias("rows"), F.sum(F.greatest("size", F.lit(0))).alias("bytes")
     )
     queues = counted.orderBy(F.desc("rows"), "queue").collect()
-    total = sum(row["rows"] for row in queues)
+    total: int = sum(row["rows"] for row in queues)
     say(f"chosen: {total} messages, {sum(row['bytes'] for row in queues):,} bytes")
     for row in queues[:QUEUES_SHOWN]:
         say(f"  {row['rows']:>10}  {row['queue']}")

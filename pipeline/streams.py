@@ -20,7 +20,7 @@ from pipeline.session import explain
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 #: Offsets of one batch: what it takes in memory does not depend on them, but how long a stop may take does.
 BATCH_OFFSETS = 500_000

@@ -160,6 +160,7 @@ def _missing(there: StructType, schema: StructType, prefix: str = "") -> Iterato
             continue
         old, new = there[field.name].dataType, field.dataType
         if isinstance(new, ArrayType) and isinstance(new.elementType, StructType):
+            assert isinstance(old, ArrayType) and isinstance(old.elementType, StructType), field.name
             yield from _missing(old.elementType, new.elementType, f"{prefix}`{field.name}`.element.")
 
 

@@ -237,13 +237,15 @@ def _add(table: DeltaTable, changed: DataFrame, first: Any, watermark_ms: int, n
         }
 
     same = f"t.day >= date'{first}' and t.day = s.day and t.start_ms = s.start_ms and t.queue = s.queue"
-    both = {name: F.col(f"t.{name}") + F.col(f"s.{name}") for name in summed}
+    both: dict[str, str | Column] = {name: F.col(f"t.{name}") + F.col(f"s.{name}") for name in summed}
     both |= derived(
         F.col("t.first_deliveries") + F.col("s.first_deliveries"),
         F.greatest("t.waiting_max_ms", "s.waiting_max_ms"),
         _sum_arrays(F.col("t.waiting_histogram"), F.col("s.waiting_histogram")),
     )
-    new = {name: F.col(f"s.{name}") for name in ["queue", "start_ms", "end_ms", "day", *summed]}
+    new: dict[str, str | Column] = {
+        name: F.col(f"s.{name}") for name in ["queue", "start_ms", "end_ms", "day", *summed]
+    }
     new |= derived(F.col("s.first_deliveries"), F.col("s.waiting_max_ms"), F.col("s.waiting_histogram"))
     table.alias("t").merge(changed.alias("s"), same).whenMatchedUpdate(set=both).whenNotMatchedInsert(
         values=new

@@ -17,11 +17,13 @@ if its writer dies, the owner of partition 0 writes what counts once more.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import time
 import uuid
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from zlib import crc32
@@ -157,6 +159,7 @@ class Catalog(Service):
         self._topic = topic
         self.records: dict[str, QueueRecord] = {}
         self.auto: set[str] = set()
+        self._names: list[str] | None = None  # in order; None: something has changed
         self.with_ttl: set[str] = set()
         #: Queues that have a back-off, by the checksum that receipts name them by.
         self.with_backoff: dict[int, str] = {}
@@ -229,12 +232,23 @@ class Catalog(Service):
         return queue in self.auto or self._dead_targets[queue] > 0 or queue == self._settings.queue_id
 
     def names(self) -> list[str]:
-        """All queues, in order."""
+        """All queues, in order. The list is not to be changed."""
+        if self._names is not None:
+            return self._names
         found = {queue for queue, record in self.records.items() if record.active}
         found.update(queue for queue in self.auto if queue not in self.records)
         if self._settings.queue_id is not None:
             found.add(self._settings.queue_id)
-        return sorted(found)
+        self._names = sorted(found)
+        return self._names
+
+    def names_from(self, prefix: str, after: str) -> Iterator[str]:
+        """Queues whose names begin with `prefix` and come after `after`, in order."""
+        names = self.names()
+        for name in itertools.islice(names, max(bisect_left(names, prefix), bisect_right(names, after)), None):
+            if not name.startswith(prefix):
+                return
+            yield name
 
     def require(self, queue: str) -> None:
         """Raises `UnknownQueueError` if there is no such queue, and `QueueSettingsError` if there can't be one."""
@@ -380,6 +394,7 @@ class Catalog(Service):
             await self.create(queue, {})
         await self._write(AUTO_PREFIX + queue.encode(), b"1")
         self.auto.add(queue)
+        self._names = None
 
     @staticmethod
     def _next(
@@ -561,6 +576,7 @@ class Catalog(Service):
             if key.startswith(AUTO_PREFIX):
                 queue = key[len(AUTO_PREFIX) :].decode()
                 (self.auto.discard if record.value is None else self.auto.add)(queue)
+                self._names = None
                 return
             self._put(key.decode(), None if record.value is None else decode(record.value))
         except (UnicodeDecodeError, QueueSettingsError) as exc:
@@ -576,6 +592,7 @@ class Catalog(Service):
             self._overwritten[queue] = time.monotonic()
             return
         self._overwritten.pop(queue, None)
+        self._names = None
         if old is not None:
             del self.records[queue]
             if old.active:

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import resource
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from app.engine.breakers import BreakerState
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from app.engine.stalls import Stall
-from app.service.census import Census
+from app.service.census import Census, entries_in_turns
 from app.service.descriptions import (
     DeliveryView,
     DigestView,
@@ -38,6 +38,7 @@ from app.service.descriptions import (
     WorkerView,
 )
 from app.service.owners import Owners
+from app.service.paging import smallest
 from app.service.receives import Receives
 from app.service.vitals import vitals_of
 from app.service.watches import Receivers
@@ -48,6 +49,8 @@ from marq.core.state import MessageState
 from marq.errors import MarqError, NotFoundError
 from tables import markers, messages, progress
 
+#: Segments that are looked at in one turn.
+TURN_SEGMENTS = 10
 #: Bytes of a payload that is shown.
 SHOWN_BYTES = 64 * 1024
 
@@ -253,12 +256,12 @@ class Inspection:
             if not held.serving or number < wanted.after[0] or len(found) >= wanted.limit:
                 continue
             partition, first = held.owner.partition, wanted.after[1] + 1 if number == wanted.after[0] else 0
-            listed = sorted(
-                e
-                for e in entries(partition)
-                if e.queue == wanted.queue and e.offset >= first and (wanted.state is None or e.state == wanted.state)
+            listed = await smallest(
+                _wanted(partition, wanted, first), wanted.limit - len(found), lambda entry: entry.offset
             )
-            found += [_brief(held, entry) for entry in listed[: wanted.limit - len(found)]]
+            # some may have been finished since they were looked at
+            states = {entry.offset: partition.state_of(entry.offset) for entry in listed}
+            found += [_brief(held, entry) for entry in listed if states[entry.offset] is not MessageState.DONE]
         return found
 
     async def message(self, number: int, offset: int) -> MessageView:
@@ -311,7 +314,7 @@ class Inspection:
         if table is None:
             raise NotFoundError(f"there is no table {wanted.table!r}; there are messages, markers, progress")
         describe, found = _DESCRIBE[wanted.table], []
-        for key, value in table.items(held.number):
+        for key, value in table.rows_of(held.number):
             name = key.decode()
             if name > wanted.after:
                 found.append(RowView(name, len(value), describe(name, value)))
@@ -333,6 +336,26 @@ class Inspection:
         if not 0 <= number < partitions:
             raise NotFoundError(f"there are partitions 0 to {partitions - 1}, not {number}")
         return await self._owners.ask(number, operation, argument)
+
+
+async def _wanted(partition: Partition, wanted: MessagesWanted, first: int) -> AsyncIterator[Entry]:
+    """Messages from offset `first` on, in no order, looked at in turns."""
+    async for entry in entries_in_turns(partition):
+        if entry.queue == wanted.queue and entry.offset >= first and wanted.state in (None, entry.state):
+            yield entry
+    if wanted.state not in (None, MessageState.READY):
+        return
+    left = wanted.limit
+    for number, segment in enumerate(list(partition.segments), 1):  # in order: those that are parked
+        if left <= 0:
+            return
+        if segment.stop > first:
+            for offset in segment.parked_of(wanted.queue):
+                if offset >= first:
+                    left -= 1
+                    yield Entry(offset, wanted.queue, MessageState.READY, 0)
+        if not number % TURN_SEGMENTS:
+            await asyncio.sleep(0)
 
 
 def _brief(held: OwnedPartition, entry: Entry) -> MessageBrief:

@@ -23,6 +23,7 @@ from app.service.fifo import check_fit, fifo_headers
 from app.service.leases import Leases
 from app.service.meters import Meters
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
+from app.service.paging import page_of
 from app.service.receipts import Receipt, Receipts, by_delivery
 from app.service.receives import Receives
 from app.service.turnstile import Turnstile
@@ -565,13 +566,15 @@ class QueueService(Service):
         self.catalog.require(queue)
         return self._info(queue, self.catalog.records.get(queue))
 
-    def list_queues(
+    async def names(self, prefix: str, after: str, limit: int, visible: Callable[[str], bool]) -> tuple[list[str], str]:
+        """Names of queues in order, and after which one to go on (empty: there are no more)."""
+        return await page_of(self.catalog.names_from(prefix, after), limit, visible)
+
+    async def list_queues(
         self, prefix: str = "", after: str = "", limit: int = 100, visible: Callable[[str], bool] = lambda queue: True
     ) -> tuple[list[QueueInfo], str]:
         """Queues in the order of their names, and after which one to go on (empty: there are no more)."""
-        names = [n for n in self.catalog.names() if n.startswith(prefix) and n > after and visible(n)]
-        page = names[:limit]
-        more = page[-1] if len(names) > limit else ""
+        page, more = await self.names(prefix, after, limit, visible)
         return [self._info(name, self.catalog.records.get(name)) for name in page], more
 
     async def delete_queue(self, queue: str) -> None:

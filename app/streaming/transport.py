@@ -153,8 +153,10 @@ class Reader:
             self.thread.call_soon(self.thread.wake)
 
 
-class ChunkQueue(ThrowableQueue):
+class ChunkQueue(ThrowableQueue[Any]):
     """The queue between consumer and agent: tells the chunk's reader when a chunk leaves it."""
+
+    _queue: Iterable[Any]  # what `asyncio.Queue` keeps
 
     def _get(self) -> Any:
         event = super()._get()
@@ -202,6 +204,7 @@ class PacedClient:
 class ChunkThread(driver.AIOKafkaConsumerThread):
     """The thread that owns the aiokafka consumer: takes what it fetched and hands it over, once for all partitions."""
 
+    app: Any
     consumer: ChunkConsumer
 
     def __post_init__(self) -> None:
@@ -213,7 +216,8 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     @property
     def _chunked(self) -> frozenset[str]:
-        return self.app.chunked_topics
+        topics: frozenset[str] = self.app.chunked_topics
+        return topics
 
     # -- called from the main thread
 
@@ -226,11 +230,13 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 raise
 
     async def seek_to_committed(self) -> Mapping[TP, int]:
-        return await self.call_thread(self._seek_plain_to_committed)
+        committed: Mapping[TP, int] = await self.call_thread(self._seek_plain_to_committed)
+        return committed
 
     async def commit_positions(self, offsets: Mapping[TP, int], generation: int) -> bool:
         """Commit positions of chunked topics; False if the generation is over or Kafka refused."""
-        return await self.call_thread(self._commit_positions, offsets, generation)
+        done: bool = await self.call_thread(self._commit_positions, offsets, generation)
+        return done
 
     def verify_event_path(self, now: float, tp: TP) -> None:
         # Faust's check compares the wall clock with the monotonic one and reports paused partitions as stuck.
@@ -264,7 +270,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         fetch = fetcher._proc_fetch_request
 
         async def fetch_and_hand_over(*args: Any) -> bool:
-            has_data = await fetch(*args)
+            has_data: bool = await fetch(*args)
             self._hand_over(fetcher)
             return has_data
 
@@ -505,6 +511,8 @@ class ChunkConsumer(driver.Consumer):
     not any more) assigned in the `generation` given (by default the current one).
     """
 
+    app: Any
+
     _thread: ChunkThread
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -710,7 +718,7 @@ def _to_message(chunk: Chunk) -> ConsumerMessage:
         1,  # type of the timestamp: nobody asks
         None,  # headers
         None,  # key
-        chunk,
+        chunk,  # type: ignore[arg-type]
         None,  # checksum
         0,
         0,

@@ -72,9 +72,10 @@ class Deliveries:
             messages.check_id(attempt, "ReceiveRequestAttemptId")
             received = await self._again(queue, attempt, lease_ms)
         if not received:
-            received = await self._operations.receive(
-                queue, limit=limit, wait_ms=wait_s * 1000, lease_ms=lease_ms, gone=call.gone, whole=True
-            )
+            with call.grants.wait(wait_s):
+                received = await self._operations.receive(
+                    queue, limit=limit, wait_ms=wait_s * 1000, lease_ms=lease_ms, gone=call.gone, whole=True
+                )
             if attempt is not None and received:
                 self._attempts.keep(queue, attempt, received)
         if not received:

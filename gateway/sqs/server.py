@@ -63,6 +63,8 @@ PERMISSIONS = {
         "manage",
     ),
 }
+#: Bytes of a request in JSON that carries no messages: a thousand receipts of a batch, or the tags of a queue.
+SMALL_BYTES = 640 * 1024
 REQUEST_ID = "x-amzn-RequestId"
 #: Queue URLs; the JSON API and the health checks are on paths that look like those of accounts.
 QUEUE_PATH = "/{account:(?!v1/|health/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
@@ -95,6 +97,8 @@ class Server:
         self._account = settings.sqs_account
         self._signatures = Signatures(keys)
         self._body_bytes = min(limits.body_bytes or settings.max_body_bytes, settings.max_body_bytes)
+        self._small_bytes = min(SMALL_BYTES, self._body_bytes)
+        self._sends = {json_protocol.target_of(name) for name in ("SendMessage", "SendMessageBatch")}
         self._room = room
         tag = uuid4().hex
         self._request_ids = (f"{tag[:8]}-{tag[8:12]}-4{tag[13:16]}-8{tag[17:20]}-{n:012x}" for n in itertools.count())
@@ -104,6 +108,7 @@ class Server:
         request_id = next(self._request_ids)
         target = request.headers.get(json_protocol.TARGET)
         action: Action | None = None
+        begun: Grants | None = None
         if target in self._targets:
             request[ACTION] = self._targets[target]
         try:
@@ -115,6 +120,8 @@ class Server:
                     self._signatures.check_head(request, claim, credential.secret)
                 body = self._signatures.check(request, await self._body(request), claim, credential.secret)
                 self._check_permission(grants, request)
+                grants.begin()
+                begun = grants
             else:
                 _check_browser(request)
                 body = await self._body(request)
@@ -139,6 +146,9 @@ class Server:
             response = json_protocol.problem(error) if target is not None else query_protocol.problem(error, request_id)
             if isinstance(exc, UnavailableError):
                 response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_s)))
+        finally:
+            if begun is not None:
+                begun.end()
         response.headers[REQUEST_ID] = request_id
         return response
 
@@ -150,8 +160,11 @@ class Server:
             grants.require(permission, None)
 
     async def _body(self, request: web.Request) -> bytes:
+        # which action a form asks for stands in its body
+        target = request.headers.get(json_protocol.TARGET)
+        limit_bytes = self._body_bytes if target is None or target in self._sends else self._small_bytes
         try:
-            return await bodies.read(request, self._body_bytes, self._room)
+            return await bodies.read(request, limit_bytes, self._room)
         except web.HTTPRequestTimeout as exc:
             raise SqsError("RequestTimeout", f"{exc.text}") from None
         except web.HTTPRequestEntityTooLarge as exc:

@@ -15,7 +15,7 @@ from marq.client import operations
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.operations import ACK, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
-from marq.client.wire import Deliveries, Delivery, Outgoing
+from marq.client.wire import Deliveries, Located, Outgoing
 from marq.errors import LeaseOverError, MarqError
 from marq.protocol.messages import QueueInfo, Sent
 
@@ -250,7 +250,7 @@ class AsyncQueue:
         """Give messages back; per message None, or why it was not done."""
         return await settle_all(operations.release(delay), messages)
 
-    async def move(self, messages: Sequence[Delivery | Sent], to: str | None = None) -> list[Sent | MarqError]:
+    async def move(self, messages: Sequence[Located], to: str | None = None) -> list[Sent | MarqError]:
         """Put messages that are ready in this queue, at most 1,000, into another one, each once.
 
         Args:

@@ -31,7 +31,7 @@ from marq.client.asynchronous import settle_all
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.operations import ACK, UNREAD, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
-from marq.client.wire import Deliveries, Delivery, Outgoing
+from marq.client.wire import Deliveries, Located, Outgoing
 from marq.errors import ClosedError, LeaseOverError, MarqError
 from marq.protocol.messages import QueueInfo, Sent
 
@@ -363,7 +363,7 @@ class Queue:
         """Give messages back; per message None, or why it was not done."""
         return self._settle_all(operations.release(delay), messages)
 
-    def move(self, messages: Sequence[Delivery | Sent], to: str | None = None) -> list[Sent | MarqError]:
+    def move(self, messages: Sequence[Located], to: str | None = None) -> list[Sent | MarqError]:
         """Put messages that are ready in this queue, at most 1,000, into another one, each once.
 
         Args:

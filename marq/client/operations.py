@@ -119,7 +119,7 @@ class Operations:
             if loop.time() - began < wait / 2:
                 await asyncio.sleep(EARLY_PAUSE_S * random.uniform(0.5, 1.0))
 
-    async def move(self, queue: str, messages: Sequence[Any], to: str | None) -> list[Sent | MarqError]:
+    async def move(self, queue: str, messages: Sequence[wire.Located], to: str | None) -> list[Sent | MarqError]:
         """Per message where its copy is, or why it was not moved."""
         return await self._post_all(
             _path(queue, "move"),

@@ -14,7 +14,7 @@ import contextlib
 import json
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -46,6 +46,15 @@ class Outgoing(msgspec.Struct, frozen=True):
     ttl: float | None = None
     group: str | None = None
     deduplication_id: str | None = None
+
+
+class Located(Protocol):
+    """What has a place in the queue topic: a delivery, what a send answered, or a user's own pair."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def offset(self) -> int: ...
 
 
 class Delivery(Received, eq=False):

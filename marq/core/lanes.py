@@ -280,6 +280,16 @@ class Lanes(State):
             deliveries.get(o) is delivered for o in delivered.offsets
         )
 
+    def _end_wait(self) -> bool:
+        """End the first lease, or wait after a release, that is over by now. Returns False if there is none."""
+        timers = self._timers
+        if not timers or not timers[0][2].is_over(self.clock_ms):
+            return False
+        delivered = heappop(timers)[2]
+        self._timed -= len(delivered.offsets)
+        self._come_back(delivered)
+        return True
+
     def _come_back(self, delivered: DeliveryState) -> None:
         """The lease or the wait of ``delivered`` is over: the messages still in it are ready."""
         deliveries, messages = self.deliveries, self.messages

@@ -21,7 +21,7 @@ from marq.core.partition import Due, Partition
 from marq.core.policies import SettingsOf, is_exhausted
 from marq.core.ranges import ranges_of
 from marq.core.ticker import Ticker
-from marq.errors import RowError
+from marq.errors import InternalError, RowError
 
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself has a message while its dead letter is copied."""
@@ -213,11 +213,18 @@ class Starts:
         pending = self.pending.get(start.delivery)
         if pending is None:
             return
+        if effect and not pending.offsets[0] <= effect[0] <= effect[-1] <= pending.offsets[-1]:
+            raise InternalError(f"partition {self._partition.number}: start {start.delivery} took effect on others")
         pending.effect += effect
         pending.parts -= 1
         if pending.parts == 0:
             del self.pending[start.delivery]
             self._resolve(pending, now_ms)
+
+    def put_back(self, offsets: Iterable[int]) -> None:
+        """An end of these was lost: they are given back, but for those that a later start has reserved by now."""
+        starting = {offset for pending in self.pending.values() for offset in pending.offsets}
+        self._partition.put_back([offset for offset in offsets if offset not in starting])
 
     def look_for_stall(self, now_ms: int, folded_ms: int) -> None:
         """Tell those who wait for starts in a log that takes nothing that nothing came of it: others may have more.
@@ -260,6 +267,8 @@ class Starts:
         """The start of ``pending`` is folded, or will never be."""
         partition, agenda = self._partition, self._agenda
         effect = pending.effect
+        if not partition.reserved.issuperset(pending.offsets):
+            self._check_reserved(pending)
         if pending.split:
             # an older delivery may have ended some since the first part was folded
             effect = [o for o in effect if partition.is_current(o, self.epoch, pending.delivery)]
@@ -274,6 +283,8 @@ class Starts:
             # the lease was over before the reservation was (of length 0, or the start came in parts)
             partition.put_back(effect)
         receipt = (self.epoch, pending.delivery)
+        if effect and not partition.is_current(effect[0], *receipt):
+            self._check_current(effect[0], receipt)
         if pending.receiver is DEAD_RECEIVER:
             self._take_dead(effect, receipt)
             return
@@ -289,6 +300,22 @@ class Starts:
             agenda.release(sorted(early), receipt, 0, counted=False)
             effect = [o for o in effect if o not in early]
         agenda.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
+
+    def _check_reserved(self, pending: Pending) -> None:
+        """From the choice of messages until their start is folded they are reserved, but for those that are done.
+
+        The owner's end of an earlier start, made for a dead letter, ends the reservation with the message.
+        """
+        partition = self._partition
+        lost = [o for o in pending.offsets if o not in partition.reserved and o in partition.messages]
+        if lost:
+            raise InternalError(f"partition {partition.number}: {lost[:10]} of a start are not reserved any more")
+
+    def _check_current(self, offset: int, receipt: tuple[int, int]) -> None:
+        """What a start took effect on is under it, or a later marker of the same record has ended it."""
+        delivered = self._partition.deliveries.get(offset)
+        if delivered is not None and (delivered.epoch, delivered.delivery) < receipt:
+            raise InternalError(f"{offset} is handed out as {receipt}, and its delivery is {delivered.as_tuple()}")
 
     def _take_dead(self, started: list[int], receipt: tuple[int, int]) -> None:
         """The owner has started these for their dead letters. Those that need none any more are given back."""

@@ -200,8 +200,8 @@ def _series(
         line[row["bucket"]] = span.end_ms(row["bucket"]) - row["oldest_ms"]
     found = {name: _one_series(span, columns, ages.get(name, [0] * span.count)) for name, columns in rows.items()}
     if levels is not None:
-        for name, series in found.items():
-            series.waiting, series.working = (levels.lines(name, what) for what in ("waiting", "working"))
+        for queue, series in found.items():
+            series.waiting, series.working = (levels.lines(queue, what) for what in ("waiting", "working"))
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import logging
 import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from gateway.sqs import query_protocol
 from gateway.sqs.errors import TEXT_MAX, SqsError
 from gateway.sqs.model import actions
 from marq.errors import BadValueError, TooLargeError
-from tests.unit.http_lab import Http, answer_of, head_of, run, serving, signed_request
+from tests.unit.http_lab import Http, answer_of, head_of, keep_catalog, run, serving, signed_request
 
 KEY = "a-key-of-enough-length"
 JSON = {"Authorization": f"Bearer {KEY}", "Content_Type": "application/json"}
@@ -37,6 +38,12 @@ def attack(folder: Path, test: Callable[[Http], Awaitable[None]], **settings: An
             await test(http)
 
     run(main)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +81,33 @@ def test_a_request_to_sqs_that_is_too_large_is_refused_unread(tmp_path: Path, li
             await asyncio.wait_for(reader.read(1), 0.3)
 
     attack(tmp_path, test, sqs_limits=limits)
+
+
+@pytest.mark.parametrize("action", ["TagQueue", "ReceiveMessage", "DeleteMessageBatch", "NoSuchAction"])
+def test_a_request_to_sqs_that_carries_no_messages_is_smaller(tmp_path: Path, action: str) -> None:
+    async def test(http: Http) -> None:
+        target = SQS | {"X_Amz_Target": f"AmazonSQS.{action}"}
+        reader, _ = await http.send(head_of("POST", "/", 640 * 1024 + 1, **target))
+        assert (await answer_of(reader))[0] == 413
+
+    attack(tmp_path, test, sqs_limits="relaxed")
+
+
+def test_the_largest_message_of_sqs_fits_into_a_request(tmp_path: Path) -> None:
+    """A mebibyte of letters of two bytes, as SDKs write JSON, and as a form: three times as long."""
+    largest = "é" * (MIB // 2)
+    body = json.dumps({"QueueUrl": "u", "MessageBody": largest}).encode()
+    form = urlencode({"Action": "SendMessage", "QueueUrl": "u", "MessageBody": largest}).encode()
+    assert 2 * MIB < min(len(body), len(form)) <= max(len(body), len(form)) <= 4 * MIB
+
+    async def test(http: Http) -> None:
+        keep_catalog(http)
+        # read whole, so that it is the queue that is not there
+        assert (await http.request("POST", "/", body, **SQS))[0] == 400
+        kind = {"Content_Type": "application/x-www-form-urlencoded"}
+        assert (await http.request("POST", "/", form, **kind))[0] in (400, 404)
+
+    attack(tmp_path, test)
 
 
 def test_a_body_without_a_length_has_the_same_limit(tmp_path: Path) -> None:
@@ -156,7 +190,22 @@ def test_what_bodies_under_way_have_together_is_bounded(tmp_path: Path) -> None:
             assert (await answer_of(reader))[0] == 400
         assert http.app.room.used_bytes == 0
 
-    attack(tmp_path, test, keys=KEY)
+    attack(tmp_path, test)
+
+
+@pytest.mark.parametrize("path", ["/v1/queues/q/messages", "/"])
+def test_a_client_that_goes_away_in_the_midst_of_a_body_is_no_error(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(http: Http) -> None:
+        _, writer = await http.send(head_of("POST", path, MIB, **(SQS if path == "/" else JSON)) + b" " * 1000)
+        await until(lambda: http.app.room.used_bytes == 1000)
+        writer.close()
+        await until(lambda: not http.app.room.used_bytes)
+        await until(lambda: not http.app.connections.open)
+
+    attack(tmp_path, test)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_room_is_free_again_when_a_client_goes_away(tmp_path: Path) -> None:

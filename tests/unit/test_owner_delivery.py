@@ -8,7 +8,9 @@ import pytest
 
 from marq.core import markers
 from marq.core.markers import End, Release, Start
+from marq.core.owner import Phase
 from marq.core.policies import QueueSettings
+from marq.core.starts import DEAD_LEASE_MS
 from tests.unit.core_helpers import LEASE_MS, Worker
 
 
@@ -460,6 +462,31 @@ def test_a_dead_letter_whose_start_was_lost_comes_up_again() -> None:
     worker.flush()
 
     assert worker.dead == [0]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_end_that_was_lost_leaves_a_message_to_the_start_that_has_it_by_now(together: bool) -> None:
+    worker = serving(1, settings={"q": QueueSettings(max_receives=2)})
+    failing(worker, 2)
+    worker.owner.work(worker.clock_ms)
+    worker.flush()
+    worker.dead.clear()
+    worker.wait(DEAD_LEASE_MS + 1_000)
+    worker.owner.ended_as("dead", [0])
+    if together:
+        worker.owner.work(worker.clock_ms)
+    worker.lose()
+    worker.clock_ms += 1_000
+    worker.owner.tick(worker.clock_ms)
+    later = worker.append()
+    worker.owner.work(worker.clock_ms)
+
+    worker.confirm(*later)
+    worker.owner.work(worker.clock_ms)
+
+    assert ask(worker) is None
+    assert [start.receiver for start in worker.flush() if isinstance(start, Start)] == ["dlq"]
+    assert worker.owner.phase is Phase.SERVING and worker.dead == [0]
 
 
 def test_a_message_that_was_acked_late_is_not_dead_lettered() -> None:
