@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 $
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --use-pep517
 LOCKED := $(PIP) --require-hashes -r
 
-.PHONY: setup run test test-slow test-python check simulate test-containers bench lock clean
+.PHONY: setup run test test-slow test-python check simulate test-containers bench lock audit clean
 
 # What `make run` needs: a worker, the embedded Kafka, the demo.
 .venv/run-ready: pyproject.toml requirements/build.txt requirements/run.txt requirements/kafka-jars.txt
@@ -75,6 +75,13 @@ lock: setup
 	done
 	$(COMPILE) --group pyproject.toml:build -c requirements/dev.txt -o requirements/build.txt
 	$(BIN)/python -m requirements.lock_jars
+
+# Known holes in what is locked. Asks pypi.org; pip-audit says which packages it could not look up.
+audit:
+	@$(UV) --version >/dev/null || { echo "make audit needs uv (pip install uv), or UV=/path/to/uv"; exit 1; }
+	for file in requirements/dev.txt requirements/build.txt; do \
+		$(UV) tool run pip-audit --disable-pip --require-hashes -r $$file $(ARGS) || exit 1; \
+	done
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

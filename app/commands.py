@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,8 +21,9 @@ from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's
 from faust.cli.base import cli
 
 from app.kafka.broker import EmbeddedBroker, bootstrap_of
-from app.processes import WorkerProcess, errors_as_lines, stop_signals
-from app.settings import load
+from app.kafka.folders import UMASK
+from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
+from app.settings import Settings, load
 from marq.errors import MarqError
 from marq.text import cleaned
 
@@ -37,6 +39,7 @@ def _command(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def app_for_faust() -> Any:
     """What `faust -A app` gets."""
+    os.umask(UMASK)
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     with errors_as_lines():
         from app.worker import build
@@ -46,13 +49,14 @@ def app_for_faust() -> Any:
 
 def main() -> None:
     """`python -m app`."""
+    os.umask(UMASK)
     cli.main(args=["-A", "app", *sys.argv[1:]], prog_name="python -m app")
 
 
 @_command
 def broker() -> None:
     """Run the embedded Kafka broker alone, until stopped."""
-    with EmbeddedBroker(load().data_dir) as embedded, stop_signals() as stopped:
+    with embedded_broker(load()) as embedded, stop_signals() as stopped:
         click.echo(f"Kafka on {embedded.bootstrap}, data in {load().data_dir.resolve()}")
         while not stopped():
             if not embedded.is_running:
@@ -69,7 +73,7 @@ def up() -> None:
         stopped = stack.enter_context(stop_signals())
         if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
             click.echo("Starting Kafka …")
-            embedded = stack.enter_context(EmbeddedBroker(settings.data_dir))
+            embedded = stack.enter_context(embedded_broker(settings))
         worker = stack.enter_context(WorkerProcess())
         worker.wait_ready(stopped)
         if not stopped():
@@ -84,11 +88,12 @@ def up() -> None:
 
 
 def _end_for_dead(embedded: EmbeddedBroker) -> NoReturn:
-    click.echo(
+    lines = (
         f"marq: the embedded broker ended by itself, with status {embedded.wait()}; what was confirmed is kept, start "
-        f"again to go on; the end of {embedded.log_file}:\n{embedded.log_tail(5)}",
-        err=True,
+        f"again to go on; the end of {embedded.log_file}:",
+        *embedded.log_tail(5),
     )
+    click.echo("\n".join(map(cleaned, lines)), err=True)
     raise SystemExit(1)
 
 
@@ -134,6 +139,32 @@ def repair(number: int, accept_loss: bool) -> None:
     for line in lines_of(found):
         click.echo(cleaned(line))
     raise SystemExit(1 if found.losses and not found.done else 0)
+
+
+@_command
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+@click.option("--quiet", is_flag=True, help="Only what is wrong.")
+def doctor(as_json: bool, quiet: bool) -> None:
+    """Look for what is wrong here, in Kafka and in the workers, and say what to do.
+
+    Exit status 0: nothing. 1: something. Changes nothing. From other machines, `marq doctor` looks at the workers.
+    """
+    from app.doctor import findings
+    from app.worker import require_loopback, tls_context
+    from gateway.auth import Keys
+    from marq.cli.doctor import show
+
+    def check_keys(settings: Settings) -> None:
+        if not Keys(settings.keys.get_secret_value() if settings.keys is not None else None):
+            require_loopback(settings.web_host)
+
+    def check_certificate(settings: Settings) -> None:
+        if settings.web_tls_certificate_file is not None:
+            tls_context(settings)
+
+    raise SystemExit(
+        show(findings({"keys": check_keys, "certificate": check_certificate}), as_json=as_json, quiet=quiet)
+    )
 
 
 @cli.command("demo", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

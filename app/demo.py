@@ -35,11 +35,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from app.kafka.broker import EmbeddedBroker, bootstrap_of
+from app.kafka.broker import bootstrap_of
 from app.kafka.connection import kafka_client_args, unreachable
 from app.kafka.datadir import running_workers
 from app.logs import silenced
-from app.processes import WorkerProcess, errors_as_lines, stop_signals
+from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
 from marq.client import AsyncService
 from marq.client.pace import Pace
@@ -304,7 +304,7 @@ def summary(ledger: Ledger, seconds: float, before: int) -> dict[str, Any]:
 
 
 def _worker_url(settings: Settings) -> str:
-    host = "127.0.0.1" if settings.web_host in ("0.0.0.0", "::") else settings.web_host
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.web_host, settings.url_host)
     workers = running_workers(settings.data_dir)
     if workers:
         return f"http://{host}:{workers[0].web_port}"
@@ -360,7 +360,7 @@ def _running_or_own(settings: Settings, stack: contextlib.ExitStack, stopped: Ca
         return _worker_url(settings)
     if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
         click.echo("Starting Kafka …", err=True)
-        stack.enter_context(EmbeddedBroker(settings.data_dir))
+        stack.enter_context(embedded_broker(settings))
     settings.data_dir.mkdir(parents=True, exist_ok=True)
     log = stack.enter_context((settings.data_dir / "demo-worker.log").open("ab"))
     worker = stack.enter_context(WorkerProcess(output=log))

@@ -16,6 +16,7 @@ loopback only.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import re
 from collections.abc import Iterable, Mapping
@@ -24,10 +25,12 @@ from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from gateway.shares import Share
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.errors import NotAllowedError, NotAuthenticatedError, SettingError
 
 PERMISSIONS = frozenset({"send", "receive", "manage", "inspect"})
+_NOTHING = contextlib.nullcontext()
 #: Shortest key that is accepted: shorter ones can be guessed.
 KEY_MIN = 16
 
@@ -54,8 +57,9 @@ def _pattern_of(queue: str) -> re.Pattern[str]:
 class Grants:
     """What the owner of one key may do."""
 
-    def __init__(self, grants: list[Grant]) -> None:
+    def __init__(self, grants: list[Grant], share: Share | None = None) -> None:
         self._grants = grants
+        self.share = share  # None: of who has no key
         self._known: dict[tuple[str, str], bool] = {}
 
     def allow(self, permission: str, queue: str) -> bool:
@@ -72,6 +76,25 @@ class Grants:
                 self._known.clear()
             self._known[permission, queue] = known
         return known
+
+    def begin(self) -> None:
+        """A request begins; call `end` when it has ended. Raises `UnavailableError`: its key has too many."""
+        if self.share is not None:
+            self.share.begin()
+
+    def end(self) -> None:
+        """A request that began has ended."""
+        if self.share is not None:
+            self.share.end()
+
+    def wait(self, wait_ms: int) -> contextlib.AbstractContextManager[None]:
+        """Around a receive that may wait. Raises `UnavailableError`: too many of its key do."""
+        return self.share.wait(wait_ms) if self.share is not None else _NOTHING
+
+    def make_queue(self) -> None:
+        """A queue is about to be made. Raises `UnavailableError`: its key makes too many."""
+        if self.share is not None:
+            self.share.make_queue()
 
     def allow_somewhere(self, permission: str) -> bool:
         """True if `permission` is given for any queue."""
@@ -128,7 +151,7 @@ class Keys:
                 if secrets.setdefault(access_id, (_digest(key), secret))[1] != secret:
                     raise SettingError(f"MARQ_KEYS: key {number} has the id of another key, and another secret")
             grants.setdefault(_digest(key), []).append(_grant(number, what) if sign else ALL._grants[0])
-        self._grants = {digest: Grants(found) for digest, found in grants.items()}
+        self._grants = {digest: Grants(found, Share()) for digest, found in grants.items()}
         self._credentials = {
             access_id: Credential(secret, self._grants[digest]) for access_id, (digest, secret) in secrets.items()
         }
@@ -209,6 +232,20 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
         raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {name[:100]!r}")
     origin = headers.get("Origin")
     if origin is not None and method not in ("GET", "HEAD") and (_split(origin) or ("", ""))[1] != host:
+        raise NotAllowedError("a page of another origin can't ask for that")
+
+
+def check_link(headers: Mapping[str, str]) -> None:
+    """A `GET` that changes something is for scripts: a link or an image in somebody else's page must not do it.
+
+    Browsers tell of themselves in `Sec-Fetch-*`, and old ones in `Referer`. Raises `NotAllowedError`.
+    """
+    if headers.get("Sec-Fetch-Site") == "same-origin":
+        return
+    if any(name.lower().startswith("sec-fetch-") for name in headers):
+        raise NotAllowedError("without keys, a link in a browser can't ask for that")
+    referer = headers.get("Referer")
+    if referer is not None and (_split(referer) or ("", ""))[1] != headers.get("Host"):
         raise NotAllowedError("a page of another origin can't ask for that")
 
 

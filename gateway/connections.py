@@ -228,6 +228,10 @@ class Connection(RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError):  # the client has gone in the midst of its request: nobody is there to tell
+            response = web.Response(status=400)
+            response.force_close()
+            return response
         # a text that is none is met here only by what aiohttp does before our own code
         if not isinstance(exc, HttpProcessingError | UnicodeError):
             return super().handle_error(request, status, exc, message)
@@ -275,7 +279,15 @@ class Runner(web.AppRunner):
     __slots__ = ("book",)
 
     def __init__(self, app: web.Application, book: Connections, **kwargs: Any) -> None:
-        super().__init__(app, access_log=None, keepalive_timeout=KEEPALIVE_S, read_bufsize=READ_AHEAD_BYTES, **kwargs)
+        # bodies are unpacked by `app.bodies`: aiohttp does it to bodies that nobody reads, too
+        super().__init__(
+            app,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            read_bufsize=READ_AHEAD_BYTES,
+            auto_decompress=False,
+            **kwargs,
+        )
         self.book = book
 
     @property

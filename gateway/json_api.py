@@ -67,20 +67,27 @@ class JsonApi:
         self._settings = Body(dict[str, Any], SETTINGS_BYTES, room)
 
     async def send(self, request: web.Request) -> web.Response:
-        body: Send = await self._send.read(request)
+        queue, body = request.match_info["queue"], await self._send.read(request)
         messages = entries_of(body.messages, request.content_type == MSGPACK)
-        return answer(request, sent(await self.operations.send(request.match_info["queue"], messages)))
+        self._make(request, queue)
+        return answer(request, sent(await self.operations.send(queue, messages)))
+
+    def _make(self, request: web.Request, queue: str) -> None:
+        """If `queue` is about to be made, its key has to have room for one more. Raises `UnavailableError`."""
+        if not self.operations.catalog.exists(queue):
+            request[GRANTS].make_queue()
 
     async def receive(self, request: web.Request) -> web.Response:
         body: Receive = await self._receive.read(request)
-        messages = await self.operations.receive(
-            request.match_info["queue"],
-            limit=body.max,
-            wait_ms=body.wait_ms,
-            lease_ms=body.visibility_timeout_ms,
-            name=body.receiver,
-            gone=is_gone(request),
-        )
+        with request[GRANTS].wait(body.wait_ms):
+            messages = await self.operations.receive(
+                request.match_info["queue"],
+                limit=body.max,
+                wait_ms=body.wait_ms,
+                lease_ms=body.visibility_timeout_ms,
+                name=body.receiver,
+                gone=is_gone(request),
+            )
         if body.as_ == "base64":
             return answer(request, {"messages": messages})
         is_msgpack = answers_msgpack(request)
@@ -106,6 +113,8 @@ class JsonApi:
         queue, body = request.match_info["queue"], await self._move.read(request)
         # where dead letters come from is not known before they are read
         request[GRANTS].require("send", body.to, everywhere=True)
+        if body.to is not None:
+            self._make(request, body.to)
         if body.messages is not None and body.max is None:
             moved = await self.operations.move(queue, [(m.partition, m.offset) for m in body.messages], body.to)
         elif body.max is not None and body.messages is None:
@@ -119,6 +128,7 @@ class JsonApi:
     async def create_queue(self, request: web.Request) -> web.Response:
         queue, values = request.match_info["queue"], await self._settings.read(request)
         self._require_dead_letters(request, queue, values)
+        self._make(request, queue)
         info, made = await self.operations.create_queue(queue, values)
         return answer(request, info, 201 if made else 200)
 
@@ -141,7 +151,8 @@ class JsonApi:
 
     async def list_queues(self, request: web.Request) -> web.Response:
         query, grants = query_of(request, ListQueues), request[GRANTS]
-        queues, after = self.operations.list_queues(query.prefix, query.after, query.limit, partial(may_see, grants))
+        visible = partial(may_see, grants)
+        queues, after = await self.operations.list_queues(query.prefix, query.after, query.limit, visible)
         return answer(request, Queues(queues, after))
 
     async def delete_queue(self, request: web.Request) -> web.Response:

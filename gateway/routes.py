@@ -120,11 +120,16 @@ def guard(keys: Keys, room: bodies.Room, session: Callable[[Mapping[str, str]], 
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> Any:
+        begun: Grants | None = None
         try:
             guards_itself = getattr(request.match_info.handler, "guards_itself", False)
             if not guards_itself and not request.path.startswith((peers.PATH, HEALTH)):
                 if keys:
-                    request[GRANTS] = session(request.headers) or keys.grants_of(request.headers)
+                    grants = request[GRANTS] = session(request.headers) or keys.grants_of(request.headers)
+                    grants.begin()
+                    begun = grants
+                    if grants.share is not None:
+                        request[bodies.HOLDER] = grants.share
                 else:
                     check_browser(request.method, request.headers)
                     request[GRANTS] = ALL
@@ -146,6 +151,8 @@ def guard(keys: Keys, room: bodies.Room, session: Callable[[Mapping[str, str]], 
             return problem(exc)
         finally:
             room.give_back(request)
+            if begun is not None:
+                begun.end()
 
     return guarded
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from msgspec import Meta
 from app.engine.catalog import Catalog
 from app.service.descriptions import State
 from app.service.inspection import SHOWN_BYTES, Inspection
+from app.service.paging import page_of
 from gateway.openapi import Operation, document
 from gateway.routes import GRANTS, answer, query_of, register
 from gateway.schemas import Name, Nothing
@@ -63,13 +65,9 @@ class Views:
 
     async def queues(self, request: web.Request) -> web.Response:
         page, grants = query_of(request, Page), request[GRANTS]
-        names = [
-            name
-            for name in self._catalog.names()
-            if name.startswith(page.prefix) and name > page.after and grants.allow("inspect", name)
-        ]
-        stats, missing = await self._inspection.stats(names[: page.limit])
-        more = names[page.limit - 1] if len(names) > page.limit else ""
+        visible = partial(grants.allow, "inspect")
+        names, more = await page_of(self._catalog.names_from(page.prefix, page.after), page.limit, visible)
+        stats, missing = await self._inspection.stats(names)
         return answer(request, {"queues": stats, "after": more, "missing": missing} | await self._troubles())
 
     async def _troubles(self) -> dict[str, Any]:

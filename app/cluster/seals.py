@@ -1,15 +1,20 @@
 """Seals on calls between workers, and on their answers: who made them, for whom, when, and that nothing was changed.
 
-    Marq-Peer: time=1769000000000,sender=<32 hex>,number=17,body=<64 hex>,seal=<64 hex>      a call
-    Marq-Peer: time=1769000000005,seal=<64 hex>                                              its answer
+    Marq-Peer: version=1,time=1769000000000,sender=<32 hex>,number=17,body=<64 hex>,seal=<64 hex>      a call
+    Marq-Peer: version=1,time=1769000000005,seal=<64 hex>                                              its answer
+    Marq-Peer: version=1                                                    to a call of a version not known here
 
 The seal of a call covers its method, path, receiver and the other fields, so it can be judged before the body is read.
 A receiver takes each number of a sender once, and only calls made within `FRESH_MS`, after its own start. The clocks of
 workers need not agree: a receiver that finds a call too old, or from the future, says its own time in a sealed answer.
+
+A receiver that does not know the version of a call says which one it knows. That answer has no seal, so a later version
+may fall back only to versions that are as safe.
 """
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -19,16 +24,29 @@ from typing import NamedTuple
 from marq.errors import NotAuthenticatedError
 
 HEADER = "Marq-Peer"
-#: Milliseconds that a call may be under way.
+#: Version of the header, and of what it seals. marq 0.1 sent 64 hex digits.
+VERSION = "1"
+OLD_VERSION = "0"
+#: Milliseconds after which a call is too old.
 FRESH_MS = 30_000
 #: Numbers of one sender, above those that all came, that are remembered; calls that are late by more are refused.
 NUMBERS_MAX = 10_000
 
-_NAMES = ["time", "sender", "number", "body", "seal"]
+_NAMES = ["version", "time", "sender", "number", "body", "seal"]
+_ANSWER_NAMES = ["version", "time", "seal"]
+_VERSION = re.compile(r"version=(\d{1,9})(?:,|\Z)")
 
 
 class StaleCallError(NotAuthenticatedError):
-    """A call that is genuine, and was made too long ago, in the future, or is made again."""
+    """A genuine call that is too old, from the future, or repeated."""
+
+
+class OtherVersionError(NotAuthenticatedError):
+    """A call or an answer of another version; we can't tell whether it is genuine."""
+
+    def __init__(self, version: str) -> None:
+        super().__init__(f"version {version} of calls between workers, which is not known here, where it is {VERSION}")
+        self.version = version
 
 
 class Call(NamedTuple):
@@ -44,19 +62,19 @@ class Call(NamedTuple):
 
     @property
     def text(self) -> bytes:
-        return b"call\n" + "\n".join(map(str, self)).encode(errors="surrogateescape")
+        return f"call {VERSION}\n".encode() + "\n".join(map(str, self)).encode(errors="surrogateescape")
 
 
 def hash_of(body: bytes) -> str:
-    """The hash of a body, as it is sealed."""
+    """The hash of a body that goes into the seal."""
     return blake2b(body, digest_size=32).hexdigest()
 
 
 class Seals:
-    """Makes and checks seals of one worker.
+    """Makes and checks the seals of one worker.
 
     Args:
-        keys: the first one makes seals; those of all of them are good.
+        keys: the first one makes seals; seals of any of them are accepted.
         now_ms: this worker's clock, milliseconds since 1970.
     """
 
@@ -77,22 +95,25 @@ class Seals:
         time_ms = self._now_ms() + self._ahead_ms.get(receiver, 0)
         call = Call(method, path, receiver, time_ms, self._sender, number, hash_of(body))
         seal = _seal(self._keys[key], call.text)
-        return call, f"time={time_ms},sender={call.sender},number={number},body={call.body},seal={seal}"
+        return (
+            call,
+            f"version={VERSION},time={time_ms},sender={call.sender},number={number},body={call.body},seal={seal}",
+        )
 
     def check_answer(self, call: Call, header: str, status: int, kind: str, body: bytes) -> None:
         """Raises `NotAuthenticatedError` for an answer that the receiver of the call did not give."""
-        fields = _fields(header, ["time", "seal"])
+        fields = _fields(header, _ANSWER_NAMES)
         text = _answer_text(call, fields["time"], status, kind, body)
         if not any(compare_digest(_seal(key, text), fields["seal"]) for key in self._keys):
             raise NotAuthenticatedError("an answer without the seal of a worker")
 
     def learn_time(self, call: Call, header: str) -> None:
-        """The receiver of a call, in an answer that was checked, says that its clock is another."""
-        self._ahead_ms[call.receiver] = int(_fields(header, ["time", "seal"])["time"]) - self._now_ms()
+        """A checked answer says that the receiver's clock differs from ours."""
+        self._ahead_ms[call.receiver] = int(_fields(header, _ANSWER_NAMES)["time"]) - self._now_ms()
 
     @property
     def key_count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._keys)
 
     # -- as a receiver
@@ -101,6 +122,7 @@ class Seals:
         """The call that a request is, and with which of the keys it was sealed, before its body is read.
 
         Raises:
+            OtherVersionError: a worker of another version may have made it.
             NotAuthenticatedError: no worker made it for us.
         """
         fields = _fields(header, _NAMES)
@@ -119,7 +141,7 @@ class Seals:
         raise _not_ours()
 
     def take(self, call: Call) -> None:
-        """Note that a call was made. Raises `StaleCallError` if it was before, or is not new."""
+        """Record a call. Raises `StaleCallError` if it is a repetition or too old."""
         now_ms = self._now_ms()
         for sender in [s for s, seen in self._seen.items() if seen.last_ms < now_ms - 2 * FRESH_MS]:
             del self._seen[sender]
@@ -136,11 +158,13 @@ class Seals:
     def answer(self, call: Call, key: int, status: int, kind: str, body: bytes) -> str:
         """The header of the answer to a call."""
         time = str(self._now_ms())
-        return f"time={time},seal={_seal(self._keys[key], _answer_text(call, time, status, kind, body))}"
+        return (
+            f"version={VERSION},time={time},seal={_seal(self._keys[key], _answer_text(call, time, status, kind, body))}"
+        )
 
 
 class _Seen:
-    """The numbers of one sender that came."""
+    """The call numbers seen from one sender."""
 
     __slots__ = ("_above", "_all", "last_ms")
 
@@ -150,7 +174,7 @@ class _Seen:
         self.last_ms = 0
 
     def take(self, number: int) -> bool:
-        """Note a number; False if it came before."""
+        """Record a number. Returns False if it was seen before."""
         if number <= self._all or number in self._above:
             return False
         self._above.add(number)
@@ -172,7 +196,10 @@ def _answer_text(call: Call, time: str, status: int, kind: str, body: bytes) -> 
 
 
 def _fields(header: str, names: list[str]) -> dict[str, str]:
-    """The fields of a header, which have to be these, in this order. Raises `NotAuthenticatedError`."""
+    """The fields of a header: exactly these, in this order. Raises `NotAuthenticatedError`."""
+    version = version_of(header)
+    if version not in (None, VERSION):
+        raise OtherVersionError(version)
     pairs = [part.partition("=") for part in header[:400].split(",")]
     fields = {name: value for name, _, value in pairs if value.isascii() and value.isalnum()}
     if list(fields) != names or len(pairs) != len(names):
@@ -180,6 +207,14 @@ def _fields(header: str, names: list[str]) -> dict[str, str]:
     if not all(fields[n].isdigit() and len(fields[n]) < 19 for n in ("time", "number") if n in fields):
         raise _not_ours()
     return fields
+
+
+def version_of(header: str) -> str | None:
+    """The version in a header; None if there is none."""
+    found = _VERSION.match(header)
+    if found is not None:
+        return found[1]
+    return OLD_VERSION if len(header) == 64 and not set(header) - set("0123456789abcdef") else None
 
 
 def _not_ours() -> NotAuthenticatedError:

@@ -204,7 +204,7 @@ class TakeOver:
     def _read_keys(self, manifests: dict[str, bytes], keys: list[str]) -> Generator[None, None, None]:
         """Add all manifests of the partition, and the keys of all its rows."""
         tables, number, prefix = self.ownership.tables, self.number, f"{self.number}/".encode()
-        for key, value in tables["progress"].items(number):
+        for key, value in tables["progress"].rows_of(number):
             if key.startswith(prefix):
                 manifests[key.decode()] = value
             yield

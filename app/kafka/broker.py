@@ -5,7 +5,7 @@ of a user share; each start compares them with the hashes in `requirements/kafka
 process. `<data_dir>/broker.json` says where it listens while it answers; every other command finds it there.
 
     <cache_dir>/kafka-4.3.0/jars/*.jar      Kafka
-    <data_dir>/broker.json                  {"bootstrap": "127.0.0.1:PORT", "pid": PID} while it runs
+    <data_dir>/broker.json                  {"bootstrap": "127.0.0.1:PORT", "pid": PID, …} while it runs
     <data_dir>/kafka/                       server.properties, broker.log, port, logs/ (the topics)
 """
 
@@ -16,6 +16,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import struct
@@ -27,7 +28,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
+from app.kafka.folders import private_folder, write_private
 from app.kafka.jars import default_cache_dir, install, locked
 from marq.errors import BrokerError, DownloadError
 from marq.protocol.limits import RECORD_MAX_BYTES
@@ -35,6 +38,8 @@ from marq.protocol.limits import RECORD_MAX_BYTES
 KAFKA_VERSION = "4.3.0"
 
 LOOPBACK = "127.0.0.1"
+#: Who clients of a broker that asks for a password are, how they log in, and the file with their password.
+USER, MECHANISM, PASSWORD_FILE = "marq", "PLAIN", "password"
 
 #: Seconds a broker may take from its start until it answers.
 START_TIMEOUT_S = 60.0
@@ -79,18 +84,44 @@ def java_command(jars: Sequence[Path], *jvm_options: str) -> list[str]:
 # -- where a broker runs ------------------------------------------------------------------------------
 
 
-def bootstrap_of(data_dir: str | Path) -> str | None:
-    """Address ("127.0.0.1:PORT") of the broker that runs on a data folder, or None if none does."""
+class Running(NamedTuple):
+    """A broker that runs on a data folder."""
+
+    bootstrap: str  # "127.0.0.1:PORT"
+    asks_password: bool
+
+
+def running_broker(data_dir: str | Path) -> Running | None:
+    """The broker that runs on a data folder, or None if none does."""
     try:
         info = json.loads((Path(data_dir) / "broker.json").read_text())
         bootstrap, pid = str(info["bootstrap"]), int(info["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
+        asks_password = bool(info.get("asks_password"))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return bootstrap if _is_broker(pid) else None
+    return Running(bootstrap, asks_password) if _is_broker(pid) else None
+
+
+def bootstrap_of(data_dir: str | Path) -> str | None:
+    """Address ("127.0.0.1:PORT") of the broker that runs on a data folder, or None if none does."""
+    running = running_broker(data_dir)
+    return running.bootstrap if running is not None else None
+
+
+def password_of(data_dir: str | Path) -> str:
+    """The password of the broker of a data folder. Raises `BrokerError`."""
+    file = Path(data_dir) / "kafka" / PASSWORD_FILE
+    try:
+        return file.read_text().strip()
+    except OSError as error:
+        raise BrokerError(
+            f"the embedded broker asks for the password in {file}, which can't be read ({error.strerror}): run this "
+            "as the user who runs the broker"
+        ) from None
 
 
 def _is_broker(pid: int) -> bool:
-    """Whether a process runs and, where the system can tell, is a Kafka (process ids are reused)."""
+    """Whether a process runs and is a Kafka, as far as the system can tell: process ids are reused."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -114,7 +145,7 @@ def free_port() -> int:
 def port_is_free(port: int, host: str = LOOPBACK) -> bool:
     """Whether a server could listen on a port now."""
     with socket.socket() as probe:
-        # Servers set this too: a port with nothing but closed connections lingering on it is free.
+        # Servers set this too: a port with only closed connections lingering on it is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -145,6 +176,22 @@ def _answers(port: int) -> bool:
 # The serial collector starts as fast as the others, was no slower under load with a heap this small,
 # and takes a fifth less memory. Without perf data, it writes nothing into the temporary folder.
 JVM_OPTIONS = ("-Xms128m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
+
+
+def _login_properties(password: str) -> dict[str, str]:
+    """Configuration of a broker that asks for a password on both of its ports, also when it talks to itself."""
+    module = (
+        "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        f'username="{USER}" password="{password}" user_{USER}="{password}";'
+    )
+    return {
+        "listener.security.protocol.map": "PLAINTEXT:SASL_PLAINTEXT,CONTROLLER:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": MECHANISM,
+        "sasl.mechanism.inter.broker.protocol": MECHANISM,
+        "sasl.mechanism.controller.protocol": MECHANISM,
+        "listener.name.plaintext.plain.sasl.jaas.config": module,
+        "listener.name.controller.plain.sasl.jaas.config": module,
+    }
 
 
 def server_properties(
@@ -196,6 +243,7 @@ class EmbeddedBroker:
         heap_mib: Java heap.
         config: server properties to add or replace, for instance more listeners.
         cluster_id: of the cluster that the broker is a part of. By default it is one by itself.
+        asks_password: clients need the password in `<data_dir>/kafka/password`, which is made the first time.
     """
 
     def __init__(
@@ -207,6 +255,7 @@ class EmbeddedBroker:
         heap_mib: int = 512,
         config: Mapping[str, str] | None = None,
         cluster_id: str | None = None,
+        asks_password: bool = False,
     ) -> None:
         self.data_dir = Path(data_dir).resolve()
         self.home = self.data_dir / "kafka"
@@ -217,6 +266,7 @@ class EmbeddedBroker:
         self._heap_mib = heap_mib
         self._config = dict(config or {})
         self._cluster_id = cluster_id or new_cluster_id()
+        self._asks_password = asks_password
         self._process: subprocess.Popen[bytes] | None = None
         self._port: int | None = None
 
@@ -246,7 +296,8 @@ class EmbeddedBroker:
         if self.is_running:
             return self.bootstrap
         jars = install_kafka(self._cache_dir)
-        self.home.mkdir(parents=True, exist_ok=True)
+        private_folder(self.data_dir)
+        private_folder(self.home)
         lock = self._lock_home()
         try:
             self._info_file.unlink(missing_ok=True)
@@ -267,7 +318,7 @@ class EmbeddedBroker:
         return self.bootstrap
 
     def stop(self) -> None:
-        """Stop it in order (SIGTERM, then SIGKILL after 20 s). Nothing happens if it does not run."""
+        """Stop it with SIGTERM, and with SIGKILL after 20 s. Does nothing if it does not run."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -277,7 +328,7 @@ class EmbeddedBroker:
             self._process.wait()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until the broker process ends by itself; its exit status, or None after the time-out."""
+        """Wait until the broker process ends by itself. Returns its exit status, or None after the time-out."""
         if self._process is None:
             return None
         try:
@@ -297,7 +348,7 @@ class EmbeddedBroker:
     # -- starting -----------------------------------------------------------------------------------
 
     def _lock_home(self) -> int:
-        lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock = os.open(self.home / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -326,8 +377,19 @@ class EmbeddedBroker:
         return port
 
     def _write_properties(self, port: int) -> None:
-        properties = server_properties(port, free_port(), self.home / "logs") | self._config
-        (self.home / "server.properties").write_text(as_properties_file(properties))
+        properties = server_properties(port, free_port(), self.home / "logs")
+        if self._asks_password:
+            properties |= _login_properties(self._password())
+        write_private(self.home / "server.properties", as_properties_file(properties | self._config))
+
+    def _password(self) -> str:
+        file = self.home / PASSWORD_FILE
+        try:
+            return file.read_text().strip()
+        except FileNotFoundError:
+            password = secrets.token_urlsafe(32)
+            write_private(file, f"{password}\n")
+            return password
 
     def _format(self, jars: Sequence[Path]) -> None:
         if (self.home / "logs" / "meta.properties").exists():
@@ -374,27 +436,29 @@ class EmbeddedBroker:
             if process.poll() is not None:
                 raise BrokerError(
                     f"the embedded broker stopped with status {process.returncode} while starting; the end of "
-                    f"{self.log_file}:\n{self.log_tail()}"
+                    f"{self.log_file}:",
+                    *self.log_tail(),
                 )
             if time.monotonic() > deadline:
                 raise BrokerError(
-                    f"the embedded broker did not answer within {START_TIMEOUT_S:.0f} s; the end of "
-                    f"{self.log_file}:\n{self.log_tail()}"
+                    f"the embedded broker did not answer within {START_TIMEOUT_S:.0f} s; the end of {self.log_file}:",
+                    *self.log_tail(),
                 )
             time.sleep(0.05)
 
     def _write_info(self, pid: int) -> None:
         # Written whole, then moved: a reader never sees half of it.
         draft = self._info_file.with_suffix(".tmp")
-        draft.write_text(json.dumps({"bootstrap": self.bootstrap, "pid": pid}) + "\n")
+        info = {"bootstrap": self.bootstrap, "asks_password": self._asks_password, "pid": pid}
+        draft.write_text(json.dumps(info) + "\n")
         draft.replace(self._info_file)
 
-    def log_tail(self, lines: int = 15) -> str:
+    def log_tail(self, lines: int = 15) -> list[str]:
         """The last lines of the broker's own log."""
         try:
-            return "\n".join(self.log_file.read_text(errors="replace").splitlines()[-lines:])
+            return self.log_file.read_text(errors="replace").splitlines()[-lines:]
         except OSError:
-            return "(no log)"
+            return ["(no log)"]
 
     # -- stopping -----------------------------------------------------------------------------------
 
@@ -409,7 +473,7 @@ class EmbeddedBroker:
             except subprocess.TimeoutExpired:
                 log.warning("the embedded broker (process %d) did not stop in time; killed", process.pid)
                 self.kill()
-        # Not if a broker that came after us has written its own.
+        # A broker that started after us may have written its own.
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(self._info_file.read_text())["pid"] == process.pid:
                 self._info_file.unlink()

@@ -13,10 +13,12 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from app.kafka.broker import bootstrap_of
+from app.kafka.broker import MECHANISM, USER, password_of, running_broker
+from app.kafka.folders import private_folder
 from app.settings import Settings, is_explicit
 from marq.errors import BrokerError, DataDirError, SettingError
 
@@ -30,7 +32,7 @@ _held: list[FileLock] = []
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What one worker process has for itself: its folder, the port of its HTTP, its number."""
+    """What belongs to one worker process: its folder, its HTTP port, its number."""
 
     folder: Path
     web_port: int
@@ -48,8 +50,8 @@ def claim_worker(settings: Settings) -> Worker:
     """
     data_dir = settings.data_dir.resolve()
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        # One at a time: two that start together would find the same port free.
+        private_folder(data_dir)
+        # One process at a time: two that start together would find the same port free.
         with _claiming(data_dir):
             index, lock = _first_free(data_dir)
             try:
@@ -88,7 +90,7 @@ def _worker_lock(folder: Path) -> FileLock:
 def _first_free(data_dir: Path) -> tuple[int, FileLock]:
     for index in range(MAX_WORKERS):
         folder = data_dir / f"worker-{index}"
-        folder.mkdir(exist_ok=True)
+        private_folder(folder)
         lock = _worker_lock(folder)
         try:
             lock.acquire()
@@ -166,11 +168,37 @@ def resolve_bootstrap(settings: Settings, *, wait_s: float = 0) -> list[str]:
     if settings.bootstrap_servers is not None:
         return settings.bootstrap_servers
     deadline = time.monotonic() + wait_s
-    while (bootstrap := bootstrap_of(settings.data_dir)) is None:
+    while (broker := running_broker(settings.data_dir)) is None:
         if time.monotonic() >= deadline:
             raise BrokerError(
                 f"no Kafka to use: no broker runs on the data folder {settings.data_dir.resolve()}; start one with "
                 "`python -m app broker`, or set MARQ_KAFKA=kafka://host:port"
             )
         time.sleep(0.1)
-    return [bootstrap]
+    if settings.keys is not None and not broker.asks_password:
+        raise BrokerError(
+            f"the broker on the data folder {settings.data_dir.resolve()} was started without MARQ_KEYS, so that every "
+            "user of this machine can read all that is in it, secrets too: stop it, and start it with them"
+        )
+    return [broker.bootstrap]
+
+
+class Login(NamedTuple):
+    """How we log in to Kafka."""
+
+    username: str
+    password: str
+    mechanism: str
+
+
+def kafka_login(settings: Settings) -> Login | None:
+    """The log-in that Kafka needs, as far as is known; None if it needs none. Raises `BrokerError`."""
+    if settings.kafka_username is not None:
+        assert settings.kafka_password is not None
+        return Login(settings.kafka_username, settings.kafka_password.get_secret_value(), settings.kafka_mechanism)
+    if settings.kafka is not None:
+        return None
+    broker = running_broker(settings.data_dir)
+    if broker is None or not broker.asks_password:
+        return None
+    return Login(USER, password_of(settings.data_dir), MECHANISM)

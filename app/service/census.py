@@ -83,7 +83,7 @@ class Census:
                 offset = partition.segments.lowest_parked(queue)
                 if offset is not None:
                     lowest[number, queue] = offset
-            async for entry in _entries_in_turns(partition):
+            async for entry in entries_in_turns(partition):
                 queue, offset = entry.queue, entry.offset
                 counts.setdefault(queue, dict.fromkeys(STATES, 0))[entry.state] += 1
                 place = number, queue
@@ -154,7 +154,7 @@ def _sent_ms(partition: Partition, offset: int) -> int | None:
     return int(partition.records_of(segment)[offset].timestamp)
 
 
-async def _entries_in_turns(partition: Partition) -> AsyncIterator[Entry]:
+async def entries_in_turns(partition: Partition) -> AsyncIterator[Entry]:
     """Messages in memory, about as they are at one time: where there are many, other work has its turns between."""
     offsets = list(partition.messages)
     for start in range(0, len(offsets), TURN_MESSAGES):

@@ -21,7 +21,7 @@ from app.engine.breakers import BreakerState
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from app.engine.stalls import Stall
-from app.service.census import Census
+from app.service.census import Census, entries_in_turns
 from app.service.descriptions import (
     DeliveryView,
     DigestView,
@@ -38,14 +38,18 @@ from app.service.descriptions import (
     WorkerView,
 )
 from app.service.owners import Owners
+from app.service.paging import smallest
 from app.service.receives import Receives
+from app.service.vitals import vitals_of
 from app.service.watches import Receivers
-from marq.core.digest import STATES, Entry, digest_of, entries, entries_among
+from marq.core.digest import STATES, Entry, digest_of, entries
 from marq.core.partition import Partition
 from marq.core.state import MessageState
 from marq.errors import MarqError, NotFoundError, RowError
 from tables import markers, messages, progress
 
+#: Segments that are looked at in one turn.
+TURN_SEGMENTS = 10
 #: Where Linux says how much memory a process has.
 _STATM = Path("/proc/self/statm")
 #: Bytes of a payload that is shown, and of all payloads in a list.
@@ -53,8 +57,6 @@ SHOWN_BYTES = 64 * 1024
 ANSWER_BYTES = 4 * 1024 * 1024
 #: Characters of a header that is shown in a list.
 HEADER_CHARACTERS = 1_000
-#: Messages that are looked at before other work has its turn.
-TURN_MESSAGES = 2_000
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -101,6 +103,7 @@ class Inspection:
             payload_bytes=sum(h.owner.partition.bytes for h in ownership.held.values()),
             pending_bytes=ownership.app.producer.pending_bytes,
             waiting_receives=self._receives.count,
+            vitals=vitals_of(ownership, Path(ownership.app.conf.datadir)),
         )
 
     async def partitions(self) -> tuple[list[PartitionView], list[str]]:
@@ -169,6 +172,7 @@ class Inspection:
             segments=len(partition.segments),
             bytes=partition.bytes,
             paused=held.paused,
+            unsaved=partition.changed(),
             counters=dict(partition.counters),
         )
 
@@ -257,15 +261,16 @@ class Inspection:
         for number, held in sorted(self._ownership.held.items()):
             if not held.serving or number < wanted.after[0] or len(found) >= wanted.limit:
                 continue
-            first = wanted.after[1] + 1 if number == wanted.after[0] else 0
-            async for entry in _entries_of(held.owner.partition, wanted.queue, first):
-                if wanted.state is not None and entry.state != wanted.state:
-                    continue
-                brief = _brief(held, entry, min(wanted.payload_bytes, room))
-                room -= len(brief.payload) if isinstance(brief.payload, bytes) else 0
-                found.append(brief)
-                if len(found) >= wanted.limit:
-                    break
+            partition, first = held.owner.partition, wanted.after[1] + 1 if number == wanted.after[0] else 0
+            listed = await smallest(
+                _wanted(partition, wanted, first), wanted.limit - len(found), lambda entry: entry.offset
+            )
+            for entry in listed:
+                # some may have been finished since they were looked at
+                if partition.state_of(entry.offset) is not MessageState.DONE:
+                    brief = _brief(held, entry, min(wanted.payload_bytes, room))
+                    room -= len(brief.payload) if isinstance(brief.payload, bytes) else 0
+                    found.append(brief)
         return found
 
     async def message(self, number: int, offset: int) -> MessageView:
@@ -318,7 +323,7 @@ class Inspection:
         if table is None:
             raise NotFoundError(f"there is no table {wanted.table!r}; there are messages, markers, progress")
         describe, found = _DESCRIBE[wanted.table], []
-        for key, value in table.items(held.number):
+        for key, value in table.rows_of(held.number):
             name = key.decode()
             if name > wanted.after:
                 found.append(RowView(name, len(value), describe(name, value)))
@@ -342,26 +347,24 @@ class Inspection:
         return await self._owners.ask(number, operation, argument)
 
 
-async def _entries_of(partition: Partition, queue: str, first: int) -> AsyncIterator[Entry]:
-    """Messages of a queue from an offset on, in order; other work has its turns between. What is done meanwhile is
-    left out."""
-    # of the segments that there are now: they follow each other
-    segments = [segment for segment in partition.segments.of(queue) if segment.stop > first]
-    parked = (o for segment in segments for o in sorted(segment.parked_of(queue)) if o >= first)
-    next_parked = next(parked, None)
-    offsets = sorted(offset for offset in partition.messages if offset >= first)
-    for start in range(0, len(offsets), TURN_MESSAGES):
-        turn = offsets[start : start + TURN_MESSAGES]
-        entries_here = [e for e in entries_among(partition, turn) if e.queue == queue]
-        for entry in entries_here:
-            while next_parked is not None and next_parked < entry.offset:
-                yield Entry(next_parked, queue, MessageState.READY, 0)
-                next_parked = next(parked, None)
+async def _wanted(partition: Partition, wanted: MessagesWanted, first: int) -> AsyncIterator[Entry]:
+    """Messages from offset `first` on, in no order, looked at in turns."""
+    async for entry in entries_in_turns(partition):
+        if entry.queue == wanted.queue and entry.offset >= first and wanted.state in (None, entry.state):
             yield entry
-        await asyncio.sleep(0)
-    while next_parked is not None:
-        yield Entry(next_parked, queue, MessageState.READY, 0)
-        next_parked = next(parked, None)
+    if wanted.state not in (None, MessageState.READY):
+        return
+    left = wanted.limit
+    for number, segment in enumerate(list(partition.segments), 1):  # in order: those that are parked
+        if left <= 0:
+            return
+        if segment.stop > first:
+            for offset in segment.parked_of(wanted.queue):
+                if offset >= first:
+                    left -= 1
+                    yield Entry(offset, wanted.queue, MessageState.READY, 0)
+        if not number % TURN_SEGMENTS:
+            await asyncio.sleep(0)
 
 
 def _brief(held: OwnedPartition, entry: Entry, payload_bytes: int) -> MessageBrief:

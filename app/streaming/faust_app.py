@@ -22,9 +22,10 @@ from mode import Service
 
 from app.logs import calm_client
 from app.streaming.assignor import StickyAssignor
+from app.streaming.chunks import Chunk, ChunkQueue
 from app.streaming.producer import IdempotentProducer
 from app.streaming.raw_table import SegmentTable
-from app.streaming.transport import Chunk, ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
+from app.streaming.transport import ChunkConsumer, ChunkTransport, OffsetOutOfRange
 from marq.errors import MarqError
 from marq.protocol.limits import RECORD_MAX_BYTES
 
@@ -104,7 +105,7 @@ class MarqApp(faust.App):
         self.chunked_topics = frozenset(chunked_topics)
         #: Why this worker is stopping, if it is for an error.
         self.failure: BaseException | None = None
-        self._crashing: asyncio.Task | None = None
+        self._crashing: asyncio.Task[None] | None = None
         super().__init__(id, **options)
 
     # -- parts
@@ -129,7 +130,9 @@ class MarqApp(faust.App):
 
     def segment_table(self, name: str, *, partitions: int, help: str | None = None) -> SegmentTable:
         """Declare a table of raw rows; its changelog is `<app id>-<name>-changelog`."""
-        return self.tables.add(SegmentTable(self, name=name, partitions=partitions, help=help))
+        table = SegmentTable(self, name=name, partitions=partitions, help=help)
+        self.tables.add(table)
+        return table
 
     # -- checks
 

@@ -13,6 +13,7 @@ import asyncio
 import copy
 import itertools
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -37,6 +38,10 @@ MAX_PENDING_BYTES = 128 * 1024 * 1024
 RECORD_BYTES = 64
 
 
+#: Of a record that waits: topic, partition, value, key, headers, timestamp in milliseconds.
+_Record = tuple[str, int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]] | None, int | None]
+
+
 class ProducerFull(MarqError):
     """More waits for Kafka than the producer may hold: Kafka is slower than the senders, or away."""
 
@@ -55,6 +60,8 @@ class _Batch(MessageBatch):
     """A batch of the idempotent producer, which knows its size and what to do when the broker refuses it."""
 
     producer: IdempotentProducer
+    #: Of each record its future and, as aiokafka tells them, its offset, size and timestamp.
+    _msg_futures: list[tuple[asyncio.Future[RecordMetadata], Any]]
     size_bytes = 0
     expiry: asyncio.TimerHandle | None = None
 
@@ -89,6 +96,8 @@ class IdempotentProducer(driver.Producer):
     batches are repeated without an end, and only the waiting has one.
     """
 
+    app: Any
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.buffer = _Buffer(loop=self.loop, beacon=self.beacon)
@@ -101,8 +110,8 @@ class IdempotentProducer(driver.Producer):
         self.lanes: dict[str, IdempotentProducer] = {}
         self._known: set[TP] = set()
         self._unconfirmed: dict[TP, dict[_Batch, float]] = {}  # in order; since when Kafka may confirm the first
-        self._waiting: dict[str, list[tuple[asyncio.Future, tuple]]] = {}
-        self._tasks: set[asyncio.Task] = set()
+        self._waiting: dict[str, list[tuple[asyncio.Future[RecordMetadata], _Record]]] = {}
+        self._learning: set[asyncio.Task[None]] = set()
 
     async def divide(self, *lanes: Iterable[str]) -> None:
         """Give the topics of each of `lanes` a producer of their own, which starts and stops with this one."""
@@ -122,7 +131,7 @@ class IdempotentProducer(driver.Producer):
         for task in (producer._sender.sender_task, producer.client._sync_task):
             task.add_done_callback(self._on_sender_end)
 
-    def _on_sender_end(self, task: asyncio.Task) -> None:
+    def _on_sender_end(self, task: asyncio.Task[None]) -> None:
         """Without it, or the one that asks who leads what, nothing is sent any more, and aiokafka tells nobody."""
         if not task.cancelled() and not self.should_stop:
             self.app.fail(InternalError(f"the task that writes to Kafka has ended: {task.exception()!r}"))
@@ -250,9 +259,11 @@ class IdempotentProducer(driver.Producer):
             producer._serialize(key, value, headers or [])  # raises MessageSizeTooLargeError
             tp = TopicPartition(topic, partition)
             batches = accumulator._batches.get(tp)
-            batch = batches[-1] if batches else None
-            future = batch.append(key, value, timestamp_ms, headers=headers or []) if batch is not None else None
-            if future is None:
+            batch: _Batch | None = batches[-1] if batches else None
+            future: asyncio.Future[RecordMetadata] | None = None
+            if batch is not None:
+                future = batch.append(key, value, timestamp_ms, headers=headers or [])
+            if batch is None or future is None:
                 # aiokafka waits for the full batch to be sent; a further one in the queue keeps the order as well.
                 batch = self._new_batch(accumulator, tp)
                 future = batch.append(key, value, timestamp_ms, headers=headers or [])
@@ -274,6 +285,7 @@ class IdempotentProducer(driver.Producer):
         return batch
 
     def _on_batch_done(self, batch: _Batch) -> None:
+        assert batch.expiry is not None
         batch.expiry.cancel()
         self.pending_bytes -= batch.size_bytes
         tp = TP(*batch.tp)
@@ -298,7 +310,7 @@ class IdempotentProducer(driver.Producer):
             transactions._pid_waiter = self.loop.create_future()
             transactions._sequence_numbers.clear()
 
-    def _append_later(self, topic: str, record: tuple) -> asyncio.Future[RecordMetadata]:
+    def _append_later(self, topic: str, record: _Record) -> asyncio.Future[RecordMetadata]:
         """Queue a record until the partitions of its topic are known."""
         if self.pending_bytes > MAX_PENDING_BYTES:
             return self._failed(self._full())
@@ -308,8 +320,8 @@ class IdempotentProducer(driver.Producer):
         queue.append((future, record))
         if len(queue) == 1:
             task = self.loop.create_task(self._learn_topic(topic))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._learning.add(task)
+            task.add_done_callback(self._learning.discard)
         return future
 
     async def _learn_topic(self, topic: str) -> None:
@@ -329,12 +341,12 @@ class IdempotentProducer(driver.Producer):
             if record[1] not in partitions:
                 future.set_exception(error or KafkaError(f"topic {topic} has no partition {record[1]}"))
             else:
-                self._append_now(*record).add_done_callback(lambda done, future=future: _copy_result(done, future))
+                self._append_now(*record).add_done_callback(partial(_copy_result, future))
 
     def _full(self) -> ProducerFull:
         return ProducerFull(f"{self.pending_bytes} bytes wait for Kafka; it is slow or away, try again later")
 
-    def _failed(self, exc: Exception) -> asyncio.Future:
+    def _failed(self, exc: Exception) -> asyncio.Future[RecordMetadata]:
         future = self.loop.create_future()
         future.set_exception(exc)
         return future
@@ -356,7 +368,7 @@ class IdempotentProducer(driver.Producer):
         self._send_on_produce_message(key=key, value=value, partition=partition, timestamp=timestamp, headers=headers)
         if partition is None:
             await self._ensure_producer().client._wait_on_metadata(topic)
-            partition = self.key_partition(topic, key).partition
+            partition = self.key_partition(topic, key).partition  # type: ignore[arg-type]
         return self.append(topic, partition, value, key, headers, int(timestamp * 1000) if timestamp else None)
 
     async def on_stop(self) -> None:
@@ -380,19 +392,19 @@ class IdempotentProducer(driver.Producer):
             self.log.warning("%s bytes still not confirmed by Kafka after %s s", self.pending_bytes, FLUSH_TIMEOUT_S)
 
 
-def _size_of(record: tuple) -> int:
+def _size_of(record: _Record) -> int:
     """Bytes of a record that waits for its topic to be known."""
     _, _, value, key, headers, _ = record
     size = RECORD_BYTES + len(value or b"") + len(key or b"")
     return size + sum(len(name.encode()) + len(content or b"") for name, content in headers or ())
 
 
-def _copy_result(done: asyncio.Future, future: asyncio.Future) -> None:
+def _copy_result(future: asyncio.Future[RecordMetadata], done: asyncio.Future[RecordMetadata]) -> None:
     if future.done():
         return
     if done.cancelled():
         future.cancel()
-    elif done.exception() is not None:
-        future.set_exception(done.exception())
+    elif (error := done.exception()) is not None:
+        future.set_exception(error)
     else:
         future.set_result(done.result())

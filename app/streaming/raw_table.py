@@ -54,6 +54,8 @@ def is_damage(exc: Exception) -> bool:
 class SegmentStore(rocksdb.Store):
     """Faust's RocksDB store, but it opens only partitions that it was assigned."""
 
+    table: SegmentTable
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owned: set[int] = set()
@@ -163,8 +165,11 @@ def _row_error(exc: Exception) -> Exception:
     return RowError(f"the local store is damaged: {exc}") if is_damage(exc) else exc
 
 
-class SegmentTable(Table):
+class SegmentTable(Table[bytes, bytes]):
     """A table of bytes to bytes that is read and written by partition."""
+
+    app: Any
+    data: SegmentStore
 
     def __init__(self, app: Any, *, name: str, partitions: int, **kwargs: Any) -> None:
         super().__init__(
@@ -213,13 +218,18 @@ class SegmentTable(Table):
         else:
             db.put(key, value)
         incarnation = self.data.incarnation(partition)
-        future = self.app.producer.append(self.changelog_topic_name, partition, value, key)
+        future: asyncio.Future[RecordMetadata] = self.app.producer.append(
+            self.changelog_topic_name, partition, value, key
+        )
         future.add_done_callback(lambda done: self._on_written(partition, incarnation, done))
         return future
 
     def write_again(self, partition: int, key: bytes, value: bytes | None) -> asyncio.Future[RecordMetadata]:
         """Append to the changelog a row whose `write` was not confirmed; as `write`, but from anywhere."""
-        return self.app.producer.append(self.changelog_topic_name, partition, value, key)
+        future: asyncio.Future[RecordMetadata] = self.app.producer.append(
+            self.changelog_topic_name, partition, value, key
+        )
+        return future
 
     def _on_written(self, partition: int, incarnation: object, done: asyncio.Future[RecordMetadata]) -> None:
         if done.cancelled() or done.exception() is not None:
@@ -250,11 +260,12 @@ class SegmentTable(Table):
             RowError: the local store is damaged.
         """
         try:
-            return self._db(partition).get(key)
+            value: bytes | None = self._db(partition).get(key)
         except Exception as exc:
             raise _row_error(exc) from exc
+        return value
 
-    def items(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
+    def rows_of(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
         """All rows of a partition in the order of their keys. Take what you need before anything is written or awaited.
 
         Raises:
@@ -277,7 +288,7 @@ class SegmentTable(Table):
             raise _row_error(exc) from exc
 
     def keys_of(self, partition: int) -> Iterator[bytes]:
-        """The keys of all rows of a partition; as `items`."""
+        """The keys of all rows of a partition; as `rows_of`."""
         for key, _ in self._rows(partition, False):
             yield key
 
@@ -324,7 +335,7 @@ class SegmentTable(Table):
         """Drop the local rows and the persisted offset of a partition, so that it can be filled again."""
         self.data.wipe(partition)
 
-    def apply_changelog_batch(self, batch: Iterable[EventT]) -> None:
+    def apply_changelog_batch(self, batch: Iterable[EventT[Any]]) -> None:
         # Faust's recovery also brings late records of partitions given away, and even of other tables.
         topic = self.changelog_topic_name
         mine = [e for e in batch if e.message.topic == topic and self.data.is_open(e.message.partition)]

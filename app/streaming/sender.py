@@ -125,7 +125,7 @@ class Sender(aiokafka_sender.Sender):
             self._muted_partitions.discard(batch.tp)
 
 
-class _Request(aiokafka_sender.SendProduceReqHandler):  # type: ignore[misc]
+class _Request(aiokafka_sender.SendProduceReqHandler):
     """One produce request; `again`: the batches that have to be sent again."""
 
     def __init__(self, sender: Sender, batches: Batches, group: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode, urlsafe_b64encode
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -90,8 +91,10 @@ class Queues:
     async def CreateQueue(self, call: Call, request: Any) -> dict[str, Any]:
         queue, given, tags = request.QueueName, request.Attributes or {}, request.tags or {}
         call.grants.require("manage", queue)
-        _check_tags(tags)
+        _check_tags(queue, tags)
         draft = self._attributes.new(queue, given, tags)
+        if not self.catalog.exists(queue):
+            call.grants.make_queue()
         await self._check_deleted_recently(queue)
         await self.catalog.until_deleted(queue)
 
@@ -99,9 +102,12 @@ class Queues:
             if base is None:
                 _require_dead_letters(call, None, draft)
                 return draft
-            if self._attributes.changed(queue, self.draft(base), given) != self.draft(base):
+            old = self.draft(base)
+            name = self._attributes.difference(old, self._attributes.changed(queue, old, given), given, call.place)
+            if name is not None:
                 raise SqsError(
-                    "QueueNameExists", "A queue already exists with the same name and a different value for attributes."
+                    "QueueNameExists",
+                    f"A queue already exists with the same name and a different value for attribute {name}",
                 )
             return None
 
@@ -141,14 +147,18 @@ class Queues:
         return {"QueueUrl": call.place.url_of(queue, request.QueueOwnerAWSAccountId or None)}
 
     async def ListQueues(self, call: Call, request: Any) -> dict[str, Any]:
-        prefix = request.QueueNamePrefix or ""
-        names = [name for name in self.catalog.names() if name.startswith(prefix) and may_see(call.grants, name)]
-        return _page(call, names, request, "QueueUrls")
+        limit, after = _page_of(request)
+        prefix, visible = request.QueueNamePrefix or "", partial(may_see, call.grants)
+        names, more = await self.operations.names(prefix, after, limit, visible)
+        return _told(call, names, more, request, "QueueUrls")
 
     async def ListDeadLetterSourceQueues(self, call: Call, request: Any) -> dict[str, Any]:
         target = await self.require(call, request.QueueUrl, None)
         names = [name for name in self.sources_of(target) if may_see(call.grants, name)]
-        return {"queueUrls": [], **_page(call, names, request, "queueUrls")}
+        limit, after = _page_of(request)
+        names = [name for name in names if name > after]
+        more = names[limit - 1] if len(names) > limit else ""
+        return {"queueUrls": [], **_told(call, names[:limit], more, request, "queueUrls")}
 
     def sources_of(self, target: str) -> list[str]:
         """The queues whose dead letters go to `target`, in order."""
@@ -171,7 +181,8 @@ class Queues:
         if "All" in names or any(name in names for name in attribute.COUNTS):
             counts = await self.counts_of(queue)
             told.update({name: str(counts.get(state, 0)) for name, state in attribute.COUNTS.items()})
-        return {"Attributes": told if "All" in names else {name: told[name] for name in names if name in told}}
+        chosen = told if "All" in names else {name: told[name] for name in names if name in told}
+        return {"Attributes": chosen} if chosen else {}
 
     async def SetQueueAttributes(self, call: Call, request: Any) -> None:
         queue = await self.require(call, request.QueueUrl, "manage")
@@ -206,7 +217,7 @@ class Queues:
 
         def tagged(old: Draft) -> Draft:
             tags = {**old.tags, **request.Tags}
-            _check_tags(tags)
+            _check_tags(queue, tags)
             return old._replace(tags=tags)
 
         await self.edit(queue, tagged)
@@ -261,7 +272,7 @@ class Queues:
         def removed(statements: list[Any]) -> list[Any]:
             kept = [one for one in statements if one.get("Sid") != request.Label]
             if len(kept) == len(statements):
-                raise bad_value(request.Label, "Label", "can't find label on existing policy.")
+                raise bad_value(request.Label, "Label", "can't find label.")
             return kept
 
         await self._edit_policy(call, queue, removed)
@@ -271,7 +282,7 @@ class Queues:
 
         def changed(old: Draft) -> Draft:
             policy: dict[str, Any] = {
-                "Version": "2012-10-17",
+                "Version": "2008-10-17",
                 "Id": f"{call.place.arn_of(queue)}/SQSDefaultPolicy",
                 "Statement": [],
             }
@@ -314,9 +325,9 @@ def _check_label(label: str) -> None:
         )
 
 
-def _check_tags(tags: dict[str, str]) -> None:
+def _check_tags(queue: str, tags: dict[str, str]) -> None:
     if len(tags) > TAGS_MAX:
-        raise SqsError("InvalidParameterValue", f"Too many tags: {len(tags)}; a queue has at most {TAGS_MAX}.")
+        raise SqsError("InvalidParameterValue", f"Too many tags added for queue {queue}.")
     for key, value in tags.items():
         if not 1 <= len(key) <= 128:
             raise SqsError("InvalidParameterValue", "Tag keys must be between 1 and 128 characters in length.")
@@ -324,21 +335,24 @@ def _check_tags(tags: dict[str, str]) -> None:
             raise SqsError("InvalidParameterValue", "Tag values must be between 0 and 256 characters in length.")
 
 
-def _page(call: Call, names: list[str], request: Any, member: str) -> dict[str, Any]:
-    """A page of queue URLs. The token is the last name of the page before."""
+def _page_of(request: Any) -> tuple[int, str]:
+    """How many queues are asked for, and after which one. Raises `SqsError`."""
     limit = request.MaxResults
     if limit is not None and not 1 <= limit <= PAGE_MAX:
         raise bad_value(limit, "MaxResults", f"Value must be between 1 and {PAGE_MAX}.")
-    if request.NextToken is not None:
-        if limit is None:
-            raise SqsError("InvalidParameterValue", "NextToken needs MaxResults to be set.")
-        try:
-            after = b64decode(request.NextToken.encode(), altchars=b"-_", validate=True).decode()
-        except ValueError:
-            raise SqsError("InvalidParameterValue", "Invalid or expired next token.") from None
-        names = [name for name in names if name > after]
-    shown = names[: limit or PAGE_MAX]
-    result: dict[str, Any] = {member: [call.place.url_of(name) for name in shown]} if shown else {}
-    if limit is not None and len(names) > limit:
-        result["NextToken"] = urlsafe_b64encode(shown[-1].encode()).decode()
+    if request.NextToken is None:
+        return limit or PAGE_MAX, ""
+    if limit is None:
+        raise SqsError("InvalidParameterValue", "NextToken needs MaxResults to be set.")
+    try:
+        return limit, b64decode(request.NextToken.encode(), altchars=b"-_", validate=True).decode()
+    except ValueError:
+        raise SqsError("InvalidParameterValue", "Invalid or expired next token.") from None
+
+
+def _told(call: Call, names: list[str], more: str, request: Any, member: str) -> dict[str, Any]:
+    """A page of queue URLs. The token is the last name of the page before."""
+    result: dict[str, Any] = {member: [call.place.url_of(name) for name in names]} if names else {}
+    if request.MaxResults is not None and more:
+        result["NextToken"] = urlsafe_b64encode(more.encode()).decode()
     return result

@@ -13,8 +13,8 @@ from aiohttp import web
 from msgspec import Meta
 
 from app import bodies
-from app.cluster.peers import Peers
 from app.engine.catalog import MoveTask
+from app.service.census import Census
 from app.service.moves import Moves
 from app.service.operations import QueueService
 from app.service.takers import Takers
@@ -73,8 +73,8 @@ class Api:
         trends: Trends,
         timelines: Timelines,
         takers: Takers,
+        census: Census,
         moves: Moves,
-        peers: Peers,
         room: bodies.Room,
     ) -> None:
         self._operations = operations
@@ -83,7 +83,7 @@ class Api:
         self._timelines = timelines
         self._moves = moves
         self._takers = takers
-        self._peers = peers
+        self._census = census
         self._move = Body(MoveWanted, SETTINGS_BYTES, room)
 
     # ------------------------------------------------------------------ overview
@@ -313,14 +313,13 @@ class Api:
             if wanted.to == queue:
                 raise BadValueError("messages can't be moved to the queue they are in")
         topics = self._operations.ownership.topics
-        cluster = await self._trends.cluster()
         task = MoveTask(
             id=str(uuid4()),
             to=wanted.to,
             started_ms=_now_ms(),
             before=await self._catalog.end_offsets(topics.queue, topics.partitions),
             per_second=wanted.per_second,
-            total=cluster.queues.get(queue, QueueNow()).unfinished,
+            total=sum((await self._census.counts_of(queue)).values()),
         )
         await self._moves.begin(queue, task)
         return answer(request, _task(task), 202)

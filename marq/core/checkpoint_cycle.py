@@ -1,11 +1,13 @@
 """How a checkpoint becomes durable, in steps that the owner's caller carries out: rows, manifest, fence, deletions.
 
-    IDLE ──step(): rows─────► WRITING_ROWS ──written()──► ROWS_WRITTEN
-     ▲  └──step(): no rows────────────────────────────────────┤
-     │                                                step(): manifest
-     │                                                        ▼
-    RETIRING ◄──the tick is folded── FENCING ◄──written()── WRITING_MANIFEST
-     └──step(): what may be deleted ──► IDLE
+    IDLE ◄───────────────────────────────────────────────────────────────────────┐
+     │ step(): rows                 │ step(): there are none                      │
+     ▼                              ▼                                             │
+    WRITING_ROWS ──written()──► ROWS_WRITTEN                                      │ step(): what may be deleted
+                                    │ step(): manifest                            │
+                                    ▼                                             │
+                                WRITING_MANIFEST ──written()──► FENCING ──► RETIRING
+                                                                   the fence is folded
 
 Rows and manifest are captured in one instant, when a cycle begins. A row is deleted, and a log cut, only behind a tick
 that was appended after the manifest was durable, and was folded with no foreign own marker before it: until then
@@ -18,11 +20,11 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
-from marq.core import rows
+from marq.core import invariants, rows
 from marq.core.markers import Tick
 from marq.core.partition import Checkpoint, Partition
 from marq.core.policies import Limits
-from marq.errors import InternalError, RowError
+from marq.errors import InternalError, RowError, StepTimeoutError
 
 
 class CycleState(Enum):
@@ -128,7 +130,8 @@ class CheckpointCycle:
         """What to do next; None: nothing now.
 
         Raises:
-            InternalError: a step was not acknowledged in time.
+            StepTimeoutError: a step was not acknowledged in time.
+            InternalError: the state breaks a rule, and must not be written down.
         """
         if self.is_due(now_ms):
             self._begin(now_ms)
@@ -141,7 +144,7 @@ class CheckpointCycle:
             return self._retire(now_ms)
         late_ms = now_ms - self._since_ms
         if self.state is not CycleState.IDLE and late_ms > self._limits.step_timeout_ms:
-            raise InternalError(
+            raise StepTimeoutError(
                 f"partition {self._partition.number}: checkpoint step {self.state.value!r} was not acknowledged within "
                 f"{self._limits.step_timeout_ms} ms"
             )
@@ -177,6 +180,7 @@ class CheckpointCycle:
         limits = self._limits
         self._next_ms = now_ms + limits.checkpoint_ms
         hurried, self._hurried = self._hurried, False
+        invariants.check(self._partition, invariants.SOME)
         window = 0 if hurried else limits.window_offsets
         try:
             checkpoint = self._partition.checkpoint(self._epoch, now_ms, window, limits.persist_after_ms)

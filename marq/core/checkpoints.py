@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from heapq import heappop
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from marq.core import rows, state
-from marq.core.dedup import Recent, origin_digest
-from marq.core.deliveries import Deliveries
-from marq.core.ranges import RangeSet, offsets_in, ranges_of
-from marq.core.segments import FULL, Page, Segment, mergeable
+from marq.core.dedup import Recent
+from marq.core.merging import FULL, mergeable
+from marq.core.ranges import RangeSet, ranges_of
+from marq.core.restoring import Restoring
+from marq.core.segments import Page, Segment
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, size_of
-from marq.errors import RowError
+from marq.errors import InternalError
 
 #: A messages row holds at most so many messages …
 SEGMENT_MESSAGES = 1_000
@@ -39,23 +38,12 @@ SCAN_SEGMENTS = 64
 #: … and what it reads and writes at most to merge them.
 MERGE_SEGMENTS = 64
 MERGE_BYTES = 2 * 1024 * 1024
-#: Segments that are taken up in one slice of a restore (a thousand queues in each: 0.005 s).
-SLICE_SEGMENTS = 2
 #: A segment of more than so many bytes is written anew when three quarters of its messages are done.
 SPARSE_MIN_BYTES = 16 * 1024
 #: So many ticks alone are worth a new manifest: they would all be read again after a crash.
 TICKS_MAX = 600
 
 Row = tuple[str, bytes]
-#: Queue and group, by itself: one object for all equal ones.
-_Lanes = dict[tuple[str | None, int], tuple[str | None, int]]
-
-
-class _Times(NamedTuple):
-    """What an index row says of delays and times to live."""
-
-    delays: list[int]
-    ttls: list[int]
 
 
 class Checkpoint(NamedTuple):
@@ -69,8 +57,8 @@ class Checkpoint(NamedTuple):
     partial: bool = False  # there was more to write than one checkpoint may: make the next one at once
 
 
-class Checkpoints(Deliveries):
-    """Writes the state down, and takes it up again."""
+class Checkpoints(Restoring):
+    """Writes the state down."""
 
     def checkpoint(
         self, epoch: int, now_ms: int, window_offsets: int, persist_after_ms: int, *, whole: bool = False
@@ -89,18 +77,18 @@ class Checkpoints(Deliveries):
             position = self.position
         written, waiting, partial = self._persist(epoch, position, new_rows, whole)
         self._write_tail(epoch, new_rows)
-        self._write_ids(epoch, new_rows)
+        ids = self._write_ids(epoch, new_rows)
         if new_rows or self.changed():
             self._merge(epoch, old_segments, max(WORK_MESSAGES - written, WORK_MESSAGES // 4), new_rows)
         self._write_pages(epoch, new_rows)
         self._sweep()
-        ids = self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
         named = self._named(ids)
         if not new_rows and not self._garbage and not self.changed():
             return None
         self._ticks = 0
         self._written = () if partial else self._extent()  # the rest is written though nothing else happens
         obsolete, self._garbage = sorted(self._garbage), []
+        self._check_rows(new_rows, named, obsolete)
         manifest = rows.Manifest(
             v=rows.MANIFEST_VERSION,
             epoch=epoch,
@@ -122,6 +110,16 @@ class Checkpoints(Deliveries):
         )
         encoded = rows.encode_manifest(manifest)
         return Checkpoint(new_rows, encoded, obsolete, self.persisted, self.markers_position, partial)
+
+    def _check_rows(self, new_rows: Sequence[Row], named: dict[str, int], obsolete: Sequence[str]) -> None:
+        """No row goes that is named, or was just written; and each new one is named, by the manifest or by a page."""
+        for key in obsolete:
+            if key in named:
+                raise InternalError(f"row {key} is named by the manifest that makes it obsolete")
+        gone = set(obsolete)
+        for key, _ in new_rows:
+            if key in gone or (key not in named and rows.kind_of(key) not in ("messages", "index")):
+                raise InternalError(f"row {key} is written, and no manifest will name it")
 
     def _named(self, ids: dict[str, int]) -> dict[str, int]:
         """The rows that the manifest names."""
@@ -353,15 +351,21 @@ class Checkpoints(Deliveries):
             ranges_of(own_duplicates),
         )
 
-    def _write_ids(self, epoch: int, new_rows: list[Row]) -> None:
-        """The ids of what was read below the position: from there on they are read again."""
+    def _write_ids(self, epoch: int, new_rows: list[Row]) -> dict[str, int]:
+        """The ids of what was read below the position: from there on they are read again. Key and checksum of all rows
+        of ids that count."""
+        written: list[Row] = []
         kinds: tuple[tuple[rows.Kind, Recent], ...] = (("dedup", self.recent), ("origins", self.origins))
         for kind, ids in kinds:
             for digests, offsets, timestamps_ms in ids.unwritten(self.persisted):
                 row = rows.DedupRow(rows.VERSION, b"".join(digests), offsets, timestamps_ms)
                 key, value = self._row_key(epoch, kind), rows.encode(row)
                 ids.written(key, rows.checksum(value), len(digests))
-                new_rows.append((key, value))
+                written.append((key, value))
+        named = self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
+        # a row whose ids are all forgotten by now would be named by no manifest, and deleted by nobody
+        new_rows += [row for row in written if row[0] in named]
+        return named
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
         """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""
@@ -388,207 +392,6 @@ class Checkpoints(Deliveries):
         for start, stop in zip(*[iter(self.ahead.ranges())] * 2, strict=True):
             done.add(start, stop)
         return done.ranges()
-
-    @classmethod
-    def restore(
-        cls,
-        number: int,
-        manifest: rows.Manifest,
-        load: Callable[[str], bytes],
-        *,
-        queue_id: str | None = None,
-        present: Collection[str] | None = None,
-        origin_keys: tuple[bytes, ...] = (),
-    ) -> Self:
-        """The inverse of :meth:`checkpoint`: the state at the manifest's positions.
-
-        Args:
-            load: reads a row by its key. Payloads are not read before they are wanted.
-            present: keys of the messages rows that there are; None: it is not known.
-
-        Raises:
-            RowError: a row that the manifest names is missing or damaged.
-        """
-        steps = cls.restoring(number, manifest, load, queue_id=queue_id, present=present, origin_keys=origin_keys)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as stop:
-                restored: Self = stop.value
-                return restored
-
-    @classmethod
-    def restoring(
-        cls,
-        number: int,
-        manifest: rows.Manifest,
-        load: Callable[[str], bytes],
-        *,
-        queue_id: str | None = None,
-        present: Collection[str] | None = None,
-        origin_keys: tuple[bytes, ...] = (),
-    ) -> Generator[None, None, Self]:
-        """:meth:`restore` in slices of some milliseconds; the generator returns the partition."""
-        self = cls(number, queue_id=queue_id, load=load, origin_keys=origin_keys)
-        self.position = self.persisted = manifest.position
-        self.markers_position = manifest.markers_position
-        self.ahead = RangeSet(manifest.done)
-        self.clock_ms = manifest.clock_ms
-        self.last_timestamp_ms = manifest.last_timestamp_ms
-        self.broker_ms = manifest.broker_ms
-        self.tick_ms = manifest.tick_ms
-        self.own = manifest.own
-        self.delivery = manifest.delivery
-        self.purges = dict(manifest.purges)
-        self.counters = Counter(manifest.counters)
-        self.lost = list(manifest.lost)
-        pages: list[tuple[int, Page, tuple[rows.PageRow, list[_Times]]]] = []
-        lanes: _Lanes = {}
-        ids: list[tuple[int, str, int, Any]] = []
-        unpaged: list[tuple[str, int]] = []
-        unfinished = RangeSet()
-        for key, checksum in manifest.rows.items():
-            kind = rows.kind_of(key)
-            if kind == "messages":
-                unpaged.append((key, checksum))
-                continue
-            value = rows.loaded(load, key, checksum)
-            if kind == "pages":
-                page, row, times = Page(key, checksum), rows.decode_page(value), []
-                for s in row.segments:
-                    index = self._index_of(s, present)
-                    page.segments.append(self._restored_segment(s, index, lanes))
-                    times.append(_Times(index.delays, index.ttls))
-                    if len(times) % SLICE_SEGMENTS == 0:
-                        yield
-                pages.append((page.segments[0].start, page, (row, times)))
-            elif kind in ("dedup", "origins"):
-                parts = rows.decode_dedup(value)
-                ids.append((parts[1][0], key, checksum, parts))
-                self._id_rows[key] = checksum
-            else:
-                self._restore_markers(key, checksum, rows.decode_markers(value), unfinished)
-            yield
-        for _, key, checksum, parts in sorted(ids):
-            (self.recent if rows.kind_of(key) == "dedup" else self.origins).restore(key, checksum, *parts)
-            yield
-        self.recent.skip(manifest.ids_skipped)
-        self.origins.skip(manifest.origins_skipped)
-        for origin, (copy, _) in sorted(manifest.copied.items(), key=lambda item: item[1]):
-            if copy < manifest.position:
-                name = origin if isinstance(origin, str) else f"{number}:{origin}"
-                self.origins.is_duplicate(origin_digest(name), copy, manifest.last_timestamp_ms)
-        for _, page, (row, times) in sorted(pages, key=lambda p: p[0]):
-            yield from self._restore_page(page, row, times)
-            yield
-        if unpaged or unfinished:
-            yield from self._restore_unpaged(unpaged, unfinished)
-        while self._timers and self._timers[0][0] <= self.clock_ms:
-            delivered = heappop(self._timers)[2]
-            self._timed -= len(delivered.offsets)
-            self._come_back(delivered)
-            yield
-        return self
-
-    def _index_of(self, s: rows.SegmentState, present: Collection[str] | None) -> rows.IndexRow:
-        key = rows.row_key(self.number, s.epoch, "messages", s.number)
-        if present is not None and key not in present:
-            raise RowError(f"row {key} is named by a page, but it is not in the table")
-        return rows.decode_index(rows.loaded(self.load, rows.index_key_of(key), s.index_checksum))
-
-    def _restored_segment(self, s: rows.SegmentState, index: rows.IndexRow, lanes: _Lanes) -> Segment:
-        key = rows.row_key(self.number, s.epoch, "messages", s.number)
-        # segments share the names of their queues: of a thousand in each, a collection of garbage would see a million
-        names = [lanes.setdefault(lane, lane) for lane in index.lanes]
-        segment = Segment.of_index(key, s.checksum, index.offsets(), names, index.of, index.row_bytes)
-        segment.set_state(s)
-        return segment
-
-    def _restore_page(self, page: Page, row: rows.PageRow, times: list[_Times]) -> Iterator[None]:
-        self._restore_deliveries(row.deliveries)
-        self.duplicates.update(offsets_in(row.duplicates))
-        self.segments.add_page(page)
-        special = set(offsets_in(row.duplicates))
-        for delivered in row.deliveries:
-            special.update(offsets_in(delivered.offsets))
-        for segment, (delays, ttls) in zip(page.segments, times, strict=True):
-            offsets, is_open = segment.offsets, segment.is_open
-            for place, due_ms in zip(delays[::2], delays[1::2], strict=True):
-                if is_open(place) and offsets[place] not in self.deliveries:
-                    self._delay_until(offsets[place], due_ms)
-                    special.add(offsets[place])
-            for place, expires_ms in zip(ttls[::2], ttls[1::2], strict=True):
-                if is_open(place):
-                    self._expire_at(offsets[place], expires_ms)
-            if delays or ttls:
-                yield
-        spared = sorted(special)
-        for i, segment in enumerate(page.segments, 1):
-            self._park_restored(segment, spared[bisect_left(spared, segment.start) : bisect_left(spared, segment.stop)])
-            if i % SLICE_SEGMENTS == 0:
-                yield
-
-    def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
-        """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
-        deliveries, delays, duplicates = self.deliveries, self.delays, self.duplicates
-        waiting = [o for o in special if o in deliveries or o in delays or o in duplicates]
-        for queue, group in self.segments.park_open(segment, waiting):
-            backlog = self._backlog(queue)
-            self.woken[queue] = None
-            if group:
-                backlog.queue_up(self._lane(backlog, group))
-        for offset in segment.loose():
-            self.messages[offset] = segment
-            queue_id, group = segment.queue_of(offset), segment.group_of(offset)
-            if queue_id is None:
-                if offset not in self.poison:  # version 0.1 wrote it, too
-                    self.poison[offset] = str(self._facts(self.record(offset)))
-            elif group and offset in delays and offset not in duplicates:
-                self._lane(self._backlog(queue_id), group).add(offset)
-
-    def _restore_deliveries(self, deliveries: Iterable[rows.DeliveryRow]) -> None:
-        for h in deliveries:
-            offsets = list(offsets_in(h.offsets))
-            delivered = DeliveryState(h.epoch, h.delivery, h.receives, h.deadline_ms, h.leased, h.receiver, offsets)
-            self.deliveries.update(dict.fromkeys(offsets, delivered))
-            self._highest_delivered = max(self._highest_delivered, offsets[-1])
-            self._set_timer(delivered)
-
-    def _restore_markers(self, key: str, checksum: int, row: rows.MarkersRow, unfinished: RangeSet) -> None:
-        self._marker_rows[row.block] = (key, checksum)
-        for start, stop in zip(*[iter(row.unfinished)] * 2, strict=True):
-            unfinished.add(start, stop)
-        self.duplicates.update(offsets_in(row.duplicates))
-        self._restore_deliveries(row.deliveries)
-
-    # ------------------------------------------------------------------ manifests of version 1
-
-    def _restore_unpaged(self, unpaged: list[tuple[str, int]], unfinished: RangeSet) -> Iterator[None]:
-        """Segments of a manifest without pages: what is unfinished is told by the markers rows of all blocks."""
-        segments: list[tuple[str, int, bytes]] = []
-        for key, checksum in unpaged:
-            segments.append((key, checksum, rows.loaded(self.load, key, checksum)))
-            yield
-        found = 0
-        decoded = ((key, checksum, len(v), rows.decode_messages(v).records()) for key, checksum, v in segments)
-        for key, checksum, size, records in sorted(decoded, key=lambda s: s[3][0].offset):
-            held = [r for r in records if r.offset in unfinished]
-            if not held:
-                self._garbage.append(key)
-                continue
-            described = [(record.offset, *self._describe(record, self._facts(record))) for record in held]
-            segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described, size)
-            self.segments.add(segment)
-            special = [o for o, *_ in described if o in self.deliveries or o in self.delays or o in self.duplicates]
-            self._park_restored(segment, special)
-            found += len(held)
-            yield
-        if found != len(unfinished):
-            raise RowError(
-                f"partition {self.number}: the markers rows name {len(unfinished)} unfinished messages, the messages "
-                f"rows hold {found}"
-            )
-        self._dirty.update(self._marker_rows)
 
 
 def _weight(segment: Segment) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import heapify, heappop
+from heapq import heapify
 
 from marq.core import state
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
@@ -11,6 +11,7 @@ from marq.core.ranges import count, flat, offsets_in, ranges_of
 from marq.core.reading import Reading
 from marq.core.segments import Segment
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, headers_size, size_of
+from marq.errors import InternalError
 
 CLOCK_STEP_MS = 5_000
 """The partition clock advances by at most this much per record: a broker clock that jumps expires nothing early."""
@@ -24,18 +25,16 @@ class Folding(Reading):
 
         For each marker: the offsets on which it took effect. A record that is read twice is the caller's to skip.
         """
-        assert offset >= self.markers_position, (offset, self.markers_position)
+        if offset < self.markers_position:
+            raise InternalError(f"partition {self.number}: marker record {offset} is folded a second time")
         if self.last_timestamp_ms >= 0:
             step = timestamp_ms - self.last_timestamp_ms
             if step > 0:
                 self.clock_ms += min(step, CLOCK_STEP_MS)
         self.last_timestamp_ms = timestamp_ms
         self.markers_position = offset + 1
-        timers = self._timers
-        while timers and timers[0][0] <= self.clock_ms:
-            delivered = heappop(timers)[2]
-            self._timed -= len(delivered.offsets)
-            self._come_back(delivered)
+        while self._timers and self._end_wait():
+            pass
         effects: list[list[int]] = []
         idle = True
         for marker in markers:
@@ -216,6 +215,8 @@ class Folding(Reading):
                         continue
                 self._drop(offset)
             self.bytes -= size
+            if self.bytes < 0:
+                raise InternalError(f"partition {self.number}: {self.bytes} bytes of payload are left after an end")
         self._touch(m.offsets)
         if self._blockers:
             self._moved(effect)

@@ -18,7 +18,7 @@ from marq.core.partition import Partition
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.reading import BAD_NAME, SPAN_MAX_MS, milliseconds
 from marq.core.state import MessageState
-from marq.errors import RowError
+from marq.errors import InternalError, RowError
 from marq.protocol.headers import H_DELAY, H_TTL
 
 VERSION = 1
@@ -177,7 +177,8 @@ class Histories:
             early = Early("purged", purge.at, purge.at_ms, None)
             while event is not None and event.at > purge.at:
                 event = event.before
-        assert early is not None, offset
+        if early is None:
+            raise InternalError(f"message {offset} is not unfinished, and no marker has ended it")
         # the broker of the queue log may be ahead of that of the markers
         at_ms = max(early.at_ms, envelope.timestamp)
         history = self._history_of(event, early.receipt, at_ms, early.outcome)

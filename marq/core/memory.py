@@ -85,15 +85,13 @@ class Memory(Folding):
         for offset in going:
             queue = self.queue_of(offset)
             if queue is None or offset in self.deliveries or offset in self.delays or offset in self.duplicates:
-                segment = self.segments.find(offset)
-                assert segment is not None
-                self.messages[offset] = segment
+                self.messages[offset] = self.segments.at(offset)
             else:
                 parked.setdefault((queue, self.group_of(offset)), []).append(offset)
         for (queue, group), offsets in parked.items():
             for offset in offsets:
                 del self.messages[offset]
-                self.segments.park(offset)
+            self.segments.park(offsets)
             # an entry that stays would be a second one when the message is read back
             backlog = self._backlog(queue)
             lane = self._lane(backlog, group)

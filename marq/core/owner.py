@@ -16,8 +16,8 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
+from marq.core import invariants, rows
 from marq.core import markers as m
-from marq.core import rows
 from marq.core.agenda import Agenda, Effects
 from marq.core.checkpoint_cycle import CheckpointCycle, Step
 from marq.core.flow import Breaker, FlowControl
@@ -133,6 +133,7 @@ class Owner:
         if recovered is None:
             self.phase = Phase.LOST
             return
+        yield from invariants.checking(recovered.partition, invariants.MANY)
         self._use(*recovered)
         self.phase = Phase.CATCHING_UP
 
@@ -207,7 +208,8 @@ class Owner:
 
     def take_appends(self) -> list[Marker]:
         """Only the markers, for one who has asked for something and must not be handed anything yet."""
-        return self._agenda.take_appends()
+        appends, self._agenda.appends = self._agenda.appends, []
+        return appends
 
     def take_woken(self) -> bool:
         """True if something became ready since the last call: receivers may ask again."""
@@ -271,23 +273,14 @@ class Owner:
     def sent(self, seq: int, markers: Sequence[Marker]) -> None:
         """An own record is on its way. ``seq`` grows; the log keeps the order of one writer's records."""
         self._sent[seq] = markers
-        self.ticker.sent(seq, markers)
+        if self.ticker.is_out:
+            self.ticker.sent(seq, markers)
 
-    def acknowledged(
-        self,
-        seq: int,
-        offset: int,
-        timestamp_ms: int,
-        markers: list[Marker],
-        now_ms: int,
-    ) -> None:
+    def acknowledged(self, seq: int, offset: int, timestamp_ms: int, markers: list[Marker], now_ms: int) -> None:
         """The own record ``seq`` is in the log: fold it now if it is the next one, else when that is so."""
         if self.phase is not Phase.SERVING or offset < self.partition.markers_position:
             return
-        self._acked[offset] = (
-            timestamp_ms,
-            m.Batch(m.VERSION, markers, self.nonce, seq),
-        )
+        self._acked[offset] = (timestamp_ms, m.Batch(m.VERSION, markers, self.nonce, seq))
         self._fold_acked(now_ms)
 
     def failed(self, seq: int) -> None:
@@ -300,7 +293,7 @@ class Owner:
                 self.starts.failed(marker)
 
     def _fold_acked(self, now_ms: int) -> None:
-        while self.phase is Phase.SERVING:
+        while self._phase is Phase.SERVING:  # a fold that damages the state fails
             known = self._acked.pop(self.partition.markers_position, None)
             if known is None:
                 return
@@ -326,7 +319,7 @@ class Owner:
         for marker, effect in zip(batch.markers, effects, strict=True):
             kind = type(marker)
             if kind is Start:
-                if self.phase is Phase.SERVING and marker.epoch == self.epoch:  # type: ignore[union-attr]
+                if self._phase is Phase.SERVING and marker.epoch == self.epoch:  # type: ignore[union-attr]
                     self.starts.folded(marker, effect, now_ms)  # type: ignore[arg-type]
             elif kind is Own:
                 self._owned(marker, offset, now_ms)  # type: ignore[arg-type]
@@ -335,7 +328,7 @@ class Owner:
                     self._agenda.withdraw(effect)
                 if marker.outcome != "acked" and marker.epoch == self.epoch:  # type: ignore[union-attr]
                     self.partition.unreserve(offsets_in(marker.offsets))  # type: ignore[union-attr]
-            elif kind is Tick and self.phase is Phase.SERVING:
+            elif kind is Tick and self._phase is Phase.SERVING:
                 self.checkpoints.folded(marker)  # type: ignore[arg-type]
             elif kind is Purge and self._agenda.handouts:
                 self._agenda.withdraw(effect)
@@ -344,7 +337,8 @@ class Owner:
             if self.flow.in_flight and (kind is End or kind is Release or kind is Purge):
                 self.flow.landed(marker, effect, now_ms)
         if batch.by == self.nonce:
-            self.ticker.folded(batch.seq, timestamp_ms, now_ms)
+            if self.ticker.on_its_way:
+                self.ticker.folded(batch.seq, timestamp_ms, now_ms)
             if self._sent:
                 self._settle(batch.seq)
 
@@ -356,6 +350,10 @@ class Owner:
         if record >= self.partition.markers_position:
             raise InternalError(f"partition {self.number}: record {record} of its markers is not folded yet")
         return self._ignored.took_effect(record, epoch, delivery, offset)
+
+    def clock_at(self, now_ms: int) -> int:
+        """The clock of the partition now: it stands still between records, but the time of leases does not."""
+        return self.partition.clock_ms + max(0, now_ms - self._folded_ms)
 
     def _owned(self, own: Own, offset: int, now_ms: int) -> None:
         if own.nonce == self.nonce and self.phase is Phase.CATCHING_UP:
@@ -386,14 +384,15 @@ class Owner:
         """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""
         for number in [n for n in self._sent if n <= seq]:
             markers = self._sent.pop(number)
-            self.ticker.settled(number)
+            if self.ticker.on_its_way:
+                self.ticker.settled(number)
             if number == seq:
                 continue
             for marker in markers:
                 if isinstance(marker, Start):
                     self.starts.lost(marker)
                 elif isinstance(marker, End) and marker.outcome != "acked":
-                    self.partition.put_back(offsets_in(marker.offsets))
+                    self.starts.put_back(offsets_in(marker.offsets))
                 elif isinstance(marker, Tick) and self.checkpoints.is_awaited(marker):
                     self._agenda.appends.append(marker)
 
@@ -441,23 +440,17 @@ class Owner:
             return None
         return self.starts.acquire_to_end(queue, offsets, limit, receiver, now_ms, lease_ms=lease_ms, name=name)
 
-    def release(
-        self,
-        offsets: list[int],
-        receipt: tuple[int, int],
-        delay_ms: int = 0,
-        counted: bool = True,
-    ) -> None:
+    def release(self, offsets: list[int], receipt: tuple[int, int], delay_ms: int = 0, counted: bool = True) -> None:
         """Append that a folded delivery of ``offsets`` is given back."""
         self._agenda.release(offsets, receipt, delay_ms, counted)
 
     def extend(self, offsets: list[int], receipt: tuple[int, int], lease_ms: int) -> None:
         """Append that ``offsets`` are still being worked on."""
-        self._agenda.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(offsets), lease_ms))
+        self._agenda.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(sorted(offsets)), lease_ms))
 
     def acked(self, offsets: list[int], receipt: tuple[int, int]) -> None:
         """Append that ``offsets`` are finished."""
-        self._agenda.appends += m.split(End(receipt[0], ranges_of(offsets), "acked", receipt[1]))
+        self._agenda.appends += m.split(End(receipt[0], ranges_of(sorted(offsets)), "acked", receipt[1]))
 
     def ended_as(self, outcome: m.Outcome, offsets: list[int]) -> None:
         """Append the owner's own end of ``offsets``."""
@@ -513,7 +506,7 @@ class Owner:
     def step(self, now_ms: int) -> Step | None:
         """What to do next for the checkpoint; call in the event context of a marker of this partition.
 
-        Raises :exc:`InternalError` if a step was not acknowledged in time: the worker must stop.
+        Raises :exc:`InternalError` if a step was not acknowledged in time, or the state breaks a rule: recover again.
         """
         return self.checkpoints.step(now_ms) if self.phase is Phase.SERVING else None
 

@@ -12,6 +12,7 @@ from marq.core.dedup import digest_of, is_sealed, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
 from marq.core.policies import DELAY_MAX_MS
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
+from marq.errors import InternalError
 from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_ORIGIN_SEAL, H_POISON, H_TTL, RESERVED
 from marq.protocol.limits import MESSAGE_MAX_BYTES
 
@@ -66,7 +67,8 @@ class Reading(Lanes):
 
     def start_at(self, position: int, markers_position: int) -> None:
         """Begin a partition that has no manifest at the starts of its logs."""
-        assert not self.messages and not self.position
+        if self.messages or self.position:
+            raise InternalError(f"partition {self.number} begins at {position}, and has been read to {self.position}")
         self.position = self.persisted = position
         self.markers_position = markers_position
 

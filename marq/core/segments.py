@@ -11,18 +11,13 @@ Adjacent segments are kept together in *pages*, which are the unit in which a ch
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right, insort
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, repeat
 
 from marq.core.rows import SegmentState, epoch_and_number_of, index_key_of
-
-#: Of so many segments it is known where the messages of each group are: that takes hundreds of bytes a group.
-INDEXED_MAX = 16
-
-#: A page has at most so many segments: a checkpoint rewrites the page of a message that changed.
-PAGE_SEGMENTS = 64
+from marq.errors import InternalError
 
 #: States of the messages of a segment: with an entry in the partition, parked, done.
 LOOSE, PARKED, DONE = 0, 1, 2
@@ -121,6 +116,13 @@ class Segment:
         return self.start < other.start
 
     @property
+    def in_page(self) -> Page:
+        """The page that it is in."""
+        if self.page is None:
+            raise InternalError(f"segment {self.key} is in no page")
+        return self.page
+
+    @property
     def index_key(self) -> str:
         """Key of its index row."""
         return index_key_of(self.key)
@@ -153,8 +155,15 @@ class Segment:
         i = bisect_left(self.offsets, offset)
         return i < len(self.offsets) and self.offsets[i] == offset and self._states[i] == PARKED
 
+    def is_loose(self, offset: int) -> bool:
+        """True if ``offset`` is one of its messages, unfinished, and has an entry in the partition."""
+        i = bisect_left(self.offsets, offset)
+        return i < len(self.offsets) and self.offsets[i] == offset and self._states[i] == LOOSE
+
     def loose(self) -> Iterator[int]:
         """Its unfinished messages that have an entry in the partition, ascending."""
+        if not self.has_loose():
+            return iter(())  # most segments: nobody has to look at a thousand states to find none
         return compress(self.offsets, self._states.translate(_IS_LOOSE))
 
     def unfinished(self) -> Iterator[tuple[int, str | None, int]]:
@@ -175,7 +184,8 @@ class Segment:
     def finish(self, offset: int) -> None:
         """One of its messages, not parked, is done."""
         i = self._index(offset)
-        assert self._states[i] == LOOSE, offset
+        if self._states[i] != LOOSE:
+            raise InternalError(f"{offset} of segment {self.key} ends, and is done or parked")
         self._states[i] = DONE
         self.remaining -= 1
         self._state = None
@@ -242,7 +252,8 @@ class Segment:
         i = self._index(offset)
         number = self._of[i]
         queue, group = self._lanes[number]
-        assert queue is not None and self._states[i] == (LOOSE if parked else PARKED), offset
+        if queue is None or self._states[i] != (LOOSE if parked else PARKED):
+            raise InternalError(f"{offset} of segment {self.key}, queue {queue}, can't change to parked: {parked}")
         self._states[i] = PARKED if parked else LOOSE
         change = 1 if parked else -1
         self._counts[number] += change
@@ -301,6 +312,18 @@ class Segment:
         places = range(bisect_left(offsets, start), bisect_left(offsets, stop))
         return [offsets[i] for i in places if states[i] == PARKED]
 
+    def problem(self) -> str:
+        """What of its counts does not agree with the states of its messages; empty if all does."""
+        states = self._states
+        remaining, parked = len(states) - states.count(DONE), states.count(PARKED)
+        if not 0 < remaining == self.remaining:
+            return f"{self.remaining} messages are said to remain, there are {remaining}"
+        if not parked == self._parked == sum(self._counts):
+            return f"{self._parked} messages are said to be parked, by lanes {sum(self._counts)}, there are {parked}"
+        if self._state is not None and self._state.done != self.done_bits():
+            return "its page would be written without the last messages that are done"
+        return ""
+
     def index(self) -> None:
         """Find out where the messages of each group are."""
         every = [array("H") for _ in self._lanes]
@@ -318,12 +341,14 @@ class Segment:
         return self._places is not None
 
     def _places_of(self, queue: str, group: int) -> _Places:
-        assert self._places is not None
+        if self._places is None:
+            raise InternalError(f"segment {self.key} has no index")
         return self._places[queue, group]
 
     def _index(self, offset: int) -> int:
         i = bisect_left(self.offsets, offset)
-        assert self.offsets[i] == offset, offset
+        if i == len(self.offsets) or self.offsets[i] != offset:
+            raise InternalError(f"{offset} is none of segment {self.key}, [{self.start}, {self.stop})")
         return i
 
 
@@ -335,305 +360,3 @@ class _Places:
     def __init__(self, places: array[int]) -> None:
         self.places = places
         self.first = 0
-
-
-class Segments:
-    """The segments of one partition, ascending and disjoint, and their pages."""
-
-    __slots__ = ("_all", "_indexed", "_starts", "changed", "dropped", "pages", "queues")
-
-    def __init__(self) -> None:
-        self._all: list[Segment] = []
-        self._starts: list[int] = []
-        self._indexed: deque[Segment] = deque()
-        self.pages: list[Page] = []  # ascending
-        self.changed: set[Page] = set()  # whose row is out of date
-        self.dropped: list[str] = []  # keys of rows of segments and pages that are no more
-        # queue -> group -> segments that hold parked messages of it, ascending
-        self.queues: dict[str, dict[int, list[Segment]]] = {}
-
-    def __iter__(self) -> Iterator[Segment]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
-
-    def __getitem__(self, places: slice) -> list[Segment]:
-        return self._all[places]
-
-    def add(self, segment: Segment) -> None:
-        """Take a segment up, into the page below or a new one."""
-        i = bisect_left(self._starts, segment.start)
-        below = self._all[i - 1].page if i else None
-        self._all.insert(i, segment)
-        self._starts.insert(i, segment.start)
-        if below is not None and len(below.segments) < PAGE_SEGMENTS:
-            insort(below.segments, segment)
-            segment.page = below
-        else:
-            segment.page = Page()
-            segment.page.segments.append(segment)
-            self.pages.insert(self.pages.index(below) + 1 if below is not None else 0, segment.page)
-        self.changed.add(segment.page)
-
-    def add_page(self, page: Page) -> None:
-        """Take a page up with its segments, which begin above all that there are."""
-        for segment in page.segments:
-            assert not self._all or self._all[-1].stop <= segment.start, segment.start
-            segment.page = page
-            self._all.append(segment)
-            self._starts.append(segment.start)
-        self.pages.append(page)
-
-    def find(self, offset: int) -> Segment | None:
-        """The segment that covers ``offset``."""
-        i = bisect_right(self._starts, offset) - 1
-        if i < 0:
-            return None
-        segment = self._all[i]
-        return segment if offset < segment.stop else None
-
-    def touch(self, start: int, stop: int) -> None:
-        """The state of messages in ``[start, stop)`` has changed."""
-        i = max(bisect_right(self._starts, start) - 1, 0)
-        while i < len(self._all) and self._all[i].start < stop:
-            page = self._all[i].page
-            assert page is not None
-            if self._all[i].stop > start:
-                self.changed.add(page)
-            i += 1
-
-    def finish(self, offset: int) -> None:
-        """A message of a segment is done; an empty segment goes."""
-        segment = self.find(offset)
-        if segment is None:
-            return
-        segment.finish(offset)
-        assert segment.page is not None
-        self.changed.add(segment.page)
-        if segment.remaining == 0:
-            self._remove(segment)
-
-    def _remove(self, segment: Segment) -> None:
-        i = bisect_left(self._starts, segment.start)
-        del self._all[i], self._starts[i]
-        page = segment.page
-        assert page is not None
-        page.segments.remove(segment)
-        self.changed.add(page)
-        self.dropped.append(segment.key)
-        if segment.index_checksum >= 0:
-            self.dropped.append(segment.index_key)
-
-    def replace(self, run: Sequence[Segment], merged: Segment) -> None:
-        """``merged`` takes the place of adjacent segments: it has all of their messages that are not done."""
-        loose = [offset for segment in run for offset in segment.loose()]
-        page = run[0].page
-        assert page is not None
-        for segment in run:
-            for queue, group in segment.lanes_with_parked():
-                self._forget(queue, group, segment)
-            self._remove(segment)
-        insort(self._all, merged)
-        insort(self._starts, merged.start)
-        insort(page.segments, merged)
-        merged.page = page
-        self.park_open(merged, loose)
-
-    def tidy(self) -> list[Page]:
-        """The pages whose rows have to be written, ascending. Empty ones go, small neighbours become one."""
-        if not self.changed:
-            return []
-        kept: list[Page] = []
-        for page in self.pages:
-            below = kept[-1] if kept else None
-            if not page.segments:
-                self._drop(page)
-            elif (
-                below is not None
-                and (page in self.changed or below in self.changed)
-                and len(below.segments) + len(page.segments) <= PAGE_SEGMENTS // 2
-            ):
-                for segment in page.segments:
-                    segment.page = below
-                below.segments += page.segments
-                self.changed.add(below)
-                self._drop(page)
-            else:
-                kept.append(page)
-        self.pages = kept
-        changed, self.changed = self.changed, set()
-        return [page for page in kept if page in changed]
-
-    def _drop(self, page: Page) -> None:
-        if page.key is not None:
-            self.dropped.append(page.key)
-
-    def split(self, page: Page) -> tuple[Page, Page]:
-        """The page, and a new one behind it, with half of its segments each."""
-        upper = Page()
-        half = len(page.segments) // 2
-        upper.segments, page.segments = page.segments[half:], page.segments[:half]
-        for segment in upper.segments:
-            segment.page = upper
-        self.pages.insert(self.pages.index(page) + 1, upper)
-        return page, upper
-
-    def park(self, offset: int) -> None:
-        """The payload of ``offset`` is now only in its segment."""
-        segment = self.find(offset)
-        assert segment is not None, offset
-        queue, group, count = segment.set_parked(offset, True)
-        if count == 1:
-            self._note(queue, group, segment)
-
-    def park_open(self, segment: Segment, spared: Iterable[int]) -> list[tuple[str, int]]:
-        """Park all of ``segment`` but ``spared``, done ones and poison; queues and groups of what is parked."""
-        lanes = segment.park_open(spared)
-        for queue, group in lanes:
-            self._note(queue, group, segment)
-        return lanes
-
-    def _note(self, queue: str, group: int, segment: Segment) -> None:
-        """There are parked messages of a group in ``segment``."""
-        insort(self.queues.setdefault(queue, {}).setdefault(group, []), segment)
-
-    def queue_of(self, offset: int) -> str | None:
-        """The queue of the parked message ``offset``; None if it is not parked."""
-        segment = self.find(offset)
-        return segment.queue_of(offset) if segment is not None and segment.is_parked(offset) else None
-
-    def unpark(self, offset: int) -> Segment | None:
-        """Take ``offset`` off the parked ones; its segment, or None if it was not parked."""
-        segment = self.find(offset)
-        if segment is None or not segment.is_parked(offset):
-            return None
-        queue, group, count = segment.set_parked(offset, False)
-        if count == 0:
-            self._forget(queue, group, segment)
-        return segment
-
-    def lowest_with(self, queue: str, group: int = 0) -> Segment | None:
-        """The lowest segment that has parked messages of a group."""
-        segments = self.queues.get(queue, {}).get(group)
-        return segments[0] if segments else None
-
-    def unpark_lane(self, segment: Segment, queue: str, group: int) -> list[int]:
-        """Take all of one group that is parked in ``segment``."""
-        offsets = self._with_index(segment).take_parked(queue, group)
-        self._forget(queue, group, segment)
-        return offsets
-
-    def _with_index(self, segment: Segment) -> Segment:
-        if not segment.is_indexed:
-            if len(self._indexed) == INDEXED_MAX:
-                self._indexed.popleft().forget_index()
-            segment.index()
-            self._indexed.append(segment)
-        return segment
-
-    def _forget(self, queue: str, group: int, segment: Segment) -> None:
-        groups = self.queues[queue]
-        segments = groups[group]
-        del segments[bisect_left(segments, segment)]
-        if not segments:
-            del groups[group]
-            if not groups:
-                del self.queues[queue]
-
-    def has_parked(self, queue: str, group: int = 0) -> bool:
-        """True if messages of a group are parked."""
-        groups = self.queues.get(queue)
-        return groups is not None and group in groups
-
-    def of(self, queue: str) -> list[Segment]:
-        """The segments that hold parked messages of ``queue``, ascending."""
-        groups = self.queues.get(queue, {})
-        return sorted({segment.start: segment for segments in groups.values() for segment in segments}.values())
-
-    def lowest_parked(self, queue: str) -> int | None:
-        """The lowest parked offset of a queue."""
-        firsts = (self.first_parked(queue, group) for group in self.queues.get(queue, ()))
-        return min((offset for offset in firsts if offset is not None), default=None)
-
-    def parked_in(self, start: int, stop: int) -> list[int]:
-        """Parked offsets in ``[start, stop)``, ascending."""
-        found: list[int] = []
-        i = max(bisect_right(self._starts, start) - 1, 0)
-        while i < len(self._all) and self._all[i].start < stop:
-            found += self._all[i].parked_in(start, stop)
-            i += 1
-        return found
-
-    def parked_counts(self) -> Counter[str]:
-        """How many messages of each queue are parked."""
-        counts: Counter[str] = Counter()
-        for segment in self._all:
-            for queue, count in segment.parked_counts():
-                counts[queue] += count
-        return counts
-
-    def parked_total(self) -> int:
-        """How many messages are parked in all."""
-        return sum(segment.parked_total() for segment in self._all)
-
-    def first_parked(self, queue: str, group: int = 0) -> int | None:
-        """The lowest parked offset of a group."""
-        segments = self.queues.get(queue, {}).get(group)
-        return self._with_index(segments[0]).first_parked(queue, group) if segments else None
-
-    def named(self) -> Iterator[str]:
-        """Keys of all rows of segments and pages."""
-        for page in self.pages:
-            if page.key is not None:
-                yield page.key
-        for segment in self._all:
-            yield segment.key
-            if segment.index_checksum >= 0:
-                yield segment.index_key
-
-
-# ------------------------------------------------------------------ which segments are worth merging
-
-#: Fullness of a segment that has as many messages, or bytes, as a row may have. Tiers are powers of four of it.
-FULL = 1024
-_TIERS = (1024, 256, 64, 16, 4)
-
-
-def mergeable(weights: Sequence[int]) -> list[tuple[int, int]]:
-    """Runs ``[i, j)`` of adjacent segments that should become one, by how full they are (in parts of ``FULL``).
-
-    As in a log-structured store with size tiers: a run of segments below a tier is merged when together they reach
-    that tier. So each merge lifts a message by a tier at least, and it is rewritten at most once for each of them
-    (five times) while nothing around it is finished; and what is not merged is few: per full segment's worth of
-    messages, some for each tier.
-    """
-    found: list[tuple[int, int]] = []
-    taken = bytearray(len(weights))
-    for tier in _TIERS:
-        i = 0
-        while i < len(weights):
-            j, total = i, 0
-            while j < len(weights) and weights[j] < tier and not taken[j]:
-                total += weights[j]
-                j += 1
-            if j - i > 1 and total >= tier:
-                for start, stop in _filled(weights, i, j):
-                    if sum(weights[start:stop]) >= min(tier, FULL // 2):
-                        found.append((start, stop))
-                        taken[start:stop] = b"\1" * (stop - start)
-            i = max(j, i + 1)
-    return sorted(found)
-
-
-def _filled(weights: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """A run in pieces of several segments that fit into one."""
-    i = start
-    while i < stop:
-        j, total = i + 1, weights[i]
-        while j < stop and total + weights[j] <= FULL:
-            total += weights[j]
-            j += 1
-        if j - i > 1:
-            yield i, j
-        i = j

@@ -17,7 +17,8 @@ from marq.core.backlog import Backlog, Lane, group_number
 from marq.core.dedup import Recent
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.ranges import RangeSet
-from marq.core.segments import Segment, Segments
+from marq.core.segment_list import SegmentList
+from marq.core.segments import Segment
 from marq.errors import RowError
 from marq.protocol.headers import H_GROUP
 
@@ -142,7 +143,7 @@ class State:
         self.messages: dict[int, Any] = {}  # unfinished offset -> record, or its Segment when the payload is on disk
         self.deliveries: dict[int, DeliveryState] = {}  # unfinished offset -> its state, once it was delivered
         self.ahead = RangeSet()  # done at or above ``position``
-        self.segments = Segments()
+        self.segments = SegmentList()
         self.purges: dict[str, int] = {}
         self.counters: Counter[str] = Counter()
         self.lost: list[rows.Loss] = []  # what was deleted unread and given up, in order

@@ -32,27 +32,27 @@ class Ticker:
         self.told = False  # this owner's own ticks have told broker time
         self._partition = partition
         self._ticked_ms = 0  # when the last tick was made
-        self._is_out = False  # it has not been folded yet
-        self._sent: dict[int, int] = {}  # own record with a tick, not folded yet -> when it was sent, or before
+        self.is_out = False  # it has not been folded yet
+        self.on_its_way: dict[int, int] = {}  # own record with a tick, not folded yet -> when it was sent, or before
         self._told_ms = 0  # when the last tick was sent that told broker time
         self._ahead_ms = 0  # of our clock, broker time, as it is believed
         self._doubt_since_ms: int | None = None  # when the stamps of ticks began to be at odds with our clock
 
     def sent(self, seq: int, markers: Iterable[Marker]) -> None:
-        """An own record is on its way."""
-        if self._is_out and any(type(marker) is Tick for marker in markers):
-            self._sent[seq] = self._ticked_ms
+        """An own record is on its way, while a tick is out."""
+        if any(type(marker) is Tick for marker in markers):
+            self.on_its_way[seq] = self._ticked_ms
 
     def settled(self, seq: int) -> None:
         """Own record ``seq`` was folded, or never will be."""
-        self._sent.pop(seq, None)
+        self.on_its_way.pop(seq, None)
 
     def folded(self, seq: int, timestamp_ms: int, now_ms: int) -> None:
         """An own record with this stamp of the broker was folded by an owner that serves."""
-        sent_ms = self._sent.get(seq)
+        sent_ms = self.on_its_way.get(seq)
         if sent_ms is None:
             return
-        self._is_out = False
+        self.is_out = False
         partition, ahead_ms = self._partition, timestamp_ms - sent_ms
         if self.told and abs(ahead_ms - self._ahead_ms) > CLOCK_STEP_MS:
             if self._doubt_since_ms is None:
@@ -84,7 +84,7 @@ class Ticker:
         """
         partition = self._partition
         since_tick = now_ms - self._ticked_ms
-        if since_tick < (TICK_MAX_MS if self._is_out else TICK_MIN_MS):
+        if since_tick < (TICK_MAX_MS if self.is_out else TICK_MIN_MS):
             return None
         since_fold = now_ms - folded_ms
         due_ms = partition.next_lease_ms()
@@ -97,9 +97,9 @@ class Ticker:
         if not wanted:
             return None
         # two that are sent at once would prove each other right
-        sure = self._doubt_since_ms is None and (not self._is_out or since_tick > CLOCK_STEP_MS)
+        sure = self._doubt_since_ms is None and (not self.is_out or since_tick > CLOCK_STEP_MS)
         self._ticked_ms = now_ms
-        self._is_out = True
+        self.is_out = True
         return Tick(sure=sure)
 
     def _wants_time(self, now_ms: int, has_ttl: bool) -> bool:

@@ -52,7 +52,7 @@ async def read(bootstrap: str, topic: str) -> bytes:
 def test_it_is_found_through_the_data_folder_while_it_runs(broker: EmbeddedBroker) -> None:
     assert bootstrap_of(broker.data_dir) == broker.bootstrap
     info = json.loads((broker.data_dir / "broker.json").read_text())
-    assert info == {"bootstrap": broker.bootstrap, "pid": broker.pid}
+    assert info == {"bootstrap": broker.bootstrap, "pid": broker.pid, "asks_password": False}
 
 
 def test_it_is_out_of_reach_of_the_terminal(broker: EmbeddedBroker) -> None:

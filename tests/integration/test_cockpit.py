@@ -199,8 +199,8 @@ def test_the_life_of_a_message_is_a_timeline(cockpit: Cockpit, client: Client, q
 def test_settings_are_a_form_with_meaning_and_bounds(cockpit: Cockpit, client: Client, queue: str) -> None:
     client.request("PUT", f"/v1/queues/{queue}", {})
     cockpit.queue(queue, "settings")
-    cockpit.sees("100 to 604,800,000 ms")
-    cockpit.fill("Visibility timeout", "50")
+    cockpit.sees("0 to 604,800,000 ms")
+    cockpit.fill("Visibility timeout", "604800001")
     cockpit.click("Save 1 change")
     assert "visibility_timeout_ms" in cockpit.page.get_by_role("alert").inner_text()
     cockpit.fill("Visibility timeout", "90000")

@@ -12,10 +12,11 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from faust.types import TP
 
-from app.streaming import transport
+from app.streaming import consumer_thread
+from app.streaming.chunks import MAX_BUFFERED_CHUNKS, Chunk
 from app.streaming.faust_app import CopartitionError
 from app.streaming.raw_table import SegmentTable, TableError
-from app.streaming.transport import MAX_BUFFERED_CHUNKS, Chunk, OffsetOutOfRange
+from app.streaming.transport import OffsetOutOfRange
 from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.integration.worker_lab import Lab, Worker, until
 
@@ -33,7 +34,7 @@ def test_a_restart_skips_nothing_though_the_broker_is_slow(
         return await send(*args, **options)
 
     monkeypatch.setattr(AIOKafkaClient, "send", slow_send)
-    monkeypatch.setattr(transport, "MAX_CHUNK_RECORDS", 500)
+    monkeypatch.setattr(consumer_thread, "MAX_CHUNK_RECORDS", 500)
 
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:
@@ -392,7 +393,7 @@ def test_rows_of_one_key_in_two_partitions_do_not_touch_each_other(kafka: str, t
             await (await writer.run(0, lambda: table.write(b"key", None)))
             assert table.read(0, b"key") is None
             assert table.read(1, b"key") == b"1"
-            assert (list(table.items(0)), list(table.items(1))) == ([], [(b"key", b"1")])
+            assert (list(table.rows_of(0)), list(table.rows_of(1))) == ([], [(b"key", b"1")])
             assert await lab.read(TP(lab.changelog, 0)) == [(b"key", b"0"), (b"key", None)]
             with pytest.raises(TableError):
                 await writer.run(1, lambda: table.__delitem__(b"key"))
@@ -415,7 +416,7 @@ def test_rows_come_back_on_another_machine(kafka: str, tmp_path: Path) -> None:
             assert table.persisted(0) == 2
             await worker.stop()
             _, table, _ = await table_worker(lab)
-            assert list(table.items(0)) == [(b"big", big)]
+            assert list(table.rows_of(0)) == [(b"big", big)]
             assert table.persisted(0) == 2
 
     asyncio.run(scenario())
@@ -500,14 +501,14 @@ def test_a_wiped_partition_is_filled_by_the_next_recovery(kafka: str, tmp_path: 
 
             # The acknowledgement of a row that was wiped meanwhile must not count it as present.
             assert (await (await writer.run(0, write_and_wipe))).offset == 0
-            assert (table.persisted(0), list(table.items(0))) == (None, [])
+            assert (table.persisted(0), list(table.rows_of(0))) == (None, [])
             await (await writer.run(0, lambda: table.write(b"b", b"2")))
             await (await writer.run(1, lambda: table.write(b"other", b"3")))
             assert table.persisted(0) is None
             await worker.stop()
             again = await Worker(lab, 0, table=True).start()
             await again.ready()
-            assert list(again.table.items(0)) == [(b"a", b"1"), (b"b", b"2")]
+            assert list(again.table.rows_of(0)) == [(b"a", b"1"), (b"b", b"2")]
             assert (again.table.persisted(0), again.table.persisted(1)) == (1, 0)
 
     asyncio.run(scenario())

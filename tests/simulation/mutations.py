@@ -21,7 +21,8 @@ from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Owner, Phase
 from marq.core.partition import DeliveryState, Partition
-from marq.core.segments import Segment, Segments
+from marq.core.segment_list import SegmentList
+from marq.core.segments import Segment
 from marq.core.starts import Starts
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
@@ -168,7 +169,7 @@ class ClaimsLate(Worker):
 
 
 def _page_unchanged(finish: Any) -> Any:
-    def mutated(self: Segments, offset: int) -> None:
+    def mutated(self: SegmentList, offset: int) -> None:
         before = set(self.changed)
         finish(self, offset)
         self.changed &= before
@@ -186,7 +187,7 @@ def _keeps_its_state(finish: Any) -> Any:
 
 
 def _parks_all(replace: Any) -> Any:
-    def mutated(self: Segments, run: Any, merged: Segment) -> None:
+    def mutated(self: SegmentList, run: Any, merged: Segment) -> None:
         with mock.patch.object(Segment, "loose", lambda segment: iter(())):
             replace(self, run, merged)
 
@@ -375,6 +376,25 @@ def _forgets_what_is_out(in_order: Any) -> Any:
     return mutated
 
 
+def _waits_for_all_that_is_out(in_order: Any) -> Any:
+    def mutated(self: Partition, lane: Any) -> bool:
+        for offset in reversed(lane.out):
+            if self.is_leased(offset):
+                self._block(lane, offset)
+                return False
+        return bool(in_order(self, lane))
+
+    return mutated
+
+
+def _by_offset(resolve: Any) -> Any:
+    def mutated(self: Starts, pending: Any, now_ms: int, lost: bool = False) -> None:
+        pending.order = None
+        resolve(self, pending, now_ms, lost)
+
+    return mutated
+
+
 def _skips_what_waits(ready: Any) -> Any:
     def mutated(self: Partition, lane: Any) -> int:
         while lane.fresh and lane.fresh[0] in self.delays:
@@ -426,8 +446,7 @@ def _takes_before_it_reads(unpark: Any) -> Any:
         taken = [] if segment is None else self.segments.unpark_lane(segment, name, lane.group)
         if segment is not None:
             self._records(segment)
-        for offset in taken:
-            self.segments.park(offset)
+        self.segments.park(taken)
         unpark(self, lane)
 
     return mutated
@@ -543,6 +562,55 @@ def _however_much_later(is_duplicate: Any) -> Any:
     return mutated
 
 
+# ---------------------------------------------------------------------- what only an invariant notices
+
+
+def _still_listed(unblock: Any) -> Any:
+    def mutated(self: Partition, lane: Any) -> None:
+        listed = dict(self._blockers)
+        unblock(self, lane)
+        self._blockers.update(listed)
+
+    return mutated
+
+
+def _counted_twice(set_timer: Any) -> Any:
+    def mutated(self: Partition, delivered: DeliveryState) -> None:
+        set_timer(self, delivered)
+        self._timed += 1
+
+    return mutated
+
+
+def _keeps_purges(ingest: Any) -> Any:
+    def mutated(self: Partition, *chunk: Any) -> bool:
+        purges = self.purges
+        done = bool(ingest(self, *chunk))
+        self.purges = purges
+        return done
+
+    return mutated
+
+
+def _reserved_no_more(acquire: Any) -> Any:
+    def mutated(self: Owner, *args: Any, **options: Any) -> Any:
+        pending = acquire(self, *args, **options)
+        if pending is not None:
+            self.partition.unreserve(pending.offsets[:1])
+        return pending
+
+    return mutated
+
+
+def _rows_of_all_ids(write_ids: Any) -> Any:
+    def mutated(self: Partition, epoch: int, new_rows: list[tuple[str, bytes]]) -> dict[str, int]:
+        with mock.patch.object(Recent, "rows", lambda ids, position: {row.key: row.checksum for row in ids._rows}):
+            write_ids(self, epoch, new_rows)
+        return self.recent.rows(self.persisted) | self.origins.rows(self.persisted)
+
+    return mutated
+
+
 class EndsBeforeCopies(Worker):
     """Ends a dead letter before its copy is in the log."""
 
@@ -603,6 +671,9 @@ MUTATIONS = {
     "foreign own ignored": Mutation(
         "a worker that folds a foreign own stops", _replaced(Owner, "_owned", _foreign_own_ignored)
     ),
+    "a reservation ends early": Mutation(
+        "what is about to be started is reserved", _replaced(Owner, "acquire", _reserved_no_more)
+    ),
     "start left behind": Mutation(
         "who leaves releases what was started and not handed out", _replaced(Owner, "leave", _leaves_without_a_word)
     ),
@@ -645,8 +716,15 @@ MUTATIONS = {
         _replaced(Partition, "checkpoint", _forgets_origins_by_the_clock),
     ),
     "a group with two receivers": Mutation(
-        "nothing of a FIFO group is delivered while one of it is in flight",
+        "nothing of a FIFO group is delivered while one before it is in flight",
         _replaced(Partition, "_in_order", _forgets_what_is_out),
+    ),
+    "a group waits for all that is in flight": Mutation(
+        "what stands before the first one in flight of its FIFO group is delivered",
+        _replaced(Partition, "_in_order", _waits_for_all_that_is_out),
+    ),
+    "FIFO groups handed out by offset": Mutation(
+        "a delivery of a FIFO queue is group by group", _replaced(Starts, "_resolve", _by_offset)
     ),
     "a delay passed over": Mutation(
         "a message that waits holds its FIFO group up", _replaced(Partition, "_first_in_order", _skips_what_waits)
@@ -706,17 +784,17 @@ MUTATIONS = {
     ),
     "an end not written to its page": Mutation(
         "the page of a segment is written anew when one of its messages is done",
-        _replaced(Segments, "finish", _page_unchanged),
+        _replaced(SegmentList, "finish", _page_unchanged),
     ),
     "an end not written to a page that is": Mutation(
         "what its page says of a segment is made anew when one of its messages is done",
         _replaced(Segment, "finish", _keeps_its_state),
     ),
     "a delivery not written to its page": Mutation(
-        "and when one is delivered", _replaced(Segments, "touch", lambda method: lambda *args: None)
+        "and when one is delivered", _replaced(SegmentList, "touch", lambda method: lambda *args: None)
     ),
     "merged while in work": Mutation(
-        "what has an entry in memory keeps it when its segment is merged", _replaced(Segments, "replace", _parks_all)
+        "what has an entry in memory keeps it when its segment is merged", _replaced(SegmentList, "replace", _parks_all)
     ),
     "merged with what is done": Mutation(
         "what is done stays so when its segment is merged", _replaced(Segment, "unfinished", _all_messages)
@@ -726,3 +804,19 @@ MUTATIONS = {
         _replaced(Partition, "checkpoint", _obsolete_at_once),
     ),
 }
+
+INVARIANTS = {
+    "a lane that waits no more": Mutation(
+        "what a lane waits for is listed while it waits", _replaced(Partition, "_unblock", _still_listed)
+    ),
+    "offsets in timers": Mutation(
+        "and counted as often as they are there", _replaced(Partition, "_set_timer", _counted_twice)
+    ),
+    "purges of what was read": Mutation(
+        "a purge is kept until everything below it was read", _replaced(Partition, "ingest", _keeps_purges)
+    ),
+    "rows of ids that are forgotten": Mutation(
+        "every row that is written is named", _replaced(Partition, "_write_ids", _rows_of_all_ids)
+    ),
+}
+"""Faults that cost memory, or are healed by another rule: no guarantee fails, but an invariant does."""

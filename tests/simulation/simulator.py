@@ -14,10 +14,11 @@ from random import Random
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
-from marq.core import checkpoints, dedup, markers, memory, segments, starts, state, ticker
+from marq.core import checkpoints, dedup, invariants, markers, memory, segment_list, starts, state, ticker
 from marq.core.owner import Owner
 from marq.core.policies import Limits, QueueSettings
 from marq.core.rows import Record
+from marq.errors import InternalError
 from tests.simulation.checks import Checks
 from tests.simulation.logs import Changelog, Lane, Log
 from tests.simulation.receivers import Receivers
@@ -53,7 +54,7 @@ SMALL: dict[Any, dict[str, int]] = {
         "MERGE_SEGMENTS": 5,
         "SPARSE_MIN_BYTES": 30,
     },
-    segments: {"PAGE_SEGMENTS": 4},
+    segment_list: {"PAGE_SEGMENTS": 4},
     memory: {"SHED_AGAIN_MS": 20, "WANTED_BYTES": 3_000, "WANTED_LEAST_BYTES": 1_500},
     dedup: {
         "WINDOW_MS": ID_RULES.window,
@@ -510,12 +511,25 @@ class Simulator:
 
     def run(self, steps: int) -> None:
         """``steps`` events with everything going wrong, then good health until all is finished."""
+        try:
+            self._run(steps)
+        except InternalError as exc:
+            self.violated("invariant", str(exc))
+
+    def _run(self, steps: int) -> None:
         with small_limits():
             for step in range(steps):
                 self.at_step = step
                 self.step()
+                self._check_invariants(step)
                 self._look(step)
             self._drain()
+
+    def _check_invariants(self, step: int) -> None:
+        """Of one worker in turn: most events concern one, and the next look at it finds what is wrong."""
+        worker = self.workers[step % len(self.workers)]
+        if worker.owner is not None and worker.stage == "owner":
+            invariants.check(worker.owner.partition)
 
     def _look(self, step: int) -> None:
         worker = self.workers[step % len(self.workers)]

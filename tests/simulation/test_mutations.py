@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
 import pytest
 
-from tests.simulation.mutations import MUTATIONS
+from marq.core import invariants
+from marq.core.checkpoints import Checkpoints
+from tests.simulation.mutations import INVARIANTS, MUTATIONS
 from tests.simulation.simulator import Violation, run
 
 SEEDS_MAX = 400
@@ -13,7 +19,7 @@ STEPS = 300
 
 def seeds_until_failure(name: str, seeds_max: int = SEEDS_MAX) -> int | None:
     """The first seed that fails with the mutation ``name``; None if all pass."""
-    mutation = MUTATIONS[name]
+    mutation = (MUTATIONS | INVARIANTS)[name]
     with mutation.patch():
         for seed in range(seeds_max):
             try:
@@ -23,9 +29,27 @@ def seeds_until_failure(name: str, seeds_max: int = SEEDS_MAX) -> int | None:
     return None
 
 
+@contextmanager
+def no_invariants() -> Iterator[None]:
+    """As if nobody had written them down."""
+    with (
+        mock.patch.object(invariants, "checking", lambda *args: iter(())),
+        mock.patch.object(Checkpoints, "_check_rows", lambda *args: None),
+    ):
+        yield
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_fails_without_the_rule(name: str) -> None:
-    seed = seeds_until_failure(name)
+    with no_invariants():  # by what receivers and recoveries meet
+        seed = seeds_until_failure(name)
     assert seed is not None, f"{SEEDS_MAX} seeds don't need the rule: {MUTATIONS[name].rule}"
     # the same seed passes with all rules in force
     run(seed, STEPS)
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_an_invariant_notices_what_fails_no_guarantee(name: str) -> None:
+    with no_invariants():
+        assert seeds_until_failure(name, 60) is None, "a guarantee fails: this belongs to the mutations above"
+    assert seeds_until_failure(name) is not None, f"{SEEDS_MAX} seeds don't need it: {INVARIANTS[name].rule}"

@@ -11,7 +11,7 @@ from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.owner import Owner, Phase
 from marq.core.rows import Record, table_of
 from marq.core.starts import Pending
-from marq.errors import InternalError, RowError
+from marq.errors import RowError, StepTimeoutError
 from tests.simulation.logs import Lane, Sent, Table
 
 if TYPE_CHECKING:
@@ -440,7 +440,7 @@ class Worker:
         assert owner is not None
         try:
             step = owner.step(sim.now_ms)
-        except InternalError as exc:
+        except StepTimeoutError as exc:
             sim.note("w%d stops: %s", self.number, exc)
             sim.count("steps timed out")
             self.crash()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
+import logging
+import secrets
 import tracemalloc
+import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -17,13 +21,14 @@ import pytest
 from aiohttp import StreamReader
 from aiohttp.test_utils import make_mocked_request
 
+from app import bodies
 from gateway.routes import VALUES_MAX, Body
 from gateway.schemas import BATCH_MAX, RECEIPTS_BYTES, Send
 from gateway.sqs import query_protocol
 from gateway.sqs.errors import TEXT_MAX, SqsError
 from gateway.sqs.model import actions
 from marq.errors import BadValueError, TooLargeError
-from tests.unit.http_lab import Http, answer_of, head_of, run, serving, signed_request
+from tests.unit.http_lab import Http, answer_of, head_of, keep_catalog, run, serving, signed_request
 
 KEY = "a-key-of-enough-length"
 JSON = {"Authorization": f"Bearer {KEY}", "Content_Type": "application/json"}
@@ -37,6 +42,12 @@ def attack(folder: Path, test: Callable[[Http], Awaitable[None]], **settings: An
             await test(http)
 
     run(main)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +87,33 @@ def test_a_request_to_sqs_that_is_too_large_is_refused_unread(tmp_path: Path, li
     attack(tmp_path, test, sqs_limits=limits)
 
 
+@pytest.mark.parametrize("action", ["TagQueue", "ReceiveMessage", "DeleteMessageBatch", "NoSuchAction"])
+def test_a_request_to_sqs_that_carries_no_messages_is_smaller(tmp_path: Path, action: str) -> None:
+    async def test(http: Http) -> None:
+        target = SQS | {"X_Amz_Target": f"AmazonSQS.{action}"}
+        reader, _ = await http.send(head_of("POST", "/", 640 * 1024 + 1, **target))
+        assert (await answer_of(reader))[0] == 413
+
+    attack(tmp_path, test, sqs_limits="relaxed")
+
+
+def test_the_largest_message_of_sqs_fits_into_a_request(tmp_path: Path) -> None:
+    """A mebibyte of letters of two bytes, as SDKs write JSON, and as a form: three times as long."""
+    largest = "é" * (MIB // 2)
+    body = json.dumps({"QueueUrl": "u", "MessageBody": largest}).encode()
+    form = urlencode({"Action": "SendMessage", "QueueUrl": "u", "MessageBody": largest}).encode()
+    assert 2 * MIB < min(len(body), len(form)) <= max(len(body), len(form)) <= 4 * MIB
+
+    async def test(http: Http) -> None:
+        keep_catalog(http)
+        # read whole, so that it is the queue that is not there
+        assert (await http.request("POST", "/", body, **SQS))[0] == 400
+        kind = {"Content_Type": "application/x-www-form-urlencoded"}
+        assert (await http.request("POST", "/", form, **kind))[0] in (400, 404)
+
+    attack(tmp_path, test)
+
+
 def test_a_body_without_a_length_has_the_same_limit(tmp_path: Path) -> None:
     async def test(http: Http) -> None:
         reader, writer = await http.send(head_of("POST", "/v1/ack", Transfer_Encoding="chunked", **JSON))
@@ -97,6 +135,109 @@ def test_a_compressed_body_counts_as_what_it_unpacks_to(tmp_path: Path) -> None:
         assert status == 413
 
     attack(tmp_path, test, keys=KEY)
+
+
+def _without_head(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        (" GZip ", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", _without_head),
+        ("identity", bytes),
+    ],
+    ids=["gzip", "in other letters", "deflate", "deflate without a head", "identity"],
+)
+def test_a_compressed_body_means_what_it_unpacks_to(
+    tmp_path: Path, encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    async def test(http: Http) -> None:
+        # random, so that it comes in several pieces of input; and long, so that it goes in several of output
+        body = json.dumps({"receipts": [secrets.token_hex(30_000), " " * 300_000]}).encode()
+        status, _, answer = await http.request("POST", "/v1/ack", pack(body), Content_Encoding=encoding, **JSON)
+
+        assert status == 200
+        assert len(json.loads(answer)["results"]) == 2
+        assert http.app.room.used_bytes == 0
+
+    attack(tmp_path, test, keys=KEY)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        ("gzip", gzip.compress(b"{}")[:-1], 400),
+        ("gzip", gzip.compress(b"{}") + b"x", 400),
+        ("gzip", gzip.compress(b"{}") + bytes(100_000), 400),
+        ("gzip", b"{}", 400),
+        ("deflate", b"\x78\x00", 400),
+        ("br", b"{}", 415),
+        ("gzip, gzip", gzip.compress(gzip.compress(b"{}")), 415),
+    ],
+    ids=["short", "more", "much more", "not packed", "damaged", "unknown", "twice"],
+)
+def test_a_body_that_can_not_be_unpacked_is_the_clients_fault(
+    tmp_path: Path, encoding: str, body: bytes, status: int
+) -> None:
+    async def test(http: Http) -> None:
+        assert (await http.request("POST", "/v1/ack", body, Content_Encoding=encoding, **JSON))[0] == status
+        sqs = SQS | {"Content_Encoding": encoding}
+        assert (await http.request("POST", "/", body, Authorization="x", **sqs))[0] in (status, 400)
+
+    attack(tmp_path, test)
+
+
+def test_nothing_of_a_body_is_unpacked_that_nobody_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = []
+
+    class Stream:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._real = real(*arguments, **options)
+
+        def decompress(self, *arguments: Any) -> bytes:
+            part = self._real.decompress(*arguments)
+            unpacked.append(len(part))
+            return part
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    real = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", Stream)
+    bomb = gzip.compress(bytes(64 * MIB))
+
+    async def test(http: Http) -> None:
+        for path, key, status in (
+            ("/v1/ack", "another-key-of-enough-length", 401),
+            ("/v1/peer/receive", KEY, 401),
+            ("/v1/queues/q/messages", f"{KEY}2", 403),
+            ("/v1/nothing", KEY, 404),
+            ("/", KEY, 403),
+        ):
+            headers = JSON | {"Authorization": f"Bearer {key}"}
+            reader, writer = await http.send(
+                head_of("POST", path, len(bomb), Content_Encoding="gzip", **headers) + bomb
+            )
+            assert (await answer_of(reader))[0] == status
+            # what nobody reads is thrown away before the next request is answered
+            writer.write(head_of("GET", "/health/live"))
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                await answer_of(reader)
+            writer.close()
+        assert not unpacked
+
+        # of one that is too large nothing is unpacked beyond what shows it
+        status, _, _ = await http.request("POST", "/v1/ack", bomb, Content_Encoding="gzip", **JSON)
+        assert status == 413
+        assert 0 < sum(unpacked) < 2 * MIB
+        assert max(unpacked) <= bodies.PIECE_BYTES
+
+    attack(tmp_path, test, keys=f"{KEY},{KEY}2=inspect:*")
 
 
 @pytest.mark.parametrize("path", ["/v1/queues/q/messages", "/v1/ack", "/v1/queues/q"], ids=["send", "ack", "settings"])
@@ -156,7 +297,22 @@ def test_what_bodies_under_way_have_together_is_bounded(tmp_path: Path) -> None:
             assert (await answer_of(reader))[0] == 400
         assert http.app.room.used_bytes == 0
 
-    attack(tmp_path, test, keys=KEY)
+    attack(tmp_path, test)
+
+
+@pytest.mark.parametrize("path", ["/v1/queues/q/messages", "/"])
+def test_a_client_that_goes_away_in_the_midst_of_a_body_is_no_error(
+    tmp_path: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(http: Http) -> None:
+        _, writer = await http.send(head_of("POST", path, MIB, **(SQS if path == "/" else JSON)) + b" " * 1000)
+        await until(lambda: http.app.room.used_bytes == 1000)
+        writer.close()
+        await until(lambda: not http.app.room.used_bytes)
+        await until(lambda: not http.app.connections.open)
+
+    attack(tmp_path, test)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_room_is_free_again_when_a_client_goes_away(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from marq.core.partition import Checkpoint, Partition
 from marq.core.policies import Limits, QueueSettings
 from marq.core.ranges import RangeSet
 from marq.core.rows import Record
-from marq.core.segments import Segment, Segments
+from marq.core.segment_list import SegmentList
+from marq.core.segments import Segment
 from marq.core.starts import Starts
 from marq.core.ticker import Ticker
 from marq.errors import RowError
@@ -49,7 +50,7 @@ def size(value: Any) -> int:
         return own + len(value.groups) + sum(map(size, value.groups.values())) + len(value.turns) + len(value.looked_at)
     if isinstance(value, Segment):
         return 1  # which many messages share; its offsets count where it is
-    if isinstance(value, Segments):
+    if isinstance(value, SegmentList):
         known = len(value.pages) + len(value.changed) + len(value.dropped) + len(value._indexed)
         return (
             known
@@ -140,7 +141,7 @@ STARTS = {
 }
 
 TICKER = {
-    "_sent": CONSTANT,
+    "on_its_way": CONSTANT,
 }
 
 IGNORED = {

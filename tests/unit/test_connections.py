@@ -7,13 +7,17 @@ import contextlib
 import logging
 import resource
 import ssl
+import tomllib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import trustme
 import uvloop
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from gateway import connections
 from gateway.connections import Connections, Runner, TlsSite, address_of, connections_for, raise_file_limit
@@ -305,3 +309,17 @@ def test_the_soft_limit_of_files_is_raised() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, connections.FILES_WANTED)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_what_is_taken_of_aiohttp_is_there_in_the_version_that_is_permitted() -> None:
+    """`Connection` stands on how aiohttp's handler is made: another minor version has to be looked at first."""
+    with (Path(__file__).resolve().parents[2] / "pyproject.toml").open("rb") as file:
+        groups = tomllib.load(file)["dependency-groups"]
+    (permitted,) = (one for one in groups["worker"] if isinstance(one, str) and one.startswith("aiohttp"))
+    lowest, _, below = permitted.removeprefix("aiohttp>=").partition(",<")
+    low, high, here = ([int(part) for part in text.split(".")] for text in (lowest, below, aiohttp.__version__))
+    assert high == [low[0], low[1] + 1]
+    assert low <= here < high
+    taken = "_waiter _messages _request_count _force_close _close _max_msg_queue_size _msg_queue_resume_size transport"
+    for name in taken.split():
+        assert hasattr(RequestHandler, name), name

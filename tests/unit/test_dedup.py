@@ -317,3 +317,15 @@ def test_an_id_that_keeps_those_behind_it_does_so_for_one_who_begins_behind_it(m
     again.skip(live.skipped())
 
     assert again.entries() == live.entries()
+
+
+def test_no_row_is_written_of_ids_that_are_all_forgotten_before_the_first_checkpoint() -> None:
+    logs = owned()
+    send(logs, b"1")
+    pass_time(logs, WINDOW_MS + SLACK_MS + 2 * STEP_MS, dedup_ids=False)
+    assert not logs.partition.recent.entries()
+
+    checkpoint = logs.checkpoint(window=0)
+
+    assert checkpoint is not None
+    assert not [key for key, _ in checkpoint.rows if "/dedup/" in key], "nothing would ever delete it"

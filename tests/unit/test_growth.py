@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core import checkpoints, rows
+from marq.core import checkpoints, restoring, rows
+from marq.core.merging import FULL, mergeable
 from marq.core.partition import Partition
-from marq.core.segments import FULL, PAGE_SEGMENTS, mergeable
+from marq.core.segment_list import PAGE_SEGMENTS
 from tests.unit.core_helpers import TwoLogs, picture
 
 SEGMENT = checkpoints.SEGMENT_MESSAGES
@@ -209,7 +210,7 @@ def test_a_partition_is_restored_in_slices_of_some_segments() -> None:
 
     slices = sum(1 for _ in Partition.restoring(0, rows.decode_manifest(year.logs.manifest), year.logs.load))
 
-    assert slices >= 2 * 100 / checkpoints.SLICE_SEGMENTS
+    assert slices >= 2 * 100 / restoring.SLICE_SEGMENTS
 
 
 def test_a_poison_record_is_waited_for_and_never_written() -> None:

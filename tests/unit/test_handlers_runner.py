@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from agents import handlers
-from agents.handlers import Ask, Runner, import_modules
+from agents import runner
+from agents.handlers import import_modules
+from agents.runner import Ask, Runner
 from app.service.meters import Meters
 from marq.clock import now_ms
 from marq.core.agenda import Handout
@@ -56,7 +56,6 @@ class Desk:
         self.service = SimpleNamespace(
             closing=False,
             elsewhere=None,
-            random=random.Random(1),
             meters=Meters(),
             log=logging.getLogger("desk"),
             settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000),
@@ -97,7 +96,7 @@ def test_what_a_call_returned_from_is_acknowledged() -> None:
         assert sorted(called) == [3, 4]
         assert desk.outbox.markers == [End(5, [3, 5], "acked", 1)]
         assert not desk.runner.asked
-        assert not desk.runner.live
+        assert not desk.runner.settlement.live
 
     run(scenario)
 
@@ -112,7 +111,7 @@ def test_a_delivery_that_begins_while_the_worker_stops_is_given_back_uncounted()
         desk.hand(3, 4)
         await asyncio.sleep(0.01)
         assert desk.outbox.markers == [Release(5, 1, [3, 5], 0, counted=False)]
-        assert not desk.runner.live
+        assert not desk.runner.settlement.live
 
     run(scenario)
 
@@ -139,7 +138,7 @@ def test_closing_gives_back_what_waits_and_lets_the_call_at_work_finish() -> Non
 
 
 def test_a_call_in_a_thread_that_does_not_end_is_released_with_a_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "STOP_GRACE_S", 0.01)
+    monkeypatch.setattr(runner, "STOP_GRACE_S", 0.01)
     end = threading.Event()
 
     async def scenario() -> None:
@@ -150,7 +149,7 @@ def test_a_call_in_a_thread_that_does_not_end_is_released_with_a_delay(monkeypat
         desk.hand(3)
         await asyncio.sleep(0.01)
         await desk.runner.close()
-        assert desk.outbox.markers == [Release(5, 1, [3, 4], handlers.THREAD_END_MS)]
+        assert desk.outbox.markers == [Release(5, 1, [3, 4], runner.THREAD_END_MS)]
         end.set()
 
     run(scenario)
@@ -184,7 +183,7 @@ def test_only_an_extension_that_kafka_has_confirmed_makes_a_lease_longer(confirm
         desk = Desk(work, concurrency=1)
         desk.hand(3, 4, until_ms=now_ms() + 50)
         await asyncio.sleep(0.01)
-        (delivery,) = desk.runner.live
+        (delivery,) = desk.runner.settlement.live
         delivery.extend_at_ms = now_ms()
         desk.runner.extend()
         assert desk.outbox.of(Keepalive) == [Keepalive(5, 1, [3, 5], LEASE_MS)]
@@ -249,7 +248,7 @@ def test_many_failures_in_a_moment_are_one_line_in_the_log(
         desk.hand(*range(20))
         await asyncio.sleep(0.02)
         assert len(caplog.records) == 1
-        monkeypatch.setattr(handlers, "LOG_EVERY_MS", 0)
+        monkeypatch.setattr(runner, "LOG_EVERY_MS", 0)
         desk.hand(21)
         await asyncio.sleep(0.01)
         assert "after 19 more failures" in caplog.records[-1].getMessage()
@@ -294,7 +293,7 @@ def test_a_delivery_that_was_asked_for_before_the_breaker_opened_is_given_back_u
         await asyncio.sleep(0.01)
 
         assert desk.outbox.of(Release)[1:] == [Release(5, 1, [4, 6], 0, counted=False)]
-        assert not desk.runner.live
+        assert not desk.runner.settlement.live
 
     run(scenario)
 
@@ -308,11 +307,11 @@ def test_after_the_pause_one_call_is_tried_and_its_success_closes_the_breaker() 
             if outcome is not None:
                 raise outcome
 
-        desk = Desk(call, breaker_failures=1, breaker_pause_ms=100)
+        desk = Desk(call, breaker_failures=1, breaker_pause_ms=60_000)
         desk.hand(1)
         await asyncio.sleep(0.02)
         closed = desk.runner.room
-        await asyncio.sleep(0.15)
+        desk.runner.breaker.open_until_ms = now_ms()  # the pause is over
         probing = desk.runner.room
         desk.hand(2)
         await asyncio.sleep(0.02)
@@ -345,5 +344,6 @@ def test_a_handler_module_that_fails_on_import_is_named_with_the_place(
 ) -> None:
     (tmp_path / "broken_handlers.py").write_text("raise ValueError('boom')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(HandlerError, match=r"MARQ_HANDLERS names 'broken_handlers'(?s:.*)boom"):
+    with pytest.raises(HandlerError, match=r"MARQ_HANDLERS names 'broken_handlers'(?s:.*)boom") as raised:
         import_modules(("broken_handlers",))
+    assert "ValueError: boom" in raised.value.lines

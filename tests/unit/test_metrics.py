@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agents.handlers import Runner
+from agents.runner import Runner
 from app.service.meters import DURATIONS_S, Meters
 from app.settings import load
 from app.worker import WorkerApp, build
@@ -51,8 +51,8 @@ def collector(app: WorkerApp) -> Collector:
 
 def desk_of(function: Callable[..., Any], attempt: int = 1, age_s: float = 0.0, **options: Any) -> tuple[Desk, Meters]:
     """A runner whose messages came `age_s` ago, and what it counts with."""
-    desk, meters = Desk(function, **options), Meters()
-    desk.service.meters = meters
+    desk = Desk(function, **options)
+    meters = desk.service.meters
     desk.service.messages = lambda held, offsets, settle: [
         SimpleNamespace(offset=o, attempt=attempt, queue="q", sent_ms=int((time.time() - age_s) * 1000))
         for o in offsets
@@ -147,7 +147,7 @@ def test_what_a_handler_gives_back_and_extends_is_counted() -> None:
         desk.hand(3, 4)
         desk.hand(5, 6)
         await asyncio.sleep(0.01)
-        for delivery in desk.runner.live:
+        for delivery in desk.runner.settlement.live:
             delivery.extend_at_ms = 0
         desk.runner.extend()
         at_work.set()
@@ -207,7 +207,7 @@ def test_handlers_of_one_name_are_told_apart_by_their_queues_or_summed_up(app: W
     def work(message: Any) -> None:
         pass
 
-    service: Any = SimpleNamespace()
+    service: Any = SimpleNamespace(ownership=None, settings=None, meters=Meters())
     runners = [Runner(Handler(work, queues), service) for queues in (("a", "b-*"), ("c",), ("c",))]
     app.meters.handlers = [runner.meter for runner in runners]
     for calls, meter in enumerate(app.meters.handlers, 1):

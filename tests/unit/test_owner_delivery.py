@@ -8,7 +8,9 @@ import pytest
 
 from marq.core import markers
 from marq.core.markers import End, Release, Start
+from marq.core.owner import Phase
 from marq.core.policies import QueueSettings
+from marq.core.starts import DEAD_LEASE_MS
 from tests.unit.core_helpers import LEASE_MS, Worker
 
 
@@ -324,6 +326,36 @@ def test_a_delivery_whose_lease_is_over_on_our_clock_is_not_handed_out() -> None
     assert worker.owner.partition.receives(0) == 0
 
 
+def test_a_delivery_with_a_lease_of_0_is_handed_out_and_ready_again_at_once_and_counted() -> None:
+    worker = serving(1)
+
+    for attempt in (1, 2, 3):
+        (handout,) = worker.receive(lease_ms=0)
+        assert handout.offsets == [0]
+        assert worker.owner.partition.receives(0) == attempt
+        assert worker.owner.partition.has_ready("q")
+
+    worker.owner.acked([0], handout.receipt)
+    worker.flush()
+    assert not worker.owner.partition.messages
+
+
+def test_a_fifo_group_is_ready_again_at_once_after_a_lease_of_0() -> None:
+    worker = serving(3, settings={"q": QueueSettings(fifo=True)})
+
+    assert [h.offsets for _ in range(2) for h in worker.receive(limit=2, lease_ms=0)] == [[0, 1], [0, 1]]
+
+
+def test_a_delivery_with_a_lease_of_0_that_nobody_waits_for_is_not_counted() -> None:
+    worker = serving(1)
+    pending = ask(worker, lease_ms=0)
+    pending.cancel()
+    worker.flush()
+
+    assert given(worker) == []
+    assert worker.owner.partition.receives(0) == 0
+
+
 def test_a_delivery_says_until_when_it_may_be_handed_out() -> None:
     worker = serving(1)
     sent_ms = worker.clock_ms
@@ -460,6 +492,31 @@ def test_a_dead_letter_whose_start_was_lost_comes_up_again() -> None:
     worker.flush()
 
     assert worker.dead == [0]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_end_that_was_lost_leaves_a_message_to_the_start_that_has_it_by_now(together: bool) -> None:
+    worker = serving(1, settings={"q": QueueSettings(max_receives=2)})
+    failing(worker, 2)
+    worker.owner.work(worker.clock_ms)
+    worker.flush()
+    worker.dead.clear()
+    worker.wait(DEAD_LEASE_MS + 1_000)
+    worker.owner.ended_as("dead", [0])
+    if together:
+        worker.owner.work(worker.clock_ms)
+    worker.lose()
+    worker.clock_ms += 1_000
+    worker.owner.tick(worker.clock_ms)
+    later = worker.append()
+    worker.owner.work(worker.clock_ms)
+
+    worker.confirm(*later)
+    worker.owner.work(worker.clock_ms)
+
+    assert ask(worker) is None
+    assert [start.receiver for start in worker.flush() if isinstance(start, Start)] == ["dlq"]
+    assert worker.owner.phase is Phase.SERVING and worker.dead == [0]
 
 
 def test_a_message_that_was_acked_late_is_not_dead_lettered() -> None:

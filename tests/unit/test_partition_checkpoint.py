@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from marq.core import checkpoints, rows
+from marq.core import checkpoints, restoring, rows
 from marq.core.checkpoints import SEGMENT_BYTES, SEGMENT_MESSAGES, TICKS_MAX, Checkpoint
 from marq.core.partition import Partition
 from marq.errors import RowError
@@ -429,7 +429,7 @@ def test_no_slice_of_a_restore_takes_up_more_than_some_segments_or_one_delivery(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkpoints, "SEGMENT_MESSAGES", 10)
-    monkeypatch.setattr(checkpoints, "SLICE_SEGMENTS", 2)
+    monkeypatch.setattr(restoring, "SLICE_SEGMENTS", 2)
     logs = served(100)
     for _ in range(100):
         logs.send(delay_ms=3_600_000, ttl_ms=7_200_000)

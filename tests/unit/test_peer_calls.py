@@ -76,7 +76,9 @@ def test_workers_with_one_secret_understand_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["", "0" * 64, "time=1,sender=a,number=1,body=b,seal=c"], ids=["none", "old", "guess"]
+    "header",
+    ["", "0" * 64, "version=1,time=1,sender=a,number=1,body=b,seal=c", "version=2,time=1"],
+    ids=["none", "old", "guess", "new"],
 )
 def test_an_unsealed_call_is_refused_before_a_byte_of_its_body_is_read(tmp_path: Path, header: str) -> None:
     async def test(called: Http, caller: Peers) -> None:
@@ -167,6 +169,24 @@ async def impostor(answer: Callable[[web.Request], Awaitable[web.StreamResponse]
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+def test_workers_of_two_versions_say_so_in_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        for _ in range(3):
+            answer = await called.request("POST", PATH, b"", **{HEADER: "version=2,time=1,all=else"})
+            assert (answer[0], answer[1][HEADER.lower()]) == (401, "version=1")
+        lines = [r.getMessage() for r in caplog.records if "version" in r.getMessage()]
+        assert len(lines) == 1 and "version 2 of calls between workers" in lines[0], lines
+
+        async def of_another_version(request: web.Request) -> web.Response:
+            return web.Response(status=401, headers={HEADER: "version=2"})
+
+        async with impostor(of_another_version) as url:
+            with pytest.raises(PeerError, match="version 2 of calls between workers"):
+                await caller.call(url, PART.echo, 1)
+
+    attack(tmp_path, test)
 
 
 def test_redirects_are_not_followed(tmp_path: Path) -> None:

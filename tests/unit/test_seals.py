@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cluster import seals
-from app.cluster.seals import Seals, StaleCallError
+from app.cluster.seals import OtherVersionError, Seals, StaleCallError
 from marq.errors import NotAuthenticatedError
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
@@ -62,7 +62,7 @@ def test_a_call_to_somewhere_else_is_not_ours(other: tuple[str, str, str]) -> No
         receiver.open(header, *other)
 
 
-@given(at=st.integers(0, 250), byte=st.characters(max_codepoint=255))
+@given(at=st.integers(0, 260), byte=st.characters(max_codepoint=255))
 def test_a_header_that_is_changed_is_refused_or_means_the_same(at: int, byte: str) -> None:
     caller, receiver, _, _ = workers()
     call, header = caller.call(*CALL, b"body")
@@ -76,12 +76,46 @@ def test_a_header_that_is_changed_is_refused_or_means_the_same(at: int, byte: st
 
 @pytest.mark.parametrize(
     "header",
-    ["", ",", "=" * 400, "time=1,sender=a,number=1,body=b", "time=x,sender=a,number=1,body=b,seal=c", "\xff" * 99],
-    ids=["empty", "comma", "signs", "unsealed", "time", "bytes"],
+    [
+        "",
+        ",",
+        "=" * 400,
+        "version=1",
+        "version=1,time=1,sender=a,number=1,body=b",
+        "version=1,time=x,sender=a,number=1,body=b,seal=c",
+        "time=1,sender=a,number=1,body=b,seal=c",
+        "\xff" * 99,
+    ],
+    ids=["empty", "comma", "signs", "version", "unsealed", "time", "no version", "bytes"],
 )
 def test_what_is_no_seal_is_refused(header: str) -> None:
     with pytest.raises(NotAuthenticatedError):
         workers()[1].open(header, *CALL)
+
+
+@pytest.mark.parametrize(
+    ("header", "version"),
+    [("version=2", "2"), ("version=2,whatever", "2"), ("version=02,time=1", "02"), ("0123456789abcdef" * 4, "0")],
+    ids=["alone", "with more", "other digits", "marq 0.1"],
+)
+def test_a_header_of_another_version_is_told_from_one_of_nobody(header: str, version: str) -> None:
+    caller, receiver, _, _ = workers()
+    with pytest.raises(OtherVersionError) as refused:
+        receiver.open(header, *CALL)
+    assert refused.value.version == version
+
+    with pytest.raises(OtherVersionError):
+        caller.check_answer(caller.call(*CALL, b"")[0], header, 200, "application/msgpack", b"")
+
+
+def test_a_call_can_not_be_passed_off_as_one_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, receiver, _, _ = workers()
+    _, header = caller.call(*CALL, b"body")
+    monkeypatch.setattr(seals, "VERSION", "2")
+
+    with pytest.raises(NotAuthenticatedError) as refused:
+        receiver.open(header.replace("version=1", "version=2"), *CALL)
+    assert not isinstance(refused.value, OtherVersionError)
 
 
 @pytest.mark.parametrize("late_ms", [seals.FRESH_MS + 1, -seals.FRESH_MS - 1], ids=["old", "future"])

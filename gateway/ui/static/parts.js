@@ -222,9 +222,12 @@ export function Toasts() {
 export function Dialog({ title, close, submit, action, danger = false, disabled = false, children }) {
   const box = useRef(null), [error, setError] = useState(""), [busy, setBusy] = useState(false);
   useEffect(() => {
-    const before = document.activeElement;
-    box.current.showModal();
-    return () => before?.focus?.();
+    const before = document.activeElement, shown = box.current;
+    shown.showModal();
+    return () => {
+      shown.close();
+      before?.focus?.();
+    };
   }, []);
   const onSubmit = async (event) => {
     event.preventDefault();

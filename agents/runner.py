@@ -1,0 +1,351 @@
+"""Makes the calls of one handler: takes deliveries for it, and calls it as often as its concurrency allows.
+
+A *call* is one invocation of the function, with one message or a batch. A runner has as many calls in progress as its
+concurrency. It takes a few more ahead, whose starts are in progress or which wait for their turn, so that a fast
+handler never waits for Kafka. A slow one takes none ahead: they would wait here while another worker is idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+from agents.elsewhere import Elsewhere, Taken
+from agents.settlement import Delivery, Settle, Settlement
+from app.engine.owned_partition import OwnedPartition
+from app.engine.ownership import Ownership
+from app.service.meters import HandlerMeter, Meters
+from app.settings import Settings
+from app.streaming.faults import stop_if_it_fails
+from marq.clock import now_ms
+from marq.core.agenda import Handout
+from marq.core.flow import Breaker
+from marq.core.policies import VISIBILITY_TIMEOUT_MS
+from marq.errors import RowError
+from marq.handlers import Handler, Retry
+from marq.message import Message
+
+#: Calls taken ahead for a handler faster than `SLOW_MS`, above its concurrency; more if they have few messages.
+AHEAD = 8
+AHEAD_MESSAGES = 2_000
+#: Messages in one start, if a call takes fewer.
+START_MESSAGES = 500
+#: Mean milliseconds of a call from which on nothing is taken ahead.
+SLOW_MS = 100.0
+#: Seconds for which calls that never wait may keep the event loop.
+TURN_S = 0.005
+#: Milliseconds without any call ending after which waiting messages are given back.
+STALLED_MS = 1_000
+#: Milliseconds between logged failures of one handler.
+LOG_EVERY_MS = 1_000
+#: When the worker stops: seconds for starts in progress to be folded.
+ASKED_GRACE_S = 0.5
+#: When the worker stops: seconds for running calls to finish.
+STOP_GRACE_S = 3.0
+#: When the worker stops: milliseconds until other receivers get the messages of a call that still runs in a thread.
+THREAD_END_MS = 5_000
+
+
+class Desk(Protocol):
+    """What runners share: the source of deliveries, and facts about the worker."""
+
+    ownership: Ownership
+    settings: Settings
+    meters: Meters
+    elsewhere: Elsewhere
+    closing: bool
+
+    @property
+    def log(self) -> Any: ...
+
+    def route(self, queue: str) -> Runner | None:
+        """The runner that gets the messages of `queue`."""
+
+    def messages(self, held: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
+        """The handler's messages for `offsets`. With `settle`, they can be acknowledged one by one."""
+
+    def messages_taken(self, taken: Taken, settle: Settle | None) -> list[Message]:
+        """The handler's messages of a delivery that another worker started."""
+
+
+class Ask:
+    """What a runner asked of a partition."""
+
+    __slots__ = ("calls", "lease_ms", "runner")
+
+    def __init__(self, runner: Runner, calls: int, lease_ms: int) -> None:
+        self.runner = runner
+        self.calls = calls
+        self.lease_ms = lease_ms
+
+    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+        self.runner.handed(self, held, handout)
+
+
+class Runner:
+    """Runs one handler."""
+
+    def __init__(self, handler: Handler, service: Desk) -> None:
+        self.handler = handler
+        self.service = service
+        self.running = 0
+        self.waiting: deque[tuple[Delivery, list[Message]]] = deque()  # calls that wait for their turn
+        self.settlement = Settlement(handler, service.ownership, service.settings, service.meters)
+        self.asked: dict[int, int] = {}  # partition -> calls whose start is in progress
+        self.fetching: dict[str, int] = {}  # URL of another worker -> calls asked of it
+        self.elsewhere: dict[str, None] = {}  # URLs of workers with something ready, the next one to ask first
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.breaker = Breaker()
+        self.meter = HandlerMeter(handler.name, handler.queues, self.breaker)
+        self._failures_logged = 0
+        self._logged_ms = -LOG_EVERY_MS
+        self._mean_ms = SLOW_MS  # nothing is taken ahead until the handler has shown that it is fast
+        self._progress_ms = 0
+        self._turn = 0
+        self._spawning = False
+        self._pool = None if handler.is_async else ThreadPoolExecutor(handler.concurrency, handler.function.__name__)
+
+    @property
+    def room(self) -> int:
+        """Calls for which messages may be asked now."""
+        ahead = max(AHEAD, AHEAD_MESSAGES // (self.handler.batch or 1)) if self._mean_ms < SLOW_MS else 0
+        limit = self.handler.concurrency + ahead
+        if self.breaker.open_until_ms is not None:
+            limit = self.breaker.room(now_ms()) or 0
+        under_way = sum(self.asked.values()) + sum(self.fetching.values())
+        return limit - self.running - len(self.waiting) - under_way
+
+    def has_ready(self, held: OwnedPartition) -> bool:
+        """Whether the partition may have something for this handler."""
+        partition = held.owner.partition
+        route = self.service.route
+        for queue, backlog in partition.backlogs.items():
+            if backlog and route(queue) is self:
+                return True
+        return any(route(queue) is self for queue in partition.segments.queues)
+
+    def ask(self) -> None:
+        """Take as much as there is room for, from one partition after another."""
+        held = [h for h in self.service.ownership.held.values() if h.serving]
+        tries = len(held)
+        while tries and self.room > 0:
+            self._turn += 1
+            if self._ask(held[self._turn % len(held)]):
+                tries = len(held)
+            else:
+                tries -= 1
+
+    def _ask(self, held: OwnedPartition) -> bool:
+        handler, partition = self.handler, held.owner.partition
+        route = self.service.route
+        # not bool(backlog): with a thousand queues that call costs noticeable time
+        queues = [
+            q
+            for q, b in partition.backlogs.items()
+            if (b.fresh or b.again or b.returned or b.groups or b.out) and route(q) is self
+        ]
+        queues += [q for q in partition.segments.queues if q not in partition.backlogs and route(q) is self]
+        if not queues:
+            return False
+        if len(queues) > 1:
+            partition.serve_last(queues[0])  # next time
+        lease_ms = handler.visibility_timeout_ms
+        if lease_ms is None:
+            settings = self.service.ownership.catalog.settings_of(queues[0])
+            lease_ms = settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS  # which is extended
+        if not self.service.ownership.room(held, 1, lease_ms):
+            return False
+        size = handler.batch or 1
+        calls = self.calls_of_start(self.room)
+        ask = Ask(self, calls, lease_ms)
+        try:
+            taken = held.owner.acquire(
+                queues,
+                calls * size,
+                ask,
+                now_ms(),
+                lease_ms=lease_ms,
+                shared_fate=bool(handler.batch),
+                batch=size,
+                name=handler.name,
+            )
+        except RowError as exc:  # what is on disk can't be read back
+            self.service.ownership.recover_again(held, str(exc), wipe=True)
+            return False
+        if taken is None:
+            return False
+        ask.calls = -(-len(taken.offsets) // size)
+        self.asked[held.number] = self.asked.get(held.number, 0) + ask.calls
+        return True
+
+    def calls_of_start(self, room: int) -> int:
+        """Calls that one start covers."""
+        return min(room, max(1, START_MESSAGES // (self.handler.batch or 1)))
+
+    def handed(self, ask: Ask, held: OwnedPartition, handout: Handout) -> None:
+        """What was asked of a partition arrived, or can't be had."""
+        left = self.asked.get(held.number, 0) - ask.calls
+        if left > 0:
+            self.asked[held.number] = left
+        else:
+            self.asked.pop(held.number, None)
+        if handout.offsets:
+            delivery = Delivery(held.number, handout.receipt, ask.lease_ms, handout.until_ms)
+            self._begin(delivery, self.service.messages(held, handout.offsets, self.settlement.settler(delivery)))
+        self.run()
+
+    def arrived(self, taken: Taken, until_ms: int) -> None:
+        """A delivery from another worker's partition arrived."""
+        delivery = Delivery(taken.partition, (taken.epoch, taken.delivery), taken.lease_ms, until_ms)
+        self._begin(delivery, self.service.messages_taken(taken, self.settlement.settler(delivery)))
+
+    def _begin(self, delivery: Delivery, messages: list[Message]) -> None:
+        """Queue the messages of a delivery for their calls."""
+        self.settlement.begin(delivery, messages)
+        if not self.waiting:
+            self._progress_ms = now_ms()  # nothing has waited until now
+        size = self.handler.batch or 1
+        self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
+        if self.service.closing or self.breaker.room(now_ms()) == 0:  # the breaker may have opened meanwhile
+            self._return_waiting()
+        else:
+            self.service.meters.handed(messages)
+
+    def forget(self, number: int) -> None:
+        """The partition went away: starts in progress there will never begin."""
+        self.asked.pop(number, None)
+
+    def run(self) -> None:
+        """Start calls as the concurrency allows, and ask for more messages."""
+        self._spawning = False
+        if self.service.closing:
+            return
+        if self.waiting and len(self.tasks) < self.handler.concurrency:
+            task = asyncio.ensure_future(self._work())
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
+            stop_if_it_fails(task, lambda exc: self.service.ownership.app.fail(exc))
+        if self.room > 0:
+            self.take()
+
+    def take(self) -> None:
+        """Take as much as there is room for: here, and elsewhere if there is too little here or it is their turn."""
+        if self.elsewhere and self.service.elsewhere.goes_first(self):
+            self.service.elsewhere.fetch(self)
+        if self.room > 0:
+            self.ask()
+        if self.elsewhere and self.room > 0:
+            self.service.elsewhere.fetch(self)
+
+    async def _work(self) -> None:
+        """Make calls, one after another, while there are any. A task per call would cost more than many a handler."""
+        loop = asyncio.get_running_loop()
+        yield_at = loop.time() + TURN_S
+        while self.waiting and not self.service.closing:
+            delivery, messages = self.waiting.popleft()
+            if now_ms() >= delivery.until_ms:
+                # this process stood still, or Kafka was away: other receivers may have these messages by now
+                self.settlement.give_back_unread([(delivery, messages)])
+                continue
+            if not self._spawning:
+                # runs as soon as this call waits for something, when another call can be made
+                self._spawning = True
+                loop.call_soon(self.run)
+            self.running += 1
+            try:
+                await self._call(delivery, messages)
+            finally:
+                self.running -= 1
+                self.meter.calls += 1
+                self._progress_ms = now_ms()
+            if loop.time() > yield_at:
+                await asyncio.sleep(0)
+                yield_at = loop.time() + TURN_S
+        self.run()
+
+    async def _call(self, delivery: Delivery, messages: list[Message]) -> None:
+        handler, loop = self.handler, asyncio.get_running_loop()
+        began = loop.time()
+        argument: Any = messages if handler.batch else messages[0]
+        self.breaker.tried()
+        try:
+            if self._pool is None:
+                await handler.function(argument)
+            else:
+                await loop.run_in_executor(self._pool, handler.function, argument)
+        except asyncio.CancelledError:
+            # a call in a thread can't be cancelled: it goes on until the process ends
+            self.settlement.give_back(delivery, messages, 0 if self._pool is None else THREAD_END_MS)
+            raise
+        except Retry as retry:
+            self.settlement.give_back(delivery, messages, retry.delay_ms)
+            self._break()
+        except Exception:
+            self.meter.failures += 1
+            self._log_failure(messages)
+            self.settlement.give_back(delivery, messages, None)
+            self._break()
+        else:
+            self.breaker.succeeded()
+            if handler.manual:
+                self.settlement.done(delivery, messages)  # messages that are left get no more extensions
+            else:
+                self.settlement.ack(delivery, messages)
+        finally:
+            seconds = loop.time() - began
+            self._mean_ms += (seconds * 1000 - self._mean_ms) * 0.1
+            self.meter.took(seconds)
+
+    def _break(self) -> None:
+        """Record a failed call. If that opens the breaker, waiting messages are given back uncounted."""
+        handler = self.handler
+        if self.breaker.failed(handler.breaker_failures, handler.breaker_pause_ms, now_ms()):
+            self.service.log.warning(
+                "%s: %s failures in a row, none is called for %s ms",
+                handler.name,
+                self.breaker.failures,
+                handler.breaker_pause_ms,
+            )
+            self._return_waiting()
+
+    def _log_failure(self, messages: list[Message]) -> None:
+        """Log the current exception; of many in a short time only the first."""
+        if now_ms() < self._logged_ms + LOG_EVERY_MS:
+            return
+        more = self.meter.failures - self._failures_logged - 1
+        self._logged_ms, self._failures_logged = now_ms(), self.meter.failures
+        also = f", after {more} more failures" if more else ""
+        self.service.log.exception("%s failed on %s%s", self.handler.name, messages[0], also)
+
+    # -- leases, and the end
+
+    def extend(self) -> None:
+        """Extend the leases of waiting and running calls. If no call ends, give back the messages that wait."""
+        if self.waiting and now_ms() - self._progress_ms > STALLED_MS:
+            self._return_waiting()
+        if self.breaker.open_until_ms is not None and self.room > 0 and not self.service.closing:
+            self.take()
+        self.settlement.extend()
+
+    async def close(self) -> None:
+        """Give back uncounted what no call was made for. Running calls get some time to finish."""
+        self._return_waiting()
+        deadline = asyncio.get_running_loop().time() + ASKED_GRACE_S
+        while (self.asked or self.fetching) and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)  # starts in progress: their messages are given back as they arrive
+        if self.tasks:
+            _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late, timeout=1.0)
+        self.settlement.send_acks()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _return_waiting(self) -> None:
+        waiting = list(self.waiting)
+        self.waiting.clear()
+        self.settlement.give_back_unread(waiting)

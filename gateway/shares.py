@@ -1,0 +1,68 @@
+"""Shares of keys: what the requests of one key may take of a worker, so that those of others find room."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from app.service.receives import WAITING_MAX
+from marq.errors import UnavailableError
+
+#: Requests of one key under way at a worker, beside receives that wait.
+REQUESTS_MAX = 1_000
+#: Receives of one key that wait at a worker.
+KEY_WAITING_MAX = WAITING_MAX // 2
+#: Queues that one key makes in a minute, at a worker; as many at once.
+QUEUES_A_MINUTE = 600
+
+
+class Share:
+    """What the requests of one key have at this worker."""
+
+    __slots__ = ("_clock", "_made", "_made_s", "body_bytes", "requests", "waiting")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.requests = 0  # under way, receives that wait aside
+        self.waiting = 0  # receives that wait
+        self.body_bytes = 0
+        self._made = 0.0  # queues that were made, less those that time has forgiven
+        self._made_s = 0.0
+
+    def begin(self) -> None:
+        """A request begins. Raises `UnavailableError` if there are too many; else call `end` when it has ended."""
+        if self.requests >= REQUESTS_MAX:
+            raise UnavailableError(f"this key has {REQUESTS_MAX} requests under way here; try again later", 1.0)
+        self.requests += 1
+
+    def end(self) -> None:
+        """A request has ended."""
+        self.requests -= 1
+
+    @contextlib.contextmanager
+    def wait(self, wait_ms: int) -> Iterator[None]:
+        """Around a receive that may wait. Raises `UnavailableError` if too many of the key do."""
+        if not wait_ms:
+            yield
+            return
+        if self.waiting >= KEY_WAITING_MAX:
+            raise UnavailableError(f"{KEY_WAITING_MAX} receives of this key wait here already; try again later", 1.0)
+        self.waiting += 1
+        self.requests -= 1
+        try:
+            yield
+        finally:
+            self.waiting -= 1
+            self.requests += 1
+
+    def make_queue(self) -> None:
+        """A queue is about to be made. Raises `UnavailableError` if the key makes too many."""
+        now, each_s = self._clock(), 60 / QUEUES_A_MINUTE
+        self._made = max(0.0, self._made - (now - self._made_s) / each_s)
+        self._made_s = now
+        if self._made + 1 > QUEUES_A_MINUTE:
+            raise UnavailableError(
+                f"this key has made {QUEUES_A_MINUTE} queues in a minute; try again later", max(1.0, each_s)
+            )
+        self._made += 1

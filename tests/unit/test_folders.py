@@ -1,0 +1,54 @@
+"""What is written is for this user alone."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from app.kafka.datadir import claim_worker
+from app.kafka.folders import private_folder, write_private
+from app.settings import Settings
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("before", [None, 0o755, 0o777, 0o700])
+def test_a_folder_of_ours_is_closed_to_others(tmp_path: Path, before: int | None) -> None:
+    folder = tmp_path / "a" / "b"
+    if before is not None:
+        folder.mkdir(parents=True)
+        folder.chmod(before)
+
+    assert private_folder(folder) == folder
+    assert mode(folder) == 0o700
+
+
+def test_a_folder_that_all_may_write_to_is_left_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+
+    private_folder(tmp_path)
+
+    assert mode(tmp_path) == 0o1777
+
+
+def test_a_file_is_private_from_its_first_byte_and_keeps_no_permissions(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("old")
+    file.chmod(0o644)
+
+    write_private(file, "new")
+
+    assert (file.read_text(), mode(file)) == ("new", 0o600)
+    assert [path.name for path in tmp_path.iterdir()] == ["password"]
+
+
+def test_the_folder_of_a_worker_is_its_users_alone(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    worker = claim_worker(Settings(data_dir=data_dir, web_port=0))
+
+    assert mode(data_dir) == 0o700
+    assert mode(worker.folder) == 0o700
