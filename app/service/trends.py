@@ -39,6 +39,8 @@ GATHERED_S = 2.0
 RATE_POINTS = 2
 #: What is counted in all queues together.
 FLOWS = ("sent", "delivered", "redelivered", "acked", "dead", "other_ends")
+#: The greatest number of a history: four bytes each, as there may be many.
+_NUMBER_MAX = (1 << 32) - 1
 _OTHER_ENDS = ("expired", "purged", "poison", "moved")
 
 
@@ -87,6 +89,7 @@ class WorkerNow(msgspec.Struct):
     partitions: list[int]
     waiting_receives: int
     memory_bytes: int
+    counted: int  # how often its messages were counted
     counted_s_ago: float
     queues: dict[str, QueueNow]
     without_receiver: dict[str, int]
@@ -126,13 +129,13 @@ class Cluster(msgspec.Struct):
     """All workers together."""
 
     at_s: float  # monotonic
-    number: int  # grows
+    names: list[str]  # of all queues, in order
     workers: dict[str, WorkerNow]  # by URL
     missing: list[str]
     queues: dict[str, QueueNow]
     first: int  # step
     history: list[Point]  # without gaps
-    sorted: dict[Any, list[str]] = {}  # of pages, what they have in what order
+    shown: dict[Any, Any] = {}  # what pages made of it; kept for as long as it stays true
 
 
 class History:
@@ -142,16 +145,17 @@ class History:
 
     def __init__(self, step: int, unfinished: int) -> None:
         self.step = step  # of the last point
-        self.sent = array("L", bytes(array("L").itemsize * POINTS))
-        self.unfinished = array("L", [unfinished] * POINTS)
-        self.in_flight = array("L", bytes(array("L").itemsize * POINTS))
+        self.sent = array("I", [0] * POINTS)
+        self.unfinished = array("I", [min(unfinished, _NUMBER_MAX)] * POINTS)
+        self.in_flight = array("I", [0] * POINTS)
 
     def note(self, step: int, sent: int, unfinished: int, in_flight: int) -> None:
         """How it stands at the end of a step. What happened since the last point is spread over the steps between."""
+        sent, unfinished, in_flight = (min(number, _NUMBER_MAX) for number in (sent, unfinished, in_flight))
         gap = step - self.step
         if gap <= 0:
             place = self.step % POINTS
-            self.sent[place] += sent
+            self.sent[place] = min(self.sent[place] + sent, _NUMBER_MAX)
             self.unfinished[place], self.in_flight[place] = unfinished, in_flight
             return
         before = self.step % POINTS
@@ -210,6 +214,7 @@ class Trends(Service):
         self._histories: dict[str, History] = {}  # the one with the latest change last
         self._now: dict[str, QueueNow] = {}
         self._counted_s = -1e9  # monotonic
+        self._counted = 0
         self._cost_s = 0.0  # of the last counting
         self._counting = asyncio.Lock()
         self._gathering = asyncio.Lock()
@@ -288,6 +293,7 @@ class Trends(Service):
             # what other work took in its turns counts too: who is busy counts less often
             self._cost_s = time.thread_time() - began_s
             self._counted_s = time.monotonic()
+            self._counted += 1
 
     def _note(self, step: int, queue: str, sent: int, now: QueueNow, before: QueueNow | None) -> None:
         history = self._histories.get(queue)
@@ -317,6 +323,7 @@ class Trends(Service):
             partitions=sorted(number for number, one in held.items() if one.serving),
             waiting_receives=self._waiting_receives(),
             memory_bytes=self._memory_bytes(),
+            counted=self._counted,
             counted_s_ago=round(time.monotonic() - self._counted_s, 1),
             queues=self._now,
             without_receiver=self._receivers.without,
@@ -352,24 +359,30 @@ class Trends(Service):
     async def _gather(self, before: Cluster | None) -> Cluster:
         workers: dict[str, WorkerNow] = {}
         missing: list[str] = []
-        queues: dict[str, QueueNow] = {}
         for url, told in (await self._peers.everywhere(self.now_here, None)).items():
             if isinstance(told, MarqError):
                 missing.append(url)
-                continue
-            workers[url] = told
-            for queue, now in told.queues.items():
-                total = queues.get(queue)
-                if total is None:
-                    total = queues[queue] = QueueNow()
-                total.add(now)
-            await asyncio.sleep(0)
+            else:
+                workers[url] = told
+        names = self._ownership.catalog.names()
         last = int(time.time()) // STEP_S - 1
         self._left |= {url: told.history for url, told in workers.items()}
         self._left = {url: h for url, h in self._left.items() if h and h[-1].step > last - POINTS}
         first, history = merged(self._left.values(), last)
-        number = before.number + 1 if before is not None else 1
-        return Cluster(time.monotonic(), number, workers, sorted(missing), queues, first, history)
+        now = Cluster(time.monotonic(), names, workers, sorted(missing), {}, first, history)
+        if before is not None and _counts_of(before) == _counts_of(now):
+            now.queues = before.queues
+            if before.names == names:
+                now.shown = before.shown
+            return now
+        for told in workers.values():
+            for queue, one in told.queues.items():
+                total = now.queues.get(queue)
+                if total is None:
+                    total = now.queues[queue] = QueueNow()
+                total.add(one)
+            await asyncio.sleep(0)
+        return now
 
     async def series(self, queues: list[str]) -> dict[str, Series]:
         """The histories of some queues, in all workers that answer: all of one length."""
@@ -380,6 +393,11 @@ class Trends(Service):
             if not isinstance(answer, MarqError)
         ]
         return {queue: summed([one[queue] for one in told if queue in one], last) for queue in queues}
+
+
+def _counts_of(cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """Which counts of its workers it was made of."""
+    return {url: (told.worker, told.counted) for url, told in cluster.workers.items()}
 
 
 def merged(histories: Iterable[Sequence[Point]], last: int) -> tuple[int, list[Point]]:

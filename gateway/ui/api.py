@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import uuid4
 
 import msgspec
@@ -64,6 +65,16 @@ class MoveWanted(msgspec.Struct, forbid_unknown_fields=True):
     per_second: Annotated[int, Meta(ge=0, le=PER_SECOND_MAX)] = 0
 
 
+class _Counted(NamedTuple):
+    """What the overview says of all queues."""
+
+    shown: dict[str, QueueNow]
+    totals: dict[str, Any]
+    dead: list[tuple[str, int, int]]  # dead-letter queues that have something: name, count, age of the oldest
+    busiest: list[dict[str, Any]]
+    at_ms: int
+
+
 class Api:
     """Answers pages."""
 
@@ -92,17 +103,13 @@ class Api:
         grants = request[GRANTS]
         cluster = await self._trends.cluster()
         everywhere = grants.allow_everywhere("inspect")
-        shown = self._visible(cluster, grants)
-        total = QueueNow()
-        for now in shown.values():
-            total.add(now)
-        dead = self._dead_letters(shown)
+        counted: _Counted = _kept(cluster, ("overview", id(grants)), lambda: self._counted(cluster, grants))
         workers = cluster.workers.values()
         return answer(
             request,
             {
                 "now_ms": _now_ms(),
-                "totals": _told(total) | {"dead": total.dead + sum(count for _, count, _ in dead)},
+                "totals": counted.totals,
                 "queues": len(self._names(cluster, grants)),
                 "history": _history(cluster) if everywhere else None,
                 "workers": {
@@ -114,10 +121,21 @@ class Api:
                 },
                 "partitions": self._operations.ownership.topics.partitions,
                 "counted_s_ago": max((worker.counted_s_ago for worker in workers), default=0),
-                "trouble": self._trouble(cluster, grants, shown, dead),
-                "busiest": [_told(shown[q]) | {"name": q} for q in self._busiest(shown)],
+                "trouble": self._trouble(cluster, grants, counted),
+                "busiest": counted.busiest,
             },
         )
+
+    def _counted(self, cluster: Cluster, grants: Grants) -> _Counted:
+        """What the overview says of all queues that may be looked at."""
+        shown = self._visible(cluster, grants)
+        total = QueueNow()
+        for now in shown.values():
+            total.add(now)
+        dead = self._dead_letters(shown)
+        totals = _told(total) | {"dead": total.dead + sum(count for _, count, _ in dead)}
+        busiest = [_told(shown[queue]) | {"name": queue} for queue in self._busiest(shown)]
+        return _Counted(shown, totals, dead, busiest, _now_ms())
 
     def _visible(self, cluster: Cluster, grants: Grants) -> dict[str, QueueNow]:
         """Queues with messages that may be looked at; "" has what is in no queue."""
@@ -131,7 +149,7 @@ class Api:
             now = shown[queue]
             return now.sent_rate + now.done_rate, now.unfinished
 
-        return sorted((q for q in shown if q), key=weight, reverse=True)[:NAMED_MAX]
+        return heapq.nlargest(NAMED_MAX, (q for q in shown if q), key=weight)
 
     def _dead_letters(self, shown: dict[str, QueueNow]) -> list[tuple[str, int, int]]:
         """Dead-letter queues that have something: name, count, age of the oldest."""
@@ -142,12 +160,10 @@ class Api:
             if now.unfinished and (queue.endswith(DEAD_SUFFIX) or queue in targets)
         ]
 
-    def _trouble(
-        self, cluster: Cluster, grants: Grants, shown: dict[str, QueueNow], dead: list[tuple[str, int, int]]
-    ) -> list[dict[str, Any]]:
+    def _trouble(self, cluster: Cluster, grants: Grants, counted: _Counted) -> list[dict[str, Any]]:
         """What is wrong, the worst first; the page has the words for it."""
         found: list[dict[str, Any]] = []
-        now_ms = _now_ms()
+        shown, dead, now_ms = counted.shown, counted.dead, counted.at_ms
         if grants.allow_everywhere("inspect"):
             found += [{"kind": "missing", "worker": url} for url in cluster.missing]
             served = {n for worker in cluster.workers.values() for n in worker.partitions}
@@ -225,31 +241,25 @@ class Api:
 
     def _names(self, cluster: Cluster, grants: Grants) -> list[str]:
         """Queues that may be looked at, in order."""
-        key = ("names", id(grants))
-        names = cluster.sorted.get(key)
-        if names is None:
-            everywhere = grants.allow_everywhere("inspect")
-            names = [q for q in self._catalog.names() if everywhere or grants.allow("inspect", q)]
-            cluster.sorted[key] = names
-        return names
+        if grants.allow_everywhere("inspect"):
+            return cluster.names
+        allowed: list[str] = _kept(
+            cluster, ("names", id(grants)), lambda: [q for q in cluster.names if grants.allow("inspect", q)]
+        )
+        return allowed
 
     def _ordered(self, cluster: Cluster, wanted: QueuesWanted, grants: Grants) -> list[str]:
-        key = (wanted.search, wanted.sort, wanted.desc, id(grants))
-        names = cluster.sorted.get(key)
-        if names is not None:
-            return names
-        names = self._names(cluster, grants)
-        if wanted.search:
-            text = wanted.search.casefold()
-            names = [name for name in names if text in name.casefold()]
-        if wanted.sort != "name":
-            weigh = self._weight(cluster, wanted.sort)
-            # of equal ones the order of names stays
-            names = sorted(names, key=weigh, reverse=wanted.desc)
-        elif wanted.desc:
-            names = names[::-1]
-        if len(cluster.sorted) < ORDERS_MAX:
-            cluster.sorted[key] = names
+        def ordered() -> list[str]:
+            names = self._names(cluster, grants)
+            if wanted.search:
+                text = wanted.search.casefold()
+                names = [name for name in names if text in name.casefold()]
+            if wanted.sort != "name":
+                # of equal ones the order of names stays
+                return sorted(names, key=self._weight(cluster, wanted.sort), reverse=wanted.desc)
+            return names[::-1] if wanted.desc else names
+
+        names: list[str] = _kept(cluster, (wanted.search, wanted.sort, wanted.desc, id(grants)), ordered)
         return names
 
     def _weight(self, cluster: Cluster, sort: str) -> Callable[[str], float]:
@@ -414,6 +424,16 @@ def _check_origin(request: web.Request) -> None:
         or (origin is not None and origin.partition("://")[2] != request.headers.get("Host"))
     ):
         raise NotAllowedError("a page of another origin can't ask for that")
+
+
+def _kept(cluster: Cluster, key: Any, made: Callable[[], Any]) -> Any:
+    """What was made of the counts of the cluster for a page, or is made now."""
+    if key in cluster.shown:
+        return cluster.shown[key]
+    value = made()
+    if len(cluster.shown) < ORDERS_MAX:
+        cluster.shown[key] = value
+    return value
 
 
 def _largest(counts: dict[str, int]) -> list[tuple[str, int]]:
