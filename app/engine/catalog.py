@@ -110,7 +110,7 @@ class Catalog(Service):
         return tuple(blake2b(secret, digest_size=32, person=purpose).digest() for secret in secrets)
 
     def generation_of(self, queue: str) -> int:
-        """How many queues of this name there were before."""
+        """How many queues of this name there were before, and purges: ids of messages count in one generation."""
         record = self.records.get(queue)
         return record.life if record is not None else 0
 
@@ -237,10 +237,9 @@ class Catalog(Service):
         await self._change(queue, change)
         return self.records[queue]
 
-    async def purge(self, queue: str, queue_topic: str, partitions: int, delete: bool = False) -> QueueRecord:
-        """Everything that is in a queue now is to go, and with `delete` the queue as well."""
+    async def purge(self, queue: str, ends: tuple[int, ...], delete: bool = False) -> QueueRecord:
+        """Everything of a queue below these offsets, one per partition, is to go; with `delete` the queue as well."""
         self.require(queue)
-        ends = await self.end_offsets(queue_topic, partitions)
 
         def change(old: QueueRecord | None) -> QueueRecord | None:
             settings = old.settings if old is not None and old.active else self.default

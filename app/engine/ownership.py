@@ -29,6 +29,7 @@ from app.engine.copies import Copies
 from app.engine.outbox import NOBODY, Outbox
 from app.engine.owned_partition import OwnedPartition, Receiver
 from app.engine.read_ahead import ReadAhead
+from app.engine.read_up import LogEnds, ReadUp
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.streaming.faults import is_expected
@@ -109,6 +110,8 @@ class Ownership(Service):
         self.checkpoints = CheckpointWriter(self, lambda: now_ms())
         self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
         self.changelogs = Changelogs(app, settings)
+        self.log_ends = LogEnds(settings)
+        self.read_up = ReadUp(self.log_ends.ask, topics, self.held, self.end_due)
 
     @property
     def topics(self) -> Topics:
@@ -141,6 +144,8 @@ class Ownership(Service):
     def drain(self, held: OwnedPartition) -> None:
         """Carry out what the owner has to say, after each call of it."""
         owner = held.owner
+        if self.read_up.rounds:
+            self.read_up.advanced(held)
         if owner.phase in (Phase.LOST, Phase.FAILED):
             self._lost(held)
             return
@@ -156,6 +161,7 @@ class Ownership(Service):
                 except RowError:  # the owner has failed by it: what was not handed out counts for nobody
                     owner.release(handout.offsets, handout.receipt, counted=False)
             if effects.dead:
+                self.copies.begin(held, effects.dead)
                 self.spawn(self.copies.dead_letter(held, effects.dead))
             if effects.poison:
                 self.spawn(self.copies.quarantine(held, effects.poison))
@@ -249,6 +255,15 @@ class Ownership(Service):
             self.stalls.look()
             for held in self.held.values():
                 self._read_again(held, now)
+
+    def end_due(self) -> None:
+        """Begin with what is past its maximum receive count or its time to live, without waiting for the timer."""
+        now = now_ms()
+        for held in list(self.held.values()):
+            if held.serving:
+                with self._alone(held):
+                    held.owner.work(now, self._with_ttl(held))
+                    self.drain(held)
 
     def _watch(self, held: OwnedPartition, now: int) -> None:
         """A partition whose own marker is not folded for long, though that is in the log, is unserved."""
@@ -411,6 +426,8 @@ class Ownership(Service):
         """Serve a partition no longer; say what is still to be said."""
         del self.held[held.number]
         self.checkpoints.let_go(held.number)
+        self.read_up.advanced(held)
+        self.copies.forget(held)
         held.outbox.drop_owners()
         last = held.owner.leave()
         held.outbox.writer = NOBODY
@@ -517,8 +534,11 @@ class Ownership(Service):
             await asyncio.sleep(0.01)
         return True
 
+    async def on_start(self) -> None:
+        await self.log_ends.start()
+
     async def on_stop(self) -> None:
         self.stop_serving()
         for task in list(self._background):
             task.cancel()
-        await self.changelogs.close()
+        await asyncio.gather(self.changelogs.close(), self.log_ends.stop())

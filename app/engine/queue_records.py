@@ -51,7 +51,7 @@ class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     attributes: dict[str, str] = {}  # what protocols keep beside the settings
     tags: dict[str, str] = {}
     moves: tuple[MoveTask, ...] = ()  # the last ones, the newest first
-    life: int = 0  # how many queues of this name there were before it
+    life: int = 0  # how many queues of this name there were before it, and how often those and it were purged
 
     @property
     def active(self) -> bool:
@@ -122,7 +122,7 @@ def next_record(
         moves = before.moves if before is not None else ()
     purged_ms = before.purged_ms if before is not None else 0
     life = old.life if old is not None else 0
-    if old is not None and not old.active and state == "active":
+    if old is not None and state == "active" and (purge or not old.active):
         life += 1
     return QueueRecord(
         VERSION,

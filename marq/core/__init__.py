@@ -25,6 +25,7 @@ May import `marq.errors` and `marq.protocol`. Of others it needs msgspec.
 ``memory``            payloads parked in segments, and read back
 ``order``             deliveries of FIFO queues
 ``deliveries``        what is delivered next, and what has to be ended
+``stamps``            when the next messages of a queue were sent
 ``restoring``         the state from rows and a manifest
 ``checkpoints``       the state as rows and a manifest
 ``invariants``        what is always true of a partition

@@ -32,9 +32,9 @@ class Deliveries(Order):
     ) -> list[int]:
         """Reserve up to ``limit`` ready messages of ``queue`` for a start; never more.
 
-        While both first deliveries and redeliveries wait, each gets at least half. Groups take turns. In a FIFO queue a
-        group is delivered in order, in one batch at a time. Messages past their maximum or time to live are left for
-        :meth:`due`.
+        While both first deliveries and redeliveries wait, each gets at least half. Groups take turns. In a FIFO queue
+        messages come group by group, each in order, and a group that was taken from goes behind the others. Messages
+        past their maximum or time to live are left for :meth:`due`.
 
         Args:
             shared_fate: the messages fail together. A batch with a suspicious message is then smaller
@@ -64,7 +64,8 @@ class Deliveries(Order):
             self.put_back(taken)
             raise
         self.reserved.update(taken)
-        taken.sort()
+        if not settings.fifo:
+            taken.sort()
         return taken
 
     def _take(self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int) -> None:

@@ -1,9 +1,9 @@
-"""Deliveries of FIFO queues: each group in the order of its offsets, in one batch at a time.
+"""Deliveries of FIFO queues: each group in the order of its offsets.
 
-A group with a message in flight, about to be started, or waiting is *blocked*: it takes no turns, and is examined again
-when the state of the one message that it waits for changes. So a blocked group costs nothing, however many messages it
-has. FIFO is a setting, which the fold does not know: an owner gathers what it has to know about a queue's groups when
-it first delivers from it.
+The next messages of a group are its first ones, up to a message that is in flight, about to be started, or waiting. If
+that is the first one, the group is *blocked*: it takes no turns, and is examined again when the state of that message
+changes. So a blocked group costs nothing, however many messages it has. FIFO is a setting, which the fold does not
+know: an owner gathers what it has to know about a queue's groups when it first delivers from it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Order(Memory):
                 if lane.blocker < 0 and lane.group:
                     backlog.groups.pop(lane.group, None)
                 continue
+            lane.out = [o for o in lane.out if self._deliverable(o)]
             try:
                 cap = self._take_lane(lane, taken, cap, settings, suspicious, 1 if batch == 1 else cap)
             except Exception:
@@ -86,7 +87,7 @@ class Order(Memory):
             taken.append(offset)
             got += 1
         if got:
-            self._block(lane, taken[-1])
+            self._block(lane, taken[before])
         return cap
 
     def _next_in_order(self, lane: Lane, taken: int, before: int) -> tuple[int, bool]:

@@ -29,6 +29,14 @@ def test_an_id_is_another_one_in_another_group_where_the_scope_is_the_group() ->
         assert len({id_of(settings, 0, group) for group in ("a", "b")}) == count
 
 
+def test_a_purge_begins_another_generation_of_ids_and_its_end_does_not() -> None:
+    made = next_record(None, settings=QueueSettings(), state="active")
+    purging = next_record(made, settings=QueueSettings(), state="active", purge=(5, 0))
+    purged = next_record(purging, settings=QueueSettings(), state="active", purge=())
+    changed = next_record(purged, settings=QueueSettings(), state="active")
+    assert [record.life for record in (made, purging, purged, changed)] == [0, 1, 1, 1]
+
+
 def test_a_queue_knows_how_many_of_its_name_there_were() -> None:
     record: QueueRecord | None = None
     lives = []
