@@ -31,10 +31,10 @@ class Room:
     def take(self, count_bytes: int, body_bytes: int, holder: Holder | None = None) -> None:
         """Count bytes that came, of a body that has `body_bytes` with them. Raises `UnavailableError`.
 
-        One `holder`, whose request it is, has a half of it all at most.
+        One `holder`, whose request it is, has its part of it all at most.
         """
         used = self.used_bytes + count_bytes
-        held = 2 * (holder.body_bytes + count_bytes) if holder is not None else 0
+        held = holder.room_parts * (holder.body_bytes + count_bytes) if holder is not None else 0
         if max(used, held) > self.most_bytes and (body_bytes > SMALL_BYTES or used > 2 * self.most_bytes):
             self.refused += 1
             raise UnavailableError("too many large requests are under way here; try again later", 1.0)
@@ -55,11 +55,21 @@ class Holder(Protocol):
     """Who has requests under way."""
 
     body_bytes: int
+    room_parts: int  # it may have one of so many parts of the room
 
 
 #: What a request has taken of the room, and for whom, where that is known.
 TAKEN = web.RequestKey("taken_bytes", int)
 HOLDER = web.RequestKey("holder", Holder)
+
+
+def hand_over(request: web.Request, holder: Holder) -> None:
+    """What a request has taken, and will take, is that of `holder`."""
+    taken, before = request.get(TAKEN, 0), request.get(HOLDER)
+    if before is not None:
+        before.body_bytes -= taken
+    holder.body_bytes += taken
+    request[HOLDER] = holder
 
 
 async def read(

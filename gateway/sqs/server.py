@@ -118,7 +118,10 @@ class Server:
                 sender, grants = claim.key_id, credential.grants
                 if not request.content.is_eof():
                     self._signatures.check_head(request, claim, credential.secret)
+                bodies.hand_over(request, credential.unproven)
                 body = self._signatures.check(request, await self._body(request), claim, credential.secret)
+                if grants.share is not None:
+                    bodies.hand_over(request, grants.share)
                 self._check_permission(grants, request)
                 grants.begin()
                 begun = grants
