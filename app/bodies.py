@@ -39,16 +39,13 @@ class Room:
             self.refused += 1
             raise UnavailableError("too many large requests are under way here; try again later", 1.0)
         self.used_bytes = used
-        if holder is not None:
-            holder.body_bytes += count_bytes
 
     def give_back(self, request: web.Request) -> None:
         """A request has ended."""
-        if TAKEN in request:
-            count_bytes, holder = request.pop(TAKEN), request.get(HOLDER)
-            self.used_bytes -= count_bytes
-            if holder is not None:
-                holder.body_bytes -= count_bytes
+        taken = request.get(TAKEN)
+        if taken is not None:
+            self.used_bytes -= taken.count_bytes
+            taken.count(-taken.count_bytes)
 
 
 class Holder(Protocol):
@@ -58,18 +55,35 @@ class Holder(Protocol):
     room_parts: int  # it may have one of so many parts of the room
 
 
-#: What a request has taken of the room, and for whom, where that is known.
-TAKEN = web.RequestKey("taken_bytes", int)
-HOLDER = web.RequestKey("holder", Holder)
+class Taken:
+    """What a request has taken of the room, and for whom, where that is known."""
+
+    __slots__ = ("count_bytes", "holder")
+
+    def __init__(self, holder: Holder | None = None) -> None:
+        self.count_bytes = 0
+        self.holder = holder
+
+    def count(self, count_bytes: int) -> None:
+        """The request has taken more."""
+        self.count_bytes += count_bytes
+        if self.holder is not None:
+            self.holder.body_bytes += count_bytes
+
+
+TAKEN = web.RequestKey("taken", Taken)
 
 
 def hand_over(request: web.Request, holder: Holder) -> None:
     """What a request has taken, and will take, is that of `holder`."""
-    taken, before = request.get(TAKEN, 0), request.get(HOLDER)
-    if before is not None:
-        before.body_bytes -= taken
-    holder.body_bytes += taken
-    request[HOLDER] = holder
+    taken = request.get(TAKEN)
+    if taken is None:
+        request[TAKEN] = Taken(holder)
+        return
+    count_bytes = taken.count_bytes
+    taken.count(-count_bytes)
+    taken.holder = holder
+    taken.count(count_bytes)
 
 
 async def read(
@@ -182,8 +196,11 @@ def _count(request: web.Request, room: Room | None, count: int, size: int, limit
     if size > limit_bytes:
         raise too_large(limit_bytes, size)
     if room is not None:
-        room.take(count, size, request.get(HOLDER))
-        request[TAKEN] = request.get(TAKEN, 0) + count
+        taken = request.get(TAKEN)
+        if taken is None:
+            taken = request[TAKEN] = Taken()
+        room.take(count, size, taken.holder)
+        taken.count(count)
 
 
 def too_large(limit_bytes: int, size_bytes: int) -> web.HTTPRequestEntityTooLarge:

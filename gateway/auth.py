@@ -31,6 +31,8 @@ from marq.errors import NotAllowedError, NotAuthenticatedError, SettingError
 
 PERMISSIONS = frozenset({"send", "receive", "manage", "inspect"})
 _NOTHING = contextlib.nullcontext()
+#: Characters of a `Host`: a name has 253 at most, and there is a port.
+HOST_MAX = 300
 #: Shortest key that is accepted: shorter ones can be guessed.
 KEY_MIN = 16
 
@@ -216,12 +218,18 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
     page of another origin asks for.
     """
     host = headers.get("Host", "")
-    name = (_split(f"//{host}") or ("", ""))[0]
-    if not is_loopback(name) and not _is_address(name):
-        raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {name[:100]!r}")
+    if len(host) > HOST_MAX or not _is_answered(host):
+        raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {host[:100]!r}")
     origin = headers.get("Origin")
     if origin is not None and method not in ("GET", "HEAD") and (_split(origin) or ("", ""))[1] != host:
         raise NotAllowedError("a page of another origin can't ask for that")
+
+
+@lru_cache(1_000)
+def _is_answered(host: str) -> bool:
+    """True for a `Host` that nobody else can have given to us."""
+    name = (_split(f"//{host}") or ("", ""))[0]
+    return is_loopback(name) or _is_address(name)
 
 
 def _split(url: str) -> tuple[str, str] | None:

@@ -119,7 +119,7 @@ class Server:
                 if not request.content.is_eof():
                     self._signatures.check_head(request, claim, credential.secret)
                 bodies.hand_over(request, credential.unproven)
-                body = self._signatures.check(request, await self._body(request), claim, credential.secret)
+                body = self._signatures.check(request, await self._body(request, target), claim, credential.secret)
                 if grants.share is not None:
                     bodies.hand_over(request, grants.share)
                 self._check_permission(grants, request)
@@ -127,7 +127,7 @@ class Server:
                 begun = grants
             else:
                 _check_browser(request)
-                body = await self._body(request)
+                body = await self._body(request, target)
             url = request.path if "queue" in request.match_info else None
             if target is not None:
                 action, parameters = json_protocol.read(target, body)
@@ -162,9 +162,8 @@ class Server:
         if permission is not None:
             grants.require(permission, None)
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request, target: str | None) -> bytes:
         # which action a form asks for stands in its body
-        target = request.headers.get(json_protocol.TARGET)
         limit_bytes = self._body_bytes if target is None or target in self._sends else self._small_bytes
         try:
             return await bodies.read(request, limit_bytes, self._room)
