@@ -1,4 +1,4 @@
-"""Workers among themselves: who the members are, and signed calls between them.
+"""The other workers: who they are, and signed calls between them.
 
 May import `app.streaming`, `app.settings`, `app.bodies` and `marq`.
 """

@@ -1,4 +1,4 @@
-"""Who the workers of the installation are: what the group's leader sent with the newest assignment."""
+"""The members of the installation, as the group's leader sent them with the newest assignment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Members(Protocol):
 
     @property
     def url(self) -> str:
-        """Our own address, as the others know it."""
+        """URL at which the other workers reach this one."""
 
     @property
     def rebalancing(self) -> bool:
@@ -28,7 +28,7 @@ class GroupMembers:
 
     def __init__(self, app: MarqApp, table: SegmentTable) -> None:
         self._app = app
-        self._table = table  # whoever has its partitions has all of one number
+        self._table = table  # a worker has all partitions of one number, so one topic tells
 
     @property
     def url(self) -> str:

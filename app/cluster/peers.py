@@ -1,4 +1,4 @@
-"""Worker to worker: who the others are, and calls between them.
+"""Calls between workers, and who the other workers are.
 
 What other workers may call is a method marked with `@peer_call(NAME)`; `Peers.register` finds those of a part of this
 worker. As all workers run the same parts, the method itself says what to call and what types come back:
@@ -35,12 +35,12 @@ from marq.protocol import problems
 CALL_TIMEOUT_S = 5.0
 #: Connections to each other worker.
 CONNECTIONS = 64
-#: Bytes of a call's body, and seconds until it has to be there.
+#: Most bytes of a call's body, and seconds until it must have arrived.
 CALL_MAX_BYTES = 8 * 1024 * 1024
 BODY_TIMEOUT_S = 10.0
-#: Bytes of an answer: more than `app.service.receives.ANSWER_BYTES`, with its last message and all that goes with them.
+#: Most bytes of an answer: `app.service.receives.ANSWER_BYTES`, the last message that exceeds it, and the rest.
 ANSWER_MAX_BYTES = 64 * 1024 * 1024
-#: Seconds between two lines about workers of another version: strangers can say that they are one.
+#: Seconds between two log lines about workers of another version: anybody can claim to be one.
 VERSION_LOG_S = 60.0
 
 PATH = "/v1/peer/"
@@ -59,7 +59,7 @@ Gone = Callable[[], bool]
 
 
 class PeerError(UnavailableError):
-    """Another worker did not answer, or refused."""
+    """Another worker did not answer, or refused the call."""
 
 
 def peer_call(name: str) -> Callable[[Method], Method]:
@@ -77,7 +77,7 @@ def peer_call(name: str) -> Callable[[Method], Method]:
 
 
 class _Operation(NamedTuple):
-    """What a call does here, and how its argument and answer look."""
+    """A call that this worker answers: the method, and the types of its argument and answer."""
 
     method: Callable[..., Awaitable[Any]]
     argument: msgspec.msgpack.Decoder[Any]
@@ -94,7 +94,7 @@ def _operation(method: Callable[..., Awaitable[Any]]) -> _Operation:
 
 
 def is_gone(request: web.Request) -> Gone:
-    """Whether the one who asked went away."""
+    """Whether the caller went away."""
 
     def gone() -> bool:
         transport = request.transport
@@ -104,7 +104,7 @@ def is_gone(request: web.Request) -> Gone:
 
 
 async def _answers(*asked: Awaitable[Answer]) -> list[Answer | MarqError]:
-    """What comes of each, in order: a `MarqError` is an answer; any other error is raised."""
+    """The results in order. A `MarqError` is returned as a result; any other error is raised."""
     found: list[Answer | MarqError] = []
     for answer in await asyncio.gather(*asked, return_exceptions=True):
         if isinstance(answer, BaseException) and not isinstance(answer, MarqError):
@@ -132,7 +132,7 @@ class Peers(Service):
 
     @property
     def url(self) -> str:
-        """Our own address, as the others know it."""
+        """URL at which the other workers reach this one."""
         return self._members.url
 
     @property
@@ -145,7 +145,7 @@ class Peers(Service):
         return self._members.partitions()
 
     def others(self) -> list[str]:
-        """URLs of the other workers that own partitions, beginning with another one each time."""
+        """URLs of the other workers that own partitions, in an order that rotates with each call."""
         urls = [url for url, numbers in self.members().items() if numbers and url != self.url]
         if len(urls) < 2:
             return urls
@@ -157,7 +157,7 @@ class Peers(Service):
         return next((url for url, numbers in self.members().items() if number in numbers), None)
 
     def rank(self) -> int:
-        """How many workers that own partitions come before us."""
+        """Our place among the workers that own partitions, from 0."""
         return sum(url < self.url for url, numbers in self.members().items() if numbers)
 
     # ------------------------------------------------------------------ calls
@@ -200,7 +200,7 @@ class Peers(Service):
         return found
 
     async def _send(self, url: str, name: str, body: bytes, timeout_s: float) -> tuple[str, bytes]:
-        """Type and body of an answer whose seal was checked."""
+        """Content type and body of an answer, after its seal was checked."""
         seals, key, learned = self._seals, 0, False
         while True:
             try:
@@ -213,7 +213,7 @@ class Peers(Service):
                 raise PeerError(f"worker {url} answered {status} to {name}, in {exc}") from None
             except NotAuthenticatedError:
                 if status == 401 and key + 1 < seals.key_count:
-                    key += 1  # while the secret is changed: of a worker that knows only another one
+                    key += 1  # while a secret is being replaced: the other worker may know only the other one
                     continue
                 raise PeerError(f"worker {url} answered {status} to {name}, without a seal") from None
             if status == 401 and not learned:
@@ -227,7 +227,7 @@ class Peers(Service):
     async def _post(
         self, url: str, name: str, body: bytes, key: int, timeout_s: float
     ) -> tuple[int, str, str, bytes, Call]:
-        """Status, type, seal and body of an answer, and the call that it answers."""
+        """Status, content type, seal and body of an answer, and the call that it belongs to."""
         path = PATH + name
         call, header = self._seals.call("POST", path, _receiver(url), body, key)
         if self._session is None:
@@ -245,7 +245,7 @@ class Peers(Service):
     async def everywhere(
         self, operation: Callable[[Argument], Awaitable[Answer]], argument: Argument
     ) -> dict[str, Answer | MarqError]:
-        """The answers of all workers, ours included, by URL; an error where there was none."""
+        """The answers of all workers by URL, ours included; the error of a worker that gave none."""
         urls = [url for url in self.members() if url != self.url]
         answers = await _answers(operation(argument), *(self.call(url, operation, argument) for url in urls))
         return dict(zip([self.url, *urls], answers, strict=True))
@@ -253,17 +253,17 @@ class Peers(Service):
     async def ask_all(
         self, urls: Sequence[str], operation: Callable[[Argument], Awaitable[Answer]], argument: Argument
     ) -> list[Answer | MarqError]:
-        """The answers of other workers, in order; an error where there was none."""
+        """The answers of other workers in order; the error of a worker that gave none."""
         return await _answers(*(self.call(url, operation, argument) for url in urls))
 
     async def tell(self, operation: Callable[[Argument], Awaitable[object]], argument: Argument) -> None:
-        """Tell all other workers that own partitions; who does not answer is not told."""
+        """Call all other workers that own partitions. Errors are ignored."""
         for answer in await self.ask_all(self.others(), operation, argument):
             if isinstance(answer, MarqError):
                 self.log.debug("%s", answer)
 
     async def serve(self, request: web.Request) -> web.Response:
-        """The route that other workers call. Nothing of a body is read before its call is known to be a worker's."""
+        """The route that other workers call. A body is read only after the seal in the header was checked."""
         seals, header = self._seals, request.headers.get(HEADER, "")
         try:
             call, key = seals.open(header, request.method, request.raw_path, _receiver(self.url))
@@ -302,7 +302,7 @@ class Peers(Service):
         return web.Response(body=body, status=status, content_type=problems.CONTENT_TYPE, headers=headers)
 
     async def answer(self, name: str, body: bytes, gone: Gone) -> bytes:
-        """What this worker answers to a call. Raises `MarqError`, or an HTTP exception for a name that it has not."""
+        """The answer of this worker to a call. Raises `MarqError`, or an HTTP exception for an unknown name."""
         operation = self._operations.get(name)
         if operation is None:
             raise web.HTTPNotFound
@@ -317,7 +317,7 @@ class Peers(Service):
     # ------------------------------------------------------------------ life
 
     async def on_start(self) -> None:
-        assert self._seals  # calls from before this moment are not taken
+        assert self._seals  # calls made before this moment are refused
         verify: ssl.SSLContext | bool = True
         if self._settings.web_tls_ca_file is not None:
             verify = ssl.create_default_context(cafile=str(self._settings.web_tls_ca_file))

@@ -27,7 +27,7 @@ HEADER = "Marq-Peer"
 #: Version of the header, and of what it seals. marq 0.1 sent 64 hex digits.
 VERSION = "1"
 OLD_VERSION = "0"
-#: Milliseconds that a call may be under way.
+#: Milliseconds after which a call is too old.
 FRESH_MS = 30_000
 #: Numbers of one sender, above those that all came, that are remembered; calls that are late by more are refused.
 NUMBERS_MAX = 10_000
@@ -38,11 +38,11 @@ _VERSION = re.compile(r"version=(\d{1,9})(?:,|\Z)")
 
 
 class StaleCallError(NotAuthenticatedError):
-    """A call that is genuine, and was made too long ago, in the future, or is made again."""
+    """A genuine call that is too old, from the future, or repeated."""
 
 
 class OtherVersionError(NotAuthenticatedError):
-    """A call or an answer of another version; nobody knows whether it is genuine."""
+    """A call or an answer of another version; we can't tell whether it is genuine."""
 
     def __init__(self, version: str) -> None:
         super().__init__(f"version {version} of calls between workers, which is not known here, where it is {VERSION}")
@@ -66,15 +66,15 @@ class Call(NamedTuple):
 
 
 def hash_of(body: bytes) -> str:
-    """The hash of a body, as it is sealed."""
+    """The hash of a body that goes into the seal."""
     return blake2b(body, digest_size=32).hexdigest()
 
 
 class Seals:
-    """Makes and checks seals of one worker.
+    """Makes and checks the seals of one worker.
 
     Args:
-        keys: the first one makes seals; those of all of them are good.
+        keys: the first one makes seals; seals of any of them are accepted.
         now_ms: this worker's clock, milliseconds since 1970.
     """
 
@@ -108,12 +108,12 @@ class Seals:
             raise NotAuthenticatedError("an answer without the seal of a worker")
 
     def learn_time(self, call: Call, header: str) -> None:
-        """The receiver of a call, in an answer that was checked, says that its clock is another."""
+        """A checked answer says that the receiver's clock differs from ours."""
         self._ahead_ms[call.receiver] = int(_fields(header, _ANSWER_NAMES)["time"]) - self._now_ms()
 
     @property
     def key_count(self) -> int:
-        """How many keys there are."""
+        """The number of keys."""
         return len(self._keys)
 
     # -- as a receiver
@@ -141,7 +141,7 @@ class Seals:
         raise _not_ours()
 
     def take(self, call: Call) -> None:
-        """Note that a call was made. Raises `StaleCallError` if it was before, or is not new."""
+        """Record a call. Raises `StaleCallError` if it is a repetition or too old."""
         now_ms = self._now_ms()
         for sender in [s for s, seen in self._seen.items() if seen.last_ms < now_ms - 2 * FRESH_MS]:
             del self._seen[sender]
@@ -164,7 +164,7 @@ class Seals:
 
 
 class _Seen:
-    """The numbers of one sender that came."""
+    """The call numbers seen from one sender."""
 
     __slots__ = ("_above", "_all", "last_ms")
 
@@ -174,7 +174,7 @@ class _Seen:
         self.last_ms = 0
 
     def take(self, number: int) -> bool:
-        """Note a number; False if it came before."""
+        """Record a number. Returns False if it was seen before."""
         if number <= self._all or number in self._above:
             return False
         self._above.add(number)
@@ -196,7 +196,7 @@ def _answer_text(call: Call, time: str, status: int, kind: str, body: bytes) -> 
 
 
 def _fields(header: str, names: list[str]) -> dict[str, str]:
-    """The fields of a header, which have to be these, in this order. Raises `NotAuthenticatedError`."""
+    """The fields of a header: exactly these, in this order. Raises `NotAuthenticatedError`."""
     version = version_of(header)
     if version not in (None, VERSION):
         raise OtherVersionError(version)
@@ -210,7 +210,7 @@ def _fields(header: str, names: list[str]) -> dict[str, str]:
 
 
 def version_of(header: str) -> str | None:
-    """The version that a header says it has; None if it says nothing."""
+    """The version in a header; None if there is none."""
     found = _VERSION.match(header)
     if found is not None:
         return found[1]

@@ -1,7 +1,7 @@
-"""What Kafka allows us: asked before anything starts, so that a right that lacks is named instead of met later.
+"""Permissions in Kafka: a missing one is reported at start, not when it is first needed.
 
-Kafka answers which operations it allows on a topic or group, if it is asked to (from 2.3 on). What it does not tell is
-taken for allowed.
+From version 2.3 on, Kafka lists the operations that it allows on a topic or group. Where it does not, we assume that
+all are allowed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Schema, String
 
 #: Numbers of the operations in Kafka's protocol.
 OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Delete": 6, "Describe": 8, "DescribeConfigs": 10}
-#: Kafka's word for "not told".
+#: How Kafka says that it does not list the operations.
 _UNTOLD = -(2**31)
 _TOPIC_AUTHORIZATION_FAILED = 29
 _GROUP_AUTHORIZATION_FAILED = 30
-#: Seconds that the group's coordinator may take to come up; a Kafka that was just made has none yet.
+#: Seconds to wait for the group's coordinator: a new Kafka has none yet.
 COORDINATOR_S = 20.0
 
 
@@ -75,7 +75,7 @@ class _AccessRequestV8(RequestStruct):
 
 
 class _AccessRequest(Request[_AccessRequestV8]):
-    """A metadata request that asks for rights, which those of aiokafka can't."""
+    """A metadata request that asks for permissions. Those of aiokafka can't."""
 
     API_KEY: ClassVar[int] = 3
 
@@ -87,7 +87,7 @@ class _AccessRequest(Request[_AccessRequestV8]):
 
 
 class _GroupAccessRequestV3(DescribeGroupsRequest_v3):
-    # aiokafka reads the answer without its last field, which is what is asked for
+    # aiokafka leaves out the last field of the answer, the one that we need
     RESPONSE_TYPE = DescribeGroupsResponse_v3
 
 
@@ -121,7 +121,7 @@ async def missing_rights(
 
 
 async def _allowed_on_topics(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, int]:
-    """Bits of the operations that are allowed, for each topic of which Kafka tells."""
+    """The allowed operations of each topic, as bits. Topics for which Kafka lists none are left out."""
     try:
         answer: Any = await admin._send_request(_AccessRequest(names))
     except (NotImplementedError, IncompatibleBrokerVersion):
@@ -157,7 +157,7 @@ async def _may_use_group(admin: AIOKafkaAdminClient, group: str, operation: str)
 
 
 def as_lines(missing: Mapping[tuple[str, str], list[str]], user: str | None, bootstrap: str) -> Iterator[str]:
-    """A line for each resource: what lacks, and the command that mends it."""
+    """One line per resource: the missing permissions, and the command that grants them."""
     whom = f"user {user!r}" if user else "us"
     for (kind, name), operations in missing.items():
         options = " ".join(f"--operation {operation}" for operation in operations)

@@ -121,7 +121,7 @@ def password_of(data_dir: str | Path) -> str:
 
 
 def _is_broker(pid: int) -> bool:
-    """Whether a process runs and, where the system can tell, is a Kafka (process ids are reused)."""
+    """Whether a process runs and is a Kafka, as far as the system can tell: process ids are reused."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -145,7 +145,7 @@ def free_port() -> int:
 def port_is_free(port: int, host: str = LOOPBACK) -> bool:
     """Whether a server could listen on a port now."""
     with socket.socket() as probe:
-        # Servers set this too: a port with nothing but closed connections lingering on it is free.
+        # Servers set this too: a port with only closed connections lingering on it is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -318,7 +318,7 @@ class EmbeddedBroker:
         return self.bootstrap
 
     def stop(self) -> None:
-        """Stop it in order (SIGTERM, then SIGKILL after 20 s). Nothing happens if it does not run."""
+        """Stop it with SIGTERM, and with SIGKILL after 20 s. Does nothing if it does not run."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -328,7 +328,7 @@ class EmbeddedBroker:
             self._process.wait()
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        """Wait until the broker process ends by itself; its exit status, or None after the time-out."""
+        """Wait until the broker process ends by itself. Returns its exit status, or None after the time-out."""
         if self._process is None:
             return None
         try:
@@ -473,7 +473,7 @@ class EmbeddedBroker:
             except subprocess.TimeoutExpired:
                 log.warning("the embedded broker (process %d) did not stop in time; killed", process.pid)
                 self.kill()
-        # Not if a broker that came after us has written its own.
+        # A broker that started after us may have written its own.
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(self._info_file.read_text())["pid"] == process.pid:
                 self._info_file.unlink()

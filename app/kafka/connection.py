@@ -27,9 +27,9 @@ Answer = TypeVar("Answer")
 
 #: Milliseconds for one request to Kafka.
 REQUEST_TIMEOUT_MS = 10_000
-#: Seconds that the end of a client may take when Kafka does not answer.
+#: Seconds to wait for a client to close when Kafka does not answer.
 END_TIMEOUT_S = 1.0
-#: Seconds between two looks for a Kafka that is away.
+#: Seconds between two attempts to reach a Kafka that is away.
 LOOK_INTERVAL_S = 0.5
 
 
@@ -37,7 +37,7 @@ LOOK_INTERVAL_S = 0.5
 
 
 def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
-    """As `send`, but a request on a connection that has just been reset fails with an error of Kafka.
+    """As `send`, but a request on a connection that was just reset fails with a `KafkaError`.
 
     For a turn or two of the event loop nobody but the transport knows of a reset. Then uvloop's raises RuntimeError,
     with which a background task of aiokafka ends for good, as it expects a `KafkaError`: no metadata any more, or no
@@ -123,7 +123,7 @@ def _ssl_context(settings: Settings) -> ssl.SSLContext:
 
 
 async def trouble_with_kafka(settings: Settings) -> Trouble | None:
-    """Why Kafka can't be used, in a line; None if it can."""
+    """One line that says why Kafka can't be used; None if it can."""
     args = kafka_client_args(settings)
     with silenced("aiokafka"):
         trouble = await find_trouble(settings, args, REQUEST_TIMEOUT_MS)
@@ -134,7 +134,7 @@ async def trouble_with_kafka(settings: Settings) -> Trouble | None:
 
 
 async def await_kafka(settings: Settings, wait_s: float, say: Callable[[str], None]) -> None:
-    """Return once Kafka answers us. It may still be starting: we wait for that, but not for a refused password.
+    """Wait until Kafka answers. A Kafka that is starting is waited for; a refused password is an error at once.
 
     Parameters:
         say: gets one line, when it turns out that we have to wait.
@@ -184,7 +184,7 @@ def _is_passing(error: BaseException | None) -> bool:
 
 
 async def end_client(ending: Awaitable[None]) -> bool:
-    """Await the end of a Kafka client (what its `stop()` or `close()` returned), but not for longer than it may take.
+    """Wait for a Kafka client to close (await what `stop()` or `close()` returned), for `END_TIMEOUT_S` at most.
 
     aiokafka waits for Kafka without an end there, or lets out the cancellation of a task of its own, which would break
     off whatever else has to be ended. False if it has not ended.
@@ -207,7 +207,7 @@ async def admin_client(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]
     """
     admin = AIOKafkaAdminClient(**kafka_client_args(settings), request_timeout_ms=REQUEST_TIMEOUT_MS)
     try:
-        # The client logs each failed address, and then raises an error that has no reason.
+        # The client logs each failed address, and then raises an error without the reason.
         with silenced("aiokafka"):
             await admin.start()
     except (KafkaError, OSError, TimeoutError) as error:
@@ -222,7 +222,7 @@ async def admin_client(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]
 
 
 async def unreachable(settings: Settings, error: BaseException) -> BrokerError:
-    """The error to raise for one that a Kafka client ended with: it looks for the cause, which clients don't tell."""
+    """The error to raise for an error of a Kafka client. It finds the cause, which clients don't tell."""
     trouble = await trouble_with_kafka(settings)
     if trouble is not None:
         return BrokerError(str(trouble))

@@ -32,7 +32,7 @@ _held: list[FileLock] = []
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What one worker process has for itself: its folder, the port of its HTTP, its number."""
+    """What belongs to one worker process: its folder, its HTTP port, its number."""
 
     folder: Path
     web_port: int
@@ -51,7 +51,7 @@ def claim_worker(settings: Settings) -> Worker:
     data_dir = settings.data_dir.resolve()
     try:
         private_folder(data_dir)
-        # One at a time: two that start together would find the same port free.
+        # One process at a time: two that start together would find the same port free.
         with _claiming(data_dir):
             index, lock = _first_free(data_dir)
             try:
@@ -184,7 +184,7 @@ def resolve_bootstrap(settings: Settings, *, wait_s: float = 0) -> list[str]:
 
 
 class Login(NamedTuple):
-    """How Kafka is told who we are."""
+    """How we log in to Kafka."""
 
     username: str
     password: str
@@ -192,7 +192,7 @@ class Login(NamedTuple):
 
 
 def kafka_login(settings: Settings) -> Login | None:
-    """What Kafka asks for, as far as is known; None if it is nothing. Raises `BrokerError`."""
+    """The log-in that Kafka needs, as far as is known; None if it needs none. Raises `BrokerError`."""
     if settings.kafka_username is not None:
         assert settings.kafka_password is not None
         return Login(settings.kafka_username, settings.kafka_password.get_secret_value(), settings.kafka_mechanism)

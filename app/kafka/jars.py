@@ -31,12 +31,12 @@ MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
 _LOCKS = Path(__file__).resolve().parents[2] / "requirements"
 _LINE = re.compile(r"([\w.-]+):([\w.-]+):([\w.-]+) sha256:([0-9a-f]{64})", re.ASCII)
 
-#: Jars that are fetched at once.
+#: Jars fetched at the same time.
 _FETCHERS = 8
-#: Seconds that a server may be silent.
+#: Seconds to wait for the next bytes of a server.
 _TIMEOUT_S = 60.0
 _ATTEMPTS = 4
-#: The largest that we use has 13 MB.
+#: Largest accepted jar; the largest that we use has 13 MB.
 _MAX_BYTES = 64 * 1024 * 1024
 
 log = logging.getLogger(__name__)
@@ -52,12 +52,12 @@ class Jar(NamedTuple):
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """Its file name."""
         return f"{self.artifact}-{self.version}.jar"
 
     @property
     def path(self) -> str:
-        """Where it is in a Maven repository."""
+        """Its path in a Maven repository."""
         return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file}"
 
 
@@ -101,7 +101,7 @@ def install(home: Path, wanted: Sequence[Jar], source: str = MAVEN_CENTRAL) -> l
             own(parent)
         if missing := [jar for jar in wanted if not (folder / jar.file).exists()]:
             with FileLock(home / "install.lock"):
-                # another process may have fetched them meanwhile
+                # another process may have fetched them while we waited
                 if missing := [jar for jar in missing if not (folder / jar.file).exists()]:
                     _fetch(folder, missing, source)
         paths = [folder / jar.file for jar in wanted]
@@ -158,7 +158,7 @@ def _fetch(folder: Path, jars: Sequence[Jar], source: str) -> None:
     with contextlib.suppress(ImportError):
         import certifi
 
-        # Some Pythons (macOS) come without any authorities. What is fetched is known by its hash anyway.
+        # Some Pythons (macOS) come without certificate authorities. The hash shows whether the file is the right one.
         tls.load_verify_locations(certifi.where())
     pool = ThreadPoolExecutor(_FETCHERS)
     try:
@@ -183,7 +183,7 @@ def _fetch_one(folder: Path, jar: Jar, url: str, tls: ssl.SSLContext) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != jar.sha256:
         raise DownloadError(f"{url} is not the file that marq was made with: its SHA-256 is {found}, not {jar.sha256}")
-    # Written whole, then moved: a file with the name of a jar is never half of one.
+    # Written completely, then renamed: a file with the name of a jar is never incomplete.
     draft = folder / f".{jar.file}.{os.getpid()}"
     draft.write_bytes(content)
     draft.replace(folder / jar.file)

@@ -1,4 +1,4 @@
-"""What is wrong between us and Kafka, found by talking to it: its client says only that it is "unable to bootstrap".
+"""Finds out why Kafka can't be used, by talking to it: its client says only that it is "unable to bootstrap".
 
 One connection with the credentials that are set, and one request on it. Where that fails, the error says what was
 refused; where a listener just closes the connection, as Kafka does with whoever speaks TLS to a port without it, or the
@@ -28,7 +28,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from app.settings import Settings
 
-#: Seconds for one of the attempts that find out what a listener speaks.
+#: Seconds for one attempt to find out which protocol a listener speaks.
 ATTEMPT_S = 3.0
 
 
@@ -39,7 +39,7 @@ class Trouble:
     where: str  # its addresses
     what: str
     mend: str
-    passing: bool  # it may be over in a moment: a broker that starts
+    passing: bool  # it may pass: a broker may be starting
 
     def __str__(self) -> str:
         return f"can't use Kafka at {self.where}: {self.what}; {self.mend}"
@@ -60,7 +60,7 @@ async def find_trouble(settings: Settings, args: Mapping[str, Any], timeout_ms: 
         if trouble is None:
             return None
         found.append(trouble)
-    # what has to be mended says more than that another broker is away
+    # an error to fix is more useful than "this broker is away"
     worst = next((trouble for trouble in found if not trouble.passing), found[0])
     return worst if not worst.passing else Trouble(", ".join(addresses), worst.what, worst.mend, True)
 
@@ -82,7 +82,7 @@ class _Probe:
         except (KafkaError, OSError, TimeoutError) as error:
             return await self._connect_failed(error)
         try:
-            # a version of it that lists topics by name, of which there are none
+            # this version lists topics by name; we name none
             metadata = await connection.send(MetadataRequest([]))
         except (KafkaError, OSError, TimeoutError) as error:
             return await self._request_failed(error)
@@ -170,13 +170,13 @@ class _Probe:
         return True
 
     async def _mechanisms(self) -> str:
-        """The SASL mechanisms that the listener has; empty where it has none or does not tell."""
+        """The SASL mechanisms of the listener; empty if it has none or does not list them."""
         security = {key: value for key, value in self.security.items() if not key.startswith("sasl_")}
         security["security_protocol"] = "SSL" if self.settings.uses_tls else "PLAINTEXT"
         with contextlib.suppress(KafkaError, OSError, TimeoutError):
             connection = await self._connect(**security)
             try:
-                # no listener has this one: the answer lists those that it has
+                # no listener has this mechanism: the answer lists those that it has
                 answer = await connection.send(SaslHandShakeRequest("NONE"))
             finally:
                 connection.close()
@@ -184,7 +184,7 @@ class _Probe:
         return ""
 
     async def _advertised(self, brokers: list[tuple[str, int]]) -> Trouble | None:
-        """Clients go on with the addresses that the brokers give of themselves: one at least has to be right."""
+        """Checks the addresses that brokers advertise: clients connect to these, so at least one must be right."""
         failed: list[str] = []
         for host, port in brokers:
             try:
@@ -204,11 +204,11 @@ class _Probe:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """The text of an error in one line."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and error.errno:
         return os.strerror(error.errno)
     text = " ".join(str(error).split())
-    # Some of the client's errors have nothing but its own connection object as their text.
+    # The text of some client errors is only the connection object.
     return text if text and "<AIOKafka" not in text else type(error).__name__

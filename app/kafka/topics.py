@@ -52,7 +52,7 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What a topic of ours must be. `must` is checked and used to create it, `creation` only to create it."""
+    """What one of our topics must be. `must` is checked, and used to create it; `creation` only to create it."""
 
     name: str
     partitions: int | None
@@ -62,7 +62,7 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a topic is."""
+    """What an existing topic is."""
 
     partitions: int
     replication: int
@@ -86,33 +86,69 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
     """
     async with admin_client(settings) as admin:
         existing = await _partition_counts(admin)
-        partitions = _count_partitions(settings, existing)
-        topics = Topics(
-            queue=settings.queue_topic,
-            markers=settings.markers_topic,
-            poison=settings.poison_topic,
-            queues=settings.queues_topic,
-            dead_letter=settings.dead_letter_topic,
-            changelogs={table: f"{app_id}-{table}-changelog" for table in TABLES},
-            partitions=partitions,
-        )
+        topics = _topics(settings, app_id, existing)
         needs = _needs(topics, topic_mode=settings.queue_id is not None)
         brokers = len((await admin.describe_cluster())["brokers"])
         replication = settings.replication or min(REPLICATION, brokers)
         denied = await _create(admin, [need for need in needs if need.name not in existing], replication, brokers)
-        groups = {app_id: "Read", settings.archive_group: "Describe"}
-        missing = await missing_rights(admin, _rights(topics, topic_mode=settings.queue_id is not None), groups)
+        rights = _rights(topics, topic_mode=settings.queue_id is not None)
+        missing = await missing_rights(admin, rights, _groups(settings, app_id))
         missing = {("topic", name): ["Create", *missing.pop(("topic", name), [])] for name in denied} | missing
         if missing:
             raise TopicError(*as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
         found = await _describe(admin, [topics.queue, *(need.name for need in needs)])
-    problems = [problem for need in needs for problem in _problems(need, found[need.name], replication)]
+    problems = _all_problems(settings, needs, found, replication)
     if problems:
-        tools = f"--bootstrap-server {resolve_bootstrap(settings)[0]}"
-        raise TopicError(*(problem.replace(".sh ", f".sh {tools} ") for problem in problems))
+        raise TopicError(*problems)
     if settings.queue_id is not None:
         _warn_about_foreign(topics.queue, found[topics.queue])
     return topics
+
+
+async def topic_problems(settings: Settings, app_id: str) -> tuple[list[str], list[str]]:
+    """Look at the topics and create nothing: those that do not exist yet, and a line for each thing that is wrong.
+
+    Raises:
+        TopicError: the queue topic is not what the settings say.
+        BrokerError: Kafka can't be reached, or refuses us.
+    """
+    async with admin_client(settings) as admin:
+        existing = await _partition_counts(admin)
+        topics = _topics(settings, app_id, existing)
+        topic_mode = settings.queue_id is not None
+        needs = _needs(topics, topic_mode=topic_mode)
+        absent = [need.name for need in needs if need.name not in existing]
+        replication = settings.replication or min(REPLICATION, len((await admin.describe_cluster())["brokers"]))
+        rights = {name: asked for name, asked in _rights(topics, topic_mode=topic_mode).items() if name in existing}
+        missing = await missing_rights(admin, rights, _groups(settings, app_id))
+        lines = list(as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
+        # what may not be described was named
+        seen = [n for n in needs if n.name in existing and "DescribeConfigs" not in missing.get(("topic", n.name), ())]
+        found = await _describe(admin, [need.name for need in seen]) if seen else {}
+    return absent, lines + _all_problems(settings, seen, found, replication)
+
+
+def _topics(settings: Settings, app_id: str, existing: Mapping[str, int]) -> Topics:
+    return Topics(
+        queue=settings.queue_topic,
+        markers=settings.markers_topic,
+        poison=settings.poison_topic,
+        queues=settings.queues_topic,
+        dead_letter=settings.dead_letter_topic,
+        changelogs={table: f"{app_id}-{table}-changelog" for table in TABLES},
+        partitions=_count_partitions(settings, existing),
+    )
+
+
+def _groups(settings: Settings, app_id: str) -> dict[str, str]:
+    """The operation that we need on each consumer group."""
+    return {app_id: "Read", settings.archive_group: "Describe"}
+
+
+def _all_problems(settings: Settings, needs: list[_Need], found: Mapping[str, _Found], replication: int) -> list[str]:
+    tools = f"--bootstrap-server {resolve_bootstrap(settings)[0]}"
+    problems = [problem for need in needs for problem in _problems(need, found[need.name], replication)]
+    return [problem.replace(".sh ", f".sh {tools} ") for problem in problems]
 
 
 def _count_partitions(settings: Settings, existing: Mapping[str, int]) -> int:
@@ -139,16 +175,16 @@ def _needs(topics: Topics, *, topic_mode: bool) -> list[_Need]:
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
         "max.message.bytes": str(MESSAGE_MAX_BYTES),
-        # Old records are removed by DeleteRecords, when nothing needs them any more.
+        # Old records are removed with DeleteRecords once nothing needs them.
         "retention.ms": "-1",
         "retention.bytes": "-1",
     }
     compacted = {"cleanup.policy": "compact", "max.message.bytes": str(RECORD_MAX_BYTES)}
-    # Compaction leaves out the newest segment, and recovery reads all of it.
+    # Compaction skips the newest segment, and recovery reads all of it.
     small_segments = {"segment.bytes": str(64 * 1024 * 1024)}
     copies = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
     large = {"max.message.bytes": str(RECORD_MAX_BYTES)}
-    # a dead letter, or a message that is moved, has more headers than its original
+    # a dead letter or a moved message has more headers than its original
     needs = [] if topic_mode else [_Need(topics.queue, topics.partitions, log_must | large)]
     needs.append(_Need(topics.markers, topics.partitions, log_must))
     needs.extend(_Need(name, topics.partitions, compacted, small_segments) for name in topics.changelogs.values())
@@ -163,7 +199,7 @@ def _rights(topics: Topics, *, topic_mode: bool) -> dict[str, tuple[str, ...]]:
     """The operations that we need on each topic."""
     used = ("Read", "Write", "DescribeConfigs")
     rights: dict[str, tuple[str, ...]] = dict.fromkeys((topics.queues, *topics.changelogs.values()), used)
-    # records that nothing needs any more are deleted
+    # for DeleteRecords, once nothing needs the records
     rights[topics.markers] = rights[topics.queue] = (*used, "Delete")
     if topic_mode:
         rights[topics.queue] = ("Read", "DescribeConfigs")
@@ -174,12 +210,12 @@ def _rights(topics: Topics, *, topic_mode: bool) -> dict[str, tuple[str, ...]]:
 
 
 async def _partition_counts(admin: AIOKafkaAdminClient) -> dict[str, int]:
-    # All topics, because asking for one by name would create it where Kafka creates topics by itself.
+    # All topics: asking for one by name creates it where Kafka creates topics automatically.
     return {topic["topic"]: len(topic["partitions"]) for topic in await admin.describe_topics()}
 
 
 async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: int, brokers: int) -> list[str]:
-    """Create topics; returns those that we may not create."""
+    """Create topics. Returns the names of those that Kafka does not let us create."""
     if not needs:
         return []
     safety = {"unclean.leader.election.enable": "false"}
@@ -194,7 +230,7 @@ async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: i
         ]
     )
     for name, code, message in answer.topic_errors:
-        # Another worker that starts now may have been quicker.
+        # Another worker may have created it in the meantime.
         if code not in (0, TopicAlreadyExistsError.errno, TopicAuthorizationFailedError.errno):
             raise TopicError(
                 f"topic {name} could not be created with {replication} copies on {brokers} brokers: "
@@ -206,7 +242,7 @@ async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: i
 
 
 async def _describe(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, _Found]:
-    """What the topics are; waits for those that were just created."""
+    """Describes the topics. Waits for those that were just created."""
     deadline = asyncio.get_running_loop().time() + VISIBLE_TIMEOUT_S
     while True:
         metadata = {topic["topic"]: topic for topic in await admin.describe_topics()}
@@ -247,7 +283,7 @@ async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, di
 
 
 def _problems(need: _Need, found: _Found, replication: int) -> Iterator[str]:
-    """A line for each thing that is wrong: what it is, what it must be, how to mend it."""
+    """One line per problem: the value, the required value, and the command that sets it."""
     if need.partitions is not None and found.partitions != need.partitions:
         if found.partitions < need.partitions:
             mend = f"kafka-topics.sh --alter --topic {need.name} --partitions {need.partitions}"
@@ -280,7 +316,7 @@ def _fits(key: str, actual: str, wanted: str, replication: int) -> bool:
     if key == "max.message.bytes":
         return actual.isdigit() and int(actual) >= int(wanted)
     if key == "min.insync.replicas":
-        # With as many as there are copies, the loss of one broker would stop all writes.
+        # If all replicas had to be in sync, the loss of one broker would stop all writes.
         return actual.isdigit() and int(wanted) <= int(actual) < replication
     return actual == wanted
 

@@ -91,7 +91,7 @@ class Memory(Folding):
         for (queue, group), offsets in parked.items():
             for offset in offsets:
                 del self.messages[offset]
-                self.segments.park(offset)
+            self.segments.park(offsets)
             # an entry that stays would be a second one when the message is read back
             backlog = self._backlog(queue)
             lane = self._lane(backlog, group)

@@ -161,12 +161,15 @@ class SegmentList:
         self.pages.insert(self.pages.index(page) + 1, upper)
         return page, upper
 
-    def park(self, offset: int) -> None:
-        """The payload of ``offset`` is now only in its segment."""
-        segment = self.at(offset)
-        queue, group, count = segment.set_parked(offset, True)
-        if count == 1:
-            self._note(queue, group, segment)
+    def park(self, offsets: Iterable[int]) -> None:
+        """The payloads of these messages are now only in their segments."""
+        segment: Segment | None = None
+        for offset in offsets:
+            if segment is None or not segment.start <= offset < segment.stop:
+                segment = self.at(offset)
+            queue, group, count = segment.set_parked(offset, True)
+            if count == 1:
+                self._note(queue, group, segment)
 
     def park_open(self, segment: Segment, spared: Iterable[int]) -> list[tuple[str, int]]:
         """Park all of ``segment`` but ``spared``, done ones and poison; queues and groups of what is parked."""

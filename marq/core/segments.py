@@ -162,6 +162,8 @@ class Segment:
 
     def loose(self) -> Iterator[int]:
         """Its unfinished messages that have an entry in the partition, ascending."""
+        if not self.has_loose():
+            return iter(())  # most segments: nobody has to look at a thousand states to find none
         return compress(self.offsets, self._states.translate(_IS_LOOSE))
 
     def unfinished(self) -> Iterator[tuple[int, str | None, int]]:

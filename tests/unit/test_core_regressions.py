@@ -250,7 +250,7 @@ def test_what_was_taken_before_a_row_that_cannot_be_read_goes_back(settings: Que
     logs.partition.put_back([0])
     logs.persist()
     logs.partition.shed(1 << 30, ["q"])
-    logs.partition.segments.park(2)
+    logs.partition.segments.park([2])
     del logs.partition.messages[2]
     good = damage(logs.table)
 
@@ -274,7 +274,7 @@ def test_what_has_expired_is_found_again_after_a_row_could_not_be_read() -> None
     first = logs.send("a")
     logs.read()
     logs.partition.messages.pop(1)
-    logs.partition.segments.park(1)
+    logs.partition.segments.park([1])
     good = damage(logs.table)
     logs.wait(200)
 

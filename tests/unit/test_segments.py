@@ -57,8 +57,7 @@ def test_a_segment_knows_the_queue_of_each_of_its_messages() -> None:
 
 def test_parked_messages_come_back_segment_by_segment_and_queue_by_queue() -> None:
     segments = two_segments()
-    for offset in (4, 0, 1, 12, 10):
-        segments.park(offset)
+    segments.park((4, 0, 1, 12, 10))
 
     first = unpark_next(segments, "a")
     second = unpark_next(segments, "a")
@@ -71,8 +70,7 @@ def test_parked_messages_come_back_segment_by_segment_and_queue_by_queue() -> No
 
 def test_a_single_parked_message_can_be_taken_out_of_the_middle() -> None:
     segments = two_segments()
-    for offset in (0, 2, 4):
-        segments.park(offset)
+    segments.park((0, 2, 4))
 
     taken = segments.unpark(2)
 
@@ -85,8 +83,7 @@ def test_a_single_parked_message_can_be_taken_out_of_the_middle() -> None:
 
 def test_the_lowest_parked_message_and_their_number_are_known_per_queue() -> None:
     segments = two_segments()
-    for offset in (12, 4, 2, 3):
-        segments.park(offset)
+    segments.park((12, 4, 2, 3))
 
     assert segments.first_parked("a") == 2
     assert segments.parked_counts()["a"] == 3
@@ -102,7 +99,7 @@ def test_what_is_parked_is_what_was_parked_and_not_taken_out(steps: list[tuple[b
         if offset in range(6, 10):
             continue
         if park and offset not in parked:
-            segments.park(offset)
+            segments.park([offset])
             parked.add(offset)
         elif not park:
             assert (segments.unpark(offset) is not None) == (offset in parked)
@@ -129,7 +126,7 @@ def test_the_first_parked_of_a_group_is_the_lowest_whatever_was_parked_again(ste
             assert (taken[1] if taken else []) == [o for o in sorted(parked) if 1 + o % 3 == group]
             parked -= set(taken[1] if taken else ())
         elif step == "park" and offset not in parked:
-            segments.park(offset)
+            segments.park([offset])
             parked.add(offset)
         elif step == "unpark":
             segments.unpark(offset)
@@ -145,7 +142,7 @@ def test_only_some_segments_are_indexed_however_many_are_asked() -> None:
         segments.add(
             Segment("row", 99, start, start + 10, [(o, f"q{start}", 1 + o % 2) for o in range(start, start + 10)])
         )
-        segments.park(start + 3)
+        segments.park([start + 3])
 
     for _ in range(2):
         for start in range(0, 10 * 3 * INDEXED_MAX, 10):

@@ -246,9 +246,10 @@ def test_it_ends_though_a_broker_does_not_answer(run: Any) -> None:
 
 def test_an_error_of_our_own_ends_the_task(run: Any) -> None:
     async def scenario(desk: Desk) -> None:
-        await desk.append(0)
+        (written,) = await desk.append(0)
         desk.kafka.requests[0].answered.set_exception(ValueError("planted"))
         await asyncio.wait({desk.sender.sender_task})
+        assert "planted" in str(written.exception())
         assert "planted" in str(desk.sender.sender_task.exception())
 
     run(scenario)
