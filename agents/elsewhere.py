@@ -26,6 +26,7 @@ from app.engine.ownership import Ownership
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import Release
+from marq.core.policies import VISIBILITY_TIMEOUT_MS
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment
@@ -381,7 +382,8 @@ class Elsewhere:
             if not queues:
                 continue
             queues = queues[self._turn % len(queues) :] + queues[: self._turn % len(queues)]
-            lease_ms = spec.lease_ms or self.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+            settings = self.ownership.catalog.settings_of(queues[0])
+            lease_ms = spec.lease_ms or settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS
             if not self.ownership.room(one, 1, lease_ms):
                 continue
             pending = one.owner.acquire(

@@ -22,6 +22,7 @@ from app.streaming.faults import stop_if_it_fails
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.flow import Breaker
+from marq.core.policies import VISIBILITY_TIMEOUT_MS
 from marq.errors import RowError
 from marq.handlers import Handler, Retry
 from marq.message import Message
@@ -152,7 +153,8 @@ class Runner:
             partition.serve_last(queues[0])  # the next time
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
-            lease_ms = self.service.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+            settings = self.service.ownership.catalog.settings_of(queues[0])
+            lease_ms = settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS  # which is extended
         if not self.service.ownership.room(held, 1, lease_ms):
             return False
         size = handler.batch or 1

@@ -123,7 +123,7 @@ class Settlement:
         releases: list[Marker] = []
         for attempt, offsets in by_attempt.items():
             delay = backoff_ms(attempt, base_ms, max_ms, self._random) if delay_ms is None else delay_ms
-            releases.append(Release(epoch, number, ranges_of(offsets), delay))
+            releases.append(Release(epoch, number, ranges_of(sorted(offsets)), delay))
         self._put(delivery, releases)
         self._count("release", len(messages))
 

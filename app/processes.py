@@ -80,7 +80,7 @@ class WorkerProcess:
             for place in running_workers(data_dir):
                 if not _is_of(place.folder, self.process.pid):
                     continue
-                host = "localhost" if settings.web_host == "127.0.0.1" else settings.web_host
+                host = "localhost" if settings.web_host == "127.0.0.1" else settings.url_host
                 scheme = "http" if settings.web_tls_certificate_file is None else "https"
                 self.url = f"{scheme}://{host}:{place.web_port}"
                 with contextlib.suppress(urllib.error.URLError, OSError):

@@ -230,6 +230,11 @@ class Settings(BaseSettings):
         return self.kafka.removeprefix("kafka://").split(",") if self.kafka else None
 
     @property
+    def url_host(self) -> str:
+        """`web_host`, as it stands in a URL."""
+        return f"[{self.web_host}]" if ":" in self.web_host else self.web_host
+
+    @property
     def archive_group(self) -> str:
         """Consumer group whose committed offsets say how far the pipeline's archive is; retention respects them."""
         return f"{self.name}.archive"

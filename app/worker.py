@@ -50,9 +50,9 @@ from app.service.moves import Moves
 from app.service.operations import QueueService
 from app.service.watches import Receivers
 from app.settings import Settings, load
+from app.streaming.chunks import Chunk
 from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
-from app.streaming.transport import Chunk
 from gateway import connections, health, json_api, leftovers, metrics, routes, views
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
@@ -155,7 +155,7 @@ class WorkerApp(MarqApp):
         handlers.import_modules(settings.handlers)
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
-        self.housekeeping = Housekeeping(self.ownership, settings, self.peers, beacon=self.beacon)
+        self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
         self.moves = Moves(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
         self.receivers = Receivers(
@@ -209,7 +209,7 @@ class WorkerApp(MarqApp):
         if settings.web_tls_certificate_file is not None:
             conf.web_ssl_context = tls_context(settings)
             scheme = "https"
-        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
+        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
         self.connections.total = connections.connections_for(connections.raise_file_limit(), settings.max_connections)
@@ -480,6 +480,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         datadir=str(settings.data_dir),
         web_host=settings.web_host,
         web_port=settings.web_port or 9324,
+        canonical_url="http://127.0.0.1:1",  # prepare() says which
         session_timeout_s=settings.session_timeout_ms / 1000,
         credentials=faust_credentials(settings),
         version=APP_VERSION,

@@ -176,8 +176,28 @@ class Copies:
         #: Poison that was ended without a copy.
         self.uncopied = 0
         self._refused_ms: int | None = None  # since when the poison topic has taken nothing
+        self._dying: dict[int, set[int]] = {}  # partition -> messages whose dead letter is being made, or was just now
 
     # ------------------------------------------------------------------ dead letters
+
+    def begin(self, held: OwnedPartition, offsets: list[int]) -> None:
+        """`dead_letter` is about to be called."""
+        self._dying.setdefault(held.number, set()).update(offsets)
+
+    def forget(self, held: OwnedPartition) -> None:
+        """A partition is not served any more."""
+        self._dying.pop(held.number, None)
+
+    def are_dying(self, held: OwnedPartition, queue: str) -> bool:
+        """True if dead letters of a queue, or for it, are being made in a partition."""
+        partition, settings_of = held.owner.partition, self._ownership.catalog.settings_of
+        dying = [o for o in self._dying.get(held.number, ()) if o in partition.messages]
+        self._dying[held.number] = set(dying)
+        for offset in (*dying, *held.owner.starts.dying()):
+            source = partition.queue_of(offset) if offset in partition.messages else None
+            if source is not None and queue in (source, settings_of(source).dead_letters_of(source)):
+                return True
+        return False
 
     async def dead_letter(self, held: OwnedPartition, offsets: list[int]) -> None:
         """Copy messages that the owner holds to their dead-letter queues, then end them."""
@@ -186,6 +206,7 @@ class Copies:
         copied, failed = await self._confirmed(held, copies)
         if not self._still(held):
             return
+        self._dying.get(held.number, set()).difference_update(failed)
         held.owner.ended_as("dead", sorted(copied))
         # the others come up again when the owner's lease is over, but for those that no copy can be made of
         hopeless = _hopeless(failed)

@@ -24,6 +24,7 @@ from app.service.leases import Leases
 from app.service.meters import Meters
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.paging import page_of
+from app.service.purges import Purges
 from app.service.receipts import Receipt, Receipts, by_delivery
 from app.service.receives import Receives
 from app.service.turnstile import Turnstile
@@ -117,6 +118,7 @@ class QueueService(Service):
         self.receipts = Receipts(lambda: self.catalog.secret, lambda: self.catalog.previous_secrets)
         self.receives = Receives(ownership, self.receipts, meters, peers)
         self.leases = Leases(ownership, self.receipts, peers)
+        self.purges = Purges(ownership, peers)
         self.recent = RecentReceives()
         self._owners = Owners(ownership, peers)
         self._partition_turn = random.randrange(1 << 16)
@@ -587,13 +589,11 @@ class QueueService(Service):
     async def delete_queue(self, queue: str) -> None:
         """The queue is no more; what is in it is purged."""
         self._check_not_topic_mode()
-        topics = self.ownership.topics
-        await self.catalog.purge(queue, topics.queue, topics.partitions, delete=True)
+        await self.purges.purge(queue, delete=True)
 
     async def purge_queue(self, queue: str) -> None:
-        """Everything that is in the queue now will be gone."""
-        topics = self.ownership.topics
-        await self.catalog.purge(queue, topics.queue, topics.partitions)
+        """Everything that is in the queue now is gone, and ids of messages that were sent are forgotten."""
+        await self.purges.purge(queue)
 
     def _check_not_topic_mode(self) -> None:
         if self.settings.queue_id is not None:

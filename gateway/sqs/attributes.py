@@ -13,7 +13,7 @@ from gateway.sqs.errors import SqsError, bad_value, missing
 from gateway.sqs.limits import KIB, Limits
 from gateway.sqs.model import enum_of
 from gateway.sqs.urls import Place, queue_of_arn
-from marq.core.policies import LEASE_MIN_MS, QueueSettings
+from marq.core.policies import QueueSettings
 
 COUNTS = {
     "ApproximateNumberOfMessages": "ready",
@@ -158,7 +158,7 @@ class Attributes:
             beside[BESIDE + name] = str(int(text))
         else:
             value = int(text) * number.factor
-            settings[number.setting] = max(value, LEASE_MIN_MS) if name == "VisibilityTimeout" else value
+            settings[number.setting] = value
 
     def _redrive(self, queue: str, fifo: bool, text: str) -> dict[str, Any]:
         if not text.strip():
@@ -210,7 +210,11 @@ class Attributes:
         for name, number in NUMBERS.items():
             if number.setting is not None:
                 value = getattr(settings, number.setting)
-                found[name] = str(value // number.factor if value or name == "DelaySeconds" else self._unset(name))
+                found[name] = str(
+                    value // number.factor
+                    if value or name in ("DelaySeconds", "VisibilityTimeout")
+                    else self._unset(name)
+                )
             elif name != "KmsDataKeyReusePeriodSeconds":
                 found[name] = beside.get(BESIDE + name, str(number.default(self._limits)))
         if settings.max_receives and settings.dead_letter_queue:

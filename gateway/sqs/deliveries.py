@@ -16,7 +16,7 @@ from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Attempts, FirstReceives
 from gateway.sqs.messages import MessageIds, md5_of, md5_of_attributes
 from gateway.sqs.model import enum_of
-from marq.core.policies import LEASE_MIN_MS, QueueSettings
+from marq.core.policies import QueueSettings
 from marq.errors import LeaseOverError, MarqError
 from marq.protocol.headers import (
     H_DEAD_QUEUE,
@@ -65,7 +65,7 @@ class Deliveries:
         if wait_s is None:
             wait_s = wait_s_of(self._operations.catalog.records.get(queue))
         settings = self._operations.catalog.settings_of(queue)
-        lease_ms = settings.visibility_timeout_ms if lease_s is None else max(lease_s * 1000, LEASE_MIN_MS)
+        lease_ms = settings.visibility_timeout_ms if lease_s is None else lease_s * 1000
         attempt = request.ReceiveRequestAttemptId if settings.fifo else None
         received: list[Received] = []
         if attempt is not None:

@@ -191,7 +191,7 @@ class Server:
             raise SqsError("RequestTimeout", f"{exc.text}") from None
         except web.HTTPRequestEntityTooLarge as exc:
             raise SqsError("RequestTooLarge", f"The request is too large: {exc.text}.") from None
-        except web.HTTPBadRequest as exc:
+        except (web.HTTPBadRequest, web.HTTPUnsupportedMediaType) as exc:
             raise SqsError("Serialization", f"{exc.text}") from None
 
 

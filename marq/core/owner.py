@@ -446,11 +446,11 @@ class Owner:
 
     def extend(self, offsets: list[int], receipt: tuple[int, int], lease_ms: int) -> None:
         """Append that ``offsets`` are still being worked on."""
-        self._agenda.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(offsets), lease_ms))
+        self._agenda.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(sorted(offsets)), lease_ms))
 
     def acked(self, offsets: list[int], receipt: tuple[int, int]) -> None:
         """Append that ``offsets`` are finished."""
-        self._agenda.appends += m.split(End(receipt[0], ranges_of(offsets), "acked", receipt[1]))
+        self._agenda.appends += m.split(End(receipt[0], ranges_of(sorted(offsets)), "acked", receipt[1]))
 
     def ended_as(self, outcome: m.Outcome, offsets: list[int]) -> None:
         """Append the owner's own end of ``offsets``."""

@@ -100,6 +100,33 @@ def test_a_visibility_timeout_that_ends_brings_the_group_back_from_its_first_mes
     assert [m["Attributes"]["ApproximateReceiveCount"] for m in again] == ["2", "1"]
 
 
+def test_visibility_is_per_message(cluster: Cluster, queue: Queue) -> None:
+    send_batch(queue, "g", [f"{i}" for i in range(5)])
+    messages = queue.receive(4, wait_s=0, VisibilityTimeout=2)
+    assert bodies(messages) == ["0", "1", "2", "3"]
+    queue.change(messages[2], 60)
+    # what stands before the first in flight comes back after its time, what stands behind it waits for that
+    again = queue.at(cluster.workers[1]).receive(10, wait_s=10)
+    assert bodies(again) == ["0", "1"]
+    assert queue.receive(10, wait_s=0) == []
+    queue.change(again[0], 0)
+    assert bodies(queue.at(cluster.workers[2]).receive(10, wait_s=0)) == ["0"]
+
+
+def test_an_answer_is_group_by_group_and_a_group_just_received_goes_behind_the_others(queue: Queue) -> None:
+    for i in range(4):
+        for group in "abc":
+            queue.send(f"{group}{i}", MessageGroupId=group)
+    first = queue.receive(6, wait_s=0)
+    groups = [text[0] for text in bodies(first)]
+    assert groups == [groups[0]] * 4 + [groups[4]] * 2
+    assert bodies(first) == [f"{groups[0]}{i}" for i in range(4)] + [f"{groups[4]}{i}" for i in range(2)]
+    (last,) = set("abc") - set(groups)
+    for message in reversed(first):
+        queue.change(message, 0)
+    assert bodies(queue.receive(4, wait_s=0)) == [f"{last}{i}" for i in range(4)]
+
+
 def test_a_message_given_back_is_the_first_of_its_group_again(queue: Queue) -> None:
     send_batch(queue, "g", ["0", "1", "2"])
     queue.wait_for(visible=3)
