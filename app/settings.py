@@ -393,12 +393,19 @@ def _suggestion(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else "; `python -m app.settings` lists all settings"
 
 
+#: What settings with a pattern of their own have to be.
+_PATTERNS = {
+    "sqs_account": "it has to have 12 digits",
+    "web_url": "it has to be http:// or https://, a host and a port, and no path",
+}
+
+
 def _explain(error: ErrorDetails) -> str:
     name = str(error["loc"][0])
     field = Settings.model_fields[name]
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":
-        reason = "only letters, digits, '.', '_' and '-' are allowed, and not too many"
+        reason = _PATTERNS.get(name, "only letters, digits, '.', '_' and '-' are allowed, and not too many")
     shown = "" if _is_secret(field) else f"={_given_value(name, error)!r}"
     return f"{variable(name)}{shown} is not allowed: {reason[0].lower()}{reason[1:]}"
 
