@@ -14,18 +14,18 @@ from app.settings import Settings
 from marq.core.policies import name_problem
 from marq.errors import MarqError
 
-#: Seconds between looks.
+#: Seconds between rounds.
 INTERVAL_S = 0.1
-#: Looks between those at things that may take longer.
+#: Every how many rounds to look at what may take longer.
 SLOW_EVERY = 10
-#: Queues written to the catalog at once.
+#: Queues that are written to the catalog at once.
 MADE_AT_ONCE = 200
-#: Looks between those at what was deleted long ago.
+#: Every how many rounds to forget queues that were deleted long ago.
 FORGET_EVERY = 6_000
 
 
 class Housekeeping(Service):
-    """Runs while the worker does."""
+    """Runs as long as the worker."""
 
     def __init__(self, ownership: Ownership, settings: Settings, purges: Purges, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -55,7 +55,7 @@ class Housekeeping(Service):
     # ------------------------------------------------------------------ queues that messages make
 
     async def _name_queues(self) -> None:
-        """Messages that any Kafka producer wrote make their queues, or are poison where that is off."""
+        """Create the queues of messages that any Kafka producer wrote. If that is off, quarantine the messages."""
         catalog, settings = self._catalog, self._settings
         if settings.queue_id is not None:
             return
@@ -93,6 +93,6 @@ class Housekeeping(Service):
 
 
 def _had_any(held: OwnedPartition, queue: str) -> bool:
-    """True if a message of `queue` was read and not purged, whatever became of it, or is ready."""
+    """Whether a message of `queue` was read and not purged, whatever became of it, or is ready."""
     partition = held.owner.partition
     return queue in partition.named or partition.has_any(queue)

@@ -239,16 +239,25 @@ class Copies:
     # ------------------------------------------------------------------ moves
 
     async def move(
-        self, held: OwnedPartition, queue: str, offsets: Sequence[int] | None, limit: int, to: str | None
+        self,
+        held: OwnedPartition,
+        queue: str,
+        offsets: Sequence[int] | None,
+        limit: int,
+        to: str | None,
+        make: bool = True,
     ) -> dict[int, Place | MarqError]:
         """Put messages that are ready in `queue` into another queue, each once; by offset where it is now, or why not.
 
         Args:
             offsets: which ones; None: up to `limit` of them, in their order.
             to: the queue; None: that of which each is a dead letter.
+            make: whether a queue that is not there is made, where sending makes queues.
         """
         if held.owner.stalled:
             raise self._stalled(held)
+        if not make:
+            await self._ownership.catalog.catch_up()  # another worker may have deleted the queue a moment ago
         mover = _Mover()
         pending = held.owner.acquire_to_end(
             queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER
@@ -263,7 +272,7 @@ class Copies:
                 raise UnavailableError("Kafka did not confirm in time that it is to be moved; try again") from None
             if held.owner.stalled:
                 raise self._stalled(held)
-            moved = await self._move(held, queue, handout, to)
+            moved = await self._move(held, queue, handout, to, make)
         for offset in offsets or ():
             if offset not in moved:
                 moved[offset] = LeaseOverError(
@@ -275,7 +284,7 @@ class Copies:
         return UnavailableError(f"Kafka takes nothing in partition {held.number} at present; try again later", 2.0)
 
     async def _move(
-        self, held: OwnedPartition, queue: str, handout: Handout, to: str | None
+        self, held: OwnedPartition, queue: str, handout: Handout, to: str | None, make: bool
     ) -> dict[int, Place | MarqError]:
         catalog, partition = self._ownership.catalog, held.owner.partition
         targets: dict[int, str] = {}
@@ -285,7 +294,10 @@ class Copies:
                 target = to or self._origin_queue(partition.record(offset))
                 if target == queue:
                     raise NotPossibleError(f"{held.number}:{offset} is in {queue!r} already")
-                await catalog.require_or_make(target)
+                if make:
+                    await catalog.require_or_make(target)
+                else:
+                    catalog.require(target)
                 targets[offset] = target
             except MarqError as exc:
                 moved[offset] = exc

@@ -23,7 +23,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.engine.catalog import WRITE_TIMEOUT_S
+from app.engine.queues_topic import WRITE_TIMEOUT_S
 from app.kafka.connection import end_client, kafka_client_args
 from marq.errors import UnavailableError
 

@@ -351,6 +351,10 @@ class Owner:
             raise InternalError(f"partition {self.number}: record {record} of its markers is not folded yet")
         return self._ignored.took_effect(record, epoch, delivery, offset)
 
+    def clock_at(self, now_ms: int) -> int:
+        """The clock of the partition now: it stands still between records, but the time of leases does not."""
+        return self.partition.clock_ms + max(0, now_ms - self._folded_ms)
+
     def _owned(self, own: Own, offset: int, now_ms: int) -> None:
         if own.nonce == self.nonce and self.phase is Phase.CATCHING_UP:
             self.phase = Phase.SERVING
