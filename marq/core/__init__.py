@@ -5,6 +5,7 @@ clock. Time, ids and randomness come in as arguments. The worker, the simulator 
 May import `marq.errors` and `marq.protocol`. Of others it needs msgspec.
 
 ====================  ================================================================================================
+``counts``            how many messages of each queue are in which state
 ``ranges``            half-open ranges of offsets, and a set made of them
 ``markers``           the records of the markers topic
 ``policies``          settings of queues and limits of workers; back-off
