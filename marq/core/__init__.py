@@ -5,7 +5,6 @@ clock. Time, ids and randomness come in as arguments. The worker, the simulator 
 May import `marq.errors` and `marq.protocol`. Of others it needs msgspec.
 
 ====================  ================================================================================================
-``counts``            how many messages of each queue are in which state
 ``ranges``            half-open ranges of offsets, and a set made of them
 ``markers``           the records of the markers topic
 ``policies``          settings of queues and limits of workers; back-off
@@ -20,6 +19,7 @@ May import `marq.errors` and `marq.protocol`. Of others it needs msgspec.
 ``merging``           which segments are worth merging
 ``partition``         the state machine: ``fold(queue log, markers log)``, made of the layers below
 ``state``             what a partition knows, and the questions that can be asked of it
+``counts``            how many messages of each queue are in which state
 ``lanes``             where messages that become ready go, and what becomes ready by itself
 ``reading``           the queue log
 ``folding``           the markers log
