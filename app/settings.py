@@ -40,6 +40,8 @@ CONFIG_VARIABLE = "MARQ_CONFIG"
 
 #: Variables with our prefix that are not settings: the file of settings, and what the tests read.
 _NOT_SETTINGS = (CONFIG_VARIABLE, "MARQ_TEST_")
+#: What the command `marq` reads.
+_OF_THE_COMMAND = ("MARQ_URL", "MARQ_KEY_FILE", "MARQ_CA_FILE")
 
 #: Names of settings in earlier versions, and their names now.
 _RENAMED = {"hold_ms": "persist_after_ms"}
@@ -376,6 +378,8 @@ def _refuse_unknown_variables() -> None:
     known = [variable(name) for name in Settings.model_fields]
     for name in sorted(os.environ):
         if not name.upper().startswith(PREFIX) or name.upper().startswith(_NOT_SETTINGS):
+            continue
+        if name in _OF_THE_COMMAND:
             continue
         if name.upper() not in known:
             raise SettingError(f"unknown environment variable {name}{_suggestion(name, known)}")

@@ -106,7 +106,7 @@ class Desk:
             _known={TP("t", 0)},
             _unconfirmed={},
             _waiting={},
-            _tasks=set(),
+            _learning=set(),
             request_timeout=0.05,
         )
 
