@@ -37,7 +37,7 @@ class Room:
         held = holder.room_parts * (holder.body_bytes + count_bytes) if holder is not None else 0
         if max(used, held) > self.most_bytes and (body_bytes > SMALL_BYTES or used > 2 * self.most_bytes):
             self.refused += 1
-            raise UnavailableError("too many large requests are under way here; try again later", 1.0)
+            raise UnavailableError("too many large requests are in progress here; try again later", 1.0)
         self.used_bytes = used
 
     def give_back(self, request: web.Request) -> None:
