@@ -23,7 +23,7 @@ from faust.cli.base import cli
 from app.kafka.broker import EmbeddedBroker, bootstrap_of
 from app.kafka.folders import UMASK
 from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
-from app.settings import load
+from app.settings import Settings, load
 from marq.errors import MarqError
 from marq.text import cleaned
 
@@ -139,6 +139,32 @@ def repair(number: int, accept_loss: bool) -> None:
     for line in lines_of(found):
         click.echo(cleaned(line))
     raise SystemExit(1 if found.losses and not found.done else 0)
+
+
+@_command
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, an object a line.")
+@click.option("--quiet", is_flag=True, help="Only what is wrong.")
+def doctor(as_json: bool, quiet: bool) -> None:
+    """Look for what is wrong here, in Kafka and in the workers, and say what to do.
+
+    Exit status 0: nothing. 1: something. Changes nothing. From other machines, `marq doctor` looks at the workers.
+    """
+    from app.doctor import findings
+    from app.worker import require_loopback, tls_context
+    from gateway.auth import Keys
+    from marq.cli.doctor import show
+
+    def check_keys(settings: Settings) -> None:
+        if not Keys(settings.keys.get_secret_value() if settings.keys is not None else None):
+            require_loopback(settings.web_host)
+
+    def check_certificate(settings: Settings) -> None:
+        if settings.web_tls_certificate_file is not None:
+            tls_context(settings)
+
+    raise SystemExit(
+        show(findings({"keys": check_keys, "certificate": check_certificate}), as_json=as_json, quiet=quiet)
+    )
 
 
 @cli.command("demo", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -86,33 +86,69 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
     """
     async with admin_client(settings) as admin:
         existing = await _partition_counts(admin)
-        partitions = _count_partitions(settings, existing)
-        topics = Topics(
-            queue=settings.queue_topic,
-            markers=settings.markers_topic,
-            poison=settings.poison_topic,
-            queues=settings.queues_topic,
-            dead_letter=settings.dead_letter_topic,
-            changelogs={table: f"{app_id}-{table}-changelog" for table in TABLES},
-            partitions=partitions,
-        )
+        topics = _topics(settings, app_id, existing)
         needs = _needs(topics, topic_mode=settings.queue_id is not None)
         brokers = len((await admin.describe_cluster())["brokers"])
         replication = settings.replication or min(REPLICATION, brokers)
         denied = await _create(admin, [need for need in needs if need.name not in existing], replication, brokers)
-        groups = {app_id: "Read", settings.archive_group: "Describe"}
-        missing = await missing_rights(admin, _rights(topics, topic_mode=settings.queue_id is not None), groups)
+        rights = _rights(topics, topic_mode=settings.queue_id is not None)
+        missing = await missing_rights(admin, rights, _groups(settings, app_id))
         missing = {("topic", name): ["Create", *missing.pop(("topic", name), [])] for name in denied} | missing
         if missing:
             raise TopicError(*as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
         found = await _describe(admin, [topics.queue, *(need.name for need in needs)])
-    problems = [problem for need in needs for problem in _problems(need, found[need.name], replication)]
+    problems = _all_problems(settings, needs, found, replication)
     if problems:
-        tools = f"--bootstrap-server {resolve_bootstrap(settings)[0]}"
-        raise TopicError(*(problem.replace(".sh ", f".sh {tools} ") for problem in problems))
+        raise TopicError(*problems)
     if settings.queue_id is not None:
         _warn_about_foreign(topics.queue, found[topics.queue])
     return topics
+
+
+async def topic_problems(settings: Settings, app_id: str) -> tuple[list[str], list[str]]:
+    """Look at the topics and create nothing: those that do not exist yet, and a line for each thing that is wrong.
+
+    Raises:
+        TopicError: the queue topic is not what the settings say.
+        BrokerError: Kafka can't be reached, or refuses us.
+    """
+    async with admin_client(settings) as admin:
+        existing = await _partition_counts(admin)
+        topics = _topics(settings, app_id, existing)
+        topic_mode = settings.queue_id is not None
+        needs = _needs(topics, topic_mode=topic_mode)
+        absent = [need.name for need in needs if need.name not in existing]
+        replication = settings.replication or min(REPLICATION, len((await admin.describe_cluster())["brokers"]))
+        rights = {name: asked for name, asked in _rights(topics, topic_mode=topic_mode).items() if name in existing}
+        missing = await missing_rights(admin, rights, _groups(settings, app_id))
+        lines = list(as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
+        # what may not be described was named
+        seen = [n for n in needs if n.name in existing and "DescribeConfigs" not in missing.get(("topic", n.name), ())]
+        found = await _describe(admin, [need.name for need in seen]) if seen else {}
+    return absent, lines + _all_problems(settings, seen, found, replication)
+
+
+def _topics(settings: Settings, app_id: str, existing: Mapping[str, int]) -> Topics:
+    return Topics(
+        queue=settings.queue_topic,
+        markers=settings.markers_topic,
+        poison=settings.poison_topic,
+        queues=settings.queues_topic,
+        dead_letter=settings.dead_letter_topic,
+        changelogs={table: f"{app_id}-{table}-changelog" for table in TABLES},
+        partitions=_count_partitions(settings, existing),
+    )
+
+
+def _groups(settings: Settings, app_id: str) -> dict[str, str]:
+    """The operation that we need on each consumer group."""
+    return {app_id: "Read", settings.archive_group: "Describe"}
+
+
+def _all_problems(settings: Settings, needs: list[_Need], found: Mapping[str, _Found], replication: int) -> list[str]:
+    tools = f"--bootstrap-server {resolve_bootstrap(settings)[0]}"
+    problems = [problem for need in needs for problem in _problems(need, found[need.name], replication)]
+    return [problem.replace(".sh ", f".sh {tools} ") for problem in problems]
 
 
 def _count_partitions(settings: Settings, existing: Mapping[str, int]) -> int:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.engine.breakers import BreakerState
+from app.service.vitals import Vitals
 
 State = Literal["ready", "delayed", "in_flight"]
 
@@ -24,6 +25,7 @@ class WorkerView(msgspec.Struct):
     payload_bytes: int
     pending_bytes: int
     waiting_receives: int
+    vitals: Vitals | None = None  # None: of an earlier version
 
 
 class PartitionView(msgspec.Struct):
@@ -47,6 +49,7 @@ class PartitionView(msgspec.Struct):
     segments: int | UnsetType = UNSET
     bytes: int | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
+    unsaved: bool | UnsetType = UNSET  # something is in no checkpoint yet
     counters: dict[str, int] | UnsetType = UNSET
 
 

@@ -11,6 +11,7 @@ import base64
 import resource
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from faust.types import TP
@@ -39,6 +40,7 @@ from app.service.descriptions import (
 from app.service.owners import Owners
 from app.service.paging import smallest
 from app.service.receives import Receives
+from app.service.vitals import vitals_of
 from app.service.watches import Receivers
 from marq.core.digest import STATES, Entry, digest_of, entries
 from marq.core.partition import Partition
@@ -97,6 +99,7 @@ class Inspection:
             payload_bytes=sum(h.owner.partition.bytes for h in ownership.held.values()),
             pending_bytes=ownership.app.producer.pending_bytes,
             waiting_receives=self._receives.count,
+            vitals=vitals_of(ownership, Path(ownership.app.conf.datadir)),
         )
 
     async def partitions(self) -> tuple[list[PartitionView], list[str]]:
@@ -165,6 +168,7 @@ class Inspection:
             segments=len(partition.segments),
             bytes=partition.bytes,
             paused=held.paused,
+            unsaved=partition.changed(),
             counters=dict(partition.counters),
         )
 

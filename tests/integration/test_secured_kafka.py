@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -232,6 +233,28 @@ def test_a_user_without_any_rights_is_told_all_that_lack(kafka_secured: SecuredK
     assert any(f"'{GUEST}' Create, Write, DescribeConfigs on topic {name}.poison" in line for line in said), said
     assert any(f"'{GUEST}' Read on group {name}; mend" in line for line in said), said
     assert any(f"'{GUEST}' Describe on group {name}.archive; mend" in line for line in said), said
+
+
+def test_the_doctor_names_a_password_that_is_refused_and_rights_that_lack(
+    kafka_secured: SecuredKafka, cluster: Cluster, tmp_path: Path
+) -> None:
+    topic = f"{cluster.name}.markers"
+    kafka_secured.take_away(USER, ["Delete"], topics=[topic])
+    try:
+        for password, check, text in (
+            (WRONG, "kafka", "refused user"),
+            (PASSWORD, "topics", f"Delete on topic {topic}"),
+        ):
+            settings = kafka_secured.settings(USER, password, name=cluster.name)
+            done = run_marq(settings, "doctor", "--json", folder=tmp_path)
+            assert done.returncode == 1, done.stdout
+            found = [json.loads(line) for line in done.stdout.splitlines()]
+            (wrong,) = [one for one in found if one["level"] == "problem"]
+            assert (wrong["check"], text in wrong["what"]) == (check, True), wrong
+            assert wrong["mend"]
+            assert password not in done.stdout
+    finally:
+        kafka_secured.allow(USER, ["Delete"], topics=[topic])
 
 
 def test_a_single_right_that_lacks_is_named(kafka_secured: SecuredKafka, cluster: Cluster, tmp_path: Path) -> None:

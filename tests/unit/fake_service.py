@@ -124,6 +124,8 @@ class FakeService:
         return offset
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/health/live":
+            return web.json_response({"live": True})
         raw = await request.read()
         body = msgspec.msgpack.decode(raw) if raw else None
         self.requests.append(Request(request.raw_path, body, request.headers.get("Authorization"), time.monotonic()))

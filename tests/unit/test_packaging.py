@@ -70,16 +70,38 @@ def imported(files: Iterable[Path]) -> dict[str, Path]:
     return found
 
 
+CLI = [Requirement(line) for line in PROJECT["project"]["optional-dependencies"]["cli"]]
+
+
+def test_what_the_command_imports_beside_the_client_is_in_its_extra() -> None:
+    client = imported(file for file in (ROOT / "marq").rglob("*.py") if file.parent.name != "cli")
+    assert set(client) <= declared()
+    command = imported((ROOT / "marq" / "cli").rglob("*.py"))
+    assert set(command) - declared() == {canonicalize_name(one.name) for one in CLI}
+
+
+def test_a_lock_has_what_the_command_needs() -> None:
+    for name in ("worker", "run", "unit", "dev"):
+        locked = pins(ROOT / "requirements" / f"{name}.txt")
+        assert all(locked[canonicalize_name(one.name)][0] in one.specifier for one in CLI), name
+
+
+def test_the_command_says_what_is_missing_where_only_the_client_is_installed() -> None:
+    code = "import sys; sys.modules['rich'] = None; from marq.cli.main import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == 'marq: the command needs the package rich; pip install "marq[cli]"\n'
+
+
 @pytest.mark.parametrize(
     ("folders", "groups"),
     [
-        (["marq"], []),
         (["agents", "app", "gateway", "tables", "examples"], ["run"]),
         (["pipeline"], ["pipeline"]),
         (["bench", "requirements", "tests"], ["dev"]),
         (["tests/simulation"], ["unit"]),
     ],
-    ids=["wheel", "run", "pipeline", "dev", "unit"],
+    ids=["run", "pipeline", "dev", "unit"],
 )
 def test_what_is_imported_is_declared(folders: list[str], groups: list[str]) -> None:
     found = imported(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
@@ -126,8 +148,10 @@ def test_the_wheel_is_marq_and_promises_no_more(wheel: zipfile.ZipFile) -> None:
     assert "marq/client/__init__.py" in wheel.namelist()
     [metadata] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     said = Parser().parsestr(wheel.read(metadata).decode())
-    assert said.get_all("Provides-Extra") is None
-    assert {Requirement(line).name for line in said.get_all("Requires-Dist", [])} == declared()
+    assert said.get_all("Provides-Extra") == ["cli"]
+    required = [Requirement(line) for line in said.get_all("Requires-Dist", [])]
+    assert {one.name for one in required if one.marker is None} == declared()
+    assert {one.name for one in required if one.marker is not None} == {one.name for one in CLI}
 
 
 def pins(file: Path) -> dict[str, tuple[Version, list[str]]]:

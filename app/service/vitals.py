@@ -1,0 +1,84 @@
+"""What a worker tells of itself to find out what is wrong: its version, clock, disk, limits, settings."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import shutil
+import time
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import marq
+from app.engine.ownership import Ownership
+from app.settings import Settings
+
+#: Settings that have to be the same in all workers: with others, what happens depends on the worker that is asked.
+SHARED = (
+    "queue_id",
+    "dead_letter_topic",
+    "auto_create",
+    "visibility_timeout_ms",
+    "max_receives",
+    "backoff_ms",
+    "backoff_max_ms",
+    "retention_history_ms",
+    "max_body_bytes",
+    "sqs_limits",
+    "sqs_account",
+    "queues",
+)
+
+
+class Vitals(msgspec.Struct):
+    """See the module. Bytes, milliseconds since 1970."""
+
+    version: str
+    clock_ms: int
+    broker_ms: int | None  # what the broker's clock says; None: it has stamped nothing yet
+    partitions: int
+    disk_free_bytes: int
+    disk_total_bytes: int
+    memory_bytes: int  # that payloads may have
+    open_files: int  # that the system allows
+    max_connections: int
+    keys: str  # the same in workers with the same keys; empty: it has none
+    settings: dict[str, str]  # those that have to be the same in all workers, as JSON
+
+
+def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
+    """Of this worker. `folder`: where its tables are."""
+    settings = ownership.settings
+    free = total = 0
+    with contextlib.suppress(OSError):
+        disk = shutil.disk_usage(folder)
+        free, total = disk.free, disk.total
+    return Vitals(
+        version=marq.__version__,
+        clock_ms=round(time.time() * 1000),
+        broker_ms=ownership.broker_time.now_ms,
+        partitions=ownership.topics.partitions,
+        disk_free_bytes=free,
+        disk_total_bytes=total,
+        memory_bytes=settings.memory_bytes,
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        max_connections=settings.max_connections,
+        keys=_fingerprint(settings, ownership.catalog.keys_for(b"vitals")[0]),
+        settings={name: _shown(getattr(settings, name)) for name in SHARED},
+    )
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _fingerprint(settings: Settings, secret: bytes) -> str:
+    """Of the keys, in any order. Only who has the installation's secret could try keys with it."""
+    if settings.keys is None:
+        return ""
+    entries = sorted(filter(None, (entry.strip() for entry in settings.keys.get_secret_value().split(","))))
+    return blake2b("\n".join(entries).encode(), key=secret, digest_size=8).hexdigest()

@@ -1,0 +1,121 @@
+"""How things are printed: tables on a terminal, tabs in a pipe, JSON for scripts.
+
+All that others chose (names of queues, payloads, errors) is written without what would do something to a terminal.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from marq.errors import BadValueError
+from marq.text import cleaned
+
+#: Characters of a payload that a list shows.
+SHOWN_CHARACTERS = 200
+
+
+def fit_for_output(*streams: IO[str]) -> None:
+    """Let every text be written, also where the terminal's encoding lacks a character."""
+    for stream in streams:
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def say(*lines: str) -> None:
+    """What is for the user, beside the output."""
+    for line in lines:
+        click.echo("marq: " + cleaned(line), err=True)
+
+
+def out(line: str) -> None:
+    """A line of output."""
+    sys.stdout.write(cleaned(line) + "\n")
+
+
+def out_json(value: Any) -> None:
+    """An object of output, on a line of its own."""
+    # what stands in JSON is ASCII but for this one, which is no printable character
+    sys.stdout.write(json.dumps(value, default=_as_json).replace("\x7f", "\\u007f") + "\n")
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} in an answer")
+
+
+class Column:
+    """A column of a table."""
+
+    def __init__(self, title: str, *, right: bool = False) -> None:
+        self.title = title
+        self.right = right
+
+
+def column(title: str) -> Column:
+    """Of numbers if the title ends in ">"."""
+    return Column(title.rstrip(">"), right=title.endswith(">"))
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table for a terminal."""
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for one in map(column, titles):
+        made.add_column(one.title, justify="right" if one.right else "left", overflow="fold", no_wrap=one.right)
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(cleaned(str(cell))) for cell in row))
+    return made
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """A table on a terminal; else lines of cells with tabs between."""
+    if sys.stdout.isatty():
+        Console(file=sys.stdout, highlight=False).print(table(titles, rows))
+        return
+    out_cells([column(one).title for one in titles])
+    for row in rows:
+        out_cells([cell.plain if isinstance(cell, Text) else str(cell) for cell in row])
+
+
+def out_cells(cells: Iterable[str]) -> None:
+    """A line of cells, with tabs between."""
+    sys.stdout.write("\t".join(map(cleaned, cells)) + "\n")
+
+
+def print_pairs(pairs: Iterable[tuple[str, Any]]) -> None:
+    """Names and values, a line each."""
+    shown = [(name, str(value)) for name, value in pairs]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        out(f"{name:<{width}}  {value}")
+
+
+def text_of(payload: bytes) -> str:
+    """A payload as text; other bytes as `\\xff`."""
+    return payload.decode(errors="backslashreplace")
+
+
+def shortened(text: str, characters: int = SHOWN_CHARACTERS) -> str:
+    """The beginning of a text, in one line."""
+    line = cleaned(text[: characters + 1])
+    return line if len(line) <= characters else line[: characters - 1] + "…"
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is destroyed. Raises `click.Abort`, or `BadValueError` where nobody can be asked."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise BadValueError(f"{question} Say --yes if so; there is nobody to ask")
+    click.confirm(cleaned(question), abort=True, err=True)

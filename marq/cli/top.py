@@ -1,0 +1,212 @@
+"""`marq top`: queues as they are now, and where they go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from marq.cli.console import out_json, table
+from marq.cli.group import command, flush
+from marq.cli.queues import ORDERS, STATS_TITLES, stats_cells, stats_of
+from marq.cli.service import Connected
+from marq.cli.values import DURATION, duration, number, rate
+from marq.errors import NotAllowedError, UnavailableError
+from marq.text import cleaned
+
+#: Lines beside the rows of the table: the head, the titles, the foot.
+OTHER_LINES = 9
+#: Counters of partitions that together say how many messages were finished.
+FINISHED = ("acked", "dead", "expired", "purged", "moved", "poison")
+#: Orders that the key s goes through.
+KEYS = ("depth", "ready", "in-flight", "dead", "oldest", "name")
+
+
+class Sample(NamedTuple):
+    """What the service said at one time."""
+
+    at_s: float  # monotonic
+    queues: list[dict[str, Any]]
+    troubles: list[str]
+    workers: int
+    partitions: dict[int, dict[str, Any]]  # those that are served
+
+
+class Rates(NamedTuple):
+    """Messages a second between two samples; None before there are two."""
+
+    sent: float | None = None
+    delivered: float | None = None
+    finished: float | None = None
+    redelivered: float | None = None
+
+
+def rates_between(before: Sample | None, now: Sample) -> Rates:
+    """Rates of the whole service. A partition that changed its owner counts from the next sample on."""
+    if before is None or now.at_s <= before.at_s:
+        return Rates()
+    same = [
+        (before.partitions[n], p)
+        for n, p in now.partitions.items()
+        if n in before.partitions and before.partitions[n]["owner"] == p["owner"]
+    ]
+    seconds = now.at_s - before.at_s
+
+    def grown(*names: str) -> float:
+        counts = ((old["counters"].get(n, 0), new["counters"].get(n, 0)) for old, new in same for n in names)
+        return float(sum(max(0, new - old) for old, new in counts))
+
+    return Rates(
+        sum(max(0, new["position"] - old["position"]) for old, new in same) / seconds,
+        grown("delivered") / seconds,
+        grown(*FINISHED) / seconds,
+        grown("redelivered") / seconds,
+    )
+
+
+def sample_of(service: Connected, prefix: str) -> Sample:
+    """Ask the service. Raises `MarqError`."""
+    queues, troubles = stats_of(service, None, prefix)
+    workers, partitions = 0, {}
+    with contextlib.suppress(NotAllowedError):
+        workers = len(service.ask("/v1/workers")["workers"])
+        found = service.ask("/v1/partitions", query={"scope": "cluster"})["partitions"]
+        partitions = {one["partition"]: one for one in found if "counters" in one}
+    return Sample(time.monotonic(), queues, troubles, workers, partitions)
+
+
+@command("top")
+@click.option("--prefix", default="", help="Queues whose names begin so.")
+@click.option("--sort", type=click.Choice(list(ORDERS)), default="depth", show_default=True)
+@click.option("--interval", type=DURATION, default="2s", show_default=True, help="Time between two looks.")
+@click.option("--count", type=click.IntRange(1), help="End after so many looks; without a terminal, 1.")
+def top(service: Connected, prefix: str, sort: str, interval: float, count: int | None) -> None:
+    """Watch the queues, live: q quits, s sorts by the next column.
+
+    With --json, one object a look.
+    """
+    interval = max(0.2, interval)
+    if service.as_json or not sys.stdout.isatty():
+        _print_looks(service, prefix, sort, interval, count or 1)
+        return
+    console = Console()
+    before: Sample | None = None
+    now: Sample | None = None
+    problem = ""
+    looks = 0
+    with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                before, now, problem = now, sample_of(service, prefix), ""
+                looks += 1
+            except UnavailableError as error:
+                problem = str(error)  # it may come back
+            while True:
+                live.update(_screen(service, before, now, sort, problem, console.height), refresh=True)
+                if count is not None and looks >= count:
+                    return
+                key = keys(interval)
+                if key == "q":
+                    return
+                if key != "s":
+                    break
+                sort = KEYS[(KEYS.index(sort) + 1) % len(KEYS)] if sort in KEYS else KEYS[0]
+
+
+def _print_looks(service: Connected, prefix: str, sort: str, interval: float, count: int) -> None:
+    before: Sample | None = None
+    for look in range(count):
+        if look:
+            time.sleep(interval)
+        now = sample_of(service, prefix)
+        queues = sorted(now.queues, key=ORDERS[sort])
+        if service.as_json:
+            rates = rates_between(before, now)._asdict()
+            out_json({"rates": rates, "workers": now.workers, "queues": queues, "troubles": now.troubles})
+        else:
+            Console(file=sys.stdout, highlight=False, width=120).print(table(STATS_TITLES, map(stats_cells, queues)))
+        flush()
+        before = now
+
+
+def _screen(
+    service: Connected, before: Sample | None, now: Sample | None, sort: str, problem: str, height: int
+) -> Group:
+    lines: list[Any] = [Text(f"marq  {service.url}  {time.strftime('%H:%M:%S')}", style="bold", no_wrap=True)]
+    if now is not None:
+        rates = rates_between(before, now)
+        lines.append(
+            Text(
+                f"sent {rate(rates.sent)}   delivered {rate(rates.delivered)}   finished {rate(rates.finished)}   "
+                f"redelivered {rate(rates.redelivered)}",
+                style="cyan",
+            )
+        )
+        total = {name: sum(queue[name] for queue in now.queues) for name in ("ready", "delayed", "in_flight")}
+        oldest = max((queue["oldest_ms"] or 0 for queue in now.queues), default=0)
+        lines.append(
+            Text(
+                f"{number(len(now.queues))} queues   {number(sum(total.values()))} messages   "
+                f"{number(total['ready'])} ready   {number(total['in_flight'])} in flight   "
+                f"oldest {duration(oldest) if oldest else '-'}   {now.workers} workers"
+            )
+        )
+        lines += [Text(cleaned(trouble), style="bold red") for trouble in now.troubles[:3]]
+    if problem:
+        lines.append(Text(cleaned(problem), style="bold red"))
+    if now is not None:
+        queues = sorted(now.queues, key=ORDERS[sort])
+        shown = queues[: max(1, height - OTHER_LINES - len(now.troubles[:3]))]
+        lines.append(table(STATS_TITLES, map(_coloured, shown)))
+        more = len(queues) - len(shown)
+        lines.append(Text(f"by {sort}" + (f", {more} more" if more else "") + "    q quit   s sort", style="dim"))
+    return Group(*lines)
+
+
+def _coloured(queue: dict[str, Any]) -> list[Any]:
+    """A row, with what asks for a look in colour."""
+    cells: list[Any] = list(stats_cells(queue))
+    if queue["dead"]:
+        cells[4] = Text(cells[4], style="red")
+    if queue["ready"] and queue["has_receiver"] is False:
+        cells[6] = Text(cells[6], style="yellow")
+    return cells
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Any]:
+    """A function that waits so many seconds for a key, and returns it; "" if none came."""
+    if not sys.stdin.isatty():
+
+        def wait(seconds: float) -> str:
+            time.sleep(seconds)
+            return ""
+
+        yield wait
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+
+        def read(seconds: float) -> str:
+            if select.select([descriptor], [], [], seconds)[0]:
+                key = os.read(descriptor, 16).decode(errors="replace")
+                return key[:1].lower() if key else "q"
+            return ""
+
+        yield read
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

@@ -1,0 +1,133 @@
+"""The doctor, on real Kafka and real workers: it finds what is broken, and nothing where nothing is."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from app.commands import doctor
+from app.doctor import data_folder, file_limit
+from app.settings import Settings
+from marq.cli.checks import Level
+from tests.integration.cluster import Cluster, until
+from tests.integration.marq_command import Command
+from tests.kafka import settings_for, unique
+
+
+def findings(data_dir: Path, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Exit status of `python -m app doctor`, and what it found that is not well, by check."""
+    done = CliRunner().invoke(doctor, ["--json"], env={"MARQ_DATA_DIR": str(data_dir), **variables})
+    assert done.exit_code in (0, 1), done.output
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return done.exit_code, {one["check"]: one for one in found if one["level"] in ("warning", "problem")}
+
+
+def test_a_service_that_is_well_has_nothing_wrong_and_a_dead_letter_is_named(
+    door: Cluster, kafka: str, tmp_path: Path
+) -> None:
+    marq = Command(door.workers[0].url)
+    wrong = [one for one in marq("doctor", "--json").objects if one["level"] in ("warning", "problem")]
+    assert [one for one in wrong if one["check"] not in ("dead letters", "receivers", "disk")] == []
+
+    queue = unique("orders")
+    assert marq("send", queue, "a").status == 0
+    (message,) = marq("receive", queue, "--wait", "10s", "--json").objects
+    assert marq("reject", message["receipt"]).status == 0
+    until(lambda: queue in marq("doctor", "--quiet").out, "it is named")
+    assert marq("doctor").status == 1
+
+
+def test_workers_that_disagree_are_named(kafka: str, tmp_path: Path) -> None:
+    with Cluster(kafka, tmp_path, partitions=1, handlers="") as cluster:
+        first = cluster.start(ready=False, visibility_timeout_ms=10_000)
+        cluster.start(ready=False, visibility_timeout_ms=20_000)
+        cluster.wait_served()
+        (wrong,) = [one for one in Command(first.url)("doctor", "--json").objects if one["check"] == "settings"]
+        assert wrong["level"] == "problem"
+        assert "disagree on visibility_timeout_ms: 10000 at" in wrong["what"]
+
+        place = first.place
+        assert place is not None
+        status, found = findings(
+            first.data_dir, **{k: v for k, v in cluster.environment.items() if k.startswith("MARQ_")}
+        )
+        assert (status, "settings" in found) == (1, True)
+
+
+def test_topics_that_are_not_what_they_must_be_are_named_and_nothing_is_created(kafka: str, tmp_path: Path) -> None:
+    import asyncio
+
+    from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+    settings = settings_for(kafka, partitions=2)
+
+    async def topics(*new: NewTopic) -> set[str]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+        await admin.start()
+        try:
+            if new:
+                await admin.create_topics(list(new))
+            return {name for name in await admin.list_topics() if name.startswith(settings.name)}
+        finally:
+            await admin.close()
+
+    variables = {"MARQ_KAFKA": f"kafka://{kafka}", "MARQ_NAME": settings.name, "MARQ_WEB_PORT": "0"}
+    assert "topics" not in findings(tmp_path, **variables)[1]
+    assert asyncio.run(topics()) == set()
+
+    asyncio.run(topics(NewTopic(settings.queue_topic, 2, 1, topic_configs={"retention.ms": "1000"})))
+    status, found = findings(tmp_path, **variables)
+    assert status == 1
+    assert "must be" in found["topics"]["what"]
+    assert "kafka-configs.sh" in found["topics"]["mend"]
+    assert asyncio.run(topics()) == {settings.queue_topic}
+
+
+@pytest.mark.parametrize(
+    ("variables", "check", "said"),
+    [
+        ({"MARQ_KAFKA": "kafka://127.0.0.1:1"}, "kafka", "Connection refused"),
+        ({}, "kafka", "no Kafka to use"),
+        ({"MARQ_KAFKA": "localhost"}, "settings", "must be kafka://host:port"),
+        ({"MARQ_KEYS": "short"}, "keys", "shorter than 16 characters"),
+        ({"MARQ_WEB_HOST": "0.0.0.0"}, "keys", "lets others in"),
+    ],
+    ids=["nobody there", "none set", "no address", "a short key", "no key"],
+)
+def test_a_setting_that_can_not_work_is_named(variables: dict[str, str], check: str, said: str, tmp_path: Path) -> None:
+    status, found = findings(tmp_path, **({"MARQ_WEB_PORT": "0"} | variables))
+    assert status == 1
+    assert said in found[check]["what"]
+    assert found[check]["mend"]
+
+
+def test_a_port_that_somebody_has_is_named(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(1)
+        port = other.getsockname()[1]
+        _, found = findings(tmp_path, MARQ_WEB_PORT=str(port))
+    assert found["port"]["level"] == "problem"
+    assert f"port {port}: Address already in use" in found["port"]["what"]
+
+
+def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert data_folder(tmp_path / "new" / "deeper").level is not Level.PROBLEM
+    assert not (tmp_path / "new").exists()
+    found = data_folder(Path("/proc/self/marq"))
+    assert found.level is Level.PROBLEM
+    assert "can't be written" in found.what
+    assert data_folder(tmp_path / "file").level is Level.PROBLEM
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_limit_of_open_files_below_the_connections_is_named() -> None:
+    assert file_limit(Settings(), 1_024).level is Level.WARNING
+    assert file_limit(Settings(), 65_536).level is Level.OK
+    assert file_limit(Settings(max_connections=10), 1_034).level is Level.OK

@@ -1,0 +1,197 @@
+"""The checks of the doctor: each finds what it is for, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from marq.cli.checks import CHECKS, Facts, Level, examine
+
+NOW_MS = 1_800_000_000_000
+GIB = 1024**3
+
+
+def vitals(**values: Any) -> dict[str, Any]:
+    return {
+        "version": "1.0",
+        "clock_ms": NOW_MS,
+        "broker_ms": NOW_MS,
+        "partitions": 2,
+        "disk_free_bytes": 50 * GIB,
+        "disk_total_bytes": 100 * GIB,
+        "memory_bytes": GIB,
+        "open_files": 65_536,
+        "max_connections": 8_192,
+        "keys": "",
+        "settings": {"visibility_timeout_ms": "30000", "auto_create": "true"},
+    } | values
+
+
+def worker(port: int, **values: Any) -> dict[str, Any]:
+    given = {name: values.pop(name) for name in list(values) if name in vitals()}
+    return {
+        "url": f"http://127.0.0.1:{port}",
+        "ready": True,
+        "payload_bytes": 0,
+        "vitals": vitals(**given),
+    } | values
+
+
+def partition(number: int, **values: Any) -> dict[str, Any]:
+    return {
+        "partition": number,
+        "phase": "serving",
+        "lag": 0,
+        "markers_lag": 0,
+        "checkpoint_age_ms": 1_000,
+        "unsaved": True,
+        "paused": False,
+    } | values
+
+
+def queue(name: str, **values: Any) -> dict[str, Any]:
+    return {
+        "queue": name,
+        "ready": 10,
+        "dead": 0,
+        "oldest_ms": 1_000,
+        "breaker": {"state": "closed", "failures": 0},
+        "has_receiver": True,
+    } | values
+
+
+def facts(**values: Any) -> Facts:
+    """Of a service with nothing wrong, but for what is given."""
+    return Facts(
+        **{
+            "url": "http://127.0.0.1:1",
+            "version": "1.0",
+            "ready": True,
+            "workers": [worker(1), worker(2)],
+            "partitions": [partition(0), partition(1)],
+            "queues": [queue("orders"), queue("orders.dead", has_receiver=False, oldest_ms=10**9)],
+            "clock_ms": NOW_MS,
+            "certificate_days": 90.0,
+        }
+        | values
+    )
+
+
+def wrong(found: Facts) -> list[tuple[str, str]]:
+    """Check and text of all that is wrong."""
+    return [(one.check, one.what) for one in examine(found) if one.level in (Level.WARNING, Level.PROBLEM)]
+
+
+#: What breaks, the check that has to find it, and what it has to say.
+BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
+    "unreachable": ({"unreachable": "no worker answers"}, "address", "no worker answers"),
+    "certificate": ({"certificate_days": 3.2}, "certificate", "ends in 3 days"),
+    "refused": ({"refused": "a key is needed"}, "key", "a key is needed"),
+    "not ready": ({"ready": False, "health": '{"ready":false}'}, "ready", "not ready"),
+    "a worker that is missing": ({"missing": ["http://127.0.0.1:3"]}, "workers", "127.0.0.1:3 did not answer"),
+    "a worker that is not ready": ({"workers": [worker(1, ready=False), worker(2)]}, "workers", "1:1 is not ready"),
+    "two versions": ({"workers": [worker(1), worker(2, version="2.0")]}, "versions", "1.0: http://127.0.0.1:1; 2.0"),
+    "an earlier version": ({"workers": [worker(1), worker(2, vitals=None)]}, "versions", "an earlier one"),
+    "another version of the command": ({"version": "0.9"}, "versions", "this command has version 0.9"),
+    "settings": (
+        {"workers": [worker(1), worker(2, settings={"auto_create": "false"})]},
+        "settings",
+        "disagree on auto_create: false at http://127.0.0.1:2; true at http://127.0.0.1:1",
+    ),
+    "keys": ({"workers": [worker(1, keys="a"), worker(2, keys="b")]}, "keys", "different keys"),
+    "no keys": ({"workers": [worker(1, keys="a"), worker(2)]}, "keys", "without keys: http://127.0.0.1:2"),
+    "the clock of a worker": (
+        {"workers": [worker(1, clock_ms=NOW_MS + 60_000, broker_ms=None), worker(2)]},
+        "clocks",
+        "1:1 is 1 min ahead of this machine's",
+    ),
+    "the clock of the brokers": ({"workers": [worker(1, broker_ms=NOW_MS - 60_000)]}, "clocks", "1 min behind that of"),
+    "a disk": ({"workers": [worker(1, disk_free_bytes=GIB)]}, "disk", "1.0 GiB of 100.0 GiB left"),
+    "open files": ({"workers": [worker(1, open_files=1_024)]}, "open files", "1,024 files"),
+    "memory": ({"workers": [worker(1, payload_bytes=2 * GIB)]}, "memory", "2.0 GiB of payloads"),
+    "an unserved partition": (
+        {"partitions": [partition(0), {"partition": 1, "phase": "unserved", "reason": "records were deleted"}]},
+        "partitions",
+        "partition 1 is not served: records were deleted",
+    ),
+    "a partition of nobody": ({"partitions": [partition(0)]}, "partitions", "nobody owns the partitions 1"),
+    "a partition of two": (
+        {"partitions": [partition(0), partition(1), partition(1)]},
+        "partitions",
+        "two workers claim",
+    ),
+    "a take-over": ({"partitions": [partition(0), partition(1, phase="recovering")]}, "partitions", "being taken over"),
+    "a stalled partition": ({"stalled": {"1": {"seconds": 12.0}}}, "partitions", "nothing in partition 1 for 12 s"),
+    "a lag": ({"partitions": [partition(0, lag=10**6), partition(1)]}, "lag", "1,000,000 records behind the queue"),
+    "an old checkpoint": (
+        {"partitions": [partition(0, checkpoint_age_ms=120_000), partition(1)]},
+        "checkpoints",
+        "checkpoint of partition 0 is 2 min old",
+    ),
+    "dead letters": ({"queues": [queue("invoices", dead=173)]}, "dead letters", "invoices: 173 dead letters"),
+    "nobody receives": (
+        {"queues": [queue("orders", has_receiver=False, oldest_ms=3_600_000)]},
+        "receivers",
+        "nobody receives from orders (10, 1 h)",
+    ),
+    "an open breaker": (
+        {"queues": [queue("orders", breaker={"state": "open", "failures": 7})]},
+        "circuit breakers",
+        "of orders is open, after 7 failures",
+    ),
+}
+
+
+def test_nothing_is_wrong_with_a_service_that_is_well() -> None:
+    assert wrong(facts()) == []
+
+
+@pytest.mark.parametrize("name", sorted(BROKEN))
+def test_a_check_finds_what_it_is_for_and_no_other_does(name: str) -> None:
+    broken, check, said = BROKEN[name]
+    found = wrong(facts(**broken))
+    assert [one for one, _ in found] == [check], found
+    assert said in found[0][1]
+
+
+def test_each_check_is_broken_once() -> None:
+    checked = {finding.check for finding in examine(facts())}
+    assert len(checked) == len(CHECKS)
+    assert {check for _, check, _ in BROKEN.values()} == checked
+
+
+def test_what_is_wrong_comes_with_what_to_do() -> None:
+    for broken, _, _ in BROKEN.values():
+        for finding in examine(facts(**broken)):
+            assert bool(finding.mend) == (finding.level is not Level.OK), finding
+
+
+def test_what_could_not_be_looked_at_is_not_said_to_be_well() -> None:
+    found = examine(facts(refused="no", workers=None, partitions=None, queues=None))
+    levels = {finding.check: finding.level for finding in found}
+    assert {check for check, level in levels.items() if level is Level.OK} == {"address", "certificate", "ready"}
+
+
+def test_an_idle_partition_needs_no_checkpoint() -> None:
+    assert wrong(facts(partitions=[partition(0, unsaved=False, checkpoint_age_ms=10**8), partition(1)])) == []
+
+
+def test_few_dead_letters_are_named_and_many_counted() -> None:
+    found = [what for _, what in wrong(facts(queues=[queue(f"q{n}", dead=n) for n in range(1, 9)]))]
+    assert found[0] == "q8: 8 dead letters"
+    assert found[-1] == "3 more queues have 6 dead letters"
+
+
+def test_facts_are_those_that_a_worker_gives() -> None:
+    from app.service.descriptions import PartitionView, QueueStats, WorkerView
+    from app.service.vitals import Vitals
+
+    def names(kind: Any) -> set[str]:
+        return {field.name for field in msgspec.structs.fields(kind)}
+
+    assert set(vitals()) == names(Vitals)
+    assert set(worker(1)) <= names(WorkerView)
+    assert set(partition(0)) <= names(PartitionView)
+    assert set(queue("a")) <= names(QueueStats)
