@@ -14,6 +14,7 @@ from bench import restart as restart_bench
 from bench import restore as restore_bench
 from bench import service as service_bench
 from bench import sqs as sqs_bench
+from bench import ui as ui_bench
 
 
 @click.group()
@@ -178,6 +179,16 @@ def overload(messages: int, receivers: int, loops: int, demo_loops: int, phases:
     overload_bench.run(
         messages=messages, receivers=receivers, loops=loops, demo_loops=demo_loops, phases=phases.split(",")
     )
+
+
+@bench.command()
+@click.option("--queues", default=10_000, show_default=True, help="Of Zipf-distributed size.")
+@click.option("--messages", default=1_000_000, show_default=True)
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--seconds", default=40.0, show_default=True, help="Length of each phase.")
+def ui(queues: int, messages: int, size: int, seconds: float) -> None:
+    """The cockpit: what no page, one, and ten open pages cost a worker."""
+    ui_bench.run(queues=queues, messages=messages, size=size, seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
@@ -174,11 +174,24 @@ class Keys:
         scheme, _, key = headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise NotAuthenticatedError("send a key: `Authorization: Bearer …`")
+        return self._grants[self.digest_of(key)]
+
+    @property
+    def digests(self) -> Iterable[bytes]:
+        """By which keys are known."""
+        return self._grants
+
+    def digest_of(self, key: str) -> bytes:
+        """By what a key is known. Raises `NotAuthenticatedError`."""
         # looked up by a hash, so that the time it takes says nothing about the keys
-        found = self._grants.get(_digest(key.strip()))
-        if found is None:
+        digest = _digest(key.strip())
+        if digest not in self._grants:
             raise NotAuthenticatedError("this key is not known here")
-        return found
+        return digest
+
+    def grants_by_digest(self, digest: bytes) -> Grants:
+        """What the key may do that is known by `digest`."""
+        return self._grants[digest]
 
 
 def _digest(key: str) -> bytes:

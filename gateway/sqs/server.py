@@ -67,8 +67,8 @@ PERMISSIONS = {
 #: Bytes of a request in JSON that carries no messages: a thousand receipts of a batch, or the tags of a queue.
 SMALL_BYTES = 640 * 1024
 REQUEST_ID = "x-amzn-RequestId"
-#: Queue URLs; the JSON API and the health checks are on paths that look like those of accounts.
-QUEUE_PATH = "/{account:(?!v1/|health/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
+#: Queue URLs; the JSON API, the health checks and the cockpit are on paths that look like those of accounts.
+QUEUE_PATH = "/{account:(?!v1/|health/|ui/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
 
 Do = Callable[[Call, Any], Awaitable[dict[str, Any] | None]]
 
@@ -213,13 +213,14 @@ def _check_browser(request: web.Request) -> None:
         check_link(request.headers)
 
 
-def define(router: web.UrlDispatcher, server: Server) -> None:
-    """Register the routes."""
+def define(router: web.UrlDispatcher, server: Server) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Register the routes; what answers them."""
 
     async def handler(request: web.Request) -> web.Response:
         return await server.serve(request)
 
     handler.guards_itself = True  # type: ignore[attr-defined]
-    for path in ("/", QUEUE_PATH):
-        for method in ("GET", "POST"):
-            router.add_route(method, path, handler)
+    # a GET of "/" may be a browser's
+    for method, path in (("POST", "/"), ("GET", QUEUE_PATH), ("POST", QUEUE_PATH)):
+        router.add_route(method, path, handler)
+    return handler

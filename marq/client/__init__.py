@@ -25,7 +25,7 @@ May import `marq.clock`, `marq.errors` and `marq.protocol`. Its dependencies are
 from marq.client.asynchronous import AsyncConsumer, AsyncMessage, AsyncQueue, AsyncService
 from marq.client.blocking import Consumer, Message, Queue, Service
 from marq.client.wire import Outgoing
-from marq.protocol.messages import QueueInfo, Sent
+from marq.protocol.messages import Peeked, QueueCounts, QueueInfo, Sent
 
 __all__ = [
     "AsyncConsumer",
@@ -35,7 +35,9 @@ __all__ = [
     "Consumer",
     "Message",
     "Outgoing",
+    "Peeked",
     "Queue",
+    "QueueCounts",
     "QueueInfo",
     "Sent",
     "Service",

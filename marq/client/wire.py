@@ -21,7 +21,7 @@ import msgspec
 from marq import errors
 from marq.errors import BadValueError, MarqError, ServiceError
 from marq.protocol import problems
-from marq.protocol.messages import Entry, Problem, QueueInfo, Received, Sent
+from marq.protocol.messages import Entry, Peeked, Problem, QueueCounts, QueueInfo, Received, Sent
 
 MSGPACK = "application/msgpack"
 
@@ -103,12 +103,18 @@ class _SettleResults(msgspec.Struct):
     results: list[_SettleResult]
 
 
+class _Peeks(msgspec.Struct):
+    messages: list[Peeked]
+
+
 class _QueuePage(msgspec.Struct):
     queues: list[QueueInfo]
     after: str = ""
 
 
 _queue_info = msgspec.msgpack.Decoder(QueueInfo)
+_queue_counts = msgspec.msgpack.Decoder(QueueCounts)
+_peeks = msgspec.msgpack.Decoder(_Peeks)
 _queue_page = msgspec.msgpack.Decoder(_QueuePage)
 _send_results = msgspec.msgpack.Decoder(_SendResults)
 _settle_results = msgspec.msgpack.Decoder(_SettleResults)
@@ -200,6 +206,18 @@ def queue_info(body: bytes) -> QueueInfo:
     """The information about a queue in an answer."""
     info: QueueInfo = decoded(_queue_info, body)
     return info
+
+
+def queue_counts(body: bytes) -> QueueCounts:
+    """How a queue stands."""
+    counts: QueueCounts = decoded(_queue_counts, body)
+    return counts
+
+
+def peeked(body: bytes) -> list[Peeked]:
+    """Messages that were looked at."""
+    page: _Peeks = decoded(_peeks, body)
+    return page.messages
 
 
 def queue_page(body: bytes) -> tuple[list[QueueInfo], str]:

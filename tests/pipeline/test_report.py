@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from pipeline.report.page import page as rendered
 from pipeline.report.span import BUCKETS_MAX, Span, moment_ms
 from tests.pipeline.lab import Installation, finish
 from tests.pipeline.tables_lab import run_archive
+from tests.ui.browser import opened as real_browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -235,14 +235,8 @@ def page_file(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def browser(page_file: Path) -> Iterator[Browser]:
     """A real browser, once the page is there: while it runs, this thread has an event loop."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = [path for name in ("chromium", "google-chrome", "chromium-browser") if (path := shutil.which(name))]
-    if not found:
-        pytest.skip("no Chromium on the path; `apt-get install chromium` brings one")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found[0])
-        yield browser
-        browser.close()
+    with real_browser() as found:
+        yield found
 
 
 def opened(browser: Browser, file: Path, troubles: list[str], **options: Any) -> Page:
