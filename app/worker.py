@@ -351,7 +351,7 @@ def require_loopback(host: str) -> None:
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
-        raise SettingError(f"MARQ_WEB_HOST={host!r} is no address to listen on: {error.strerror}") from None
+        raise SettingError(f"MARQ_WEB_HOST={host!r} is not an address to listen on: {error.strerror}") from None
     for address in sorted(found):
         if not is_loopback(address):
             raise open_to_others(host, address)
@@ -380,7 +380,7 @@ def _refuse_options_of_faust() -> None:
         if _is_option_given(name):
             option = "--without-web" if name == "with_web" else f"--{name.replace('_', '-')}"
             instead = f"set {setting} instead" if setting else "leave it out"
-            raise SettingError(f"{option} is an option of Faust's that a worker of marq does not take: {instead}")
+            raise SettingError(f"{option} is an option of Faust's that a marq worker does not accept: {instead}")
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:

@@ -129,7 +129,7 @@ def guard(keys: Keys, room: bodies.Room, session: Callable[[Mapping[str, str]], 
                     grants.begin()
                     begun = grants
                     if grants.share is not None:
-                        request[bodies.HOLDER] = grants.share
+                        bodies.hand_over(request, grants.share)
                 else:
                     check_browser(request.method, request.headers)
                     request[GRANTS] = ALL

@@ -212,7 +212,7 @@ class Inspection:
 
     async def stats(self, queues: list[str]) -> tuple[list[QueueStats], list[str]]:
         """Queues with counts by state, and the URLs of workers that did not answer."""
-        counts, missing = await self._census.total()
+        counts, missing = await self._census.total(queues[0] if len(queues) == 1 else None)
         ages = await self._census.oldest([queue for queue in queues if queue in counts])
         breakers, received = await self._breakers(queues), await self._receivers.of(queues)
         none: dict[str, int] = dict.fromkeys(STATES, 0)

@@ -124,13 +124,16 @@ class Server:
                 sender, grants = claim.key_id, credential.grants
                 if not request.content.is_eof():
                     self._signatures.check_head(request, claim, credential.secret)
-                body = self._signatures.check(request, await self._body(request), claim, credential.secret)
+                bodies.hand_over(request, credential.unproven)
+                body = self._signatures.check(request, await self._body(request, target), claim, credential.secret)
+                if grants.share is not None:
+                    bodies.hand_over(request, grants.share)
                 self._check_permission(grants, request)
                 grants.begin()
                 begun = grants
             else:
                 _check_browser(request)
-                body = await self._body(request)
+                body = await self._body(request, target)
             url = request.path if "queue" in request.match_info else None
             if target is not None:
                 action, parameters = json_protocol.read(target, body)
@@ -181,9 +184,8 @@ class Server:
         if permission is not None:
             grants.require(permission, None)
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request, target: str | None) -> bytes:
         # which action a form asks for stands in its body
-        target = request.headers.get(json_protocol.TARGET)
         limit_bytes = self._body_bytes if target is None or target in self._sends else self._small_bytes
         try:
             return await bodies.read(request, limit_bytes, self._room)

@@ -1,4 +1,4 @@
-"""The bodies of requests and answers (msgpack), and the errors they tell.
+"""The bodies of requests and answers (msgpack), and the errors in answers.
 
 >>> to_wire(b"hi")
 Entry(payload=b'hi', key=None, headers={}, delay_ms=None, ttl_ms=None, group=None, deduplication_id=None)
@@ -34,9 +34,15 @@ encode = msgspec.msgpack.Encoder().encode
 class Outgoing(msgspec.Struct, frozen=True):
     """A message to send, with more than a payload.
 
-    ``delay`` and ``ttl`` in seconds: when it can be received first, and when it is dropped if it was not finished
-    (None: as the queue says). Messages of one ``group`` take turns with those of others; in a FIFO queue they are
-    delivered in order, and of several with the same ``deduplication_id`` within five minutes only the first counts.
+    Args:
+        payload: the message's content. A text is sent as UTF-8.
+        key: the sender's own key.
+        headers: the sender's headers.
+        delay: seconds until it can be received. None: as the queue says.
+        ttl: seconds after which it is dropped if it is not finished. None: as the queue says.
+        group: messages of one group take turns with those of others; in a FIFO queue they are delivered in order.
+        deduplication_id: only for FIFO queues. Of several messages with the same id within five minutes, only the
+            first counts.
     """
 
     payload: bytes | str

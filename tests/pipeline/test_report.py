@@ -197,7 +197,7 @@ def test_moments_are_dates_or_so_long_ago() -> None:
     assert moment_ms("2026-01-31T07:30", now, "--from") == moment_ms("30m", now, "--from")
     assert moment_ms("2026-01-31T09:30+02:00", now, "--from") == moment_ms("2026-01-31T07:30", now, "--to")
     for wrong in ("yesterday", "5 m", "2026-13-01", "99999999w"):
-        with pytest.raises(PipelineError, match="is no time; give one like 2026-01-31T08:00, or how long ago: 90m"):
+        with pytest.raises(PipelineError, match="is not a time; give one like 2026-01-31T08:00, or how long ago: 90m"):
             moment_ms(wrong, now, "--from")
 
 
@@ -334,7 +334,7 @@ def test_where_there_is_nothing_it_says_so(spark: SparkSession, installation: Ma
     empty = Archiving(here.job)
     empty.check()
     empty.open(spark)
-    with pytest.raises(PipelineError, match="holds no message; `python -m pipeline archive --once` brings what is new"):
+    with pytest.raises(PipelineError, match="has no messages; `python -m pipeline archive --once` adds new ones"):
         report(spark, here.job)
     with pytest.raises(PipelineError, match="lifecycle is not a table; `python -m pipeline lifecycle` makes it"):
         report(spark, here.job, update=False)
@@ -351,9 +351,9 @@ def test_patterns_choose_queues(lives: DataFrame) -> None:
 def test_mistakes_are_one_line_before_spark_is_started(installation: Make, tmp_path: Path) -> None:
     here = installation(create=False)
     for arguments, said in (
-        (("--from", "soon"), "marq: --from soon is no time; give one like"),
+        (("--from", "soon"), "marq: --from soon is not a time; give one like"),
         (("--from", "1h", "--to", "2h"), "marq: --from 1h is not before --to 2h\n"),
-        (("--out", str(tmp_path / "no" / "r.html")), f"marq: {tmp_path / 'no'} is no folder that we may write to"),
+        (("--out", str(tmp_path / "no" / "r.html")), f"marq: {tmp_path / 'no'} is not a folder that we can write to"),
     ):
         job = finish(here.start_job("report", *arguments))
         assert (job.returncode, job.stderr.count("\n")) == (2, 1)
