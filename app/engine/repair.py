@@ -89,7 +89,7 @@ def _owner(settings: Settings, topics: Topics, number: int) -> Owner:
 
 
 async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -> list[Loss]:
-    """Take the state as a worker does, up to the own marker (`own`: one that is not in the log); what it gives up."""
+    """Take the state as a worker does, up to the own marker (`own`: one that is not in the log). Returns the losses."""
     tables = await logs.tables()
     manifests = {key: value for key, value in tables.items() if key.count("/") == 1}
     queue_start, markers_start = await logs.starts()
@@ -115,7 +115,7 @@ async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -
 
 
 def newest_of(manifests: dict[str, bytes]) -> Manifest | None:
-    """The manifest that counts."""
+    """The newest manifest."""
     return max(map(decode_manifest, manifests.values()), key=lambda one: one.epoch, default=None)
 
 
