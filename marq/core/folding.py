@@ -10,7 +10,7 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.ranges import count, flat, offsets_in, ranges_of
 from marq.core.reading import Reading
 from marq.core.segments import Segment
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, headers_size, size_of
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, MessageState, block_of, headers_size, size_of
 from marq.errors import InternalError
 
 #: Milliseconds by which one record advances the partition clock at most, so that no lease ends early when the clock of
@@ -105,6 +105,7 @@ class Folding(Reading):
         self._expiring = [(expires_ms, offset) for offset, expires_ms in self.ttls.items()]
         heapify(self._expiring)
         if again:
+            self._count_change(again, MessageState.READY, MessageState.DELAYED)
             for backlog in self.backlogs.values():
                 if not backlog.fifo:  # else they keep their places
                     for lane in backlog.lanes():
@@ -133,6 +134,7 @@ class Folding(Reading):
         deadline_ms = clock_ms + m.redeliver_after_ms
         first: list[int] = []
         again: dict[int, list[int]] = {}
+        waited: list[int] = []
         for offset in flat(m.offsets):
             if offset not in messages and not self._unfinished(offset):
                 continue
@@ -143,10 +145,13 @@ class Folding(Reading):
                 not delivered.is_leased(clock_ms)
             ):
                 again.setdefault(delivered.receives, []).append(offset)
+                if not delivered.is_over(clock_ms):
+                    waited.append(offset)
         self._touch(m.offsets)
         effect = first
         if first:
             if self.delays or self.elapsed:
+                waited += [offset for offset in first if offset in self.delays]
                 for offset in first:  # what was started waits for no delay any more, whatever becomes of broker time
                     self.delays.pop(offset, None)
                     self.elapsed.pop(offset, None)
@@ -169,6 +174,10 @@ class Folding(Reading):
                 if receives:
                     self.counters["redelivered"] += len(offsets)
             effect.sort()
+        if waited:
+            self._count_change(waited, MessageState.DELAYED, MessageState.READY)
+        if deadline_ms > clock_ms:
+            self._count_change(effect, MessageState.READY, MessageState.IN_FLIGHT)
         self.counters["delivered"] += len(effect)
         return effect
 
@@ -190,15 +199,19 @@ class Folding(Reading):
                 if self._unfinished(offset):
                     if offset in self.duplicates:
                         self.counters["duplicates"] += 1
+                    self._count_out(offset)
                     self._drop(offset)
                     self.deliveries.pop(offset, None)
                     effect.append(offset)
         else:
             deliveries, messages, epoch, delivery = self.deliveries, self.messages, m.epoch, m.delivery
+            clock_ms = self.clock_ms
             if not delivery:
                 deliveries = {}  # the receipt of no delivery
             plain = not (self.delays or self.ttls or self.poison or self.duplicates)
-            persisted, size = self.persisted, 0
+            persisted, size, topic = self.persisted, 0, self.queue_id is not None
+            last_key: bytes | None = None  # of a run of messages that shared a delivery and a queue …
+            last, counts, run, state = None, None, 0, MessageState.READY
             for offset in flat(m.offsets):
                 delivered = deliveries.get(offset)
                 if (
@@ -207,17 +220,30 @@ class Folding(Reading):
                     or (delivered.epoch == epoch and delivered.delivery < delivery)
                 ):
                     continue
-                del deliveries[offset]
                 effect.append(offset)
                 if plain and offset >= persisted:
+                    del deliveries[offset]
                     record = messages.pop(offset, None)
                     if record is not None:
+                        if delivered is not last or (record.key != last_key and not topic):
+                            if counts is not None:
+                                counts.total -= run
+                                self._count_state(counts, state, -run)
+                            counts, run = self.counted(self._backlog_of(record).name), 0  # type: ignore[union-attr]
+                            last, last_key, state = delivered, record.key, delivered.state_at(clock_ms)
+                        run += 1
                         value = record.value
                         size += MESSAGE_OVERHEAD_BYTES if value is None else len(value) + MESSAGE_OVERHEAD_BYTES
                         if record.headers:
                             size += headers_size(record)
                         continue
+                else:
+                    self._count_out(offset)
+                    del deliveries[offset]
                 self._drop(offset)
+            if counts is not None:
+                counts.total -= run
+                self._count_state(counts, state, -run)
             self.bytes -= size
             if self.bytes < 0:
                 raise InternalError(f"partition {self.number}: {self.bytes} bytes of payload are left after an end")
@@ -244,23 +270,18 @@ class Folding(Reading):
         effect: list[int] = []
         for delivered, offsets in groups.items():
             receives, leased = delivered.receives, isinstance(m, Keepalive)
+            was = delivered.state_at(self.clock_ms)
             if isinstance(m, Keepalive):
                 deadline_ms = self.clock_ms + m.redeliver_after_ms
             else:
                 deadline_ms = self.clock_ms + m.delay_ms
                 if not m.counted:
                     receives -= 1
-            self._set_delivery(
-                DeliveryState(
-                    delivered.epoch,
-                    delivered.delivery,
-                    receives,
-                    deadline_ms,
-                    leased,
-                    delivered.receiver,
-                    offsets,
-                )
+            changed = DeliveryState(
+                delivered.epoch, delivered.delivery, receives, deadline_ms, leased, delivered.receiver, offsets
             )
+            self._count_change(offsets, was, changed.state_at(self.clock_ms))
+            self._set_delivery(changed)
             effect += offsets
         self._touch(m.offsets)
         if self._blockers:
@@ -275,6 +296,7 @@ class Folding(Reading):
         for segment in self.segments.of(m.queue):
             effect += [o for o in segment.parked_of(m.queue) if o < m.before]
         for offset in effect:
+            self._count_out(offset)
             self._drop(offset)
             self.deliveries.pop(offset, None)
         self._touch(ranges_of(sorted(effect)))

@@ -9,14 +9,15 @@ from heapq import heapify, heappop, heappush
 
 from marq.core import state
 from marq.core.backlog import PRUNE_SLACK, Backlog, Lane
+from marq.core.counts import Counting
 from marq.core.segments import Segment
-from marq.core.state import DeliveryState, State, block_of
+from marq.core.state import DeliveryState, MessageState, block_of
 
 #: Timers of finished messages that are kept before a pass removes them: a pass looks at all timers, so it must be rare.
 TIMERS_SLACK = 100_000
 
 
-class Lanes(State):
+class Lanes(Counting):
     """Keeps the order of deliveries, and the timers."""
 
     def _lane(self, backlog: Backlog, group: int) -> Lane:
@@ -48,6 +49,7 @@ class Lanes(State):
             if backlog.groups:
                 self._prune(backlog)
         self._sweep()
+        self._forget_counts()
         self._suspects = [o for o in dict.fromkeys(self._suspects) if o in messages or o in self.ttls]
         self._delayed = [entry for entry in self._delayed if entry[1] in self.delays]
         heapify(self._delayed)
@@ -122,6 +124,7 @@ class Lanes(State):
             due_ms, offset = heappop(delayed)
             if self.delays.pop(offset, None) is not None and offset in self.messages:
                 self.elapsed[offset] = due_ms
+                self._count_change((offset,), MessageState.DELAYED, MessageState.READY)
                 if self._fifo and (queue := self.queue_of(offset)) in self._fifo:
                     if type(self.messages[offset]) is Segment:
                         self._note_out(str(queue), offset)  # it may have lost its place when it was parked
@@ -283,6 +286,7 @@ class Lanes(State):
             return False
         delivered = heappop(timers)[2]
         self._timed -= len(delivered.offsets)
+        self._count_over(delivered)
         self._come_back(delivered)
         return True
 

@@ -153,7 +153,10 @@ class Memory(Folding):
         backlog = self._backlog(queue)
         while queue in self.segments.queues:
             self._unpark(self._lane(backlog, next(iter(self.segments.queues[queue]))))
-        found = [o for o in backlog.offsets() if self.is_ready(o)]
+        found = list(dict.fromkeys(o for o in backlog.offsets() if self.is_ready(o)))
         self.poison.update(dict.fromkeys(found, reason))
+        if found:
+            self.counted(queue).total -= len(found)
+            self.counted("").total += len(found)
         self._moved(found)
         return len(found)

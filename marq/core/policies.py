@@ -80,8 +80,19 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     fifo: bool = False  # the messages of a group are delivered in order; fixed when the queue is made
     content_deduplication: bool = False  # a message without a deduplication id gets a hash of its payload as one
     deduplication_scope: Literal["queue", "group"] = "queue"  # in which an id counts as the same
+    placed_by: Literal["", "queue", "group"] = ""  # the scope that the queue was made with, if it was changed since
     max_message_bytes: MessageBytes = 0  # 0: the topic's limit
     dead_letters_from: Sources | None = None  # the queues whose dead letters may come here; None: any, (): none
+
+    @property
+    def placement(self) -> Literal["queue", "group"]:
+        """What has a partition of its own: the whole FIFO queue, or each group. It never changes."""
+        return self.placed_by or self.deduplication_scope
+
+    @property
+    def id_scope(self) -> Literal["queue", "group"]:
+        """In which an id counts as the same: the group also where groups are in different partitions."""
+        return "group" if self.placement == "group" else self.deduplication_scope
 
     def dead_letters_of(self, queue: str) -> str:
         """The queue that takes the dead letters of ``queue``."""

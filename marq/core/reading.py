@@ -87,7 +87,7 @@ class Reading(Lanes):
         messages, size, expected = self.messages, 0, position
         plain = not self.ahead and self._highest_delivered < position and not self.purges
         last_key: Any = self  # equal to no key
-        push = None
+        push, counts, run = None, None, 0
         for record in records:
             offset = record.offset
             if offset < position:
@@ -101,18 +101,25 @@ class Reading(Lanes):
                 self._take_up(record)
                 continue
             if record.key != last_key:
+                if counts is not None:
+                    counts.total += run
+                    counts, run = None, 0
                 last_key = record.key
                 backlog = self._backlog_of(record)
                 if backlog is None or (last_key is not None and len(last_key) > PLAIN_KEY_BYTES):
                     self._take_up(record)
                     last_key = self
                     continue
+                counts = self.counted(backlog.name)
                 push = backlog.fresh.append
                 self.woken[backlog.name] = None
                 self.named[backlog.name] = offset
             messages[offset] = record
             push(offset)  # type: ignore[misc]
+            run += 1
             size += payload_bytes + MESSAGE_OVERHEAD_BYTES
+        if counts is not None:
+            counts.total += run
         if expected < stop:
             self._absent(expected, stop)
         if records:
@@ -151,6 +158,8 @@ class Reading(Lanes):
         self._describe(record, facts)
         self.messages[offset] = record
         self.bytes += size_of(record)
+        if not duplicate:
+            self._count_in(offset)
         if type(facts) is not Facts or duplicate:
             return
         self.named[facts.queue] = offset

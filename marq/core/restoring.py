@@ -109,6 +109,7 @@ class Restoring(Deliveries):
             yield from self._restore_unpaged(unpaged, unfinished)
         while self._end_wait():
             yield
+        yield from self._recount()
         return self
 
     def _take_manifest(self, manifest: rows.Manifest) -> None:

@@ -109,6 +109,26 @@ class DeliveryState:
         return (self.epoch, self.delivery, self.receives, self.deadline_ms, self.leased)
 
 
+class QueueCounts:
+    """How many unfinished messages a queue has: in all, and of them in flight, and delayed. The others are ready."""
+
+    __slots__ = ("delayed", "in_flight", "total")
+
+    def __init__(self, total: int = 0, in_flight: int = 0, delayed: int = 0) -> None:
+        self.total = total
+        self.in_flight = in_flight
+        self.delayed = delayed
+
+    @property
+    def ready(self) -> int:
+        """Those that are neither."""
+        return self.total - self.in_flight - self.delayed
+
+    def as_tuple(self) -> tuple[int, int, int]:
+        """All three."""
+        return self.total, self.in_flight, self.delayed
+
+
 def no_rows(key: str) -> bytes:
     """Stands for the reader of rows of a partition without tables."""
     raise RowError(f"row {key!r} is needed, but no table was given to read it from")
@@ -158,6 +178,7 @@ class State:
         self.estimate_ms = -1  # broker time now, by the owner's own clock since it was told; -1: not known
         # a row could not be read, or a fold raised: what is in memory is no state to go on from
         self.damage: Exception | None = None
+        self.counts: dict[str, QueueCounts] = {}
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}
