@@ -141,6 +141,7 @@ class Settings(BaseSettings):
         (), description="Python modules with handlers, comma-separated; a worker imports them."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="How a worker writes its log: lines, or JSON.")
 
     # The front door
     secret: Secret | None = Field(

@@ -642,6 +642,7 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
 
     Raises:
         QueueSettingsError: a name or value that a queue can't have; nothing is changed.
+        UnknownQueueError: there is no such queue to look at.
         BrokerError: Kafka can't be reached.
     """
     resolve_bootstrap(settings)
@@ -656,6 +657,8 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
         await asyncio.wait_for(catalog.read_up.wait(), 30)
         record = catalog.records.get(queue)
         base = record.settings if record is not None and record.active else catalog.default
+        if not values and not catalog.exists(queue):
+            raise UnknownQueueError(f"there is no queue {queue!r}; a message makes it, or NAME=VALUE does")
         if values:
             settings_with(queue, base, values)
             if record is None or not record.active:
