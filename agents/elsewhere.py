@@ -1,13 +1,13 @@
-"""Handlers get messages of every partition in the cluster: what one worker's handlers lack, owners elsewhere have.
+"""Handlers get messages of every partition in the cluster: from owners elsewhere, if this worker has too few.
 
     worker with handlers                  owner
-      handlers(specs) ─────────────────►    notes who handles what; says for which handlers something is ready
+      handlers(specs) ─────────────────►    records who handles what; answers for which handlers something is ready
                       ◄─────────────────  ready(handlers)   something became ready (nothing is reserved)
       take(spec, …)   ─────────────────►    starts deliveries and answers with their messages
 
-So services whose workers have different handlers share one cluster. Acknowledgements, extensions and releases are
-markers, which any worker writes. A call that gets lost costs time, never a message: specs are sent again and again, and
-what was started and not answered goes back uncounted.
+So workers with different handlers can share one cluster. Acknowledgements, extensions and releases are markers, which
+any worker writes. A lost call costs time, never a message: specs are sent again and again, and deliveries that were
+started but not answered are released uncounted.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from app.engine.ownership import Ownership
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import Release
+from marq.core.policies import VISIBILITY_TIMEOUT_MS
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record
 from marq.core.segments import Segment
@@ -37,23 +38,23 @@ log = logging.getLogger(__name__)
 
 #: Seconds after which specs are sent again …
 RENEW_S = 2.0
-#: … and after which an owner forgets those that were not.
+#: … and after which an owner forgets specs that were not.
 FORGET_S = 10.0
-#: Seconds that an owner waits for the rest of a take after its first delivery has begun, and for the first one.
+#: Seconds that an owner waits for more deliveries of a take after the first one began; below, for the first one.
 REST_S = 0.02
 FIRST_S = 3.0
-#: Seconds in which what becomes ready is gathered before others are told.
+#: Seconds for gathering what becomes ready, before other workers are told.
 GATHER_S = 0.01
-#: First pause after a take that found something, but got nothing, as where a limit holds it up; it doubles.
+#: Seconds until an owner offers messages again after a take that got none (because of a limit, say); doubles.
 FRUITLESS_S = 0.005
-#: Seconds after which a take that was not answered takes the place of no other calls.
+#: Seconds after which an unanswered take no longer counts against a handler's room.
 SLOW_S = 0.25
-#: Queues of which a spec remembers whether they are its own.
+#: Most queues whose route a worker's specs cache.
 ROUTES_MAX = 100_000
 
 
 class Spec(msgspec.Struct):
-    """A handler as other workers have to know it."""
+    """A handler as other workers know it."""
 
     name: str
     queues: tuple[str, ...]
@@ -63,7 +64,7 @@ class Spec(msgspec.Struct):
 
 
 class Taken(msgspec.Struct, array_like=True):
-    """A delivery that began at its owner."""
+    """A delivery that its owner started."""
 
     partition: int
     epoch: int
@@ -73,21 +74,21 @@ class Taken(msgspec.Struct, array_like=True):
 
 
 class Introduction(msgspec.Struct):
-    """The handlers of a worker, by its URL."""
+    """The handlers of a worker and its URL."""
 
     url: str
     specs: list[Spec]
 
 
 class Ready(msgspec.Struct):
-    """Numbers of handlers, in the order of their specs, for which something is ready at a worker."""
+    """Handlers for which a worker has something ready, as indexes in their worker's specs."""
 
     ready: list[int]
     url: str = ""
 
 
 class Take(msgspec.Struct):
-    """How many calls of a handler, by its number, a worker wants messages for."""
+    """How many calls' worth of messages a worker wants for a handler, given by its index."""
 
     url: str
     number: int
@@ -95,24 +96,24 @@ class Take(msgspec.Struct):
 
 
 class Taker(Protocol):
-    """A handler here, as `agents.handlers` runs it."""
+    """A handler of this worker, as `agents.handlers` runs it."""
 
     handler: Handler
-    fetching: dict[str, int]  # URL of another worker -> calls that it was asked for
-    elsewhere: dict[str, None]  # URLs of workers that have something ready, the next one first
+    fetching: dict[str, int]  # URL of another worker -> calls asked of it
+    elsewhere: dict[str, None]  # URLs of workers with something ready, the next one to ask first
 
     @property
     def room(self) -> int:
-        """Calls that may be asked for now."""
+        """Calls for which messages may be asked now."""
 
     def calls_of_start(self, room: int) -> int:
-        """Calls that one start is for."""
+        """Calls that one start covers."""
 
     def arrived(self, taken: Taken, until_ms: int) -> None:
-        """A delivery of a partition of another worker."""
+        """A delivery from another worker's partition arrived."""
 
     def run(self) -> None:
-        """See that calls are under way, and ask for more messages."""
+        """Start calls as the concurrency allows, and ask for more messages."""
 
 
 class Remote:
@@ -121,7 +122,7 @@ class Remote:
     def __init__(self) -> None:
         self.specs: list[Spec] = []
         self.until_s = 0.0
-        self.hungry: set[int] = set()  # those that found nothing here, and want to be told
+        self.hungry: set[int] = set()  # handlers that found nothing here and want to be told
         self.fruitless: dict[int, int] = {}  # takes in a row that got nothing
         self._routes: dict[str, int] = {}
 
@@ -131,7 +132,7 @@ class Remote:
         self.until_s = until_s
 
     def route(self, queue: str) -> int:
-        """Number of the handler that gets the messages of `queue`; -1: none."""
+        """Index of the handler that gets the messages of `queue`; -1 if there is none."""
         number = self._routes.get(queue)
         if number is None:
             if len(self._routes) > ROUTES_MAX:
@@ -142,7 +143,7 @@ class Remote:
 
 
 class Taking:
-    """A take under way."""
+    """A take in progress."""
 
     def __init__(self, gone: Gone) -> None:
         self.gone = gone
@@ -152,7 +153,7 @@ class Taking:
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def finish(self) -> None:
-        """Answer with what has begun; what still comes goes back."""
+        """Answer with the deliveries that began. Those that begin later are released."""
         self.done = True
         for _, pending in self.pending:
             pending.cancel()
@@ -161,7 +162,7 @@ class Taking:
 
 
 class RemoteAsk:
-    """What a take asked one partition for. A receiver of its owner."""
+    """What a take asked of one partition. To the owner it is a receiver."""
 
     __slots__ = ("elsewhere", "lease_ms", "taking")
 
@@ -186,7 +187,7 @@ class RemoteAsk:
 
 
 class Elsewhere:
-    """Both sides: handlers here that take from others, and partitions here that others take from."""
+    """Both sides: handlers here that take from other workers, and partitions here that other workers take from."""
 
     def __init__(self, ownership: Ownership, peers: Peers, takers: Sequence[Taker]) -> None:
         self.ownership = ownership
@@ -204,10 +205,10 @@ class Elsewhere:
         self._turn = 0
         peers.register(self)
 
-    # ------------------------------------------------------------------ one with handlers
+    # ------------------------------------------------------------------ a worker with handlers
 
     async def renew(self) -> None:
-        """Tell all owners what is handled here, now and from time to time."""
+        """Tell all owners what is handled here, now and again every `RENEW_S`."""
         while True:
             self._told.clear()
             if self._specs and not self._closing:
@@ -221,11 +222,11 @@ class Elsewhere:
                 await asyncio.wait_for(self._told.wait(), RENEW_S)
 
     def close(self) -> None:
-        """Neither take from others nor let them take from here."""
+        """Stop taking from other workers, and letting them take from here."""
         self._closing = True
 
     def renew_soon(self) -> None:
-        """Partitions have changed hands."""
+        """Called when partitions changed hands."""
         self._told.set()
 
     async def _introduce(self, url: str) -> None:
@@ -238,7 +239,7 @@ class Elsewhere:
 
     @peer_call("ready")
     async def on_ready(self, told: Ready) -> None:
-        """Another worker has something for handlers of ours."""
+        """Called by another worker that has something for handlers here."""
         self._became_ready(told.url, told.ready)
 
     def _became_ready(self, url: str, numbers: list[int]) -> None:
@@ -248,7 +249,7 @@ class Elsewhere:
             taker.run()
 
     def goes_first(self, taker: Taker) -> bool:
-        """Whether it is the turn of partitions elsewhere, of workers that don't have this handler themselves."""
+        """Whether it is the turn of partitions elsewhere, whose workers don't have this handler themselves."""
         members = self.peers.members()
         theirs = sum(
             len(members.get(url, ()))
@@ -263,7 +264,7 @@ class Elsewhere:
         return remote.specs if remote is not None else []
 
     def fetch(self, taker: Taker) -> None:
-        """Ask others for what there is room for, one call at a time to each of them."""
+        """Ask other workers for as much as there is room for, with one call at a time to each."""
         for url in list(taker.elsewhere):
             room = taker.room
             if room <= 0:
@@ -284,16 +285,16 @@ class Elsewhere:
             slow.cancel()
             taker.fetching.pop(url, None)
         if not found:
-            taker.elsewhere.pop(url, None)  # it says when there is more
+            taker.elsewhere.pop(url, None)  # it will say when there is more
         else:
-            taker.elsewhere[url] = taker.elsewhere.pop(url, None)  # the next time others go first
+            taker.elsewhere[url] = taker.elsewhere.pop(url, None)  # next time others go first
         for taken in found:
-            # counted from before it was asked for: the lease began later
+            # counted from before the call: the lease began later
             taker.arrived(taken, asked_ms + taken.lease_ms)
         taker.run()
 
     def _is_slow(self, taker: Taker, url: str) -> None:
-        """What was asked of a worker that does not answer takes the place of nothing else."""
+        """A worker that is slow to answer no longer takes room from others."""
         taker.fetching[url] = 0
         taker.run()
 
@@ -301,7 +302,7 @@ class Elsewhere:
 
     @peer_call("handlers")
     async def on_handlers(self, told: Introduction) -> Ready:
-        """Note what another worker handles; for which of its handlers something is ready here."""
+        """Record what another worker handles. Returns for which of its handlers something is ready here."""
         remote = self.remotes.setdefault(told.url, Remote())
         specs = told.specs
         remote.take_over(specs, asyncio.get_running_loop().time() + FORGET_S)
@@ -337,14 +338,14 @@ class Elsewhere:
         try:
             await self.peers.call(url, self.on_ready, Ready(ready, self.peers.url))
         except MarqError as exc:
-            log.debug("%s", exc)  # it introduces itself again
+            log.debug("%s", exc)  # it will introduce itself again
 
     @peer_call("take")
     async def on_take(self, asked: Take, gone: Gone = lambda: False) -> list[Taken]:
-        """Begin deliveries for a handler of another worker: what there is right now."""
+        """Start deliveries for a handler of another worker, of what is ready now."""
         remote, number = self.remotes.get(asked.url), asked.number
         if remote is None or number >= len(remote.specs) or self._closing:
-            return []  # it introduces itself again
+            return []  # it will introduce itself again
         taking = Taking(gone)
         self._take(taking, remote, number, asked.calls)
         if not taking.pending and not taking.taken:
@@ -381,7 +382,8 @@ class Elsewhere:
             if not queues:
                 continue
             queues = queues[self._turn % len(queues) :] + queues[: self._turn % len(queues)]
-            lease_ms = spec.lease_ms or self.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+            settings = self.ownership.catalog.settings_of(queues[0])
+            lease_ms = spec.lease_ms or settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS
             if not self.ownership.room(one, 1, lease_ms):
                 continue
             pending = one.owner.acquire(
@@ -423,7 +425,7 @@ class Elsewhere:
         return found
 
     def max_receives_of(self, queue: str) -> int:
-        """The maximum of the handler elsewhere that gets `queue`; 0: none."""
+        """Maximum receives of the handler elsewhere that gets `queue`; 0 if there is none."""
         for _, remote in sorted(self.remotes.items()):
             number = remote.route(queue)
             if number >= 0:
@@ -435,7 +437,7 @@ class Elsewhere:
         return any(remote.route(queue) >= 0 for remote in self.remotes.values())
 
     def starving(self, held: OwnedPartition) -> bool:
-        """Whether a handler elsewhere waits for what this partition has not read yet."""
+        """Whether a handler elsewhere waits for messages that this partition has not read yet."""
         return any(
             not any(True for _ in self._queues_of(held, remote, number))
             for remote in self.remotes.values()
@@ -443,7 +445,7 @@ class Elsewhere:
         )
 
     def forget(self, held: OwnedPartition) -> None:
-        """The partition went away: what was on its way there never comes."""
+        """The partition went away: starts in progress there will never begin."""
         for taking in self._takings:
             taking.pending = [(h, p) for h, p in taking.pending if h is not held]
             if not taking.pending:

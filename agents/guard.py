@@ -1,4 +1,4 @@
-"""Faust acknowledges an event whose agent raised: an error in our own logic must stop the worker before that."""
+"""Faust acknowledges an event even if its agent raised. So an error in our own logic must stop the worker first."""
 
 from __future__ import annotations
 

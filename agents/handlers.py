@@ -1,6 +1,6 @@
-"""The handlers of this worker: which of them gets a queue's messages, and when they take some.
+"""The handlers of this worker: which one gets a queue's messages, and when they take messages.
 
-How one of them is called is in `agents.runner`, what becomes of its messages in `agents.settlement`.
+`agents.runner` makes the calls of a handler, `agents.settlement` acknowledges and releases its messages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from marq.message import ManualMessage, Message
 
 
 class Handlers(Service):
-    """All handlers of this worker; a receiver of the ownership."""
+    """All handlers of this worker. To the ownership they are a receiver."""
 
     def __init__(self, ownership: Ownership, settings: Settings, meters: Meters, peers: Peers, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -60,7 +60,7 @@ class Handlers(Service):
         return runner.handler.max_receives if runner is not None else self.elsewhere.max_receives_of(queue)
 
     def messages_taken(self, taken: Taken, settle: Settle | None) -> list[Message]:
-        """What the handler gets of a delivery that began at another worker."""
+        """The handler's messages of a delivery that another worker started."""
         topic, number = self.ownership.topics.queue, taken.partition
         if settle is None:
             return [Message(topic, number, queue, record, receives) for record, queue, receives in taken.messages]
@@ -69,7 +69,7 @@ class Handlers(Service):
         ]
 
     def messages(self, held: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
-        """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
+        """The handler's messages for `offsets`. With `settle`, they can be acknowledged one by one."""
         partition, names = held.owner.partition, self._names
         topic, number, topic_mode = self.ownership.topics.queue, held.number, self.settings.queue_id
         deliveries, records = partition.deliveries, partition.messages
@@ -135,7 +135,7 @@ class Handlers(Service):
         await self.elsewhere.renew()
 
     async def close(self) -> None:
-        """Stop taking messages and settle what was taken."""
+        """Stop taking messages, and settle those that were taken."""
         self.closing = True
         self.elsewhere.close()
         await asyncio.gather(*(runner.close() for runner in self.runners))

@@ -1,4 +1,4 @@
-"""The queue agent: takes the messages of the queue topic up, a chunk at a time."""
+"""The queue agent: ingests the messages of the queue topic, a chunk at a time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The timer agent: lets log time pass, so that leases, delays and TTLs end, and takes the effects that are due.
+"""The timer agent: advances log time, so that leases, delays and TTLs end, and takes the effects that are due.
 
-It appends a tick to a partition when something is due there; the fold of the tick makes messages ready again.
+It appends a tick to a partition if something is due there. The fold of the tick makes messages ready again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from mode import Service
 from agents.guard import stop_on_error
 from app.engine.ownership import TIMER_MS, Ownership
 
-#: Seconds between looks at what is due.
+#: Seconds between checks of what is due.
 INTERVAL_S = TIMER_MS / 1000
 
 
 class Redelivery(Service):
-    """Runs while the worker does."""
+    """Runs as long as the worker."""
 
     def __init__(self, ownership: Ownership, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,8 +1,8 @@
 """Makes the calls of one handler: takes deliveries for it, and calls it as often as its concurrency allows.
 
-A *call* is one invocation of the function, with one message or a batch. A runner has as many calls under way as its
-concurrency, and a few more whose starts are on their way or that wait for their turn, so that a fast handler never
-waits for Kafka. A slow one takes none ahead: they would wait here while another worker is idle.
+A *call* is one invocation of the function, with one message or a batch. A runner has as many calls in progress as its
+concurrency. It takes a few more ahead, whose starts are in progress or which wait for their turn, so that a fast
+handler never waits for Kafka. A slow one takes none ahead: they would wait here while another worker is idle.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from app.streaming.faults import stop_if_it_fails
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.flow import Breaker
+from marq.core.policies import VISIBILITY_TIMEOUT_MS
 from marq.errors import RowError
 from marq.handlers import Handler, Retry
 from marq.message import Message
 
-#: Calls taken ahead by a handler that is faster than SLOW_MS, beside its concurrency; more if they are small.
+#: Calls taken ahead for a handler faster than `SLOW_MS`, above its concurrency; more if they have few messages.
 AHEAD = 8
 AHEAD_MESSAGES = 2_000
-#: Messages in one start, where a call takes fewer.
+#: Messages in one start, if a call takes fewer.
 START_MESSAGES = 500
-#: Mean duration of a call from which on nothing is taken ahead.
+#: Mean milliseconds of a call from which on nothing is taken ahead.
 SLOW_MS = 100.0
-#: Seconds that calls which never wait may hold the event loop.
+#: Seconds for which calls that never wait may keep the event loop.
 TURN_S = 0.005
-#: Milliseconds without a call that ends, after which messages that wait for their turn are given back.
+#: Milliseconds without any call ending after which waiting messages are given back.
 STALLED_MS = 1_000
-#: Milliseconds between failures of one handler that are logged.
+#: Milliseconds between logged failures of one handler.
 LOG_EVERY_MS = 1_000
-#: Seconds that starts on their way get to be folded when the worker stops.
+#: When the worker stops: seconds for starts in progress to be folded.
 ASKED_GRACE_S = 0.5
-#: Seconds that running calls get to finish when the worker stops.
+#: When the worker stops: seconds for running calls to finish.
 STOP_GRACE_S = 3.0
-#: Milliseconds before others get the messages of a call in a thread that had to be left behind.
+#: When the worker stops: milliseconds until other receivers get the messages of a call that still runs in a thread.
 THREAD_END_MS = 5_000
 
 
 class Desk(Protocol):
-    """What runners share: where deliveries come from, and what is known of the worker."""
+    """What runners share: the source of deliveries, and facts about the worker."""
 
     ownership: Ownership
     settings: Settings
@@ -63,14 +64,14 @@ class Desk(Protocol):
         """The runner that gets the messages of `queue`."""
 
     def messages(self, held: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
-        """What the handler gets for `offsets`; with `settle`, messages that can be acknowledged one by one."""
+        """The handler's messages for `offsets`. With `settle`, they can be acknowledged one by one."""
 
     def messages_taken(self, taken: Taken, settle: Settle | None) -> list[Message]:
-        """What the handler gets of a delivery that began at another worker."""
+        """The handler's messages of a delivery that another worker started."""
 
 
 class Ask:
-    """What a runner asked a partition for."""
+    """What a runner asked of a partition."""
 
     __slots__ = ("calls", "lease_ms", "runner")
 
@@ -84,7 +85,7 @@ class Ask:
 
 
 class Runner:
-    """One handler."""
+    """Runs one handler."""
 
     def __init__(self, handler: Handler, service: Desk) -> None:
         self.handler = handler
@@ -92,15 +93,15 @@ class Runner:
         self.running = 0
         self.waiting: deque[tuple[Delivery, list[Message]]] = deque()  # calls that wait for their turn
         self.settlement = Settlement(handler, service.ownership, service.settings, service.meters)
-        self.asked: dict[int, int] = {}  # partition -> calls whose start is on its way
-        self.fetching: dict[str, int] = {}  # URL of another worker -> calls that it was asked for
-        self.elsewhere: dict[str, None] = {}  # URLs of workers that have something ready, the next one first
+        self.asked: dict[int, int] = {}  # partition -> calls whose start is in progress
+        self.fetching: dict[str, int] = {}  # URL of another worker -> calls asked of it
+        self.elsewhere: dict[str, None] = {}  # URLs of workers with something ready, the next one to ask first
         self.tasks: set[asyncio.Task[None]] = set()
         self.breaker = Breaker()
         self.meter = HandlerMeter(handler.name, handler.queues, self.breaker)
         self._failures_logged = 0
         self._logged_ms = -LOG_EVERY_MS
-        self._mean_ms = SLOW_MS  # nothing is taken ahead before the handler has shown that it is fast
+        self._mean_ms = SLOW_MS  # nothing is taken ahead until the handler has shown that it is fast
         self._progress_ms = 0
         self._turn = 0
         self._spawning = False
@@ -108,7 +109,7 @@ class Runner:
 
     @property
     def room(self) -> int:
-        """Calls that may be asked for now."""
+        """Calls for which messages may be asked now."""
         ahead = max(AHEAD, AHEAD_MESSAGES // (self.handler.batch or 1)) if self._mean_ms < SLOW_MS else 0
         limit = self.handler.concurrency + ahead
         if self.breaker.open_until_ms is not None:
@@ -117,7 +118,7 @@ class Runner:
         return limit - self.running - len(self.waiting) - under_way
 
     def has_ready(self, held: OwnedPartition) -> bool:
-        """True if the partition may have something for this handler."""
+        """Whether the partition may have something for this handler."""
         partition = held.owner.partition
         route = self.service.route
         for queue, backlog in partition.backlogs.items():
@@ -126,7 +127,7 @@ class Runner:
         return any(route(queue) is self for queue in partition.segments.queues)
 
     def ask(self) -> None:
-        """Take what there is room for, one partition after the other."""
+        """Take as much as there is room for, from one partition after another."""
         held = [h for h in self.service.ownership.held.values() if h.serving]
         tries = len(held)
         while tries and self.room > 0:
@@ -139,7 +140,7 @@ class Runner:
     def _ask(self, held: OwnedPartition) -> bool:
         handler, partition = self.handler, held.owner.partition
         route = self.service.route
-        # not bool(backlog): with a thousand queues the call shows
+        # not bool(backlog): with a thousand queues that call costs noticeable time
         queues = [
             q
             for q, b in partition.backlogs.items()
@@ -149,10 +150,11 @@ class Runner:
         if not queues:
             return False
         if len(queues) > 1:
-            partition.serve_last(queues[0])  # the next time
+            partition.serve_last(queues[0])  # next time
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
-            lease_ms = self.service.ownership.catalog.settings_of(queues[0]).visibility_timeout_ms
+            settings = self.service.ownership.catalog.settings_of(queues[0])
+            lease_ms = settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS  # which is extended
         if not self.service.ownership.room(held, 1, lease_ms):
             return False
         size = handler.batch or 1
@@ -179,11 +181,11 @@ class Runner:
         return True
 
     def calls_of_start(self, room: int) -> int:
-        """Calls that one start is for."""
+        """Calls that one start covers."""
         return min(room, max(1, START_MESSAGES // (self.handler.batch or 1)))
 
     def handed(self, ask: Ask, held: OwnedPartition, handout: Handout) -> None:
-        """What was asked for has come, or not."""
+        """What was asked of a partition arrived, or can't be had."""
         left = self.asked.get(held.number, 0) - ask.calls
         if left > 0:
             self.asked[held.number] = left
@@ -195,28 +197,28 @@ class Runner:
         self.run()
 
     def arrived(self, taken: Taken, until_ms: int) -> None:
-        """A delivery of a partition of another worker."""
+        """A delivery from another worker's partition arrived."""
         delivery = Delivery(taken.partition, (taken.epoch, taken.delivery), taken.lease_ms, until_ms)
         self._begin(delivery, self.service.messages_taken(taken, self.settlement.settler(delivery)))
 
     def _begin(self, delivery: Delivery, messages: list[Message]) -> None:
-        """Messages of a delivery wait for their calls."""
+        """Queue the messages of a delivery for their calls."""
         self.settlement.begin(delivery, messages)
         if not self.waiting:
-            self._progress_ms = now_ms()  # nobody has waited until now
+            self._progress_ms = now_ms()  # nothing has waited until now
         size = self.handler.batch or 1
         self.waiting.extend((delivery, messages[i : i + size]) for i in range(0, len(messages), size))
-        if self.service.closing or self.breaker.room(now_ms()) == 0:  # which opened since these were asked for
+        if self.service.closing or self.breaker.room(now_ms()) == 0:  # the breaker may have opened meanwhile
             self._return_waiting()
         else:
             self.service.meters.handed(messages)
 
     def forget(self, number: int) -> None:
-        """The partition went away: what is on its way there never comes."""
+        """The partition went away: starts in progress there will never begin."""
         self.asked.pop(number, None)
 
     def run(self) -> None:
-        """See that calls are under way, as many as the concurrency allows, and ask for more messages."""
+        """Start calls as the concurrency allows, and ask for more messages."""
         self._spawning = False
         if self.service.closing:
             return
@@ -229,7 +231,7 @@ class Runner:
             self.take()
 
     def take(self) -> None:
-        """Take what there is room for: here, and of other workers where there is nothing here, or it is their turn."""
+        """Take as much as there is room for: here, and elsewhere if there is too little here or it is their turn."""
         if self.elsewhere and self.service.elsewhere.goes_first(self):
             self.service.elsewhere.fetch(self)
         if self.room > 0:
@@ -238,17 +240,17 @@ class Runner:
             self.service.elsewhere.fetch(self)
 
     async def _work(self) -> None:
-        """Make calls one after the other while there are any: a task per call would cost more than many a handler."""
+        """Make calls, one after another, while there are any. A task per call would cost more than many a handler."""
         loop = asyncio.get_running_loop()
         yield_at = loop.time() + TURN_S
         while self.waiting and not self.service.closing:
             delivery, messages = self.waiting.popleft()
             if now_ms() >= delivery.until_ms:
-                # this process stood still, or Kafka was away: others may have these messages by now
+                # this process stood still, or Kafka was away: other receivers may have these messages by now
                 self.settlement.give_back_unread([(delivery, messages)])
                 continue
             if not self._spawning:
-                # runs as soon as this call waits for something: then there is time for a further one
+                # runs as soon as this call waits for something, when another call can be made
                 self._spawning = True
                 loop.call_soon(self.run)
             self.running += 1
@@ -274,7 +276,7 @@ class Runner:
             else:
                 await loop.run_in_executor(self._pool, handler.function, argument)
         except asyncio.CancelledError:
-            # a call in a thread can't be broken off: it goes on until the process is gone
+            # a call in a thread can't be cancelled: it goes on until the process ends
             self.settlement.give_back(delivery, messages, 0 if self._pool is None else THREAD_END_MS)
             raise
         except Retry as retry:
@@ -288,7 +290,7 @@ class Runner:
         else:
             self.breaker.succeeded()
             if handler.manual:
-                self.settlement.done(delivery, messages)  # what is left gets no more extensions
+                self.settlement.done(delivery, messages)  # messages that are left get no more extensions
             else:
                 self.settlement.ack(delivery, messages)
         finally:
@@ -297,7 +299,7 @@ class Runner:
             self.meter.took(seconds)
 
     def _break(self) -> None:
-        """A call failed. If that opens the breaker, what waits for its turn is given back as never looked at."""
+        """Record a failed call. If that opens the breaker, waiting messages are given back uncounted."""
         handler = self.handler
         if self.breaker.failed(handler.breaker_failures, handler.breaker_pause_ms, now_ms()):
             self.service.log.warning(
@@ -309,7 +311,7 @@ class Runner:
             self._return_waiting()
 
     def _log_failure(self, messages: list[Message]) -> None:
-        """Log the exception at hand; of many in a short time only the first."""
+        """Log the current exception; of many in a short time only the first."""
         if now_ms() < self._logged_ms + LOG_EVERY_MS:
             return
         more = self.meter.failures - self._failures_logged - 1
@@ -320,7 +322,7 @@ class Runner:
     # -- leases, and the end
 
     def extend(self) -> None:
-        """Keep the leases of what waits and runs alive; give back what waits behind calls that do not end."""
+        """Extend the leases of waiting and running calls. If no call ends, give back the messages that wait."""
         if self.waiting and now_ms() - self._progress_ms > STALLED_MS:
             self._return_waiting()
         if self.breaker.open_until_ms is not None and self.room > 0 and not self.service.closing:
@@ -328,11 +330,11 @@ class Runner:
         self.settlement.extend()
 
     async def close(self) -> None:
-        """Give back, uncounted, what no call was made for; let running calls finish for a while."""
+        """Give back uncounted what no call was made for. Running calls get some time to finish."""
         self._return_waiting()
         deadline = asyncio.get_running_loop().time() + ASKED_GRACE_S
         while (self.asked or self.fetching) and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)  # starts on their way: given back as they come
+            await asyncio.sleep(0.01)  # starts in progress: their messages are given back as they arrive
         if self.tasks:
             _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
             for task in late:

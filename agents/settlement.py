@@ -1,4 +1,4 @@
-"""What becomes of the messages that a handler got: acknowledged, given back, or kept longer."""
+"""Settles the messages that a handler got: acknowledges them, gives them back, or extends their leases."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from marq.core.ranges import ranges_of
 from marq.handlers import Handler
 from marq.message import Message
 
-#: Settles a message: None acknowledges it, milliseconds give it back for as long.
+#: Settles a message: None acknowledges it, a number gives it back for so many milliseconds.
 Settle = Callable[[Message, int | None], None]
 
-#: A lease is extended when this part of it is over.
+#: Part of a lease after which it is extended.
 EXTEND_AFTER = 1 / 3
 
 
 class Delivery:
-    """Messages of one start that one call, or several single calls, work on."""
+    """Messages of one start, for one call or several single calls."""
 
     __slots__ = ("extend_at_ms", "lease_ms", "left", "number", "receipt", "until_ms")
 
@@ -35,18 +35,18 @@ class Delivery:
         self.receipt = receipt
         self.left: set[int] = set()  # offsets that are neither acknowledged nor given back
         self.lease_ms = lease_ms
-        self.until_ms = until_ms  # no call begins after that: the message may be with another receiver
+        self.until_ms = until_ms  # no call begins later: another receiver may have the message
         self.extend_at_ms = now_ms() + int(lease_ms * EXTEND_AFTER)
 
 
 def _extended(delivery: Delivery, until_ms: int, confirmed: asyncio.Future[int]) -> None:
-    # confirmed is not folded: a lease that was over meanwhile may have gone to another receiver
+    # confirmed is not folded: if the lease ended meanwhile, another receiver may have the message
     if not confirmed.cancelled() and confirmed.exception() is None and now_ms() < delivery.until_ms:
         delivery.until_ms = max(delivery.until_ms, until_ms)
 
 
 class Settlement:
-    """Of one handler: its deliveries, and the markers that say how they go on."""
+    """The deliveries of one handler, and the markers that end or extend them."""
 
     def __init__(self, handler: Handler, ownership: Ownership, settings: Settings, meters: Meters) -> None:
         self.live: dict[Delivery, None] = {}
@@ -58,12 +58,12 @@ class Settlement:
         self._random = random.Random()
 
     def begin(self, delivery: Delivery, messages: Iterable[Message]) -> None:
-        """These messages are with the handler: their leases are kept until each is settled."""
+        """Add messages that the handler gets. Their leases are extended until each is settled."""
         delivery.left.update(message.offset for message in messages)
         self.live[delivery] = None
 
     def settler(self, delivery: Delivery) -> Settle | None:
-        """What a message of a manual handler calls to be settled, from any thread; None for other handlers."""
+        """The function that settles a message of a manual handler, from any thread; None for other handlers."""
         if not self._handler.manual:
             return None
 
@@ -84,7 +84,7 @@ class Settlement:
         return settle
 
     def done(self, delivery: Delivery, messages: list[Message]) -> list[int]:
-        """These get no more extensions. Returns their offsets."""
+        """Stop extending the leases of these messages. Returns their offsets."""
         offsets = [message.offset for message in messages]
         delivery.left.difference_update(offsets)
         if not delivery.left:
@@ -92,13 +92,13 @@ class Settlement:
         return offsets
 
     def ack(self, delivery: Delivery, messages: list[Message]) -> None:
-        """End messages: with one marker for all single calls that end in the same turn of the loop."""
+        """Acknowledge messages, with one marker for all single calls that end in the same turn of the loop."""
         if not self._acks:
             asyncio.get_running_loop().call_soon(self.send_acks)
         self._acks.setdefault(delivery, []).extend(self.done(delivery, messages))
 
     def send_acks(self) -> None:
-        """Write what `ack` gathered."""
+        """Write the acknowledgements that `ack` gathered."""
         acks, self._acks = self._acks, {}
         for delivery, offsets in acks.items():
             offsets.sort()
@@ -107,7 +107,7 @@ class Settlement:
         self._count("ack", sum(map(len, acks.values())))
 
     def give_back(self, delivery: Delivery, messages: list[Message], delay_ms: int | None) -> None:
-        """Release, counted. Without a delay, the back-off of each message's attempt: the handler's, or the queue's."""
+        """Release, counted. Without a delay, back off by attempt: as set by the handler, else queue, else settings."""
         handler, settings = self._handler, self._settings
         queue = self._ownership.catalog.settings_of(messages[0].queue)
         base_ms, max_ms = settings.backoff_ms, settings.backoff_max_ms
@@ -123,12 +123,12 @@ class Settlement:
         releases: list[Marker] = []
         for attempt, offsets in by_attempt.items():
             delay = backoff_ms(attempt, base_ms, max_ms, self._random) if delay_ms is None else delay_ms
-            releases.append(Release(epoch, number, ranges_of(offsets), delay))
+            releases.append(Release(epoch, number, ranges_of(sorted(offsets)), delay))
         self._put(delivery, releases)
         self._count("release", len(messages))
 
     def give_back_unread(self, calls: list[tuple[Delivery, list[Message]]]) -> None:
-        """Release, uncounted, what no call was made for."""
+        """Release, uncounted, messages for which no call was made."""
         unread: dict[Delivery, list[int]] = {}
         for delivery, messages in calls:
             unread.setdefault(delivery, []).extend(self.done(delivery, messages))
@@ -138,7 +138,7 @@ class Settlement:
             self._count("release", len(offsets))
 
     def extend(self) -> None:
-        """Keep the leases of what waits and runs alive."""
+        """Extend the leases of waiting and running calls."""
         now = now_ms()
         for delivery in self.live:
             if delivery.left and now >= delivery.extend_at_ms:

@@ -1,8 +1,9 @@
-"""Bodies of requests: read within limits of size and time, and of what all requests under way have together."""
+"""Request bodies: read within limits of size and time, and within a limit for all requests in progress together."""
 
 from __future__ import annotations
 
 import asyncio
+import zlib
 from typing import Protocol
 
 from aiohttp import web
@@ -11,14 +12,16 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from marq.errors import UnavailableError
 
-#: Seconds that a client has for the body of a request.
+#: Most seconds for the body of a request.
 TIMEOUT_S = 30.0
-#: Bytes of a body that get in when larger ones don't any more: acks must not wait for sends.
+#: Bodies up to this many bytes are accepted when larger ones no longer are: acks must not wait for sends.
 SMALL_BYTES = 16 * 1024
+#: Bytes that are unpacked of a compressed body before others get a turn.
+PIECE_BYTES = 256 * 1024
 
 
 class Room:
-    """Bytes that bodies of requests under way have together."""
+    """Limits the bytes that bodies of requests in progress have together."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
@@ -26,9 +29,9 @@ class Room:
         self.refused = 0
 
     def take(self, count_bytes: int, body_bytes: int, holder: Holder | None = None) -> None:
-        """Count bytes that came, of a body that has `body_bytes` with them. Raises `UnavailableError`.
+        """Count bytes of a body, which has `body_bytes` with them. Raises `UnavailableError` if there is no room.
 
-        One `holder`, whose request it is, has a half of it all at most.
+        One `holder`, the sender of requests, gets at most a half of all.
         """
         used = self.used_bytes + count_bytes
         held = 2 * (holder.body_bytes + count_bytes) if holder is not None else 0
@@ -40,7 +43,7 @@ class Room:
             holder.body_bytes += count_bytes
 
     def give_back(self, request: web.Request) -> None:
-        """A request has ended."""
+        """Return the bytes of a request that has ended."""
         if TAKEN in request:
             count_bytes, holder = request.pop(TAKEN), request.get(HOLDER)
             self.used_bytes -= count_bytes
@@ -49,12 +52,12 @@ class Room:
 
 
 class Holder(Protocol):
-    """Who has requests under way."""
+    """A client with requests in progress."""
 
     body_bytes: int
 
 
-#: What a request has taken of the room, and for whom, where that is known.
+#: Bytes that a request has taken of the room, and its holder, if known.
 TAKEN = web.RequestKey("taken_bytes", int)
 HOLDER = web.RequestKey("holder", Holder)
 
@@ -65,20 +68,30 @@ async def read(
     """The body of a request.
 
     Args:
-        limit_bytes: how large it may be; one that says that it is larger is refused unread.
-        room: what it counts in, until `Room.give_back`.
-        timeout_s: seconds until it has to be there; None: `TIMEOUT_S`.
+        limit_bytes: most bytes. A body whose header says that it is larger is refused unread.
+        room: where the bytes count until `Room.give_back`.
+        timeout_s: most seconds until it has arrived; None: `TIMEOUT_S`.
 
     Raises:
         UnavailableError: there is no room now.
-        web.HTTPException: it is too large, too late, or malformed.
+        web.HTTPException: the body is too large, too late, or malformed.
     """
+    encoding = request.headers.get("Content-Encoding")
+    if encoding is None:
+        return await _read(request, limit_bytes, room, timeout_s)
+    unpacker = _unpacker(encoding.strip().lower())
+    data = await _read(request, limit_bytes, room, timeout_s)
+    return data if unpacker is None or not data else await _unpack(unpacker, data, request, limit_bytes, room)
+
+
+async def _read(request: web.Request, limit_bytes: int, room: Room | None, timeout_s: float | None) -> bytes:
+    """The body as it was sent."""
     length = request.content_length
     if length is not None and length > limit_bytes:
         raise too_large(limit_bytes, length)
     content = request.content
     if content.is_eof():
-        # nearly always: it came with the head
+        # nearly always: it arrived with the head
         try:
             data = content.read_nowait()
         except (RequestPayloadError, HttpProcessingError) as exc:
@@ -102,6 +115,59 @@ async def read(
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+_WINDOWS = {"gzip": 31, "x-gzip": 31, "deflate": zlib.MAX_WBITS}
+
+
+def _unpacker(encoding: str) -> int | None:
+    """The window size of zlib for a `Content-Encoding`; None: not compressed. Raises `HTTPUnsupportedMediaType`."""
+    if encoding in ("", "identity"):
+        return None
+    if encoding not in _WINDOWS:
+        raise web.HTTPUnsupportedMediaType(text="Content-Encoding has to be gzip, deflate or identity")
+    return _WINDOWS[encoding]
+
+
+async def _unpack(window: int, data: bytes, request: web.Request, limit_bytes: int, room: Room | None) -> bytes:
+    """Unpack a body. Unpacked bytes count too, and others get a turn after each piece.
+
+    aiohttp must not do it: it also unpacks what it throws away, so 200 KiB from a stranger could block a worker.
+    """
+    if window == zlib.MAX_WBITS and data[0] & 0x0F != 8:
+        window = -window  # without the header of zlib, as some clients send it
+    stream = zlib.decompressobj(window)
+    parts: list[bytes] = []
+    size = 0
+    view = memoryview(data)
+    try:
+        for at in range(0, len(data), SMALL_BYTES):
+            if stream.eof:
+                raise _odd_end()
+            left: bytes | memoryview = view[at : at + SMALL_BYTES]
+            while left:
+                part = stream.decompress(left, PIECE_BYTES)
+                left = stream.unconsumed_tail
+                size += len(part)
+                _count(request, room, len(part), size, limit_bytes)
+                parts.append(part)
+                if len(part) == PIECE_BYTES:
+                    await asyncio.sleep(0)
+        # what is left because of the limit `PIECE_BYTES`
+        while part := stream.decompress(b"", PIECE_BYTES):
+            size += len(part)
+            _count(request, room, len(part), size, limit_bytes)
+            parts.append(part)
+            await asyncio.sleep(0)
+    except zlib.error as exc:
+        raise malformed(exc) from None
+    if not stream.eof or stream.unused_data:
+        raise _odd_end()
+    return b"".join(parts)
+
+
+def _odd_end() -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(text="the body can't be unpacked: it ends too early, or goes on after its end")
+
+
 def _count(request: web.Request, room: Room | None, count: int, size: int, limit_bytes: int) -> None:
     if size > limit_bytes:
         raise too_large(limit_bytes, size)
@@ -118,5 +184,5 @@ def too_large(limit_bytes: int, size_bytes: int) -> web.HTTPRequestEntityTooLarg
 
 
 def malformed(exc: Exception) -> web.HTTPBadRequest:
-    """The error for a body that can't be read as HTTP says."""
+    """The error for a body that is invalid in HTTP."""
     return web.HTTPBadRequest(text=f"the body can't be read: {type(exc).__name__}")

@@ -304,7 +304,7 @@ def summary(ledger: Ledger, seconds: float, before: int) -> dict[str, Any]:
 
 
 def _worker_url(settings: Settings) -> str:
-    host = "127.0.0.1" if settings.web_host in ("0.0.0.0", "::") else settings.web_host
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.web_host, settings.url_host)
     workers = running_workers(settings.data_dir)
     if workers:
         return f"http://{host}:{workers[0].web_port}"

@@ -1,8 +1,9 @@
-"""Processes: a worker of our own as a child, stopping in order, errors as one line."""
+"""Processes: a worker as a child process, signals that stop in order, errors as one line."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import ssl
@@ -20,14 +21,28 @@ import click
 from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
 from app.settings import Settings, load
-from marq.errors import MarqError
+from marq.errors import DataDirError, MarqError
 
-#: Seconds that a worker gets to hand its partitions over before it is killed.
+#: Seconds for a stopping worker to hand its partitions over; then it is killed.
 WORKER_STOP_S = 10.0
-#: Seconds until a worker that was just started has to be ready.
+#: Most seconds for a new worker to become ready.
 WORKER_START_S = 90.0
 
-#: For the question whether our own child is ready.
+_MEND = "set MARQ_DATA_DIR to a folder that can be written"
+_MAKE_ROOM = "make room on the disk of the data folder, or set MARQ_DATA_DIR to another"
+#: Errors of the system about folders and disks, and what to do.
+_DISK_ERRORS = {
+    errno.EACCES: _MEND,
+    errno.EPERM: _MEND,
+    errno.EROFS: _MEND,
+    errno.ENOENT: _MEND,
+    errno.ENOTDIR: _MEND,
+    errno.EEXIST: _MEND,
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+}
+
+#: For asking our own child whether it is ready.
 _UNVERIFIED = ssl._create_unverified_context()
 
 
@@ -35,22 +50,35 @@ _UNVERIFIED = ssl._create_unverified_context()
 def errors_as_lines() -> Iterator[None]:
     """End the process with status 2 and one line for an error that a user can mend."""
     try:
-        yield
+        with disk_errors():
+            yield
     except MarqError as error:
         click.echo("marq: " + "\n".join(error.lines), err=True)
         raise SystemExit(2) from None
 
 
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn the system's errors about folders and disks into `DataDirError`, which says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_ERRORS or isinstance(error, ConnectionError):
+            raise
+        what = f"{error.filename} can't be written" if error.filename else "a file can't be written"
+        raise DataDirError(f"{what} ({error.strerror}); {_DISK_ERRORS[error.errno]}") from None
+
+
 def embedded_broker(settings: Settings) -> EmbeddedBroker:
-    """The broker of a data folder. Where HTTP asks for keys, it asks for a password, too."""
+    """The broker of a data folder. It asks for a password if HTTP asks for keys."""
     return EmbeddedBroker(settings.data_dir, asks_password=settings.keys is not None)
 
 
 class WorkerProcess:
-    """A worker as a process of its own: started, waited for, stopped by pid."""
+    """A worker as a child process, which is stopped by its pid."""
 
     def __init__(self, output: IO[bytes] | None = None, **environment: str) -> None:
-        # a session of its own: Ctrl-C reaches us, and we stop things in their order
+        # in a session of its own: Ctrl-C reaches only us, and we stop things in order
         self.process = subprocess.Popen(
             [sys.executable, "-m", "app", "worker"],
             env=os.environ | environment,
@@ -68,7 +96,7 @@ class WorkerProcess:
         self.stop()
 
     def wait_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Wait until `/health/ready` answers 200. Raises `MarqError` if the worker ends or takes too long."""
+        """Wait until `/health/ready` answers 200. Raises `MarqError` if it takes too long; exits if the worker ends."""
         settings = load()
         deadline = time.monotonic() + WORKER_START_S
         data_dir = self._data_dir or settings.data_dir
@@ -80,17 +108,17 @@ class WorkerProcess:
             for place in running_workers(data_dir):
                 if not _is_of(place.folder, self.process.pid):
                     continue
-                host = "localhost" if settings.web_host == "127.0.0.1" else settings.web_host
+                host = "localhost" if settings.web_host == "127.0.0.1" else settings.url_host
                 scheme = "http" if settings.web_tls_certificate_file is None else "https"
                 self.url = f"{scheme}://{host}:{place.web_port}"
                 with contextlib.suppress(urllib.error.URLError, OSError):
-                    # its certificate may be for another name than the one that we know it by
+                    # its certificate may be for another name than the one in our URL
                     urllib.request.urlopen(f"{self.url}/health/ready", timeout=1, context=_UNVERIFIED).read()
                     return
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """SIGTERM, which hands the partitions over; SIGKILL if that takes too long."""
+        """Send SIGTERM, on which the worker hands its partitions over, and SIGKILL if that takes too long."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -108,7 +136,7 @@ def _is_of(folder: Any, pid: int) -> bool:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """SIGINT and SIGTERM only set a flag meanwhile; the value says whether one came."""
+    """In the block, SIGINT and SIGTERM only set a flag. Yields a function that tells whether one came."""
     came: list[int] = []
     before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,7 +1,7 @@
-"""All settings of marq, in one place.
+"""All settings of marq.
 
 A setting is an environment variable (`MARQ_PARTITIONS=16`) or a key of the TOML file that `MARQ_CONFIG` names
-(`partitions = 16`); the environment wins. `python -m app.settings` prints the reference table.
+(`partitions = 16`). The environment wins. `python -m app.settings` prints the reference table.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _NOT_SETTINGS = (CONFIG_VARIABLE, "MARQ_TEST_")
 #: What the command `marq` reads.
 _OF_THE_COMMAND = ("MARQ_URL", "MARQ_KEY_FILE", "MARQ_CA_FILE")
 
-#: Settings of earlier versions, and what they are called now.
+#: Names of settings in earlier versions, and their names now.
 _RENAMED = {"hold_ms": "persist_after_ms"}
 
-#: Characters of a secret: shorter ones can be guessed.
+#: Fewest characters of a secret: shorter ones can be guessed.
 SECRET_MIN = 32
 
 MIB = 1024 * 1024
@@ -82,14 +82,14 @@ class Settings(BaseSettings):
     kafka: str | None = Field(
         None,
         description="Kafka to use, `kafka://host:port[,host:port]`. Without it, the embedded broker whose address "
-        "stands in the data folder.",
+        "is in the data folder.",
     )
     kafka_username: str | None = Field(None, description="SASL user name.")
     kafka_password: SecretStr | None = Field(None, description="SASL password.")
     kafka_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        "SCRAM-SHA-512", description="SASL mechanism, used where a user name is set."
+        "SCRAM-SHA-512", description="SASL mechanism, used if a user name is set."
     )
-    kafka_tls: bool = Field(False, description="Talk TLS to Kafka.")
+    kafka_tls: bool = Field(False, description="Use TLS to Kafka.")
     kafka_ca_file: Path | None = Field(
         None, description="Certificates to trust (PEM) instead of the system's; implies `MARQ_KAFKA_TLS`."
     )
@@ -110,12 +110,12 @@ class Settings(BaseSettings):
         default_factory=_named("poison"), description="Topic that gets a copy of records that can't be read."
     )
     queues_topic: TopicName = Field(
-        default_factory=_named("queues"), description="Compacted topic of the settings of single queues."
+        default_factory=_named("queues"), description="Compacted topic of the queues' settings."
     )
     queue_id: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
         None,
-        description="Topic mode: `MARQ_QUEUE_TOPIC` is a topic of yours and the whole of it is one queue of this "
-        "name. It is never written to.",
+        description="Topic mode: `MARQ_QUEUE_TOPIC` is a topic of your own, and one queue of this name "
+        "as a whole. marq never writes to it.",
     )
     dead_letter_topic: TopicName | None = Field(
         None, description="Topic mode: where dead letters go. Without it, none are made."
@@ -124,9 +124,9 @@ class Settings(BaseSettings):
         8, description="Partitions of the topics when they are created; fixed for life."
     )
     replication: Annotated[int, Field(ge=1, le=32)] | None = Field(
-        None, description="Copies of each partition of the topics we create. By default 3, or as many as brokers."
+        None, description="Replicas of each partition of topics that marq creates. By default 3, or as many as brokers."
     )
-    auto_create: bool = Field(True, description="A message to an unknown queue makes the queue, with defaults.")
+    auto_create: bool = Field(True, description="A message to an unknown queue creates the queue, with defaults.")
 
     # The worker
     web_host: Annotated[str, Field(min_length=1)] = Field("127.0.0.1", description="Address that HTTP listens on.")
@@ -140,21 +140,21 @@ class Settings(BaseSettings):
     handlers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_list)] = Field(
         (), description="Python modules with handlers, comma-separated; a worker imports them."
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Least level that is logged.")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Lowest level that is logged.")
     log_format: Literal["text", "json"] = Field("text", description="How a worker writes its log: lines, or JSON.")
 
-    # The front door
+    # HTTP
     secret: Secret | None = Field(
         None,
         description="Secret that all workers share, of 32 characters or more: it signs receipts and the calls between "
-        "workers. Without it, one is made and kept in the queues topic.",
+        "workers. Without it, one is created and stored in the queues topic.",
     )
     secret_previous: Secret | None = Field(
-        None, description="Another secret that is accepted while `MARQ_SECRET` is changed."
+        None, description="Another secret that is accepted while `MARQ_SECRET` is being replaced."
     )
     queues: dict[str, dict[str, Any]] = Field(
         {},
-        description="Queues to make, or to set, when a worker starts: in the TOML file, a table "
+        description="Queues to create or update when a worker starts: in the TOML file, a table "
         "`[queues.NAME]` with the settings of the queue.",
     )
     web_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+$")] | None = Field(
@@ -173,11 +173,11 @@ class Settings(BaseSettings):
         "documentation). Without any, HTTP listens on loopback only.",
     )
     max_body_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
-        32 * MIB, description="Largest request that HTTP takes."
+        32 * MIB, description="Largest request that HTTP accepts."
     )
     max_connections: Count = Field(
         8192,
-        description="Connections of clients that a worker takes, if the system's limit of open files allows them.",
+        description="Connections of clients that a worker accepts, if the system's limit of open files allows them.",
     )
     max_connections_per_address: Count = Field(
         1024,
@@ -191,8 +191,9 @@ class Settings(BaseSettings):
         description="`strict`: the limits of Amazon SQS. `relaxed`: what marq can do, e.g. delays of a year, "
         "visibility timeouts of a week, 1,000 messages in a receive.",
     )
-    sqs_account: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
-        "000000000000", description="Account in the queue URLs and ARNs of requests that name none."
+    sqs_account: Annotated[str, Field(pattern=r"^[0-9]{12}$")] = Field(
+        "000000000000",
+        description="Account in queue URLs and ARNs, 12 digits. Set it once, before clients keep URLs and ARNs.",
     )
 
     # Memory and progress
@@ -228,12 +229,17 @@ class Settings(BaseSettings):
 
     @property
     def bootstrap_servers(self) -> list[str] | None:
-        """`host:port` of each broker in `kafka`; None where that is not set."""
+        """`host:port` of each broker in `kafka`; None if that is not set."""
         return self.kafka.removeprefix("kafka://").split(",") if self.kafka else None
 
     @property
+    def url_host(self) -> str:
+        """`web_host` as it is written in a URL."""
+        return f"[{self.web_host}]" if ":" in self.web_host else self.web_host
+
+    @property
     def archive_group(self) -> str:
-        """Consumer group whose committed offsets say how far the pipeline's archive is; retention respects them."""
+        """Consumer group whose offsets are the archive's positions: retention keeps what is not archived yet."""
         return f"{self.name}.archive"
 
     @property
@@ -334,7 +340,7 @@ def load() -> Settings:
     """The settings of this process, from its environment and the file that `MARQ_CONFIG` names.
 
     Raises:
-        SettingError: one line that names the variable, its value, and what is allowed.
+        SettingError: names the variable, its value, and what is allowed, in one line.
     """
     _refuse_unknown_variables()
     try:
@@ -344,7 +350,7 @@ def load() -> Settings:
 
 
 def is_explicit(settings: Settings, name: str) -> bool:
-    """Whether a setting was set by the user, rather than left at its default."""
+    """Whether the user set a setting, so that it is not the default."""
     return name in settings.model_fields_set
 
 
@@ -402,7 +408,7 @@ def _given_value(name: str, error: ErrorDetails) -> object:
     value = next((value for key, value in os.environ.items() if key.upper() == variable(name)), None)
     if value is None:
         value = _read_file().get(name, error["input"])
-    # whoever writes a password into an address must not find it in a log
+    # a password written into an address must not get into a log
     return re.sub(r"//[^/@]*@", "//…@", value) if isinstance(value, str) else value
 
 

@@ -1,7 +1,7 @@
 """Puts the worker together: Faust app, tables, agents, ownership, handlers, health.
 
-`build()` makes it from the settings without touching Kafka or the disk; `WorkerApp.prepare()` does that, once, when a
-worker really starts: finds the broker, claims a worker folder and a port, creates and checks the topics.
+`build()` makes it from the settings, without Kafka or the disk. `WorkerApp.prepare()`, called once when a worker really
+starts, finds the broker, claims a worker folder and a port, and creates and checks the topics.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.life import Life
 from app.logs import clean_records, quiet_steps, set_up
+from app.processes import disk_errors
 from app.service.census import Census
 from app.service.inspection import Inspection
 from app.service.meters import Meters
@@ -52,9 +53,9 @@ from app.service.moves import Moves
 from app.service.operations import QueueService
 from app.service.watches import Receivers
 from app.settings import Settings, load
+from app.streaming.chunks import Chunk
 from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
-from app.streaming.transport import Chunk
 from gateway import connections, health, json_api, leftovers, metrics, routes, views
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
@@ -67,39 +68,39 @@ from tables import progress as progress_table
 
 log = logging.getLogger(__name__)
 
-#: Version of the Faust app: workers that share partitions run the same. Part of the names of its changelogs.
+#: Version of the Faust app, which is part of its changelogs' names. Workers that share partitions have the same.
 APP_VERSION = 1
-#: Seconds that one thread may hold up the other: two read and write Kafka, and an answer waits for both in turn.
+#: Seconds after which a thread must let another run: two read and write Kafka, and an answer waits for both in turn.
 SWITCH_INTERVAL_S = 0.0005
-#: New objects until cycles are looked for among them, and how often that happens before older ones are included.
+#: New objects until the garbage collector looks for cycles among them, and how often before it includes older ones.
 COLLECT = (10_000, 10, 10)
-#: Seconds from the signal to stop until the process ends, whatever waits.
+#: Seconds from the signal to stop until the process ends, whatever it still waits for.
 STOP_S = 9.0
-#: Seconds that requests under way get to be answered when the worker stops, and again as much to end.
+#: When the worker stops: seconds for requests in progress to be answered, and again as many to end.
 ANSWERS_S = 1.0
-#: Bytes that bodies of requests under way may have together; more where a single one may be that large.
+#: Most bytes of all request bodies in progress, or twice the largest body that is allowed, if that is more.
 BODIES_BYTES = 64 * 1024 * 1024
-#: Seconds that threads without work get to end at the end of the process.
+#: At the end of the process: seconds for idle threads to end.
 IDLE_THREADS_S = 0.3
-#: Seconds that a worker which has left the group goes on serving until others have taken its partitions over: they
-#: learn of it by their next heartbeat.
+#: Seconds for which a worker that has left the group goes on serving, until others have taken its partitions over:
+#: they learn that it left by their next heartbeat.
 TAKEN_S = 2.5
-#: Seconds that a leaving worker waits for its last acknowledgements to be durable.
+#: Most seconds that a leaving worker waits until its last acknowledgements are durable.
 HAND_OVER_S = 2.0
 
 
 def app_id(settings: Settings) -> str:
-    """Consumer group, and prefix of the changelogs."""
+    """The consumer group, and prefix of the changelogs."""
     return settings.name
 
 
 class WorkerWeb(BareWeb):
-    """The web server of a worker: it listens where the settings of marq say, whatever those of Faust do."""
+    """The web server of a worker. It listens where marq's settings say, whatever Faust's say."""
 
     app: WorkerApp
 
     async def start_server(self) -> None:
-        """Listen. Raises `SettingError` if others than this machine would be let in without keys."""
+        """Listen. Raises `SettingError` if other machines could connect although there are no keys."""
         app, runner = self.app, self._runner
         assert isinstance(runner, connections.Runner)
         assert app.place is not None
@@ -142,7 +143,7 @@ class WorkerApp(MarqApp):
     _flush_s: float | None = None
 
     def set_up(self, settings: Settings) -> None:
-        """Declare agents and tables and what runs beside them."""
+        """Declare agents, tables and the services that run beside them."""
         self.settings = settings
         tables = {
             table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
@@ -161,7 +162,7 @@ class WorkerApp(MarqApp):
         handlers.import_modules(settings.handlers)
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
-        self.housekeeping = Housekeeping(self.ownership, settings, self.peers, beacon=self.beacon)
+        self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
         self.moves = Moves(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
         self.receivers = Receivers(
@@ -183,14 +184,14 @@ class WorkerApp(MarqApp):
 
     @property
     def topics_in_use(self) -> Topics:
-        """Names of the topics, and N. Only after `prepare`."""
+        """Names of the topics, and their number of partitions. Only after `prepare`."""
         assert self._topics is not None
         return self._topics
 
     def prepare(self) -> None:
-        """Find Kafka, claim a folder and a port, create and check topics. Call it outside of an event loop.
+        """Find Kafka, claim a folder and a port, create and check topics. Must not be called in an event loop.
 
-        Raises `MarqError`: one that says what is wrong and what to do.
+        Raises `MarqError`, which says what is wrong and what to do.
         """
         settings = self.settings
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -206,12 +207,12 @@ class WorkerApp(MarqApp):
         self.place = claim_worker(settings)
         conf = self.conf
         brokers = [URL(url) for url in faust_broker(settings)]
-        # the transports took their address when the agents were declared: the setting is only for the banner
+        # the transports got their address when the agents were declared: this setting is only for the banner
         self.transport.url = self.producer_transport.url = brokers
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", AlreadyConfiguredWarning)
             conf.broker = brokers
-            conf.broker_credentials = faust_credentials(settings)  # an embedded broker may have one of its own
+            conf.broker_credentials = faust_credentials(settings)  # an embedded broker may have its own
         conf.datadir = self.place.folder
         conf.tabledir = Path("tables")
         conf.web_port = self.place.web_port
@@ -219,7 +220,7 @@ class WorkerApp(MarqApp):
         if settings.web_tls_certificate_file is not None:
             conf.web_ssl_context = tls_context(settings)
             scheme = "https"
-        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.web_host}:{self.place.web_port}")
+        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
         for table in self.tables.values():
             table.partitions = self._topics.partitions
         self.connections.total = connections.connections_for(connections.raise_file_limit(), settings.max_connections)
@@ -230,11 +231,19 @@ class WorkerApp(MarqApp):
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
 
+    def banner(self) -> str:
+        """What a worker says of itself when it starts."""
+        assert self.place is not None
+        return (
+            f"marq worker {self.place.index}: {self.conf.canonical_url}, SQS account {self.settings.sqs_account}, "
+            f"data in {self.place.folder}"
+        )
+
     def _new_web(self) -> WorkerWeb:
         return WorkerWeb(self)
 
     def define_routes(self) -> None:
-        """What is served over HTTP, beside the health checks."""
+        """Define what is served over HTTP, besides the health checks."""
         router = self.web.web_app.router
         operations = json_api.define(router, self.operations, self.settings.max_body_bytes, self.room)
         operations += views.define(router, self.inspection, self.catalog)
@@ -271,7 +280,7 @@ class WorkerApp(MarqApp):
         await self.redelivery.start()
 
     async def leave(self) -> None:
-        """Give what this worker owns to the others, if there are any, and serve until they have it."""
+        """Leave the group if there are other workers, and serve until they have taken the partitions over."""
         if self.failure is None and self.ownership.held and len(self.peers.members()) > 1:
             self.consumer.leave_group()
             await self.ownership.serve_until_taken(TAKEN_S)
@@ -292,7 +301,7 @@ class WorkerApp(MarqApp):
 
     async def _producer_flush(self, logger: Any) -> None:
         if not self.should_stop:
-            return  # a rebalance: whoever needs something confirmed waits for it himself
+            return  # a rebalance: callers that need a confirmation wait for it themselves
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(super()._producer_flush(logger), self._flush_s)
 
@@ -320,7 +329,7 @@ class WorkerApp(MarqApp):
 
 
 def require_loopback(host: str) -> None:
-    """Raises `SettingError` if listening on ``host`` would let others than this machine in."""
+    """Raises `SettingError` if other machines could connect to `host`: the worker has no keys."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
@@ -331,12 +340,12 @@ def require_loopback(host: str) -> None:
 
 
 def open_to_others(host: str, address: str) -> SettingError:
-    """The error for a worker without keys that others could reach."""
+    """The error for a worker without keys that other machines could reach."""
     which = "" if address == host else f", which is {address},"
     return SettingError(f"MARQ_WEB_HOST={host!r}{which} lets others in: set MARQ_KEYS, or listen on 127.0.0.1")
 
 
-#: Options of Faust's `worker` that would say something else than the settings, and what to set instead.
+#: Options of Faust's `worker` that would contradict the settings, and what to set instead.
 OPTIONS_OF_FAUST = {
     "web_bind": "MARQ_WEB_HOST",
     "web_host": "MARQ_WEB_HOST",
@@ -358,7 +367,7 @@ def _refuse_options_of_faust() -> None:
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:
-    """What HTTPS needs. Raises `SettingError`."""
+    """The context for HTTPS. Raises `SettingError`."""
     assert settings.web_tls_certificate_file is not None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
@@ -382,24 +391,22 @@ class FaustWorker(faust.Worker):
             set_up(str(kwargs["loglevel"]).upper(), app.settings.log_format)
             kwargs["override_logging"] = False
             try:
-                app.prepare()
+                with disk_errors():
+                    app.prepare()
             except MarqError as error:
                 _say(*error.lines)
                 raise SystemExit(2) from None
             assert app.place is not None
-            kwargs["debug"] = False  # it would open a console, for every user of this machine
-            # what handlers print goes straight out, also into a pipe, and is no warning in our log
+            kwargs["debug"] = False  # it would open a console for every user of this machine
+            # output of handlers is printed at once, also into a pipe, and not logged as warnings
             kwargs["redirect_stdouts"] = False
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            log.info(
-                "worker %s of marq %s: %s, process %s, data in %s",
-                *(app.place.index, __version__, app.conf.canonical_url, os.getpid(), app.place.folder),
-            )
+            log.info("%s, version %s, process %s", app.banner(), __version__, os.getpid())
         super().__init__(app, *args, **kwargs)
         self.spinner = None
 
     async def stop(self) -> None:
-        # Libraries may wait for Kafka without an end, in threads as well. To be killed is harmless, to hang is not.
+        # Libraries may wait for Kafka without end, in threads too. Being killed is harmless, hanging is not.
         last = threading.Timer(STOP_S, _exit_now)
         last.daemon = True
         last.start()
@@ -410,7 +417,7 @@ class FaustWorker(faust.Worker):
             await super().stop()
 
     def _on_sigint(self) -> None:
-        # as Faust does, without its line on the terminal
+        # like Faust's, without its line on the terminal
         self._flag_as_shutdown_by_signal()
         self._schedule_shutdown(signal.SIGINT)
 
@@ -438,10 +445,10 @@ class FaustWorker(faust.Worker):
 
 
 def _spare_collections() -> None:
-    """Make Python look for garbage cycles seldom, and never in what was imported.
+    """Make Python look for garbage cycles rarely, and never in imported modules.
 
-    By default it looks through all that is young after 700 new objects, less than one chunk of records, and messages in
-    memory have no cycles. For large answers, which may, see `gateway.leftovers`.
+    By default it searches all young objects after 700 new ones, less than one chunk of records; but messages in memory
+    have no cycles. Large answers may have some: see `gateway.leftovers`.
     """
     gc.collect()
     gc.freeze()
@@ -449,9 +456,9 @@ def _spare_collections() -> None:
 
 
 def _end(status: int, tell: Callable[[], None]) -> None:
-    """End the process though calls of handlers still run in threads, which nothing can stop and Python would wait for.
+    """End the process although handler calls still run in threads: nothing can stop them, and Python would wait.
 
-    Their messages were given back when the time that calls get to finish was over.
+    Their messages were given back when the grace time of these calls was over.
     """
     deadline = time.monotonic() + IDLE_THREADS_S
     while threads := _user_threads():
@@ -482,7 +489,7 @@ def _exit_now() -> None:
 
 
 def _is_option_given(name: str) -> bool:
-    """Whether the user gave an option of the command, which has a default of Faust's if not."""
+    """Whether the user gave an option of the command; otherwise it has Faust's default."""
     context = click.get_current_context(silent=True)
     while context is not None:
         if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
@@ -492,7 +499,7 @@ def _is_option_given(name: str) -> bool:
 
 
 def build(settings: Settings | None = None) -> WorkerApp:
-    """Make the worker's app. Raises `MarqError` for settings or handlers that are wrong."""
+    """Make the worker's app. Raises `MarqError` for wrong settings or handlers."""
     settings = settings or load()
     clean_records()
     if settings.log_level != "DEBUG":
@@ -503,11 +510,12 @@ def build(settings: Settings | None = None) -> WorkerApp:
     app = create_app(
         cls=WorkerApp,
         app_id=app_id(settings),
-        bootstrap="127.0.0.1:1",  # prepare() says which
+        bootstrap="127.0.0.1:1",  # prepare() sets it
         chunked_topics={settings.queue_topic, settings.markers_topic},
         datadir=str(settings.data_dir),
         web_host=settings.web_host,
         web_port=settings.web_port or 9324,
+        canonical_url="http://127.0.0.1:1",  # prepare() sets it
         session_timeout_s=settings.session_timeout_ms / 1000,
         credentials=faust_credentials(settings),
         version=APP_VERSION,

@@ -1,1 +1,1 @@
-"""Benchmarks of marq and, beside it in the same run, of its peers. `python -m bench --help`; figures in README.md."""
+"""Benchmarks of marq and, in the same run, of its peers. `python -m bench --help`; figures are in README.md."""

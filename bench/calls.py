@@ -1,6 +1,6 @@
-"""The handlers that `bench restart` measures with: note each message once the call with it has returned.
+"""The handlers of `bench restart`: they record each message once its call has returned.
 
-Files and variables as in `bench.gaps`. A line is partition, offset, attempt, monotonic ms at which the call began.
+Files and variables as in `bench.gaps`. A line has partition, offset, attempt, monotonic ms at which the call began.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from marq.handlers import handler
 
-#: Seconds of a call, so that some are under way whenever a worker stops.
+#: Seconds that a call takes, so that some are in progress whenever a worker stops.
 WORK_S = 0.02
 
 _file = os.open(Path(os.environ.get("BENCH_OUT", ".")) / f"{os.getpid()}.calls", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

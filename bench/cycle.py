@@ -27,12 +27,12 @@ PARTITIONS = 4
 
 
 def result(**values: Any) -> None:
-    """One line that a program can read."""
+    """Print a line that programs can read."""
     print("RESULT " + " ".join(f"{k}={v}" for k, v in values.items()), flush=True)
 
 
 class Bench:
-    """A broker, and topics of a name of their own for each phase."""
+    """A broker. Each phase gets topics with a name of their own."""
 
     def __init__(self, bootstrap: str, folder: Path, size: int) -> None:
         self.bootstrap = bootstrap
@@ -42,7 +42,7 @@ class Bench:
 
     @contextmanager
     def worker(self, name: str, **environment: str) -> Iterator[WorkerProcess]:
-        """A worker on topics that begin with `name`."""
+        """A worker on topics that begin with `name`, with these variables besides ours."""
         out = self.folder / name
         out.mkdir(exist_ok=True)
         env = {
@@ -68,7 +68,7 @@ class Bench:
         return f"bench-{phase}-{next(self._names)}"
 
     async def create(self, name: str) -> str:
-        """The topics of an installation; its queue topic."""
+        """Create the topics of an installation. Returns its queue topic."""
         from app.kafka.topics import ensure_topics
         from app.settings import Settings
 
@@ -77,7 +77,7 @@ class Bench:
         return settings.queue_topic
 
     async def send(self, topic: str, total: int, queues: int = 1, *, names: list[str] | None = None) -> float:
-        """Fill the topic with batches made by hand (aiokafka's send() alone would cap at 44,000/s); seconds."""
+        """Fill the topic with batches made by hand (aiokafka's send() would cap at 44,000/s). Returns seconds."""
         names = names or [f"q{i}" for i in range(queues)]
         producer = AIOKafkaProducer(
             bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all", max_batch_size=512 * 1024
@@ -109,7 +109,7 @@ class Bench:
         return time.monotonic() - began
 
     async def send_at_rate(self, topic: str, rate: int, seconds: float) -> int:
-        """Single sends, evenly spread over time, with the time in the payload; how many."""
+        """Send single messages evenly over time, with the time in the payload. Returns their number."""
         producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
         await producer.start()
         total = int(rate * seconds)
@@ -132,7 +132,7 @@ class Bench:
         return sum(p["counters"].get("acked", 0) for p in self.state(worker)["partitions"])
 
     def wait_acked(self, worker: WorkerProcess, total: int, timeout_s: float = 300) -> float:
-        """Seconds since the epoch at which the last end was folded."""
+        """Wait until so many are acknowledged. Returns the time (seconds since 1970) when the last end was folded."""
         deadline = time.monotonic() + timeout_s
         while self.acked(worker) < total:
             if time.monotonic() > deadline:
@@ -150,7 +150,7 @@ class Bench:
 
 
 def percentile(values: list[float], part: float) -> float:
-    """Nearest rank."""
+    """The value of the nearest rank; NaN if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))] if ordered else float("nan")
 
@@ -167,7 +167,7 @@ def run(
     seconds: float,
     peers: list[str],
 ) -> None:
-    """All phases, each `runs` times, the peers' beside ours; medians last."""
+    """Run all phases `runs` times, and those of the peers; print the medians last."""
     folder = Path(tempfile.mkdtemp(prefix="marq-bench-"))
     measured: dict[tuple[str, str], list[float]] = {}
     try:
@@ -269,7 +269,7 @@ def _latency(bench: Bench, batch: int, rate: int, seconds: float) -> float:
         total = asyncio.run(bench.send_at_rate(topic, rate, seconds))
         bench.wait_acked(worker, total)
         seen = bench.seen(name)
-    # the first second warms up connections and code
+    # the first second only warms up connections and code
     values = seen["latencies_ms"][rate:]
     result(
         system="marq",
@@ -285,7 +285,7 @@ def _latency(bench: Bench, batch: int, rate: int, seconds: float) -> float:
 
 
 def _memory(bench: Bench, phase: str, messages: int) -> float:
-    """`inflight`: all messages handed out and never acknowledged; `backlog`: nobody wants them. Peak, in MiB."""
+    """Peak memory in MiB. `inflight`: all messages handed out, none acknowledged; `backlog`: there is no handler."""
     name = bench.new_name(phase)
     topic = asyncio.run(bench.create(name))
     asyncio.run(bench.send(topic, messages))
@@ -295,7 +295,7 @@ def _memory(bench: Bench, phase: str, messages: int) -> float:
         while time.monotonic() < deadline:
             partitions = bench.state(worker)["partitions"]
             if phase == "inflight" and sum(p["held"] for p in partitions) == messages:
-                time.sleep(5)  # past a checkpoint
+                time.sleep(5)  # long enough for a checkpoint
                 break
             time.sleep(0.2)
         state = bench.state(worker)

@@ -1,7 +1,7 @@
-"""The handler that `bench rebalance` measures with: notes when it gets what of which partition, a file a process.
+"""The handler of `bench rebalance`: records when it gets which message, in a file per process.
 
-BENCH_QUEUES (pattern), BENCH_OUT (folder). A line of `<pid>.gaps` is partition, offset, attempt, monotonic ms (one
-clock on a machine), ms that the event loop's thread had waited for a processor. A line of `<pid>.pauses` is a `Pause`.
+BENCH_QUEUES (pattern), BENCH_OUT (folder). A line of `<pid>.gaps` has partition, offset, attempt, monotonic ms (one
+clock on a machine), ms that the event loop's thread has waited for a processor. A line of `<pid>.pauses` is a `Pause`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a partition with millions of parked messages costs: the core alone, its rows in a RocksDB of its own.
+"""Cost of a partition with millions of parked messages: only the core, with its rows in a RocksDB of its own.
 
-Pauses are processor time: what a worker's other partitions wait for, whatever else the machine does.
+Pauses are processor time: how long a worker's other partitions wait, whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STAMP_MS = 1_700_000_000_000
 
 
 class Store:
-    """Rows in RocksDB, as a worker has them, and how much was written."""
+    """Rows in RocksDB, as in a worker, and the number of bytes written."""
 
     def __init__(self, path: Path) -> None:
         self.db = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True))
@@ -63,14 +63,14 @@ def store() -> Iterator[Store]:
 
 
 def rss_mib() -> float:
-    """Resident memory of this process now."""
+    """Resident memory of this process now, in MiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 2**20
 
 
 def run(*, messages: int, size: int, queues: int, checkpoints: int) -> None:
     """Park `messages`, restore them, then let some come and go for `checkpoints` checkpoints; print the figures."""
-    gc.collect()  # as workers do, see `app.worker`
+    gc.collect()  # like workers, see `app.worker`
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
     payload = bytes(size)
@@ -108,7 +108,7 @@ def run(*, messages: int, size: int, queues: int, checkpoints: int) -> None:
 
 
 def fill(kept: Store, messages: int, keys: list[bytes], payload: bytes) -> tuple[Partition, float, list[float]]:
-    """Messages that nobody receives."""
+    """Park messages that nobody receives. Returns the partition, seconds, and the pause of each checkpoint."""
     partition = Partition(0, load=kept.load)
     partition.start_at(0, 0)
     partition.fold(0, STAMP_MS, [Own("bench", "bench")])
@@ -127,7 +127,7 @@ def send(partition: Partition, count: int, keys: list[bytes], payload: bytes) ->
 
 
 def park(kept: Store, partition: Partition) -> list[float]:
-    """Checkpoints until all is written, and how long each took the core; nothing stays in memory."""
+    """Write checkpoints until all is written, then drop it from memory. Returns how long each took the core."""
     pauses = []
     partial = True
     while partial:
@@ -141,7 +141,7 @@ def park(kept: Store, partition: Partition) -> list[float]:
 
 
 def restore(kept: Store) -> tuple[Partition, float, float]:
-    """What another owner does; the whole time, and the longest slice of it."""
+    """Restore as another owner would. Returns the partition, seconds, and the longest slice in seconds."""
     steps = Partition.restoring(0, rows.decode_manifest(kept.manifest), kept.load)
     began, before = time.monotonic(), time.thread_time()
     longest_s = 0.0
@@ -158,9 +158,9 @@ def restore(kept: Store) -> tuple[Partition, float, float]:
 def steady(
     kept: Store, partition: Partition, keys: list[bytes], payload: bytes, checkpoints: int
 ) -> tuple[float, float, list[float]]:
-    """As many come as are finished anywhere, 1,000 between two checkpoints.
+    """Send and finish equal numbers of messages: 1,000 between two checkpoints, finished ones at random.
 
-    Returns bytes written per byte that came, the time of a checkpoint, and the pause that each was.
+    Returns bytes written per byte sent, seconds per checkpoint, and the pause of each.
     """
     chosen = random.Random(1)
     kept.written_bytes = came = 0

@@ -1,4 +1,4 @@
-"""`python -m bench hol`: a queue that nobody reads, in front of one that is read, on the same partitions."""
+"""`python -m bench hol`: a queue that nobody reads, in front of one that is read, in the same partitions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
 
-#: The queue that nobody reads, and the one that handlers take from.
+#: The queue that nobody reads, and the queue of the handlers.
 UNREAD, READ = "unread", "q0"
-#: Seconds until the worker has read past the unread messages.
+#: Most seconds for the worker to read past the unread messages.
 READ_PAST_S = 300.0
 
 
 def run(*, messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
-    """Latency of the second queue without and with the unread messages before it, by turns; the medians last."""
+    """Latency of the second queue with and without unread messages before it, in turns; medians last."""
     folder = Path(tempfile.mkdtemp(prefix="marq-bench-"))
     found: dict[int, list[float]] = {0: [], messages: []}
     try:
@@ -53,7 +53,7 @@ def _latency(bench: Bench, unread: int, rate: int, seconds: float) -> float:
         read_past_s = time.monotonic() - began
         total = asyncio.run(bench.send_at_rate(topic, rate, seconds))
         bench.wait_acked(worker, total)
-        values = bench.seen(name)["latencies_ms"][rate:]  # the first second warms up connections and code
+        values = bench.seen(name)["latencies_ms"][rate:]  # the first second only warms up connections and code
         state = bench.state(worker)
     persisted = min(unread, sum(p["persisted"] for p in state["partitions"]))
     changelog_bytes = _changelog_bytes(bench.folder / "kafka", name)
@@ -84,5 +84,5 @@ def _wait_read(bench: Bench, worker: WorkerProcess, messages: int) -> None:
 
 
 def _changelog_bytes(broker_folder: Path, name: str) -> int:
-    """Bytes that the changelogs of an installation take on the broker's disk."""
+    """Bytes of an installation's changelogs on the broker's disk."""
     return sum(log.stat().st_size for log in broker_folder.rglob(f"{name}-*-changelog-*/*.log"))

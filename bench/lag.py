@@ -1,10 +1,10 @@
-"""How long the event loop of a process stands still, and what of it is not for want of a processor.
+"""How long the event loop of a process stands still, and for how much of that it did not lack a processor.
 
     probe = LoopProbe(write)
     probe.start_once()      # in the loop
 
 On a machine with more work than processors a thread waits for its turn; Linux says for how long (`schedstat`). A pause
-of the loop is ours as far as this process ran meanwhile, or stood still without any of its threads waiting for a
+of the loop is ours as far as this process ran meanwhile, or stood still with none of its threads waiting for a
 processor.
 """
 
@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 #: Seconds between two beats of a probe.
 BEAT_S = 0.02
-#: Milliseconds that a beat has to be late to be told.
+#: A beat is reported as a pause if it is at least so many milliseconds late.
 TOLD_MS = 20.0
 
 
 class Pause(NamedTuple):
-    """The loop did nothing for `ms` up to `at_ms` (monotonic), of which `ours_ms` are not for want of a processor."""
+    """The loop did nothing for `ms` up to `at_ms` (monotonic). For `ours_ms` of that it did not lack a processor."""
 
     at_ms: int
     ms: int
@@ -33,22 +33,22 @@ class Pause(NamedTuple):
 
 
 class _Threads:
-    """How long the threads that run Python here have waited for a processor in their lives."""
+    """How long each Python thread of this process has waited for a processor so far."""
 
     def __init__(self) -> None:
         self._stats: dict[int, int] = {}  # thread -> file
 
     def look(self) -> None:
-        """See which threads there are now."""
+        """Find the threads that exist now."""
         running = {thread.native_id for thread in threading.enumerate() if thread.native_id is not None}
         for gone in self._stats.keys() - running:
             os.close(self._stats.pop(gone))
         for new in running - self._stats.keys():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # the thread has ended
                 self._stats[new] = os.open(f"/proc/self/task/{new}/schedstat", os.O_RDONLY)
 
     def waited_ms(self) -> dict[int, float]:
-        """By thread."""
+        """Waiting time so far, by thread."""
         found: dict[int, float] = {}
         for thread, file in self._stats.items():
             with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ class _Threads:
 
 
 class LoopProbe:
-    """Tells pauses of the event loop that it runs in."""
+    """Reports pauses of the event loop that it runs in."""
 
     def __init__(self, tell: Callable[[Pause], None]) -> None:
         self._tell = tell
@@ -66,14 +66,14 @@ class LoopProbe:
         self._waited_ms: dict[int, float] = {}
 
     def start_once(self) -> None:
-        """Begin, in the thread of the loop; later calls do nothing."""
+        """Start in the thread of the loop. Later calls do nothing."""
         if not self._due_s:
             self._threads.look()
             self._go_on()
 
     @property
     def waited_ms(self) -> float:
-        """How long the thread of the loop has waited for a processor, as of the last beat."""
+        """How long the thread of the loop had waited for a processor at the last beat, in milliseconds."""
         return self._waited_ms.get(threading.get_native_id(), 0.0)
 
     def _go_on(self) -> None:

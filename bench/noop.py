@@ -1,7 +1,7 @@
-"""The handlers that `bench cycle` measures with, in a worker of its own; what they saw goes to a file.
+"""The handlers of `bench cycle`, in a worker of its own. What they saw is written to a file.
 
-BENCH_QUEUES (pattern), BENCH_BATCH, BENCH_DROP (part of the messages left once), BENCH_TIMEOUT_MS, BENCH_OUT (folder),
-BENCH_LATENCY=1 (payloads begin with the time they were sent at, in ns).
+BENCH_QUEUES (pattern), BENCH_BATCH, BENCH_DROP (share of messages that are not acknowledged at first),
+BENCH_TIMEOUT_MS, BENCH_OUT (folder), BENCH_LATENCY=1 (payloads begin with their time of sending, in ns).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ else:
 
 
 def _report() -> None:
-    """Write what was seen when asked for: doing it all the time would be part of what is measured."""
+    """Write what was seen, only on request: writing all the time would distort the figures."""
     wanted, target = OUT / "wanted", OUT / "seen.json"
     while True:
         time.sleep(0.1)

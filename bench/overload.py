@@ -1,12 +1,12 @@
 """`python -m bench overload`: many receives under a short lease, on a machine that is busy with other things.
 
 quiet    nothing else runs
-busy     so many busy loops run beside it
-demo     the plain demo beside more of them
+busy     busy loops run beside it
+demo     the plain demo, beside more busy loops
 
-A message counts as done each time that it was received; done twice is what the rest of the machine must not cause. Each
-such case is explained by the log, and by when its receiver got and acknowledged it. Busy loops take their share of the
-processors, so rates are compared for each second of processor time that the worker, the client and Kafka got.
+A message counts as done each time it is received. The load of the machine must not cause any to be done twice. Each
+such case is explained from the log, and from when its receiver got and acknowledged it. Busy loops take their share of
+the processors, so rates are compared per second of processor time that the worker, the client and Kafka got.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from marq.errors import MarqError
 from tests.integration.duplicates import Done, explain
 
 QUEUE = "overload"
-#: Messages of one receive, and their lease.
+#: Messages of one receive, and seconds of their lease.
 BATCH, LEASE_S = 500, 5.0
-#: What is read of /metrics.
+#: Counters that are read from /metrics.
 METRICS = ("marq_withheld_receives_total", "marq_stalls_total")
 
 
@@ -55,7 +55,7 @@ def _spin() -> None:
 
 @contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Processes that take all the processor time that they get."""
+    """Processes that use all the processor time that they get."""
     loops = [multiprocessing.get_context("spawn").Process(target=_spin, daemon=True) for _ in range(count)]
     for loop in loops:
         loop.start()
@@ -68,7 +68,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 
 def run(*, messages: int, receivers: int, loops: int, demo_loops: int, phases: list[str]) -> None:
-    """The phases; the rate of `busy` for each processor second beside that of `quiet`."""
+    """Run the phases, and print the rate of `busy` per processor second relative to `quiet`."""
     folder = Path(tempfile.mkdtemp(prefix="marq-bench-"))
     rates: dict[str, float] = {}
     try:
@@ -88,7 +88,7 @@ def run(*, messages: int, receivers: int, loops: int, demo_loops: int, phases: l
 
 
 async def _phase(bench: Bench, broker: EmbeddedBroker, phase: str, messages: int, receivers: int, loops: int) -> float:
-    """Messages done in a second of processor time."""
+    """Run a phase. Returns messages per second of processor time."""
     name = bench.new_name(phase)
     topic = await bench.create(name)
     await bench.send(topic, messages, names=[QUEUE])
@@ -126,17 +126,17 @@ async def _phase(bench: Bench, broker: EmbeddedBroker, phase: str, messages: int
 
 @dataclass
 class Batch:
-    """What one receive brought. Times are monotonic seconds of this process."""
+    """The messages of one receive. Times are monotonic seconds of this process."""
 
     asked_s: float
     got_s: float
     places: list[tuple[int, int, int]]  # partition, offset, attempt
     acked_s: float = 0.0
-    refused: set[tuple[int, int]] = field(default_factory=set)  # acknowledgements that failed
+    refused: set[tuple[int, int]] = field(default_factory=set)  # messages whose acknowledgement failed
 
 
 class Receives:
-    """Receivers in this process: each takes some, and acknowledges them."""
+    """Receivers in this process, which receive messages and acknowledge them."""
 
     def __init__(self, url: str, messages: int) -> None:
         self.done: Counter[tuple[int, int]] = Counter()
@@ -146,12 +146,12 @@ class Receives:
         self._messages = messages
 
     async def run(self, receivers: int) -> None:
-        """Until each message was received."""
+        """Receive until each message was received."""
         async with AsyncService(self._url, retry_for=120) as service:
             await asyncio.gather(*(self._receive(service) for _ in range(receivers)))
 
     async def rest(self) -> None:
-        """What was not acknowledged, or too late, comes again."""
+        """Receive what comes again, because it was not acknowledged, or too late."""
         async with AsyncService(self._url, retry_for=120) as service:
             while await self._take(service):
                 pass
@@ -178,7 +178,7 @@ class Receives:
 
 
 async def _ack(queue: Any, taken: list[AsyncMessage]) -> set[tuple[int, int]]:
-    """Which of them could not be acknowledged."""
+    """Acknowledge messages. Returns those that could not be."""
     try:
         errors = await queue.ack_many(taken)
     except MarqError as error:
@@ -187,7 +187,7 @@ async def _ack(queue: Any, taken: list[AsyncMessage]) -> set[tuple[int, int]]:
 
 
 async def _explain(bootstrap: str, name: str, receiving: Receives) -> None:
-    """Why messages were done twice: a line for each cause, and one for each that has none."""
+    """Print why messages were done twice: a line per cause, and one per message without an explanation."""
     twice = {place for place, count in receiving.done.items() if count > 1}
     if not twice:
         return

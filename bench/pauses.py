@@ -1,6 +1,6 @@
-"""The module that `bench restore` measures with: no handler, but pauses of the event loop from the first take-over on.
+"""The module of `bench restore`: no handler; it records pauses of the event loop from the first take-over on.
 
-BENCH_OUT (folder). A line of `<pid>.pauses` is a `Pause`; one of `<pid>.takeovers` is partition and seconds.
+BENCH_OUT (folder). A line of `<pid>.pauses` is a `Pause`; a line of `<pid>.takeovers` is partition and seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m bench archive`: how fast a full topic gets into the tables; `audit`: a proof, and what memory it takes."""
+"""`python -m bench archive`: how fast a full topic gets into the tables; `audit`: time and memory of an audit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from app.settings import Settings
 from bench.cycle import PARTITIONS, Bench, result
 from marq.core.markers import End, Start, encode
 
-#: Messages that the audit's sender is ahead of the worker.
+#: Messages by which the audit's sender is ahead of the worker.
 PORTION = 50_000
 
 
 def run_archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -> None:
-    """Fill both topics, archive them with the job's own command, and again with nothing new to archive."""
+    """Fill both topics, archive them with the job's own command, then once more with nothing new."""
     with tempfile.TemporaryDirectory(prefix="marq-bench-") as name, EmbeddedBroker(Path(name)) as broker:
         folder = Path(name)
         bench = Bench(broker.bootstrap, folder, size)
@@ -50,7 +50,7 @@ def run_archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -
 
 
 def _mark(bootstrap: str, topic: str, count: int) -> None:
-    """Markers as a busy worker writes them: each record starts and ends deliveries of a few messages."""
+    """Write markers as a busy worker does: each record starts and ends deliveries of a few messages."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "queue.buffering.max.messages": 1_000_000})
@@ -62,7 +62,7 @@ def _mark(bootstrap: str, topic: str, count: int) -> None:
 
 
 def _archive(settings: Settings, data: Path, conf: tuple[str, ...], topics: str = "") -> tuple[float, int, float]:
-    """Seconds, peak memory (MiB) and processor seconds of Java; with `topics`, on empty topics of that name."""
+    """Seconds, peak memory (MiB) and Java processor seconds of an archive; `topics`: archive empty ones so named."""
     name = settings.name
     if topics:
         name = topics
@@ -82,7 +82,7 @@ def _archive(settings: Settings, data: Path, conf: tuple[str, ...], topics: str 
 
 
 def _java_cpu_s(pid: int) -> float:
-    """Processor time so far of the Java that a job has started: the figure that the load of others hardly moves."""
+    """Processor time so far of a job's Java: the figure that other load on the machine hardly changes."""
     try:
         child, *_ = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
@@ -92,7 +92,7 @@ def _java_cpu_s(pid: int) -> float:
 
 
 def _java_peak_mib(pid: int) -> int:
-    """Highest resident memory so far of the Java that a job has started."""
+    """Peak resident memory so far of a job's Java, in MiB."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return max((_peak_kib(child) for child in children), default=0) // 1024
@@ -111,14 +111,14 @@ def _peak_kib(pid: str) -> int:
 
 
 def run_audit(messages: int, size: int, queues: int, drop: float, conf: tuple[str, ...]) -> None:
-    """Let a worker process messages as they come, with a part of them left once; then audit it with the worker."""
+    """Let a worker process messages as they come, a share of them not acknowledged at first; then audit the worker."""
     with tempfile.TemporaryDirectory(prefix="marq-bench-") as name, EmbeddedBroker(Path(name), heap_mib=1024) as broker:
         bench = Bench(broker.bootstrap, Path(name), size)
         installation = bench.new_name("audit")
         topic = asyncio.run(bench.create(installation))
         with bench.worker(installation, BENCH_DROP=str(drop), BENCH_TIMEOUT_MS="5000") as worker:
             for sent in range(0, messages, PORTION):
-                # the backlog stays the same however many there are: what is unfinished takes memory
+                # the backlog does not grow with the number of messages: unfinished ones take memory
                 bench.wait_acked(worker, round(max(0, sent - PORTION) * (1 - drop)))
                 asyncio.run(bench.send(topic, min(PORTION, messages - sent), queues))
             bench.wait_acked(worker, messages)
@@ -159,7 +159,7 @@ def _watched(command: list[str]) -> tuple[float, int, int, str]:
 
 
 def _family(pid: str) -> list[str]:
-    """A process and its descendants, as far as they are still there."""
+    """A process and its descendants that still run."""
     found = [pid]
     try:
         for thread in Path(f"/proc/{pid}/task").iterdir():

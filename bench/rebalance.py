@@ -1,4 +1,4 @@
-"""What a worker that joins and leaves does to deliveries: the longest gaps in partitions that stay and that move."""
+"""Effect of a worker that joins and leaves: the longest gaps between deliveries, in partitions that stay or move."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bench.lag import Pause
 WORKERS = 3
 READ = "q0"
 PARKED = "parked"
-#: Milliseconds that a move may take: what the old owner still has in work ends among what the new one begins.
+#: Milliseconds for one move: meanwhile deliveries of the old owner end, mixed with the first of the new one.
 SAME_MOVE_MS = 1_500
 
 
 def run(*, times: int, parked: int, rate: int, pause_s: float) -> None:
-    """Start three workers; another one joins and leaves so many times while messages are sent."""
+    """Start three workers. Another one joins and leaves `times` times while messages are sent."""
     with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder, EmbeddedBroker(Path(folder) / "kafka") as broker:
         bench = Bench(broker.bootstrap, Path(folder), 100)
         name = bench.new_name("rebalance")
@@ -83,7 +83,7 @@ def _report(folder: Path, began_ms: int, ended_ms: int, sent: int, times: int) -
             seen[partition].append((at_ms, int(file.stem), waited_ms))
             messages[partition, offset] += 1
             attempts += attempt > 1
-    stays: list[tuple[int, int]] = []  # and without the time that the worker waited for a processor
+    stays: list[tuple[int, int]] = []  # gap, and gap without the time that the worker waited for a processor
     moves: list[int] = []
     for deliveries in seen.values():
         deliveries.sort()

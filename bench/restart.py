@@ -1,4 +1,4 @@
-"""What a rolling restart does to deliveries: three workers are restarted one after the other, again and again."""
+"""Effect of a rolling restart on deliveries: three workers are restarted one after another, again and again."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.integration.duplicates import Done, Explained, explain
 
 WORKERS = 3
 QUEUES = ("single", "batch")
-#: Milliseconds after a change in which what is sent counts as sent after it.
+#: Messages sent up to so many milliseconds after a change count as sent after it.
 AFTER_MS = 5_000
-#: Seconds for what is left when the last message was sent.
+#: Most seconds for the remaining messages after the last one was sent.
 SETTLE_S = 60.0
 
 Place = tuple[int, int]
 
 
 class Seen(NamedTuple):
-    """A call with a message that returned."""
+    """A message whose handler call returned."""
 
     place: Place
     attempt: int
@@ -38,7 +38,7 @@ class Seen(NamedTuple):
 
 
 class Sender:
-    """Sends at a rate, to the queues and partitions in turn; knows when each message that Kafka confirmed was sent."""
+    """Sends at a rate, to the queues and partitions in turn, and records when each confirmed message was sent."""
 
     def __init__(self, bootstrap: str, topic: str, rate: int) -> None:
         self.sent_ms: dict[Place, int] = {}
@@ -77,7 +77,7 @@ class Sender:
 
 
 def run(*, seconds: float, rate: int, pause_s: float) -> None:
-    """Restart workers for so long; exits with status 1 if something was lost, or done twice without an explanation."""
+    """Restart workers for so many seconds. Exits with status 1 if a message was lost, or done twice unexplained."""
     with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder, EmbeddedBroker(Path(folder) / "kafka") as broker:
         bench = Bench(broker.bootstrap, Path(folder), 100)
         name = bench.new_name("restart")
@@ -167,7 +167,7 @@ def _report(
         first[one.place] = min(one.began_ms, first.get(one.place, one.began_ms))
     sent = sender.sent_ms
     for change, at in (("leave", leaves), ("join", joins)):
-        # a worker that joins has done so before it is ready: what was sent before counts as well
+        # a worker joins some time before it is ready, so messages sent before that count too
         reach_ms = AFTER_MS if change == "join" else 0
         windows = [
             [float(first[p] - ms) for p, ms in sent.items() if p in first and -reach_ms <= ms - t < AFTER_MS]

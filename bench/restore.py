@@ -1,4 +1,4 @@
-"""What the event loop of a worker stands still for while it takes over a million parked messages."""
+"""Pauses of a worker's event loop while it takes over a million parked messages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bench.cycle import Bench, result
 from bench.lag import Pause
 from bench.rebalance import PARKED, READ, wait_parked
 
-#: Seconds that are looked at after the worker is ready.
+#: Seconds that are measured after the worker is ready.
 AFTER_S = 2.0
 
 
 def run(*, messages: int, size: int) -> None:
-    """Park messages; then a worker with their rows in its local store takes them over, then one without."""
+    """Park messages. Then a worker with their rows in its local store takes them over, then one without."""
     with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder, EmbeddedBroker(Path(folder) / "kafka") as broker:
         bench = Bench(broker.bootstrap, Path(folder), size)
         name = bench.new_name("restore")
         topic = asyncio.run(bench.create(name))
         asyncio.run(bench.send(topic, messages, names=[PARKED]))
-        # with a handler that waits for another queue, else what nobody receives is not even read
+        # with a handler for another queue: without any, messages that nobody receives are not even read
         with bench.worker(name, MARQ_HANDLERS="bench.gaps", BENCH_QUEUES=READ, MARQ_PERSIST_AFTER_MS="1000") as worker:
             wait_parked(bench, [worker], messages)
             time.sleep(AFTER_S)

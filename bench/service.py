@@ -1,9 +1,9 @@
-"""`python -m bench client` and `send`: the front door, used by `marq.client` from this process; the worker is another.
+"""`python -m bench client` and `send`: the service, used through `marq.client` in this process, in a worker process.
 
-cycle    receive, acknowledge: messages that are there already (what `bench cycle` does inside a worker)
+cycle    receive and acknowledge messages that were sent before (like `bench cycle` inside a worker)
 all      send, receive, acknowledge, all at the same time
 single   one message sent, received, acknowledged, then the next
-json     as cycle, with nothing but an HTTP client and JSON: what a client in any language can do
+json     as cycle, with only an HTTP client and JSON: what a client in any language can do
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
 from marq.client import AsyncService, Service
 
-#: Requests that sent before are warm code and connections.
+#: Unmeasured requests at the start, which warm up code and connections.
 WARM_UP = 200
 #: Connections of the plain HTTP client.
 CONNECTIONS = 8
-#: Sends under way at the same time, in the asynchronous mode.
+#: Concurrent sends in the asynchronous mode.
 CONCURRENT = 256
 
 
@@ -50,7 +50,7 @@ class Clock:
         return time.monotonic(), mine.ru_utime + mine.ru_stime, _cpu_s(self._pid)
 
     def rates(self, count: int) -> dict[str, float]:
-        """Messages a second, and microseconds of a processor per message on both sides."""
+        """Messages a second, and processor time per message in microseconds on both sides."""
         wall, mine, theirs = (now - began for now, began in zip(self._now(), self._began, strict=True))
         return {
             "msgs": count,
@@ -62,7 +62,7 @@ class Clock:
 
 
 def _cpu_s(pid: int) -> float:
-    """Processor seconds of another process (0 where /proc does not tell)."""
+    """Processor seconds of another process; 0 if /proc does not tell."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -72,7 +72,7 @@ def _cpu_s(pid: int) -> float:
 
 @contextmanager
 def workers(size: int) -> Iterator[Callable[[str], Any]]:
-    """A broker; what is given starts a worker on topics of its own."""
+    """A broker. Yields a function that starts a worker, on topics of its own."""
     folder = Path(tempfile.mkdtemp(prefix="marq-bench-"))
     try:
         with EmbeddedBroker(folder / "kafka", heap_mib=1024) as broker:
@@ -83,7 +83,7 @@ def workers(size: int) -> Iterator[Callable[[str], Any]]:
 
 
 def run_client(*, batch: int, messages: int, size: int, phases: list[str], runs: int, singles: int) -> None:
-    """The phases, each `runs` times; the median of each."""
+    """Run each phase `runs` times; print the medians."""
     with workers(size) as worker_for:
         for phase in phases:
             values = []
@@ -110,7 +110,7 @@ def _send(queue: Any, batch: int, messages: int, size: int) -> None:
 
 
 def _consume(queue: Any, batch: int, messages: int) -> int:
-    """Take and acknowledge; how many batches it took."""
+    """Receive and acknowledge. Returns the number of batches."""
     taken = batches = 0
     with queue.consume(prefetch=4 * batch, max_in_flight=16 * batch) as consumer:
         while taken < messages:
@@ -179,7 +179,7 @@ async def _json(worker: WorkerProcess, queue: str, batch: int, messages: int, si
         receivers = [asyncio.ensure_future(receiver()) for _ in range(CONNECTIONS)]
         await asyncio.wait(receivers, return_when=asyncio.FIRST_COMPLETED)
         rates = clock.rates(taken)
-        for one in receivers:  # those that wait for more
+        for one in receivers:  # those that still wait for messages
             one.cancel()
         await asyncio.wait(receivers)
         result(system="http-json", phase="cycle", batch=batch, **rates)
@@ -224,7 +224,7 @@ def _single(queue: Any, count: int, size: int) -> float:
 
 
 def run_send(*, sizes: list[int], seconds: float, batch: int, runs: int) -> None:
-    """Sends of each size: one after the other, many at the same time, and in batches."""
+    """Measure sends of each size: one after another, many at the same time, and in batches."""
     with workers(sizes[0]) as worker_for, worker_for("send") as worker:
         for size in sizes:
             for mode in ("sync", "async", "batch"):

@@ -1,6 +1,6 @@
-"""`python -m bench sqs`: Amazon SQS's JSON protocol against one worker process, by a plain HTTP client in this one.
+"""`python -m bench sqs`: Amazon SQS's JSON protocol, a plain HTTP client in this process against one worker process.
 
-cycle    send, then receive and delete, in batches of 10 by 8 connections: the rate of all three together
+cycle    send, then receive and delete, in batches of 10 over 8 connections: the rate of all three together
 all      the same, all at the same time
 single   one message sent, received, deleted, then the next
 """
@@ -21,7 +21,7 @@ from bench.cycle import percentile, result
 from bench.service import Clock, workers
 
 CONNECTIONS = 8
-#: Round trips, and messages that go round in batches, before the measured ones: the broker's JVM compiles meanwhile.
+#: Unmeasured round trips, and unmeasured messages in batches, at the start: meanwhile the broker's JVM compiles.
 WARM_UP = 100
 WARM_UP_MESSAGES = 40_000
 
@@ -40,14 +40,14 @@ _received = msgspec.json.Decoder(_Received).decode
 
 
 class Connection:
-    """One connection that is kept: as little as an HTTP client can do."""
+    """A connection that stays open, with as little work as an HTTP client can do."""
 
     def __init__(self, url: str) -> None:
         self._host = urlsplit(url).netloc
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def call(self, action: str, parameters: dict[str, Any]) -> bytes:
-        """The answer to an action, which has to be good."""
+        """The answer to an action. Fails unless the status is 200."""
         if self._streams is None:
             host, _, port = self._host.partition(":")
             self._streams = await asyncio.open_connection(host, int(port))
@@ -90,7 +90,7 @@ class Queue:
             await connection.call("SendMessageBatch", {"QueueUrl": self.url, "Entries": entries})
 
     async def receive(self, connection: Connection, done: Callable[[int], bool]) -> None:
-        """Receive and delete until `done`, which is told how many were deleted."""
+        """Receive and delete until `done` returns True; it is called with the number of messages just received."""
         wanted = {"QueueUrl": self.url, "MaxNumberOfMessages": self._batch, "WaitTimeSeconds": 1}
         count = 0
         while not done(count):
@@ -106,7 +106,7 @@ class Queue:
 
 
 def run(*, batch: int, messages: int, size: int, phases: list[str], runs: int, singles: int) -> None:
-    """The phases, each `runs` times; the median of each."""
+    """Run each phase `runs` times; print the medians."""
     kinds: dict[str, Callable[[WorkerProcess, Queue, int, int], Awaitable[float]]] = {
         "cycle": _cycle,
         "all": _all,
@@ -137,7 +137,7 @@ async def _in_queue(
 
 
 class _Taken:
-    """Counts down what is to be taken."""
+    """Counts down the messages that are still to be taken."""
 
     def __init__(self, messages: int) -> None:
         self.left = messages

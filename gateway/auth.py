@@ -222,6 +222,20 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
         raise NotAllowedError("a page of another origin can't ask for that")
 
 
+def check_link(headers: Mapping[str, str]) -> None:
+    """A `GET` that changes something is for scripts: a link or an image in somebody else's page must not do it.
+
+    Browsers tell of themselves in `Sec-Fetch-*`, and old ones in `Referer`. Raises `NotAllowedError`.
+    """
+    if headers.get("Sec-Fetch-Site") == "same-origin":
+        return
+    if any(name.lower().startswith("sec-fetch-") for name in headers):
+        raise NotAllowedError("without keys, a link in a browser can't ask for that")
+    referer = headers.get("Referer")
+    if referer is not None and (_split(referer) or ("", ""))[1] != headers.get("Host"):
+        raise NotAllowedError("a page of another origin can't ask for that")
+
+
 def _split(url: str) -> tuple[str, str] | None:
     """Name, and name with port, of the host in a URL; None for what is no URL."""
     try:

@@ -279,7 +279,15 @@ class Runner(web.AppRunner):
     __slots__ = ("book",)
 
     def __init__(self, app: web.Application, book: Connections, **kwargs: Any) -> None:
-        super().__init__(app, access_log=None, keepalive_timeout=KEEPALIVE_S, read_bufsize=READ_AHEAD_BYTES, **kwargs)
+        # bodies are unpacked by `app.bodies`: aiohttp does it to bodies that nobody reads, too
+        super().__init__(
+            app,
+            access_log=None,
+            keepalive_timeout=KEEPALIVE_S,
+            read_bufsize=READ_AHEAD_BYTES,
+            auto_decompress=False,
+            **kwargs,
+        )
         self.book = book
 
     @property

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""``CLOCK_MONOTONIC`` of Linux stands still while the system is suspended: leases run out meanwhile, unnoticed."""
+"""Linux's `CLOCK_MONOTONIC` stands still while the system is suspended, so leases would end unnoticed meanwhile."""
 
 
 def now_s() -> float:
-    """Seconds on a clock that never goes back, and goes on while the system is suspended, where there is such."""
+    """Seconds on a clock that never goes back and, where the system has one, goes on while it is suspended."""
     return time.clock_gettime(_CLOCK)
 
 
 def now_ms() -> int:
-    """The same in milliseconds."""
+    """Milliseconds on the same clock."""
     return time.clock_gettime_ns(_CLOCK) // 1_000_000

@@ -1,4 +1,4 @@
-"""The one exception hierarchy. Protocols map these errors, they don't invent their own.
+"""The one exception hierarchy. Protocols map these errors and don't invent their own.
 
 Every message is one line that says what was wrong, the value, and what to do about it.
 """
@@ -9,14 +9,14 @@ from marq.text import cleaned
 
 
 class MarqError(Exception):
-    """Base of all errors that marq raises on purpose; its text is meant to be shown to a user as it is.
+    """Base of all errors that marq raises on purpose; its text can be shown to users unchanged.
 
-    Each argument is a line of its own, for errors that name several things to mend at once.
+    Each argument is a line of its own, for errors that name several things to fix at once.
     """
 
     @property
     def lines(self) -> list[str]:
-        """What to show, a line each; what an argument quotes can't add lines."""
+        """The lines to show. Control characters in quoted text can't add lines."""
         return [cleaned(str(line)) for line in self.args]
 
     def __str__(self) -> str:
@@ -32,35 +32,35 @@ class BrokerError(MarqError):
 
 
 class TopicError(MarqError):
-    """A topic is missing, or is not what marq needs it to be."""
+    """A topic is missing, or is not as marq needs it."""
 
 
 class DataDirError(MarqError):
-    """The data folder can't be used: not writable, or what we need in it is taken."""
+    """The data folder can't be used: it is not writable, or something that we need in it is taken."""
 
 
 class DownloadError(MarqError):
-    """A file that is fetched once can't be fetched, is not the one that was expected, or could be somebody else's."""
+    """A file can't be downloaded, differs from the expected one, or others could have changed it."""
 
 
 class MarkerError(MarqError):
-    """A record of the markers topic can't be read: it changes nothing but the clock."""
+    """A record of the markers topic can't be read. It only advances the clock."""
 
 
 class NewerVersionError(MarkerError):
-    """A marker record of a later version of the protocol: nobody can tell what it changes, so its reader must stop."""
+    """A marker record of a later version of the protocol. We can't tell what it changes, so its reader must stop."""
 
 
 class RowError(MarqError):
-    """A row or manifest of a table can't be read, or its key names no table."""
+    """A row or manifest of a table can't be read, or its key is not of a table."""
 
 
 class DeletedError(RowError):
-    """A log begins beyond what was read of it: records were deleted unread."""
+    """A log begins beyond the position up to which it was read: records were deleted unread."""
 
 
 class InternalError(MarqError):
-    """A rule of our own is broken: the worker stops before it can do harm."""
+    """One of our own rules is broken. The worker stops before it can do harm."""
 
 
 class StepTimeoutError(InternalError):
@@ -68,51 +68,51 @@ class StepTimeoutError(InternalError):
 
 
 class HandlerError(MarqError):
-    """A handler is declared in a way that makes no sense, or its module can't be imported."""
+    """A handler has options that make no sense, or its module can't be imported."""
 
 
 class RequestError(MarqError):
-    """A request that can't be carried out as it was made; another attempt with the same values would fail too."""
+    """The request can't be carried out; another attempt with the same values would fail too."""
 
 
 class BadValueError(RequestError):
-    """A value of a request is malformed, missing or out of range."""
+    """A value in a request is malformed, missing or out of range."""
 
 
 class BadReceiptError(RequestError):
-    """A receipt that was never given out, or not by this installation."""
+    """A receipt that was never issued, or not by this installation."""
 
 
 class UnknownQueueError(RequestError):
-    """A queue that does not exist, where queues are not made by sending to them."""
+    """The queue does not exist, and is not created by sending to it."""
 
 
 class NotFoundError(RequestError):
-    """What was asked for is not there."""
+    """The thing that was asked for does not exist."""
 
 
 class TooLargeError(RequestError):
-    """A message or a request is larger than is allowed."""
+    """A message or a request is larger than allowed."""
 
 
 class NotPossibleError(RequestError):
-    """The installation, as it is set up, does not do this."""
+    """The installation is configured in a way that excludes this."""
 
 
 class LeaseOverError(RequestError):
-    """A receipt of a delivery that is not the current one of its message any more."""
+    """The receipt is of a delivery that is no longer the current one of its message."""
 
 
 class NotAuthenticatedError(RequestError):
-    """A request without a key that is known here."""
+    """The request has no key that is known here."""
 
 
 class NotAllowedError(RequestError):
-    """A key that is known, but may not do this."""
+    """The key is known, but does not permit this."""
 
 
 class UnavailableError(MarqError):
-    """Not now: Kafka is slow or away, or too much waits already. Try again after ``retry_after_s`` seconds."""
+    """Not possible now: Kafka is slow or away, or too much waits already. Try again after `retry_after_s` seconds."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -124,7 +124,7 @@ class UnreachableError(UnavailableError):
 
 
 class ServiceError(MarqError):
-    """The service answered that it failed, or with something that is no answer of marq's."""
+    """The service answered that it failed, or its answer is not one of marq's."""
 
 
 class ClosedError(MarqError):
@@ -132,4 +132,4 @@ class ClosedError(MarqError):
 
 
 class PipelineError(MarqError):
-    """A Spark job can't be run: its tables, checkpoint or input are not what they must be."""
+    """A Spark job can't be run: its tables, checkpoint or input are not as they must be."""

@@ -33,7 +33,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Retry(Exception):
-    """Raised by a handler: give the message back for ``delay_ms``, up to a year (None: the usual back-off)."""
+    """Raise it in a handler to give the message back for `delay_ms` milliseconds, at most a year (None: back-off)."""
 
     def __init__(self, delay_ms: int | None = None) -> None:
         if delay_ms is not None:
@@ -44,14 +44,21 @@ class Retry(Exception):
 
 @dataclass(frozen=True)
 class Handler:
-    """A function and which messages it is called with.
+    """A function, and the messages that it is called with.
 
-    ``batch`` 0: called with one message; above: with a list of at most so many, from all queues that match.
-    ``concurrency``: calls at the same time, per worker. ``visibility_timeout_ms``: lease, extended while it runs (None:
-    as the queue says). ``max_receives``: for queues that name none. ``backoff_ms``, ``backoff_max_ms``: None: as the
-    worker's settings say. ``manual``: messages are acknowledged one by one, by ``message.ack()``. ``breaker_failures``:
-    calls that fail in a row before the circuit breaker opens (0: never); for ``breaker_pause_ms`` none is made then,
-    after that one, and when it succeeds all goes on.
+    Args:
+        function: called with a message or, if `batch` is not 0, with a list of messages.
+        queues: names and patterns of the queues.
+        batch: 0: one message a call. Above: a list of at most so many, from all queues that match.
+        concurrency: calls at the same time, per worker.
+        visibility_timeout_ms: lease, which is extended while a call runs. None: the queue's.
+        max_receives: used for queues that set none.
+        backoff_ms: delay after the first failure, which then doubles. None: the queue's, or the worker's setting.
+        backoff_max_ms: longest delay after a failure. None: the queue's, or the worker's setting.
+        manual: messages are acknowledged one by one, by `message.ack()`.
+        breaker_failures: failed calls in a row that open the circuit breaker (0: never).
+        breaker_pause_ms: time without calls after the breaker opened. Then one call is made; if it succeeds, the
+            breaker closes.
     """
 
     function: Callable[..., Any]
@@ -73,19 +80,20 @@ class Handler:
 
     @property
     def is_async(self) -> bool:
-        """True for a coroutine function; others run in threads."""
+        """True for a coroutine function. Other functions run in threads."""
         return inspect.iscoroutinefunction(self.function)
 
     def matches(self, queue: str) -> bool:
-        """True if messages of ``queue`` go to this handler.
+        """True if messages of `queue` go to this handler.
 
-        A pattern reaches dead letters only if it ends in ``.dead`` itself: else ``*`` would get what it failed on.
+        A pattern matches dead-letter queues only if it ends in `.dead` itself. Otherwise `*` would get the messages
+        that it failed on.
         """
         return does_match(self.queues, queue)
 
 
 def does_match(patterns: Iterable[str], queue: str) -> bool:
-    """True if messages of ``queue`` go to a handler of these names and patterns; see :meth:`Handler.matches`."""
+    """True if messages of `queue` go to a handler of these names and patterns; see `Handler.matches`."""
     dead = queue.endswith(DEAD_SUFFIX)
     return any(fnmatchcase(queue, p) and (not dead or p.endswith(DEAD_SUFFIX)) for p in patterns)
 
@@ -105,9 +113,15 @@ def handler(
     breaker_failures: int = 0,
     breaker_pause_ms: int = 30_000,
 ) -> Callable[[Function], Function]:
-    """Register a function as the handler of ``queues`` (names or patterns with ``*`` and ``?``).
+    """Register a function as the handler of queues.
 
-    Raises :exc:`HandlerError` for options that make no sense. See :class:`Handler` for what they mean.
+    Args:
+        queues: names, or patterns with `*` and `?`.
+
+    See `Handler` for the other arguments.
+
+    Raises:
+        HandlerError: an option makes no sense.
     """
     if not queues or not all(queues):
         raise HandlerError("a handler needs the name of a queue: @handler('orders')")
@@ -144,10 +158,10 @@ def handler(
 
 
 def registered() -> tuple[Handler, ...]:
-    """All handlers registered in this process, in order; the first that matches a queue gets it."""
+    """All handlers registered in this process, in order. The first one that matches a queue gets its messages."""
     return tuple(_registered)
 
 
 def clear() -> None:
-    """Forget all handlers (for tests)."""
+    """Unregister all handlers (for tests)."""
     _registered.clear()

@@ -1,4 +1,4 @@
-"""A message as a receiver sees it."""
+"""A message as its receiver sees it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marq.protocol.headers import HEADER_KEY, RESERVED
 class Message:
     """One delivery of a message.
 
-    ``(topic, partition, offset)`` identifies it for its whole life; ``attempt`` counts its deliveries from 1.
+    `(topic, partition, offset)` identifies the message for ever; `attempt` counts its deliveries from 1.
     """
 
     __slots__ = ("_record", "attempt", "partition", "queue", "topic")
@@ -32,12 +32,12 @@ class Message:
 
     @property
     def payload(self) -> bytes:
-        """What was sent (empty for a record without value)."""
+        """The bytes that were sent; empty for a record without value."""
         return self._record.value or b""
 
     @property
     def sent_ms(self) -> int:
-        """When Kafka took the message, in milliseconds since 1970."""
+        """When Kafka accepted the message, in milliseconds since 1970."""
         return self._record.timestamp  # type: ignore[no-any-return]
 
     @property
@@ -47,11 +47,11 @@ class Message:
 
     @property
     def headers(self) -> Mapping[str, bytes]:
-        """The sender's headers; of several with one name the last."""
+        """The sender's headers; the last one of each name."""
         return {name: value for name, value in self._record.headers if not name.startswith(RESERVED)}
 
     def json(self) -> Any:
-        """The payload, decoded from JSON. Raises :exc:`ValueError` if it is none."""
+        """The payload, decoded from JSON. Raises `ValueError` if it is not JSON."""
         return json.loads(self.payload)
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Message:
 
 
 class ManualMessage(Message):
-    """What a handler with ``manual=True`` gets: nothing is acknowledged unless it says so."""
+    """A message of a handler with `manual=True`, which must acknowledge it."""
 
     __slots__ = ("_settle",)
 
@@ -68,10 +68,10 @@ class ManualMessage(Message):
         self._settle = settle
 
     def ack(self) -> None:
-        """Finished: never delivered again once Kafka has taken the marker."""
+        """Finish the message: it is never delivered again once Kafka has the marker."""
         self._settle(self, None)
 
     def release(self, delay_ms: int = 0) -> None:
-        """Given back: delivered again after ``delay_ms``, at most a year. Raises :exc:`BadValueError`."""
+        """Give the message back: it is delivered again after `delay_ms`, at most a year. Raises `BadValueError`."""
         check_delay(delay_ms)
         self._settle(self, delay_ms)

@@ -1,17 +1,17 @@
-"""Text of others, as it may be shown: on a terminal, in a log, in an error."""
+"""Makes foreign text safe to show: on a terminal, in a log, in an error."""
 
 from __future__ import annotations
 
 import re
 
-#: Control characters, halves of characters, line ends of Unicode, and marks that turn the direction of what follows.
+#: Control characters, lone surrogates, Unicode's line ends, and marks that change the direction of text.
 _UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def cleaned(text: str) -> str:
-    """``text`` in one line, without what would do something to where it is shown: that is written as ``\\x1b``.
+    """The text in one line, with characters that would affect where it is shown written like ``\\x1b``.
 
-    What is cleaned once is not changed by cleaning it again.
+    Cleaning a text again does not change it.
     """
     return text if text.isprintable() else _UNFIT.sub(_escape, text)
 

@@ -4,9 +4,10 @@
     markers topic -> archive/markers     every record, as it was and decoded
     both, and the poison topic -> archive/malformed    what can't be read, with its reason
 
-Each topic is a streaming query of its own with its own checkpoint, so that one that waits holds up no other. A batch is
-appended in one Delta commit that carries the query's id and the batch's number: what a restart repeats is recognised
-and left out. How far the archive is stands in Kafka too, as the offsets of a group, which retention respects.
+Each topic has its own streaming query and checkpoint, so a slow one does not delay the others. A batch is appended in
+one Delta commit that carries the query's id and the batch's number, so a batch that a restart repeats is recognised
+and skipped. The positions of the archive are also committed to Kafka, for a consumer group: retention keeps records
+that are not archived yet.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ MARKERS = "archive/markers"
 MALFORMED = "archive/malformed"
 CHECKPOINTS = "checkpoints/archive"
 
-#: Records that take long enough for Java to be made fast rather than quick to start.
+#: Backlog, in records, from which on Java is tuned to run fast rather than to start quickly.
 LASTING_RECORDS = 300_000
-#: Columns by whose values files are skipped; to count the others' takes an eighth of the time of writing.
+#: Columns with statistics, which let readers skip files. Those of all others would take an eighth of the writing time.
 _STATISTICS = {"delta.dataSkippingStatsColumns": "partition,offset,timestamp"}
 
 
@@ -74,7 +75,7 @@ def command(job: Job, once: bool, interval: float, accept_loss: bool, wait_s: fl
 
 @dataclass
 class _Flow:
-    """One topic on its way into its table."""
+    """A topic, and the table that it is archived into."""
 
     topic: str
     table: str
@@ -83,9 +84,9 @@ class _Flow:
     schema: StructType
     checkpoint: str
     source: str = ""
-    #: What is in the table and in the checkpoint.
+    #: Next offset to archive, by partition.
     positions: Offsets = field(default_factory=dict)
-    #: Where this run began, and where the topic ended then.
+    #: Positions when this run began, and the ends of the topic at that time.
     began: Offsets = field(default_factory=dict)
     ends: Offsets = field(default_factory=dict)
     query: StreamingQuery | None = None
@@ -100,7 +101,7 @@ class Archiving(Streaming):
     # -- before anything is written
 
     def check(self) -> None:
-        """Find the topics. Raises `TopicError`, `BrokerError`, before Spark is started for nothing."""
+        """Find the topics, before Spark is started. Raises `TopicError`, `BrokerError`."""
         settings = self.job.settings
         there = self.kafka.topics()
         for topic in (settings.queue_topic, settings.markers_topic):
@@ -126,7 +127,7 @@ class Archiving(Streaming):
             flow.source = self.kafka.source_of(flow.topic)
 
     def await_topics(self, wait_s: float) -> None:
-        """As `check`, tried again for so long: broker and worker may be started at the same time."""
+        """Call `check` until it succeeds, for at most so many seconds: broker and worker may start at the same time."""
         deadline = time.monotonic() + wait_s
         while not self.stopped():
             try:
@@ -139,7 +140,7 @@ class Archiving(Streaming):
                 return
 
     def waiting(self) -> int:
-        """About how many records there are to archive, as far as Kafka knows: 0 if it does not say."""
+        """About how many records are waiting to be archived; 0 if Kafka does not tell."""
         try:
             done = self.kafka.committed(self.job.settings.archive_group)
         except MarqError:
@@ -151,11 +152,11 @@ class Archiving(Streaming):
         )
 
     def open(self, spark: SparkSession) -> str:
-        """Make or check tables and checkpoints, and find out where each flow goes on."""
+        """Create or check tables and checkpoints, and find out where each flow goes on."""
         schemas = {MESSAGES: records.MESSAGES, MARKERS: records.MARKERS, MALFORMED: records.MALFORMED}
         sources = {flow.table: flow.source for flow in self.flows if flow.table != MALFORMED}
         new: set[str] = set()
-        # all of it is looked at before anything is made
+        # check everything before creating anything
         for table in schemas:
             source = sources.get(table, "")
             if tables.check(spark, self.job.path(table), version=records.SCHEMA_VERSION, source=source) is None:
@@ -181,7 +182,7 @@ class Archiving(Streaming):
         return f"Archiving {', '.join(flow.topic for flow in self.flows)} into {self.job.path('archive')}"
 
     def _refuse_checkpoints(self, spark: SparkSession, table: str) -> None:
-        """Raise for a table that is gone while its checkpoint goes on behind what was in it."""
+        """Raise if a table is gone but not its checkpoint, which would go on behind what was in the table."""
         for checkpoint in (self._checkpoint(spark, flow) for flow in self.flows if flow.table == table):
             if checkpoint.exists():
                 raise PipelineError(
@@ -193,7 +194,7 @@ class Archiving(Streaming):
         return Checkpoint(spark, self.job.path(CHECKPOINTS, flow.checkpoint))
 
     def _positions(self, spark: SparkSession, flow: _Flow, found: Offsets | None, *, is_new: bool) -> Offsets:
-        """Next offset of each partition: from the checkpoint (`found`), else from the table, else the topic's begin."""
+        """Next offset of each partition: from the checkpoint (`found`), else the table, else the topic's beginning."""
         bounds = self.kafka.bounds(flow.topic)
         if found is None:
             found = {} if is_new else _tabled(spark, self.job.path(flow.table), flow.topic)
@@ -214,7 +215,7 @@ class Archiving(Streaming):
             begun = checkpoint.broken_off()
             is_at_end = all(flow.positions[number] >= end for number, end in flow.ends.items())
             if self.once and is_at_end and begun is None:
-                continue  # a query that finds nothing new takes seconds, too
+                continue  # even a query that finds nothing new takes seconds
             append = _Append(self.job, flow, begun)
             name = f"archive {flow.checkpoint}"
             flow.query = self.query(spark, name, {flow.topic: flow.positions}, checkpoint.path, append)
@@ -232,11 +233,11 @@ class Archiving(Streaming):
             self._publish()
 
     def _publish(self) -> None:
-        """Tell retention how far the archive is: it keeps what is not in it yet."""
+        """Commit the positions for retention, which keeps what is not archived yet."""
         try:
             self.kafka.commit(self.job.settings.archive_group, {flow.topic: flow.positions for flow in self.flows})
         except MarqError as error:
-            # The next batch tells again; until then Kafka keeps more than it needs to.
+            # The next batch commits again; until then Kafka keeps more than it needs to.
             say(f"marq: the positions of the archive were not published: {error}", err=True)
 
     def failed(self, spark: SparkSession, query: StreamingQuery) -> str:
@@ -274,13 +275,13 @@ class _Append:
         seen = Observation()
         counted = decoded.observe(seen, F.count("reason").alias("malformed")).select(self.flow.schema.names)
         _append(counted, self.table, query_id, number)
-        # A batch that a killed job began may be in the table already; then it was not read, and nothing was counted.
+        # A batch begun by a killed job may be in the table already. Then it is not read again, and nothing is counted.
         if number == self.begun or seen.get["malformed"]:
             _append(self.flow.malformed(decoded), self.malformed_table, f"{query_id}-malformed", number)
 
 
 def _append(rows: DataFrame, path: str, app: str | None, version: int) -> None:
-    """One commit, left out if it was made before."""
+    """Append in one commit; does nothing if that commit was made before."""
     rows.write.format("delta").mode("append").option("txnAppId", app).option("txnVersion", version).save(path)
 
 
@@ -288,7 +289,7 @@ def _append(rows: DataFrame, path: str, app: str | None, version: int) -> None:
 
 
 def _checkpointed(checkpoint: Checkpoint, topic: str) -> Offsets | None:
-    """The end of the last batch that is complete; None where none is."""
+    """The end of the last complete batch; None if there is none."""
     last = checkpoint.complete()
     if last is None:
         return None
@@ -307,6 +308,6 @@ def _checkpointed(checkpoint: Checkpoint, topic: str) -> Offsets | None:
 
 
 def _tabled(spark: SparkSession, path: str, topic: str) -> Offsets:
-    """The ends of what is in a table, for a checkpoint that is gone."""
+    """Next offsets after what is in a table, for a flow whose checkpoint is gone."""
     rows = spark.read.format("delta").load(path).where(F.col("topic") == topic)
     return {row[0]: row[1] + 1 for row in rows.groupBy("partition").agg(F.max("offset")).collect()}

@@ -1,6 +1,6 @@
-"""`audit`: proof, from the logs, the tables and the workers, that nothing was lost and nothing was doubled.
+"""`audit`: proof, from the logs, the tables and the workers, that no message was lost or duplicated.
 
-Exit status 0: proven; 1: something is wrong, and named; 2: it could not be found out.
+Exit status 0: proven; 1: faults were found, and are printed; 2: the audit could not be made.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from pipeline.damage import Damaged
     from pipeline.logs import Bounds
 
-#: Rows of tables that vanish between two looks (compaction) make a second attempt.
+#: Most attempts: another one is made if records or rows of tables (compaction) vanish while they are read.
 ATTEMPTS = 3
-#: Faults of one partition that are brought back.
+#: Most faults of one partition that are collected; the others are only counted.
 FAULTS_MAX = 1_000
 
 FORMAT_VERSION = 1
 
 States = Mapping[int, Mapping[str, Any]]
-"""What workers say of partitions."""
+"""State of each partition, as its worker reports it."""
 
 
 class Found(NamedTuple):
-    """Something that is wrong."""
+    """A fault."""
 
     partition: int
-    offset: int  # -1: not of one message
+    offset: int  # -1: not about one message
     queue: str | None
     kind: str
     what: str
@@ -55,15 +55,15 @@ class Found(NamedTuple):
 
 
 class Logs(NamedTuple):
-    """What is walked."""
+    """The logs to walk."""
 
     records: DataFrame
     bounds: dict[int, Bounds]
-    archived: dict[int, int]  # partition -> up to where its markers are read from the archive
+    archived: dict[int, int]  # partition -> end of the markers that are read from the archive
 
 
 class _DeletedError(PipelineError):
-    """Records that are needed were deleted meanwhile."""
+    """Records that the audit needs were deleted while it ran."""
 
 
 class Verdict(NamedTuple):
@@ -73,7 +73,7 @@ class Verdict(NamedTuple):
     faults: list[Found]
     fault_count: int
     archived: bool
-    tables: bool  # whether the tables were looked at
+    tables: bool  # whether the tables were compared
     worker: str | None
     seconds: float
 
@@ -157,14 +157,14 @@ def audit(
 ) -> Verdict:
     """Audit an installation.
 
-    Parameters:
-        worker: address of a worker whose state has to agree; up to its positions the logs are walked.
-        archive: what is archived is read from there.
-        offline: nothing but the archive is read.
-        accept_loss: what was given up by a repair is no fault.
+    Args:
+        worker: address of a worker whose state has to agree. The logs are walked up to its positions.
+        archive: read from the archive what is there.
+        offline: read nothing but the archive.
+        accept_loss: what a repair gave up is no fault.
 
     Raises:
-        MarqError: it could not be found out.
+        MarqError: the audit could not be made.
     """
     from pipeline.damage import find_all
 
@@ -189,7 +189,7 @@ def audit(
         try:
             summaries, found = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
         except Exception:
-            # what workers could not decode of the queue topic is known; of the markers it is looked for now
+            # damage that workers met in the queue topic is known; damage in the markers is looked for only now
             if offline or damaged or attempt == ATTEMPTS:
                 raise
             damaged = find_all(job.kafka)
@@ -205,7 +205,7 @@ def audit(
 
 
 def _check_committed(job: Job, committed: Mapping[str, Mapping[int, int]], tables: Snapshot) -> list[Found]:
-    """What is committed is not read again, so it must not be beyond what the tables have."""
+    """Check that no committed offset is beyond the tables: records below it are not read again."""
     faults = [Found(n, -1, None, "tables", why) for n, why in tables.damaged.items()]
     for topic, attribute in ((job.settings.queue_topic, "position"), (job.settings.markers_topic, "markers_position")):
         starts = job.kafka.bounds(topic)
@@ -228,7 +228,7 @@ def _outdated(before: Snapshot, now: Snapshot) -> bool:
 
 
 def _logs(spark: SparkSession, job: Job, states: States, damaged: Damaged, *, archive: bool, offline: bool) -> Logs:
-    """Both logs with fingerprints, from wherever they are, and where they begin and end."""
+    """Both logs with fingerprints, from Kafka, the archive or both, and where they begin and end."""
     from pipeline.logs import Archive, Bounds, bounds, logs
 
     old = bounds(spark, Archive(job.data)) if archive else {}
@@ -253,7 +253,7 @@ def _logs(spark: SparkSession, job: Job, states: States, damaged: Damaged, *, ar
 
 
 def _stop(number: int, kafka: Bounds, state: Mapping[str, Any] | None) -> tuple[int, int]:
-    """Up to where a partition is walked: to what the worker told, else to the end."""
+    """Ends of the walk of a partition: the positions that its worker reported, else the ends of the logs."""
     if state is None:
         return kafka.queue_end, kafka.markers_end
     queue, markers = state["queue_position"], state["markers_position"]
@@ -271,7 +271,7 @@ def _stop(number: int, kafka: Bounds, state: Mapping[str, Any] | None) -> tuple[
 
 
 def _joined(number: int, old: Bounds, kafka: Bounds, stop: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Where the archive begins, and where Kafka goes on."""
+    """Where the walk begins, in the archive, and where it goes on in Kafka."""
     if old.queue_end < kafka.queue_start or old.markers_end < kafka.markers_start:
         raise PipelineError(
             f"the archive ends at {old.queue_end} and {old.markers_end} of partition {number}, Kafka begins at "
@@ -331,7 +331,7 @@ def _total(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
 
 
 def as_json(verdict: Verdict) -> dict[str, Any]:
-    """The result for programs."""
+    """The result as JSON, for programs."""
     summaries = verdict.summaries
     queues: dict[str, dict[str, int]] = {}
     for summary in summaries:
@@ -363,7 +363,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def _lines(verdict: Verdict, faults: int) -> Iterable[str]:
-    """The result for people."""
+    """The result as lines of text, for people."""
     result, summaries = as_json(verdict), verdict.summaries
     since = "since the beginning" if verdict.whole else "of what the logs still have"
     yield f"{result['messages']:,} messages in {len(result['queues'])} queues, {len(summaries)} partitions, {since}"
@@ -409,7 +409,7 @@ def _records_lost(summary: Summary) -> int:
 
 
 def _beginnings(summaries: list[Summary]) -> Iterable[str]:
-    """From where on each partition is audited; what was before is no longer in the logs."""
+    """Where the audit of each partition begins: what was before is no longer in the logs."""
     whole = [str(summary.partition) for summary in summaries if summary.whole]
     if whole:
         yield f"  since the beginning: partitions {', '.join(whole)}"

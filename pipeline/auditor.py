@@ -1,4 +1,4 @@
-"""The audit of one partition: the core's fold, a second opinion on it, and what a recovery would make of the tables."""
+"""The audit of one partition: the core's fold, the reference fold, and what a recovery would make of the tables."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from pipeline.reference import Fault, ReferenceFold
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: What an auditor returns: faults, and one row of the kind `SUMMARY` with a `Summary` in `data`.
+#: Columns of an auditor's results: faults, and one row of the kind `SUMMARY` with a `Summary` in `data`.
 FOUND = "partition int, kind string, offset long, queue string, what string, data binary"
 SUMMARY = "summary"
 
-#: Totals that the worker keeps, too, and that do not depend on what was read first.
+#: Totals that the worker counts too, and that do not depend on which log was read first.
 COUNTERS = ("acked", "dead", "expired", "poison", "moved")
 
 
 class Plan(walk.Plan):
-    """What the auditor of a partition is told."""
+    """What the auditor of a partition needs to know."""
 
-    archived: int  # up to here the markers were read from the archive
-    tables: bool  # whether they were looked at
+    archived: int  # end of the markers that were read from the archive
+    tables: bool  # whether the tables were read
     manifest: bytes | None
     live: dict[str, Any] | None  # the answer of the worker, if one was asked
     faults_max: int
-    accept_loss: bool = False  # what was given up by a repair is no fault
+    accept_loss: bool = False  # what a repair gave up is no fault
 
 
 class Deleted(msgspec.Struct):
-    """Records that were deleted before any manifest had them."""
+    """Records that were deleted before any manifest covered them."""
 
     log: str  # queue, markers
     start: int
     stop: int
-    unfinished: int  # not known to be done; of markers: messages whose progress is not known
+    unfinished: int  # messages not known to be done; of markers: messages whose progress is not known
     given_up: bool  # by a repair
 
 
 class Summary(msgspec.Struct):
-    """What was found in one partition."""
+    """The result for one partition."""
 
     partition: int
-    queue: tuple[int, int]  # offsets of the queue topic that were walked
+    queue: tuple[int, int]  # offsets of the queue topic that were walked (next line: of the markers topic)
     markers: tuple[int, int]
-    first: int | None  # the first message whose life is seen whole; None: there is none
-    since_ms: int | None  # messages sent since then are audited, if records before are gone
-    sent: dict[str, int]  # by queue; "": of no queue
+    first: int | None  # first message whose whole history is seen; None: there is none
+    since_ms: int | None  # messages sent since then are audited, if earlier records are gone
+    sent: dict[str, int]  # by queue; "": no queue
     done: dict[str, dict[str, int]]  # queue -> outcome -> messages
     held: dict[str, dict[str, int]]  # queue -> state -> messages
     deliveries: int
@@ -69,14 +69,14 @@ class Summary(msgspec.Struct):
     digest: str
     manifest: list[int] | None  # epoch and positions of the newest manifest
     recovered: int | None  # unfinished messages that the tables have, below the manifest's position
-    compared: int  # of these, payloads that were compared with the log
-    live: str | None  # of the worker: agrees, differs
+    compared: int  # how many of these had their payload compared with the log
+    live: str | None  # comparison with the worker: agrees, differs
     whole: bool  # both logs reach back to their beginning
     deleted: list[Deleted]
 
 
 class Auditor(walk.Walker):
-    """Walks one partition and says what is wrong in it."""
+    """Walks one partition and collects its faults."""
 
     def __init__(self, number: int, plan: bytes) -> None:
         super().__init__(number)
@@ -168,7 +168,7 @@ class Auditor(walk.Walker):
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the logs reach back to the beginning (a topic that is not ours may begin anywhere)."""
+        """Whether the logs reach back to the beginning. A topic that is not ours may begin anywhere."""
         told = self.told
         return not told.markers_start and (not told.queue_start or told.queue_id is not None)
 
@@ -197,7 +197,7 @@ class Auditor(walk.Walker):
 
     def before_fold(self, offset: int, timestamp_ms: int, batch: Batch | None) -> None:
         if self.reference.own < self.told.markers_start:
-            self.reference.own = self.partition.own  # where the log has lost its own marker
+            self.reference.own = self.partition.own  # its own marker there is no longer in the log
 
     def on_fold(self, offset: int, timestamp_ms: int, batch: Batch | None, effects: list[list[int]]) -> None:
         mine = self.reference.fold(offset, timestamp_ms, batch)
@@ -257,7 +257,7 @@ class Auditor(walk.Walker):
         self._summarize(held, live)
 
     def _check_states(self) -> None:
-        """Every message that was read is done, or held by the core as the markers say."""
+        """Check that every message read is done, or held by the core as the markers say."""
         partition, states = self.partition, self.reference.states
         for offset in self.reference.open:
             if offset not in partition.messages:
@@ -272,7 +272,7 @@ class Auditor(walk.Walker):
                 self._fault(Fault("fold", offset, None, "is held, though a marker has ended it"))
 
     def _check_recovered(self, stored: Partition) -> None:
-        """A worker that recovered now, from the newest manifest and what follows it, knows what the logs say."""
+        """Check that a worker that recovered now, from the newest manifest and what follows, would match the logs."""
         first = self.first if self.first is not None else self.told.queue_stop
         known = {entry.offset: entry for entry in entries(stored) if entry.offset >= first}
         after = "after a recovery from the newest manifest"
@@ -350,7 +350,7 @@ class Auditor(walk.Walker):
 
     def _fault(self, fault: Fault) -> None:
         if self.first is None and fault.offset >= 0:
-            return  # of a message that is not seen whole
+            return  # a message whose history is not seen whole
         self._fault_count += 1
         if self._fault_count <= self.told.faults_max:
             self._faults.append(fault)

@@ -1,7 +1,7 @@
-"""What the workers' tables say, read from their changelog topics without a worker.
+"""The workers' tables, read from their changelog topics without a worker.
 
-The newest manifest of a partition, the rows that it names, and what a recovery would make of them. Of payloads only a
-fingerprint travels, which the logs have too.
+The newest manifest of a partition, the rows that it names, and what a recovery would make of them. Payloads are
+replaced by fingerprints, which can be computed from the logs too.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pipeline.kafka import Kafka
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: Tables of rows, and the one of manifests; see `app.kafka.topics`.
+#: Tables of rows; below, the table of manifests. See `app.kafka.topics`.
 ROW_TABLES = ("messages", "markers")
 MANIFESTS = "progress"
 
-#: Seconds until the manifests have to be read.
+#: Most seconds for reading the manifests.
 READ_TIMEOUT_S = 60.0
-#: A snapshot in which no manifest was written meanwhile is tried for so often.
+#: Most attempts to read all bounds without a manifest written meanwhile.
 ATTEMPTS = 50
 
 
 def topic_of(kafka: Kafka, table: str) -> str:
-    """The changelog topic of a table. The id of the app is the name of the installation."""
+    """The changelog topic of a table: Faust puts the id of the app, which is the installation's name, in front."""
     return f"{kafka.settings.name}-{table}-changelog"
 
 
 class Newest(NamedTuple):
-    """The manifest that a recovery would take."""
+    """The manifest that a recovery would start from."""
 
     key: str
     value: bytes
@@ -43,23 +43,23 @@ class Newest(NamedTuple):
 class Snapshot(NamedTuple):
     """The tables at one moment: no manifest was written between the manifests and `ends`."""
 
-    newest: dict[int, Newest]  # by partition; a partition without a manifest is not here
+    newest: dict[int, Newest]  # by partition; partitions without a manifest are left out
     damaged: dict[int, str]  # manifests that can't be read
     bounds: dict[str, dict[int, tuple[int, int]]]  # row topic -> partition -> start, end
 
 
 def snapshot(kafka: Kafka) -> Snapshot:
-    """Manifests, and up to where the rows have to be read.
+    """Read the manifests, and how far their rows have to be read.
 
     Raises:
         TopicError: there are no changelog topics.
-        BrokerError: Kafka is away, or too slow.
+        BrokerError: Kafka can't be reached, or is too slow.
     """
     with _Manifests(kafka) as manifests:
         manifests.read()
         for _ in range(ATTEMPTS):
-            # Rows are written before the manifest that names them and deleted after the next one: between two looks
-            # that find the same manifests, everything that they name is there.
+            # Rows are written before the manifest that names them and deleted after the next one. So if two reads in
+            # a row find the same manifests, all the rows that they name were there in between.
             bounds = {topic: kafka.bounds(topic) for topic in (topic_of(kafka, table) for table in ROW_TABLES)}
             if not manifests.read():
                 newest, damaged = manifests.newest()
@@ -68,7 +68,7 @@ def snapshot(kafka: Kafka) -> Snapshot:
 
 
 class _Manifests:
-    """The content of the manifests' topic, read on from where the last read ended."""
+    """Content of the manifests' topic. Each read goes on where the last one ended."""
 
     def __init__(self, kafka: Kafka) -> None:
         from confluent_kafka import Consumer
@@ -89,7 +89,7 @@ class _Manifests:
         self._consumer.close()
 
     def read(self) -> bool:
-        """Read up to the ends that the topic has now; True if there was a manifest."""
+        """Read up to the present ends of the topic. Returns True if there was a manifest."""
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         todo: dict[int, int] = {}
@@ -131,7 +131,7 @@ class _Manifests:
         return True
 
     def newest(self) -> tuple[dict[int, Newest], dict[int, str]]:
-        """As a recovery chooses them: of the highest epoch. And what is wrong with those that can't be read."""
+        """The manifests that a recovery would choose (highest epoch), and the errors of those that can't be read."""
         newest: dict[int, Newest] = {}
         damaged: dict[int, str] = {}
         for number, content in self._content.items():
@@ -153,9 +153,9 @@ class _Manifests:
 
 
 def table_rows(spark: SparkSession, kafka: Kafka, tables: Snapshot) -> DataFrame:
-    """Every record of the row tables of partitions that have a manifest, as (partition, key, value, offset).
+    """Every record of the row tables, of partitions that have a manifest, as (partition, key, value, offset).
 
-    A value is without its payloads (see `fingerprints.stripped`); null: the row was deleted.
+    Values come without their payloads (see `fingerprints.stripped`). Null: the row was deleted.
     """
     from pyspark.sql import functions as F
 

@@ -1,5 +1,5 @@
-"""How far a streaming query is, by its checkpoint: Spark's own log, whose `offsets/N` says where batch N ends, in its
-last line, and whose `commits/N` says that it is complete.
+"""The position of a streaming query, from its checkpoint: the last line of Spark's `offsets/N` says where batch N
+ends, and the file `commits/N` that it is complete.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Checkpoint:
-    """The checkpoint at a path; there need not be one."""
+    """The checkpoint at a path, which may not exist."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
@@ -27,11 +27,11 @@ class Checkpoint:
         return bool(files.names(self._spark, f"{self.path}/offsets"))
 
     def complete(self) -> int | None:
-        """The last batch that is complete; None where none is."""
+        """The last complete batch; None if there is none."""
         return max(self._numbers("commits"), default=None)
 
     def broken_off(self) -> int | None:
-        """The batch that was begun, and will be repeated, because nothing says that it is complete."""
+        """The batch that was begun but not completed, which Spark will repeat; None if there is none."""
         last = max(self._numbers("offsets"), default=None)
         return None if last in self._numbers("commits") else last
 

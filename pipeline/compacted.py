@@ -1,4 +1,4 @@
-"""Compacted topics of one partition, read whole: few records that say how things are."""
+"""Reads small compacted topics of one partition, whole."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 
 from marq.errors import BrokerError
 
-#: Seconds until such a topic has to be read to its end, besides what an open transaction holds up.
+#: Most seconds for reading such a topic to its end, without the wait for open transactions.
 READ_TIMEOUT_S = 30.0
-#: Seconds for which transactions of senders that are gone can hold up a reader: their time, and Kafka's look for it.
+#: Most seconds for which a dead sender's transaction can block a reader: its timeout, and until Kafka checks for it.
 OPEN_TIMEOUT_S = 40.0
-#: Seconds until a topic that was just created has to be known everywhere.
+#: Most seconds until all brokers know a new topic.
 LEADER_TIMEOUT_S = 10.0
 
 
 def records_of(client: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, bytes | None]]:
     """Key and value of all records that are committed now, in order.
 
-    Records behind an open transaction can't be read before that ends, so this waits for those that are open now: a
-    moment for those of living senders, `OPEN_TIMEOUT_S` at most for those of dead ones.
+    Records behind an open transaction can't be read before it ends, so this waits for those that are open now: a
+    moment for those of living senders, at most `OPEN_TIMEOUT_S` for those of dead ones.
 
-    Parameters:
+    Args:
         client: settings of librdkafka: where Kafka is, and how to log in.
 
     Raises:
-        BrokerError: Kafka does not answer, or the topic is not there.
+        BrokerError: Kafka does not answer, or the topic does not exist.
     """
     from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
@@ -51,7 +51,7 @@ def records_of(client: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, b
             if message is None:
                 continue
             error, offset = message.error(), message.offset()
-            assert offset is not None  # only of a message that a producer has not sent yet
+            assert offset is not None  # None only for a message that a producer has not sent yet
             if error is None:
                 position = offset + 1
                 yield message.key() or b"", message.value()
@@ -66,12 +66,12 @@ def records_of(client: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, b
 
 
 def _end(client: Mapping[str, Any], topic: str) -> int:
-    """Where a topic ends, transactions that are open included."""
+    """The end of a topic, records of open transactions included."""
     from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
     from confluent_kafka.admin import AdminClient, OffsetSpec
 
     tp = TopicPartition(topic, 0)
-    admin = AdminClient(dict(client))  # named, or it would be gone before it is answered
+    admin = AdminClient(dict(client))  # in a variable, or it would be collected before the answer comes
     deadline = time.monotonic() + LEADER_TIMEOUT_S
     while True:
         futures = admin.list_offsets(

@@ -1,8 +1,8 @@
-"""Batches that Java's client, and so Spark, fails at: they are found, and what is good in them is read, as workers do.
+"""Damaged batches, which Java's client and so Spark can't read: found, and read around as workers do.
 
-A damaged batch (a wrong checksum, an unknown codec, a record that is longer than its batch) ends Java's reading of its
-partition. Spark is not asked for it: the records that can be decoded are taken from the workers' decoder, and in the
-places of the others are records that are poison, or no markers, to all readers, and say why.
+A damaged batch (a wrong checksum, an unknown codec, a record that is longer than its batch) stops Java's reading of its
+partition, so Spark is never asked for it. The workers' decoder supplies the records that can be decoded. Each of the
+others is replaced by a record that says why; readers treat it as a poison message, or as a record without markers.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from app.streaming.batches import Fault
 
-#: Bytes that are kept of a record that can't be decoded; workers copy all of it to the poison topic.
+#: Most bytes kept of a record that can't be decoded; workers copy all of it to the poison topic.
 KEPT_BYTES = 64 * 1024
 
-#: At some damage Java's client forgets what it has read before it in the same poll. So in front of damage it is given
-#: one record a poll, and so many a poll before that, …
+#: Some damage makes Java's client drop records that it has read before it in the same poll. So right before damage
+#: it polls one record at a time, and this many at a time before that.
 POLL_RECORDS = 100
-#: … up to so many offsets in front of it (not all offsets have records).
+#: Offsets before damage that are polled one record at a time: more than `POLL_RECORDS`, as not all offsets have one.
 CAREFUL_OFFSETS = 1_000
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
-_LATEST_MS = 253_402_300_799_999  # of what Python has a date for
+_LATEST_MS = 253_402_300_799_999  # the last moment that a Python date can have
 
 Range = tuple[int, int]
 Ranges = Mapping[str, Mapping[int, Iterable[Range]]]
@@ -43,9 +43,9 @@ Ends = Mapping[str, Mapping[int, int]]
 
 
 class Damage(NamedTuple):
-    """Offsets `[start, stop)` that Spark must not be asked for, why, and the records that are there.
+    """Offsets `[start, stop)` that Spark must not read, why, and the records there.
 
-    `records` are as Kafka's source has them; `unreadable` of them stand for what could not be decoded.
+    `records` look as those of Kafka's source; `unreadable` of them stand for records that could not be decoded.
     """
 
     start: int
@@ -69,10 +69,10 @@ Damaged = dict[tuple[str, int], list[Damage]]
 
 
 def find(kafka: Kafka, ranges: Ranges) -> Damaged:
-    """Read offsets with the workers' decoder (millions a minute), as far as they are there; the damage that is in them.
+    """Find the damage in these offsets, as far as they exist, with the workers' decoder (millions of records a minute).
 
     Raises:
-        BrokerError: Kafka can't be reached, or does not give the records.
+        BrokerError: Kafka can't be reached, or does not return the records.
     """
     from aiokafka.errors import KafkaError
 
@@ -83,7 +83,7 @@ def find(kafka: Kafka, ranges: Ranges) -> Damaged:
 
 
 def find_all(kafka: Kafka) -> Damaged:
-    """The damage in both logs, which are read from their beginnings. Raises `BrokerError`."""
+    """Find the damage in both logs, from their beginnings. Raises `BrokerError`."""
     topics = (kafka.settings.queue_topic, kafka.settings.markers_topic)
     return find(kafka, {topic: {n: [bound] for n, bound in kafka.bounds(topic).items()} for topic in topics})
 
@@ -120,7 +120,7 @@ async def _find(kafka: Kafka, ranges: Ranges) -> Damaged:
 
 
 class _Look:
-    """Goes through offsets of one partition."""
+    """Looks for damage in one partition."""
 
     def __init__(self, kafka: Kafka, consumer: Any, topic: str, number: int, faults: list[Fault]) -> None:
         from aiokafka import TopicPartition
@@ -130,7 +130,7 @@ class _Look:
         self.tp = TopicPartition(topic, number)
         self.faults = faults
         self.found: list[Damage] = []
-        self.last: Any = None  # record before the next one
+        self.last: Any = None  # the last record read so far
 
     async def through(self, start: int, stop: int, end: int) -> list[Damage]:
         """The damage that begins in `[start, stop)`, up to `end`."""
@@ -158,7 +158,7 @@ class _Look:
         for fault in self.faults:
             if not fault.batch_stop:
                 continue
-            # a batch that has all its records, and yet a fault: Java fails behind the last one
+            # all records of the batch were read, and still there is a fault: Java fails after the last one
             first = max(start, min(fault.start, fault.batch_stop - 1))
             kept = self.found[-1].stop if self.found else start
             if self.found and first <= kept:
@@ -188,7 +188,7 @@ class _Look:
     def _row(self, record: Any) -> tuple[Any, ...]:
         topic, number = self.tp
         if type(record) is Unreadable:
-            # where markers are, nothing may be taken for one
+            # in the markers topic, its value must not be taken for a marker
             is_marker = topic == self.kafka.settings.markers_topic
             value = None if is_marker or record.value is None else bytearray(record.value[:KEPT_BYTES])
             return unreadable_row(topic, number, record.offset, record.reason, record.timestamp, value)
@@ -208,7 +208,7 @@ class _Look:
 def unreadable_row(
     topic: str, number: int, offset: int, reason: str, timestamp_ms: int, value: bytearray | None
 ) -> tuple[Any, ...]:
-    """What stands for a record that can't be decoded; its header is what `records.reason_of_damage` finds."""
+    """The record in place of one that can't be decoded. `pipeline.records` reads the reason from its header."""
     header = (BAD_NAME, bytearray(reason.encode()))
     return None, value, topic, number, offset, _date(max(0, timestamp_ms)), 0, [header]
 
@@ -218,7 +218,7 @@ def _date(timestamp_ms: int) -> datetime:
 
 
 def set_aside(spark: SparkSession, kafka: Kafka) -> dict[int, list[Range]]:
-    """Offsets of the queue topic that workers could not decode, by partition: their copies in the poison topic say so.
+    """Offsets of the queue topic that workers could not decode, by partition, from their copies in the poison topic.
 
     Raises:
         BrokerError: Kafka can't be reached.
@@ -247,10 +247,10 @@ def set_aside(spark: SparkSession, kafka: Kafka) -> dict[int, list[Range]]:
 def records(
     spark: SparkSession, kafka: Kafka, begin: Ends, end: Ends, damaged: Damaged | None = None, **options: str
 ) -> DataFrame:
-    """As `Kafka.records`, without asking Spark for damage.
+    """Like `Kafka.records`, but Spark does not read what is damaged.
 
-    Parameters:
-        damaged: all that there is, if it is known; else what workers could not decode of the queue topic.
+    Args:
+        damaged: all damage, if it is known; otherwise what workers could not decode of the queue topic is looked up.
 
     Raises:
         BrokerError: Kafka can't be reached.
@@ -263,7 +263,7 @@ def records(
 
 
 def behind(damaged: Damaged, positions: Ends) -> Damaged:
-    """The damage that is not all below these positions."""
+    """The damage that ends above these positions."""
     left = {
         (topic, number): [damage for damage in found if damage.stop > positions.get(topic, {}).get(number, 0)]
         for (topic, number), found in damaged.items()
@@ -272,10 +272,10 @@ def behind(damaged: Damaged, positions: Ends) -> Damaged:
 
 
 def readable(spark: SparkSession, kafka: Kafka, begin: Ends, end: Ends, damaged: Damaged, **options: str) -> DataFrame:
-    """The records of topics from `begin` up to `end`, as Spark's source gives them, without asking it for damage.
+    """The records of topics from `begin` up to `end`, as Spark's source gives them, but Spark does not read damage.
 
-    Parameters:
-        options: further ones of the source.
+    Args:
+        options: further options of the source.
     """
     plain: Pieces = {}
     careful: Pieces = {}
@@ -300,12 +300,12 @@ def readable(spark: SparkSession, kafka: Kafka, begin: Ends, end: Ends, damaged:
 
 
 Pieces = dict[tuple[str, int], list[Range]]
-"""Of each topic and partition, what Spark is asked for."""
+"""The ranges that Spark is asked for, by topic and partition."""
 
 
 def around(start: int, stop: int, damaged: Iterable[Damage]) -> tuple[list[Range], list[Range]]:
-    """`[start, stop)` without what is damaged, as ranges: those to read as ever, at least one, and those in front of
-    damage, to be read record by record."""
+    """Split `[start, stop)` without its damage in two: ranges to read as usual (at least one), and the ranges right
+    before damage, to be read record by record."""
     plain: list[Range] = []
     careful: list[Range] = []
     for damage in damaged:
@@ -322,13 +322,13 @@ def around(start: int, stop: int, damaged: Iterable[Damage]) -> tuple[list[Range
 
 
 def _reads(pieces: Pieces, begin: Ends) -> Iterator[tuple[dict[str, Offsets], dict[str, Offsets]]]:
-    """Where reads begin and end that together have all pieces; Spark takes one range of each partition at a time."""
+    """Bounds of reads that cover all pieces together: one read takes a single range of each partition."""
     for i in range(max(map(len, pieces.values()), default=0)):
         now = {place: found[i] for place, found in pieces.items() if i < len(found)}
         bounds: tuple[dict[str, Offsets], dict[str, Offsets]] = ({}, {})
         for topic in {topic for topic, _ in now}:
             for number, first in begin[topic].items():
-                # it wants all partitions of a topic: of the others, an empty range
+                # Spark wants all partitions of a topic: the others get an empty range
                 for side, offset in zip(bounds, now.get((topic, number), (first, first)), strict=True):
                     side.setdefault(topic, {})[number] = offset
         yield bounds

@@ -1,4 +1,4 @@
-"""A job of sending, as the driver sees it: take it over, hand its staged rows to tasks, note that it is done."""
+"""The driver's part of a sending job: take the job over, hand its staged rows to tasks, record that it is done."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from pipeline.options import Job
 
-#: Rows without a group that go to one partition in a row.
+#: Rows without a group that go to the same partition one after another.
 RUN_ROWS = 100
-#: What a task gets at once. Its rows are Python objects then, several at a time.
+#: Most rows and bytes that a task gets at once: they become Python objects, several batches at a time.
 _BATCH = {"spark.sql.execution.arrow.maxRecordsPerBatch": "2000", "spark.sql.execution.arrow.maxBytesPerBatch": "8m"}
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run did: rows that it sent, that were sent before, and that were put aside."""
+    """The result of a run: rows that it sent, rows sent by earlier runs, and rows set aside."""
 
     sent: int
     already_sent: int
@@ -41,15 +41,15 @@ class Outcome:
 class Dispatch:
     """One run of a job.
 
-    Parameters:
-        kind: of the job, the beginning of its name.
-        name: that the user gave it; without one it is known by what it sends.
-        what: it sends, as plain data.
-        rate: rows a second at most.
+    Args:
+        kind: kind of job, the first part of its name.
+        name: the name from the user; without one the job is named by a hash of what it sends.
+        what: what it sends, as plain data.
+        rate: most rows a second.
 
     Raises:
         BrokerError, TopicError: Kafka can't be reached, or has no queue topic.
-        BadValueError: it can't have this name.
+        BadValueError: the name is invalid.
     """
 
     def __init__(self, job: Job, kind: str, name: str | None, what: Any, rate: float | None = None) -> None:
@@ -64,24 +64,24 @@ class Dispatch:
         self.plan = Plan(ledger, uuid.uuid4().hex, topic, partitions, rate)
 
     def look(self) -> State:
-        """See how far the job is, without a claim to it. Raises `BrokerError`, and `PipelineError` as `take_over`."""
+        """How far the job is, without claiming it. Raises `BrokerError`, and `PipelineError` as `take_over` does."""
         state = self.plan.ledger.read()
         self._check(state.input)
         return state
 
     def take_over(self) -> State:
-        """Take the job over from whoever worked for it, and see how far it is.
+        """Claim the job from any earlier run, and return how far it is.
 
         Raises:
-            PipelineError: the job was begun with something else.
-            BrokerError: Kafka does not answer, or does not let us.
+            PipelineError: the job was begun with another input or other options.
+            BrokerError: Kafka does not answer, or refuses.
         """
         self.plan.ledger.claim(self.plan.run)
         self._fence()
         return self.look()
 
     def _fence(self) -> None:
-        """End the transactions that killed runs left open, and keep what is left of those runs from sending more."""
+        """End the transactions that killed runs left open, and fence producers of those runs that still live."""
         from confluent_kafka import KafkaException
 
         def end(number: int) -> None:
@@ -110,15 +110,15 @@ class Dispatch:
             )
 
     def send(self, staged: DataFrame, state: State, skipped: int = 0) -> Outcome:
-        """Send what is left of the staged rows, and note that the job is done.
+        """Send the staged rows that are not sent yet, and record that the job is done.
 
-        Parameters:
-            staged: those of its rows that can be sent.
+        Args:
+            staged: the rows that can be sent.
             state: of the job when it was taken over.
-            skipped: rows that were put aside, for the record.
+            skipped: rows that were set aside, to be recorded.
 
         Raises:
-            PipelineError: Kafka does not take them. The next run of the job goes on there.
+            PipelineError: Kafka did not take them. The next run goes on from there.
             SupersededError: another run took over.
         """
         plan = self.plan
@@ -142,15 +142,16 @@ class Dispatch:
 
 
 def echo_outcome(outcome: Outcome, seconds: float) -> None:
-    """The last line of a job of sending."""
+    """Print the last line of a sending job."""
     say(f"sent {outcome.sent}, already sent {outcome.already_sent}, skipped {outcome.skipped}, {seconds:.1f} s")
 
 
 def spread(staged: DataFrame, plan: Plan) -> DataFrame:
-    """Staged rows with the partition that each goes to, and its slice.
+    """Add to staged rows the partition that each goes to, and its slice.
 
-    As marq's own sends: a group, or a queue that belongs `together`, goes by its checksum, all else evenly: by `source`
-    where there is one, else in runs. Where a row goes never changes: what was staged decides.
+    The rule is that of marq's own sends: a row with a group goes by the checksum of the group, a row of a queue that
+    stays `together` by that of the queue. All others are spread evenly: by `source` if there is one, else in runs. A
+    row always goes to the same partition, as only staged data decides.
     """
     from pyspark.sql import functions as F
 
@@ -163,7 +164,7 @@ def spread(staged: DataFrame, plan: Plan) -> DataFrame:
 
 
 def left(rows: DataFrame, state: State) -> DataFrame:
-    """Rows that are not sent yet; a short cut, as each task looks again."""
+    """Rows that are not sent yet. This only saves work: each task checks again."""
     from pyspark.sql import functions as F
 
     ahead = {number: progress.next_row for number, progress in state.slices.items()}

@@ -1,4 +1,4 @@
-"""Files of the data folder, wherever it is: through Hadoop's file systems, as Spark itself reaches them."""
+"""Files of the data folder, local or remote: read through Hadoop's file systems, like Spark's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _place(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    """The file system of a path, and the path as it wants it."""
+    """The file system of a path, and the path as a Hadoop object."""
     from pipeline.session import explain
 
     jvm: Any = spark.sparkContext._jvm
@@ -28,7 +28,7 @@ def exists(spark: SparkSession, path: str) -> bool:
 
 
 def names(spark: SparkSession, path: str) -> list[str]:
-    """Names in a folder, sorted; none where it does not exist. A file has its own name."""
+    """Names in a folder, sorted; none if it does not exist. For a file, its own name."""
     system, place = _place(spark, path)
     if not system.exists(place):
         return []
@@ -46,6 +46,6 @@ def read_text(spark: SparkSession, path: str) -> str:
 
 
 def delete(spark: SparkSession, path: str) -> None:
-    """Delete a file, or a folder with all that is in it; nothing happens where there is none."""
+    """Delete a file, or a folder with everything in it; does nothing if it does not exist."""
     system, place = _place(spark, path)
     system.delete(place, True)

@@ -1,4 +1,4 @@
-"""Fingerprints of messages, and rows of tables that have them in place of payloads: so payloads need not travel."""
+"""Fingerprints of messages, and rows of tables in which they replace payloads, so that payloads need not be moved."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column
 
-#: In place of a messages row that can't be read.
+#: Replaces a messages row that can't be read.
 DAMAGED = b""
-#: A messages row without payloads begins with the checksum of the row that it was, of so many bytes.
+#: A messages row without payloads begins with the checksum of the original row, of this many bytes.
 CHECKSUM_BYTES = 4
 
 
 def fingerprint(
     timestamp_ms: int, key: bytes | None, headers: Sequence[tuple[str, bytes | None]], payload: bytes | None
 ) -> int:
-    """A checksum of all of a message; `fingerprint_column` computes the same in Spark."""
+    """A checksum of the whole message; `fingerprint_column` computes the same in Spark."""
     listed = ";".join(f"{name}={'-' if value is None else value.hex().upper()}" for name, value in headers)
     head = f"{timestamp_ms}|{_length(key)}|{_length(payload)}|{listed}|".encode()
     return crc32(payload or b"", crc32(key or b"", crc32(head)))
@@ -39,7 +39,7 @@ def _length(value: bytes | None) -> int:
 
 
 def fingerprint_column(timestamp_ms: Any, key: Any, headers: Any, payload: Any) -> Column:
-    """`fingerprint` of the columns of these names, or expressions."""
+    """`fingerprint` in Spark, of columns by name or of expressions."""
     from pyspark.sql import functions as F
 
     key, headers, payload = (F.col(c) if isinstance(c, str) else c for c in (key, headers, payload))
@@ -76,7 +76,7 @@ def strip_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 def stripped(key: str, value: bytes) -> bytes:
-    """A row as it is; one of payloads: its checksum and a row with fingerprints, or `DAMAGED` if it can't be read."""
+    """The row, unless it has payloads: then its checksum and a row of fingerprints, or `DAMAGED` if unreadable."""
     try:
         if rows.kind_of(key) != "messages":
             return value
@@ -96,14 +96,14 @@ def _without_payload(record: rows.Record) -> rows.Record:
 
 
 class Tables(NamedTuple):
-    """A manifest and the rows that count, where those of payloads are without them, and named by their checksums."""
+    """A manifest and the rows that it names: messages rows without payloads, and checksums to match."""
 
     manifest: rows.Manifest
     rows: dict[str, bytes]
 
 
 def without_payloads(number: int, manifest: rows.Manifest, less: Mapping[str, bytes]) -> Tables:
-    """What a recovery would take of rows that were `stripped`. Raises `RowError` for a row that is not good."""
+    """What a recovery would use of rows that were `stripped`. Raises `RowError` for a missing or damaged row."""
     kept: dict[str, bytes] = {}
 
     def named(key: str, checksum: int) -> int:
@@ -133,7 +133,7 @@ def without_payloads(number: int, manifest: rows.Manifest, less: Mapping[str, by
 
 
 def fingerprints(less: Iterable[bytes]) -> dict[int, int | None]:
-    """Of every message in stripped rows; None for one that is too large for its fingerprint to be kept."""
+    """The fingerprint of each message in stripped rows; None for one that is too large to keep one."""
     found: dict[int, int | None] = {}
     for value in less:
         for record in rows.decode_messages(value).records():

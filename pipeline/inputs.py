@@ -1,4 +1,4 @@
-"""Files that a job reads: which, in what format, and what tells them from others."""
+"""Input files of a job: which files, their format, and what identifies them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Ending of a name -> format of the file.
 ENDINGS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
-#: Endings of compressed files that Spark reads as it reads others.
+#: Endings of compressed files, which Spark decompresses by itself.
 COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".snappy", ".deflate")
 FORMATS = ("parquet", "csv", "json")
 
@@ -31,18 +31,18 @@ class File(NamedTuple):
 
 
 def is_local(path: str) -> bool:
-    """Whether a path is of this machine's file system."""
+    """Whether a path is on this machine's file system."""
     return "://" not in path or path.startswith("file:")
 
 
 def local_path(path: str) -> Path:
-    """The place of a local path or `file:` address."""
+    """The path of a local path or `file:` address."""
     return Path(path.removeprefix("file://").removeprefix("file:")).expanduser()
 
 
 def address(path: str) -> str:
-    """A path as Spark takes it, whatever the default file system is."""
-    # not escaped: Hadoop takes it as it stands
+    """A path as an address for Spark; a local path stays local, whatever the default file system is."""
+    # not escaped: Hadoop does not unescape it
     return f"file://{local_path(path).resolve()}" if is_local(path) else path
 
 
@@ -73,7 +73,7 @@ def local_files(path: str) -> list[File]:
 
 
 def _is_hidden(name: str) -> bool:
-    """Files that Spark passes over: `_SUCCESS`, `.file.crc` and the like."""
+    """Whether Spark ignores a file: `_SUCCESS`, `.file.crc` and the like."""
     return any(part.startswith((".", "_")) and "=" not in part for part in name.split("/"))
 
 
@@ -86,7 +86,8 @@ def _checksum(file: Path) -> str:
 
 
 def remote_files(spark: SparkSession, path: str) -> list[File]:
-    """The files of an input in another file system, by name: its own checksum of each, or else the time of its change.
+    """The files of an input in another file system, by name, each with the checksum that the file system has of it, or
+    else the time of its last change.
 
     Raises:
         PipelineError: there are none, or the file system can't be reached.
@@ -119,7 +120,7 @@ def _remote(system: object, root: object) -> Iterator[File]:
 
 
 def format_of(files: list[File], path: str) -> str:
-    """The format that the names of the files tell. Raises `PipelineError` if they don't."""
+    """The format, from the files' names. Raises `PipelineError` if they don't tell."""
     found = set()
     for file in files:
         name = Path(file.name)

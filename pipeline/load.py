@@ -1,6 +1,6 @@
 """`python -m pipeline load QUEUE PATH`: the rows of Parquet, CSV or JSON files as messages, each exactly once.
 
-Rows are read, checked and staged (see `staging`), then sent (see `sending`). A job is known by what it sends: the same
+Rows are read, checked and staged (see `staging`), then sent (see `sending`). What a job sends identifies it: the same
 files to the same queue with the same options are the same job, which goes on where it stopped, or is done.
 """
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from pipeline.staging import Counts
 
 _CORRUPT = "_corrupt_record"
-#: Rows in which the columns of JSON lines are looked for before all are searched.
+#: Rows that are searched first for the columns of JSON lines, before all rows are.
 _FIRST_ROWS = 1_000
 
 
 class What(msgspec.Struct, frozen=True):
-    """What becomes of a row. `delay` and `ttl`: milliseconds, or the column that holds them."""
+    """How a row becomes a message. `delay` and `ttl`: milliseconds, or the column that holds them."""
 
     queue: str
     payload: str | None = None
@@ -51,7 +51,7 @@ class What(msgspec.Struct, frozen=True):
 
     @property
     def columns(self) -> set[str]:
-        """Columns of the input that it names."""
+        """Columns of the input that it refers to."""
         named = [self.payload, self.key, self.group, *(column for _, column in self.headers)]
         named += [text for text in (self.delay, self.ttl) if text is not None and not text.isdigit()]
         return {name for name in named if name is not None}
@@ -59,11 +59,11 @@ class What(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Source:
-    """Rows of the input, and its columns by name: bytes, or text."""
+    """Rows of the input, and its columns by name, as bytes or text."""
 
     rows: DataFrame
     columns: Mapping[str, Column]
-    whole: Column  # the row as it is sent where no column is named
+    whole: Column  # the whole row, which is sent if no payload column is named
     malformed: Column | None
     hint: str
 
@@ -72,7 +72,7 @@ class Source:
 
 
 def open_source(spark: SparkSession, path: str, what: What) -> Source:
-    """The rows of `path`. Raises `PipelineError` for a column that is not there, and for files that can't be read."""
+    """The rows of `path`. Raises `PipelineError` for a missing column, and for files that can't be read."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -112,7 +112,7 @@ def _parquet(spark: SparkSession, path: str, what: What) -> Source:
 
 
 def _csv(spark: SparkSession, path: str, what: What) -> Source:
-    # Columns are told by their names in each file, and a row with too many or too few is an error.
+    # Columns are matched by name in each file, and a row with too many or too few cells is an error.
     options = {"header": "true", "enforceSchema": "false", **dict(what.options)}
     schema = spark.read.options(**options).csv(path).schema.add(_CORRUPT, "string")
     rows = spark.read.options(**{**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT})
@@ -125,7 +125,7 @@ def _json(spark: SparkSession, path: str, what: What) -> Source:
     options = dict(what.options)
     if options.get("multiLine", "false").lower() == "true":
         return _tabular(spark.read.options(**options).json(path))
-    # A line is sent as it stands; only what is asked of it is looked up.
+    # A line is sent unchanged; only the columns that are asked for are looked up.
     lines = spark.read.options(**options).text(path).where(F.trim("value") != "")
     parsed = lines.withColumn("_parsed", F.from_json("value", "map<string,string>"))
     columns = {name: F.try_element_at("_parsed", F.lit(name)) for name in _json_columns(parsed, what.columns)}
@@ -134,7 +134,7 @@ def _json(spark: SparkSession, path: str, what: What) -> Source:
 
 
 def _json_columns(parsed: DataFrame, wanted: set[str]) -> list[str]:
-    """Names in the first lines, and those of `wanted` that stand anywhere."""
+    """Column names in the first lines, and those of `wanted` that occur anywhere."""
     from pyspark.sql import functions as F
 
     if not wanted:
@@ -152,10 +152,10 @@ def _json_columns(parsed: DataFrame, wanted: set[str]) -> list[str]:
 
 
 def staged_rows(source: Source, what: What, delay_ms: int, fifo: Mapping[str, bool]) -> DataFrame:
-    """The rows of a source as staged rows; in the place of `row` the file, its block, and the order within that.
+    """The rows of a source as staged rows. Instead of `row` they have the file, its block, and their place in that.
 
-    Parameters:
-        delay_ms: of the queue, for rows that name none.
+    Args:
+        delay_ms: delay of the queue, for rows that name none.
         fifo: FIFO queues (see `staging.checked`).
     """
     from pyspark.sql import functions as F
@@ -198,7 +198,7 @@ def staged_rows(source: Source, what: What, delay_ms: int, fifo: Mapping[str, bo
 
 
 def numbered(staged: DataFrame, queue: str) -> tuple[DataFrame, Counts]:
-    """Staged rows with their number in the order of the files and where they come from; how many there are."""
+    """Staged rows with numbers in the order of the files and an origin (file and row), and the counts of all rows."""
     from pyspark.sql import functions as F
 
     from pipeline.staging import Counts
@@ -211,7 +211,7 @@ def numbered(staged: DataFrame, queue: str) -> tuple[DataFrame, Counts]:
         F.coalesce(F.sum(F.when(~bad, F.octet_length("payload"))), F.lit(0)).alias("size"),
         F.min(F.when(bad, F.struct("place", "error"))).alias("first_bad"),
     )
-    # A block is some 100 MB: there are few.
+    # A block is some 100 MB, so there are few.
     blocks: list[tuple[str, int, int, int, int]] = []
     total = size = bad_count = within = 0
     file, first_error = None, None
@@ -268,7 +268,7 @@ def run(
     """Send the rows of `path` that are not sent yet.
 
     Raises:
-        MarqError: nothing was sent, or not all; the next run goes on where this one stopped.
+        MarqError: not all rows were sent. The next run goes on where this one stopped.
     """
     require_ours(job.kafka)
     queues = Queues(job.kafka)

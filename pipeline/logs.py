@@ -1,4 +1,4 @@
-"""Both logs of an installation as one DataFrame, from Kafka or from the archive; payloads stay where they are."""
+"""Both logs of an installation as one DataFrame, from Kafka or from the archive, without payloads."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LOGS = StructType(
 
 
 class Bounds(NamedTuple):
-    """Of one partition: first offset that each log still has, and the one after its last."""
+    """Of one partition: first offset that each log still has, and the offset after its last."""
 
     queue_start: int
     queue_end: int
@@ -47,7 +47,7 @@ class Bounds(NamedTuple):
 
 
 Positions = Mapping[int, tuple[int, int]]
-"""Position in the queue topic and in the markers topic, for each partition."""
+"""Positions in the queue topic and in the markers topic, by partition."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ Source = Kafka | Archive
 
 
 def bounds(spark: SparkSession, source: Source) -> dict[int, Bounds]:
-    """Where the logs begin and end, for each partition.
+    """Where the logs begin and end, by partition.
 
     Raises:
-        TopicError, BrokerError: the topics are missing, or have not as many partitions; Kafka is away.
-        PipelineError: there is no archive.
+        TopicError, BrokerError: a topic is missing; Kafka can't be reached.
+        PipelineError: the topics differ in their number of partitions; there is no archive.
     """
     if isinstance(source, Kafka):
         queue, markers = source.bounds(source.settings.queue_topic), source.bounds(source.settings.markers_topic)
@@ -102,17 +102,16 @@ def logs(
     prints: bool = False,
     damaged: Damaged | None = None,
 ) -> DataFrame:
-    """One row a record of both logs (schema `LOGS`), in no order.
+    """The records of both logs, one a row (schema `LOGS`), in no order.
 
-    `value` is the record of the markers log, null for the queue log, whose payload is only counted (`value_size`, -1
-    for a record without one). Offsets that are not in the log (compacted, transactions) have no row.
+    `value` is the value of a markers record, null for the queue log. Of a message's payload only the length is given
+    (`value_size`, -1 for a record without one). Offsets that are not in the log (compacted, transactions) have no row.
 
-    Parameters:
-        start: positions to begin at (inclusive); by default where each log begins. Partitions that are not named there
-            begin so too.
-        stop: positions to end before; by default where each log ends now.
-        damaged: all that Spark fails at, if it is known (`pipeline.damage`).
-        prints: add a column `print`: a fingerprint of all of a message (`fingerprints.fingerprint`), null for markers.
+    Args:
+        start: positions to begin at (inclusive). By default, and for partitions not named, each log's beginning.
+        stop: positions to end before; by default each log's present end.
+        damaged: all the damage that Spark can't read, if it is known (`pipeline.damage`).
+        prints: add a column `print`: a fingerprint of the whole message (`fingerprints.fingerprint`), null for markers.
     """
     if isinstance(source, Kafka):
         return _from_kafka(spark, source, start or {}, stop or {}, prints, damaged)
@@ -137,7 +136,7 @@ def _from_kafka(
 
 
 def from_records(rows: DataFrame, queue_topic: str, *, prints: bool = False) -> DataFrame:
-    """Records of both topics, as Kafka's source gives them, as rows of `logs`."""
+    """Records of both topics, as Kafka's source gives them, converted to rows of `logs`."""
     is_queue = F.col("topic") == queue_topic
     headers = F.coalesce("headers", F.array().cast(HEADERS))
     printed = F.when(is_queue, fingerprint_column(F.unix_millis("timestamp"), "key", headers, "value"))
@@ -195,12 +194,12 @@ def _from_archive(spark: SparkSession, archive: Archive, start: Positions, stop:
 
 
 def archived(spark: SparkSession, path: str) -> DataFrame:
-    """The rows of a table of the archive. Raises `PipelineError` where there is none."""
+    """The rows of a table of the archive. Raises `PipelineError` if there is none."""
     return read_table(spark, path, "python -m pipeline archive", version=SCHEMA_VERSION)
 
 
 def _within(start: Positions, stop: Positions, log: int) -> Column:
-    """The rows from `start` up to `stop` (both may leave partitions out), as a condition that skips files."""
+    """A condition for rows from `start` up to `stop`, which lets readers skip files. Both may leave partitions out."""
     conditions = []
     for number in sorted(start.keys() | stop.keys()):
         inside = F.lit(True)

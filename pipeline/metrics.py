@@ -1,9 +1,9 @@
-"""`python -m pipeline metrics`: how each queue does, in windows of time, into a table and a topic, as it happens.
+"""`python -m pipeline metrics`: counts and times of each queue by windows of time, to a table and a topic.
 
     queue topic, markers topic -> the walk -> metrics (table), <name>.metrics (topic)
 
 One streaming query reads both topics. Each batch is folded by the core's rules, from the state that the last one left
-in the table `metrics_state`, so that what is counted is what took effect; `windows` says how a batch is counted once.
+in the table `metrics_state`, so only markers that took effect are counted. `windows` says how a batch is counted once.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ METRICS = "metrics"
 STATE = "metrics_state"
 CHECKPOINT = "checkpoints/metrics"
 
-#: Property of the tables: the length of their windows.
+#: Property of the tables: length of their windows, in milliseconds.
 WINDOW = "marq.window_ms"
 
-#: Days for which the topic keeps a row that no later one replaces.
+#: Days for which the topic keeps a row that no later row replaces.
 TOPIC_DAYS = 7
 
 
@@ -107,7 +107,7 @@ class Counting(Streaming):
     # -- before anything is written
 
     def check(self) -> None:
-        """Find the topics, and make that of the rows. Raises `TopicError`, `BrokerError`."""
+        """Find the topics, and create the one for the rows. Raises `TopicError`, `BrokerError`."""
         settings = self.job.settings
         there = self.kafka.topics()
         ours = (settings.queue_topic, settings.markers_topic, settings.poison_topic, settings.queues_topic)
@@ -119,14 +119,14 @@ class Counting(Streaming):
             _make_topic(self.kafka, self.topic)
 
     def open(self, spark: SparkSession) -> str:
-        """Make or check the tables and the checkpoint."""
+        """Create or check the tables and the checkpoint."""
         from pyspark.sql.types import StructType
 
         settings = self.job.settings
         source = " ".join(self.kafka.source_of(topic) for topic in (settings.queue_topic, settings.markers_topic))
         properties = tables.kept_small() | {
             WINDOW: str(self.window_ms),
-            # a batch changes the last few of a day's rows
+            # a batch changes only the last few rows of a day
             "delta.enableDeletionVectors": "true",
         }
         begun = Checkpoint(spark, self.checkpoint).exists()
@@ -161,7 +161,7 @@ class Counting(Streaming):
             )
 
     def _clean(self, spark: SparkSession) -> None:
-        """Once a day, delete the files that no version needs any more."""
+        """Once a day, delete the files that no version needs any longer."""
         from delta.tables import DeltaTable
 
         if self._cleaned == tables.today():
@@ -205,7 +205,7 @@ class Counting(Streaming):
         return "counting"
 
     def _positions(self, spark: SparkSession, there: Mapping[int, Bounds]) -> Positions:
-        """Where to go on, in both logs; raises for what is lost."""
+        """Where to go on, in both logs. Raises if records were lost."""
         found = {}
         left = left_of(spark, self.job.path(STATE))
         settings = self.job.settings
@@ -231,7 +231,7 @@ class Counting(Streaming):
 
 
 def _make_topic(kafka: Kafka, topic: str) -> None:
-    """A compacted topic of one partition, so that its rows are in order."""
+    """Create a compacted topic of one partition, so that its rows are in order."""
     from confluent_kafka import KafkaException
 
     config = {"cleanup.policy": "compact,delete", "retention.ms": str(TOPIC_DAYS * 86_400_000)}

@@ -1,8 +1,8 @@
-"""What `metrics` counts, on the executors: a walker that tallies each queue by windows of time.
+"""What `metrics` runs on the executors: a walker that counts events of each queue by windows of time.
 
-It remembers of a message only what later counts need: its queue, when it could first be delivered, how often it was.
-What took effect before its message was read (the two logs are not read in step) waits for the message, which alone says
-which queue it is of.
+It remembers of a message only what later counts need: its queue, when it was first visible, and its receive count.
+The two logs are not read in step, so a marker can take effect before its message is read. It then waits for the
+message, which alone knows its queue.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 VERSION = 1
 """Of the state between batches."""
 
-#: Buckets of times in each doubling: their bounds are 9 % apart. The last holds all that is longer (about 49 days).
+#: Buckets of times per doubling: their bounds are 9 % apart. The last bucket has all longer times (about 49 days on).
 BUCKETS_PER_DOUBLING = 8
 BUCKETS = 1 + 32 * BUCKETS_PER_DOUBLING
 
-#: What is counted, in the order of a tally.
+#: What is counted, in the order of `_Tally.counts`.
 COUNTS = (
     *("sent", "bytes", "deliveries", "first_deliveries", "redeliveries", "extensions", "released", "uncounted"),
     *("acked", "dead", "expired", "purged", "poison", "moved"),
 )
 _AT = {name: at for at, name in enumerate(COUNTS)}
 
-#: What a walker returns: a tally of a queue and window, or a row of its state.
+#: Columns of a walker's results: the counts of a queue and window, or a row of its state.
 WALKED = StructType(
     [
         StructField("partition", IntegerType()),
@@ -50,46 +50,46 @@ WALKED = StructType(
     ]
 )
 
-#: So many messages go into one value of the state.
+#: Most messages in one value of the state.
 CHUNK_MESSAGES = 20_000
 
 
 def bucket_of(ms: int) -> int:
-    """The bucket of a time: 0 for no time, else the first from 1 on whose bound, `2 ** (i / 8)` ms, is not below it."""
+    """The bucket of a time: 0 for 0 ms, else the first from 1 on whose bound, `2 ** (i / 8)` ms, is not below it."""
     return min(max(1, math.ceil(BUCKETS_PER_DOUBLING * math.log2(ms))), BUCKETS - 1) if ms else 0
 
 
 class Plan(walk.Plan):
-    """What a walker is told."""
+    """What the walker of a partition needs to know."""
 
     window_ms: int
 
 
 class ResumeState(resuming.ResumeState):
-    """Of a walker between batches."""
+    """State of a walker between batches."""
 
     latest_ms: int  # greatest timestamp read
 
 
 class Purged(NamedTuple):
-    """A purge that reaches beyond what has been read."""
+    """A purge up to an offset that is not read yet."""
 
     before: int
-    at: int  # number of the marker
+    at: int  # running number of the marker
     at_ms: int
 
 
 class Early(NamedTuple):
-    """What took effect on a message that was not read yet."""
+    """An event of a message that is not read yet."""
 
-    what: int  # place in COUNTS
-    at: int  # number of the marker
+    what: int  # index in COUNTS
+    at: int  # running number of the marker
     at_ms: int
 
 
 class _Chunk(msgspec.Struct, array_like=True):
     queues: list[str]
-    messages: list[tuple[int, int, int, int]]  # offset, place in queues, visible_ms, receives
+    messages: list[tuple[int, int, int, int]]  # offset, index in queues, visible_ms, receives
 
 
 class _Rest(msgspec.Struct, array_like=True):
@@ -100,7 +100,7 @@ class _Rest(msgspec.Struct, array_like=True):
 
 
 class MetricsWalker(resuming.ResumingWalker):
-    """Emits a tally for each queue and window in which something happened in this batch, and the state."""
+    """Emits the counts of each queue and window in which something happened in this batch, and the state."""
 
     told: Plan
     state_type = ResumeState
@@ -110,8 +110,8 @@ class MetricsWalker(resuming.ResumingWalker):
         super().__init__(number, msgspec.msgpack.decode(plan, type=Plan))
         self._names = Histories(queue_id=self.told.queue_id)
         self._latest_ms = 0
-        self._open: dict[int, tuple[str, int]] = {}  # unfinished, read -> queue, visible_ms
-        self._receives: dict[int, int] = {}  # unfinished, delivered -> how often
+        self._open: dict[int, tuple[str, int]] = {}  # unfinished and read -> queue, visible_ms
+        self._receives: dict[int, int] = {}  # unfinished and delivered -> receive count
         self._early: dict[int, list[Early]] = {}
         self._purges: dict[str, list[Purged]] = {}
         self._marker = 0
@@ -185,7 +185,7 @@ class MetricsWalker(resuming.ResumingWalker):
             del self._purges[queue]
 
     def _finished_unread(self, envelope: Envelope, queue: str, visible: int) -> None:
-        """If a purge reached so far before the end that was seen, that was the end; what came later had no effect."""
+        """Count a message that ended before it was read. If a purge came first, that was its end: drop later events."""
         early = self._early.pop(envelope.offset, [])
         end = early[-1].at if early and early[-1].what >= _AT["acked"] else None
         purge = next(
@@ -248,7 +248,7 @@ class MetricsWalker(resuming.ResumingWalker):
                 self._receives.pop(offset, None)
 
     def _note(self, offset: int, what: str, at_ms: int) -> None:
-        """Count it, now or when its message is read."""
+        """Count an event now, or when its message is read."""
         known = self._open.get(offset)
         if known is None:
             self._early.setdefault(offset, []).append(Early(_AT[what], self._marker, at_ms))
@@ -293,7 +293,7 @@ _FIRST, _AGAIN, _DELIVERIES = _AT["first_deliveries"], _AT["redeliveries"], _AT[
 
 
 class _Tally:
-    """Of one queue and window."""
+    """Counts and waiting times of one queue and window."""
 
     __slots__ = ("counts", "histogram", "max_ms", "sum_ms")
 
@@ -303,7 +303,7 @@ class _Tally:
         self.histogram: list[int] = []
 
     def wait(self, ms: int) -> None:
-        """A first delivery, so long after it was possible."""
+        """Add a first delivery, which came so many milliseconds after the message was visible."""
         self.sum_ms += ms
         self.max_ms = max(self.max_ms, ms)
         bucket = bucket_of(ms)

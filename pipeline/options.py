@@ -1,4 +1,4 @@
-"""What all jobs share on the command line, and the job that comes of it."""
+"""Command-line options that all jobs share, and the `Job` that they describe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What a job works on: the installation, the folder of its tables, and how Spark is started."""
+    """The input of every job: the installation, the folder of its tables, and how to start Spark."""
 
     settings: Settings
     data: str
@@ -35,23 +35,23 @@ class Job:
         return Kafka(self.settings)
 
     def path(self, *parts: str) -> str:
-        """A place in the data folder, which may be in any file system that Spark knows."""
+        """A path in the data folder, which may be in any file system that Spark knows."""
         return "/".join([self.data.rstrip("/"), *parts])
 
     def session(self, name: str, *, lasting: bool = False) -> AbstractContextManager[SparkSession]:
-        """Spark, for as long as the block lasts; `lasting`: there is work for minutes or more."""
+        """A Spark session for the `with` block. `lasting`: the job has work for minutes or more."""
         from pipeline.session import spark_session
 
         return spark_session(name, master=self.master, conf=dict(self.conf), lasting=lasting, verbose=self.verbose)
 
 
 def default_data(settings: Settings) -> str:
-    """Where the tables are, unless `--data` says otherwise."""
+    """The folder of the tables without `--data`."""
     return str(settings.data_dir.resolve() / "pipeline")
 
 
 def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that every job has; the function gets a `Job` as its first argument instead of them."""
+    """Add the options that every job has. The function gets a `Job` as its first argument instead of them."""
 
     @click.option("--data", metavar="DIR", help="Folder of the tables, or s3a://… (default: MARQ_DATA_DIR/pipeline).")
     @click.option("--kafka", metavar="URL", help="kafka://host:port; default: MARQ_KAFKA, or the embedded broker.")
@@ -78,7 +78,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def key_in(file: str | None) -> str | None:
-    """The key in a file, for HTTP of a worker: on a command line everybody could see it. Raises `BadValueError`."""
+    """The key for a worker's HTTP, from a file: everybody can see a command line. Raises `BadValueError`."""
     if file is None:
         return None
     try:

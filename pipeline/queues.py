@@ -1,4 +1,4 @@
-"""Which queues there are and what they are set to, as the compacted topic of their settings says."""
+"""The queues and their settings, read from the compacted topic of queue settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AUTO_PREFIX = b"\0auto/"
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """What a job has to know of a queue's record."""
+    """The part of a queue's record that jobs need."""
 
     version: int
     settings: QueueSettings
@@ -47,13 +47,13 @@ class Queues:
         try:
             record = msgspec.json.decode(value, type=_Record)
         except msgspec.MsgspecError:
-            return  # as workers do
+            return  # workers ignore it too
         known = self._records.get(queue)
         if known is None or record.version > known.version:
             self._records[queue] = record
 
     def exists(self, queue: str) -> bool:
-        """True if a queue was made, by its settings or by a message, or takes the dead letters of another."""
+        """Whether a queue was created, explicitly or by a message, or is another one's dead-letter queue."""
         record = self._records.get(queue)
         if record is not None:
             return record.state == "active"
@@ -72,12 +72,12 @@ class Queues:
             raise UnknownQueueError(f"there is no queue {queue!r}, and MARQ_AUTO_CREATE is off: make it first")
 
     def delay_ms(self, queue: str) -> int:
-        """Delay of messages that are sent to a queue and name none."""
+        """Delay of messages that are sent to a queue without one of their own, in milliseconds."""
         record = self._records.get(queue)
         return record.settings.delay_ms if record is not None and record.state == "active" else 0
 
     def missing(self, queues: Iterable[str]) -> list[str]:
-        """Those of `queues` whose messages workers would set aside as poison."""
+        """Those of `queues` that don't exist, whose messages workers would quarantine as poison."""
         return [] if self._auto_create else [queue for queue in queues if not self.exists(queue)]
 
     def is_fifo(self, queue: str) -> bool:
@@ -86,11 +86,11 @@ class Queues:
         return record is not None and record.state == "active" and record.settings.fifo
 
     def fifo(self) -> dict[str, bool]:
-        """FIFO queues, and of each whether all its messages belong in one partition, not only those of a group."""
+        """FIFO queues -> whether all messages of the queue go to one partition, not only those of a group."""
         return {q: r.settings.deduplication_scope == "queue" for q, r in self._records.items() if self.is_fifo(q)}
 
     def delays(self) -> dict[str, int]:
-        """The delays of all queues that have one."""
+        """The delays of all queues that have one, in milliseconds."""
         return {queue: delay for queue in self._records if (delay := self.delay_ms(queue))}
 
 

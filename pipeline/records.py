@@ -1,7 +1,7 @@
-"""What the records of the two logs mean, as columns: the rules of `marq.core`, in Spark.
+"""The records of the two logs as columns, decoded by the rules of `marq.core`.
 
-A queue record is decoded by Spark's own expressions (no Python per record); they follow `Partition._describe`, and a
-test compares them with it. Markers are few, as they carry ranges: the core's own `decode` reads them.
+Spark's own expressions decode a queue record (no Python per record); they follow `Partition._describe`, and a test
+compares them with it. Marker records are few, as they carry ranges: the core's own `decode` reads them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 #: Version of the tables' rows.
 SCHEMA_VERSION = 2
 
-#: Largest record that is the copy of a message.
+#: Most bytes of a record that is the copy of a message.
 COPY_MAX_BYTES = MESSAGE_MAX_BYTES + COPY_ROOM_BYTES
 
-#: Size of a payload that is not there (a record without value).
+#: Size of a missing payload (a record without value).
 NO_PAYLOAD = -1
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -118,12 +118,12 @@ MALFORMED = StructType(
 
 
 def messages(records: DataFrame, queue_id: str | None) -> DataFrame:
-    """Records of the queue topic, as Kafka's source gives them, as rows of `MESSAGES` and a column `reason`.
+    """Records of the queue topic, as Kafka's source gives them, as rows of `MESSAGES` with a column `reason`.
 
-    `reason` is null unless the record is poison: then `queue`, `delay_ms` and `ttl_ms` are null.
+    `reason` is null unless the record is poison. If it is, `queue`, `delay_ms` and `ttl_ms` are null.
 
-    Parameters:
-        queue_id: topic mode: the queue that the whole topic is.
+    Args:
+        queue_id: in topic mode, the queue of the whole topic.
     """
     named = records.withColumn("reason", _reason(queue_id))
     good = F.col("reason").isNull()
@@ -156,7 +156,7 @@ def _place() -> list[Column]:
 
 
 def _reason(queue_id: str | None) -> Column:
-    """Why a record is no message, or null. In the order in which the core looks."""
+    """Why a record is poison, or null. The checks are in the core's order."""
     size = (
         F.coalesce(F.length("value"), F.lit(0))
         + F.coalesce(F.length("key"), F.lit(0))
@@ -204,7 +204,7 @@ def _reason(queue_id: str | None) -> Column:
 
 
 def _damage() -> Column:
-    """Why a record could not be decoded, from the header of what stands for it (`pipeline.damage`), or null."""
+    """Why a record could not be decoded, from the header of its replacement (`pipeline.damage`); else null."""
     value = _text(last_header(BAD_NAME))
     return F.when(value.startswith(UNDECODABLE), value)
 
@@ -215,7 +215,7 @@ def _headers() -> Column:
 
 
 def headers_size() -> Column:
-    """Bytes that the headers count for, as the core counts them; null where there are none."""
+    """Bytes that the headers count for in the core; null if there are none."""
     return F.when(
         F.size("headers") > 0,
         F.aggregate(
@@ -237,12 +237,12 @@ def _with_name(name: str) -> Column:
 
 
 def last_header(name: str) -> Column:
-    """Value of the last header of a name; null where there is none."""
+    """Value of the last header of a name; null if there is none."""
     return F.when(F.size("headers") > 0, F.try_element_at(_with_name(name), F.lit(-1))["value"])
 
 
 def _is_number(value: Column) -> Column:
-    """As the core reads numbers: 1 to 15 decimal digits, nothing else."""
+    """Whether the core would read a number: 1 to 15 decimal digits, nothing else."""
     return F.coalesce(F.decode(value, "ISO-8859-1").rlike(r"\A[0-9]{1,15}\z"), F.lit(False))
 
 
@@ -255,7 +255,7 @@ def _number(value: Column) -> Column:
 
 
 def _text(value: Column) -> Column:
-    """A header as text; null where it is none."""
+    """A header as text; null if it is not UTF-8."""
     text = value.cast("string")
     return F.when(F.is_valid_utf8(text), text)
 
@@ -264,7 +264,7 @@ def _text(value: Column) -> Column:
 
 
 def malformed_messages(decoded: DataFrame) -> DataFrame:
-    """The rows of `messages(...)` that are no messages, as rows of `MALFORMED`."""
+    """The poison rows of `messages(...)`, as rows of `MALFORMED`."""
     return decoded.where("reason is not null").select([F.col(name) for name in MALFORMED.names])
 
 
@@ -281,7 +281,7 @@ def malformed_markers(decoded: DataFrame) -> DataFrame:
 
 
 def poison(records: DataFrame) -> DataFrame:
-    """Records of the poison topic (copies that workers put aside) as rows of `MALFORMED`."""
+    """Records of the poison topic (copies that workers quarantined) as rows of `MALFORMED`."""
     reason = F.coalesce(_damage(), _text(last_header(H_POISON)), F.lit("no reason given"))
     return records.select(
         *_place(),
@@ -311,7 +311,7 @@ _DECODED = StructType(
 def markers(records: DataFrame) -> DataFrame:
     """Records of the markers topic, as Kafka's source gives them, as rows of `MARKERS` with `key`, `headers`, `reason`.
 
-    A record that the core can't decode has its `reason` there, and null in `by`, `seq` and `markers`.
+    A record that the core can't decode has a `reason`, and null in `by`, `seq` and `markers`.
     """
     raw = records.select(*_place(), "value", "key", _headers().alias("headers"))
     return raw.mapInArrow(_decode_batches, _DECODED)
@@ -336,7 +336,7 @@ def _decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 def _decode(
     value: bytes | None, headers: list[dict[str, Any]]
 ) -> tuple[str | None, int | None, list[dict[str, Any]] | None, str | None]:
-    """`by`, `seq`, `markers` and the reason why there are none."""
+    """`by`, `seq` and `markers`, or None for these and the reason."""
     for header in headers:
         if header["key"] == BAD_NAME and (header["value"] or b"").startswith(UNDECODABLE.encode()):
             return None, None, None, header["value"].decode(errors="replace")

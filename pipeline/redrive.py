@@ -1,8 +1,8 @@
-"""`python -m pipeline redrive QUEUE`: dead letters, chosen with a SQL predicate, back to work, each once.
+"""`python -m pipeline redrive QUEUE`: dead letters, chosen with a SQL predicate, are moved back to work, each once.
 
-Dead letters are messages of a queue, and only the owner of their partition can end them there. So Spark chooses, and
-the front door moves: a dead letter that was moved, or is finished, or in work, is not moved again, however often it is
-asked for, so a run that was broken off is simply made again.
+Dead letters are messages of a queue, and only the owner of their partition can end them there. So Spark chooses them,
+and the service moves them. It does not move a dead letter that was already moved, or is finished or in flight. So a run
+that was interrupted is simply repeated.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from pipeline.sending import Pace
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Messages of one request, and seconds of them where a rate is given.
+#: Most messages in one request; with a rate, most seconds' worth of them.
 BATCH = 1_000
 BATCH_S = 0.5
-#: Seconds for which a request is tried again: a worker that is started anew is back after that.
+#: Seconds for which a failed request is repeated: long enough for a worker to restart.
 RETRY_S = 20.0
-#: As long as nothing has begun, a worker that is not there is a mistake.
+#: The same before anything was moved: then a worker that does not answer is probably a wrong address.
 FIRST_RETRY_S = 1.0
-#: Records that one task of Spark reads: what it chooses of them is held in the driver at once.
+#: Records that one Spark task reads. The driver holds what was chosen of one task's records at a time.
 PART_RECORDS = 1_000_000
 
 
 class Place(NamedTuple):
-    """Where a dead letter is."""
+    """The partition and offset of a dead letter."""
 
     partition: int
     offset: int
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Moved:
-    """What became of the chosen: moved; finished or in work, so left alone; and those that could not be moved."""
+    """Counts of the messages that were moved, left alone (finished or in flight), and that could not be moved."""
 
     moved: int = 0
     left: int = 0
@@ -63,7 +63,7 @@ class Moved:
 
 
 def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
-    """All records of `queue` that are dead letters, finished or not: those in Kafka, and older ones of the archive.
+    """All dead letters in `queue`, finished or not: those in Kafka, and older ones from the archive.
 
     Raises:
         TopicError, BrokerError: Kafka can't be reached, or has no queue topic.
@@ -95,7 +95,7 @@ def dead_letters(spark: SparkSession, job: Job, queue: str) -> DataFrame:
 
 
 def _described(found: DataFrame) -> DataFrame:
-    """With what the headers of a dead letter say; those without are no dead letters."""
+    """Add the columns of a dead letter's headers. Messages without these headers are dropped: they are none."""
     from pyspark.sql import functions as F
 
     from pipeline.records import last_header
@@ -117,10 +117,10 @@ def _described(found: DataFrame) -> DataFrame:
 
 
 def service_of(job: Job, url: str | None, key_file: str | None, retry_s: float = RETRY_S) -> Service:
-    """A client of the worker at `url`, or of one that runs on the data folder; what fails is tried again for so long.
+    """A client of the worker at `url`, or of one on the data folder. It repeats failed requests for `retry_s` seconds.
 
     Raises:
-        PipelineError: none is given, and none runs.
+        PipelineError: no `url` is given, and no worker runs.
         BadValueError: the key can't be read.
     """
     key = key_in(key_file)
@@ -136,10 +136,10 @@ def service_of(job: Job, url: str | None, key_file: str | None, retry_s: float =
 
 
 def move(service: Service, queue: str, places: Iterator[Place], to: str | None, rate: float | None) -> Moved:
-    """Move dead letters, a request at a time.
+    """Move dead letters, a batch per request.
 
     Raises:
-        MarqError: the service can't be reached, or refuses; what was moved before stays moved.
+        MarqError: the service can't be reached, or refuses. What was moved before stays moved.
     """
     outcome = Moved()
     pace = Pace(rate) if rate is not None else None
@@ -174,7 +174,7 @@ def run(
     """Move the dead letters of `queue` that `where` chooses, to `to` or to the queue that each comes from.
 
     Raises:
-        MarqError: nothing was moved, or not all; made again, it goes on.
+        MarqError: not all were moved. Run it again to go on.
     """
     require_ours(job.kafka)
     job.kafka.partitions(job.kafka.settings.queue_topic)
@@ -194,7 +194,7 @@ def run(
 
 
 def _check(service: Service, queue: str) -> None:
-    """That the service answers, and knows the queue, before Spark is started."""
+    """Check that the service answers and knows the queue, before Spark is started."""
     try:
         service.queue(queue).get()
     except (NotFoundError, UnknownQueueError):
@@ -206,7 +206,7 @@ def _check(service: Service, queue: str) -> None:
 
 
 def _streamed(chosen: DataFrame) -> Iterator[Place]:
-    """Where the chosen are; the driver holds those of one of Spark's partitions at a time."""
+    """Places of the chosen messages. The driver holds those of one Spark partition at a time."""
     for row in chosen.select("partition", "offset").toLocalIterator():
         yield Place(row["partition"], row["offset"])
 

@@ -1,11 +1,11 @@
-"""A second opinion on the log: the protocol's table of what takes effect, message by message, and what must not be.
+"""The reference fold: the protocol's rules about which markers take effect, kept simple, message by message.
 
-The core folds ranges and shares holds; this keeps a tuple for each message and shares no code with it, so that a
-mistake in either shows as a difference. Beyond that it looks for what no sequence of legal markers can contain: two
-leases at once, deliveries after the end, attempts that are missing, records that vanished.
+The core folds ranges and shares states between messages. This fold keeps a tuple per message and shares no code with
+the core, so a mistake in either shows as a difference. It also reports what no sequence of legal markers contains: two
+leases at once, deliveries after the end, missing attempts, vanished records.
 
-What an owner had not read yet when it appended a start, it could not know: such a start is void, and no fault. How
-long an owner may lag is counted on its own clock, which stands still while the owner does (`RACE_MS`).
+An owner can't know what it had not read when it appended a start: such a start is void, and no fault. How long an owner
+may lag is measured on its own clock, which stands still while the owner does (`RACE_MS`).
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.ranges import RangeSet, count, offsets_in
 
-#: Time that an owner, while it is at work, may need to read what others have appended.
+#: Most milliseconds that a working owner needs to read what others have appended.
 RACE_MS = 30_000
-#: An owner that has written nothing for longer stood still: its clock advances by no more at once.
+#: An owner that wrote nothing for longer stood still: its clock advances by at most this much at once.
 OWNER_STEP_MS = 1_000
-#: Void deliveries that are remembered, in case somebody acknowledges one.
+#: Most void deliveries that are remembered, in case somebody uses their receipts.
 VOID_MAX = 10_000
-#: The partition clock advances by at most this much per record; ticks further apart tell nothing of broker time.
+#: The partition clock advances by at most this much per record. Ticks further apart don't tell broker time.
 CLOCK_STEP_MS = 5_000
 #: Header with a message's own time to live.
 TTL = "marq-ttl-ms"
 
 
 class Fault(NamedTuple):
-    """Something that is wrong, of one message (or of none: offset -1)."""
+    """A fault of one message, or of none (offset -1)."""
 
     kind: str
     offset: int
@@ -41,23 +41,23 @@ class Fault(NamedTuple):
 
 
 class State(NamedTuple):
-    """Of a message that was delivered and is not done. The first five are what the core's holds say too."""
+    """State of a message that was delivered and is not done. The core's `DeliveryState` has the first five too."""
 
     epoch: int
     delivery: int
     receives: int
     deadline_ms: int  # on the partition clock
     leased: bool
-    known_ms: int  # on the owner's clock: when the lease was last extended; -1: not since the start
-    least_ms: int  # lowest deadline that the owner may still believe in
-    uncounted: bool  # a delivery of it was given back uncounted
+    known_ms: int  # on the owner's clock: when the lease was last extended; -1: not since its start
+    least_ms: int  # lowest deadline that the owner may still assume
+    uncounted: bool  # one of its deliveries was given back uncounted
 
 
 Report = Callable[[Fault], None]
 
 
 class _Attempt:
-    """What a start, all its parts in one record together, says of the attempt, and what the log has."""
+    """One attempt: what its start says (all parts in one record together), and what the log has."""
 
     __slots__ = ("most", "offset", "pairs", "said", "unsure")
 
@@ -70,10 +70,11 @@ class _Attempt:
 
 
 class ReferenceFold:
-    """Follows one partition. Offsets below ``first`` belong to lives that are not seen whole: they are left out.
+    """Follows one partition. Messages below offset `first` are left out, as their markers may be missing.
 
-    Parameters: ``queue_of``: name of the queue that a key stands for; ``compacted``: records may vanish from the queue
-    topic, because it is not ours.
+    Args:
+        queue_of: returns the queue of a message.
+        compacted: records may vanish from the queue topic, because it is not ours.
     """
 
     def __init__(
@@ -94,21 +95,21 @@ class ReferenceFold:
         self.notes: Counter[str] = Counter()
         self.clock_ms = 0
         self.last_ms = -1
-        self.tick_ms = -1  # stamp of the last tick that tells broker time, of this owner
-        self.told_ms = -1  # greatest broker time that two of its ticks have told
-        self.expires: dict[int, int] = {}  # not done, or expired too early -> when its own time to live is over
-        self.expired: dict[int, int] = {}  # expired before it was read -> told_ms then
+        self.tick_ms = -1  # timestamp of this owner's last tick that tells broker time
+        self.told_ms = -1  # greatest broker time told by two of its ticks
+        self.expires: dict[int, int] = {}  # not done, or expired too early -> when its own time to live ends
+        self.expired: dict[int, int] = {}  # expired before it was read -> told_ms at that time
         self.owner_ms = 0
         self._owner_last_ms = -1
         self._queue_of = queue_of
         self._report = report
-        self._ends: deque[tuple[int, array[int]]] = deque()  # on the owner's clock, lately
+        self._ends: deque[tuple[int, array[int]]] = deque()  # recent ends, with their time on the owner's clock
         self._void: OrderedDict[tuple[int, int], dict[int, str]] = OrderedDict()
-        self._starts: dict[tuple[int, int], _Attempt] = {}  # of the record at hand
-        self._last_starts: frozenset[tuple[int, int]] = frozenset()  # of the one before that had any
+        self._starts: dict[tuple[int, int], _Attempt] = {}  # of the present record
+        self._last_starts: frozenset[tuple[int, int]] = frozenset()  # of the last record that had any
 
     def forget_below(self, first: int) -> None:
-        """Only messages from ``first`` on are seen whole; what the markers said of others before is dropped."""
+        """Leave out messages below `first`: their markers may be missing, so what they said is dropped."""
         self.first = first
         self.position = max(self.position, first)
         for store in (self.states, self.early, self.expires, self.expired):
@@ -118,7 +119,7 @@ class ReferenceFold:
     # ------------------------------------------------------------------ the queue log
 
     def read(self, envelopes: Sequence[Envelope]) -> None:
-        """The next messages of the queue topic."""
+        """Read the next messages of the queue topic."""
         queue_of = self._queue_of
         names = [queue_of(e) for e in envelopes]
         for envelope in envelopes:
@@ -143,7 +144,7 @@ class ReferenceFold:
                 self.done[queue, outcome] += 1
                 ended.append(offset)
         if ended:
-            self._note_ends(ended)  # its owner may have started it before it knew
+            self._note_ends(ended)  # the owner may have started it before it knew of the end
 
     def gone(self, start: int, stop: int) -> None:
         """The queue topic does not hold ``[start, stop)``."""
@@ -165,7 +166,7 @@ class ReferenceFold:
     # ------------------------------------------------------------------ the markers log
 
     def fold(self, offset: int, timestamp_ms: int, batch: Batch | None) -> list[list[int]]:
-        """The next record of the markers topic (None: unreadable); the offsets on which each marker takes effect."""
+        """Fold the next record of the markers topic (None: unreadable). Returns the offsets it changed, by marker."""
         if self.last_ms >= 0:
             self.clock_ms += min(max(timestamp_ms - self.last_ms, 0), CLOCK_STEP_MS)
         self.last_ms = timestamp_ms
@@ -239,7 +240,7 @@ class ReferenceFold:
         return effect
 
     def _note_attempt(self, m: Start, effect: list[int], most: int, unsure: bool) -> None:
-        """A large start is several markers; each says the highest attempt among the messages of all."""
+        """A large start is several markers; each states the highest attempt among the messages of all of them."""
         part = self._starts.setdefault((m.epoch, m.delivery), _Attempt(m.receives))
         part.unsure = part.unsure or unsure
         part.pairs += len(m.offsets)
@@ -248,11 +249,11 @@ class ReferenceFold:
             part.offset = max(effect, key=lambda o: self.states[o].receives)
 
     def _check_attempts(self) -> None:
-        """The log must have all attempts before those that the starts of a record say."""
+        """Check that the log has all attempts before those that the starts of a record state."""
         for (epoch, delivery), start in self._starts.items():
             if start.unsure or not start.most or start.most == start.said:
                 continue
-            # else there may be more of it in another record, with the highest attempt in it
+            # else another record may have more of this start, and the highest attempt
             if (epoch, delivery) not in self._last_starts and start.pairs * 20 < 256 * 1024:
                 what = f"delivery {epoch}/{delivery} is said to be attempt {start.said}"
                 self._fault("attempts", start.offset, f"{what}; the log has {start.most - 1} before it")
@@ -294,7 +295,7 @@ class ReferenceFold:
         self._remember(m, offset, "under another lease")
 
     def _lately(self, state: State) -> bool:
-        """True if the lease was extended so short a time ago that the owner may not have read it."""
+        """Whether the lease was extended so recently that the owner may not have read it."""
         return state.known_ms >= 0 and self.owner_ms - state.known_ms <= RACE_MS
 
     def _remember(self, m: Start, offset: int, why: str) -> None:
@@ -311,7 +312,7 @@ class ReferenceFold:
         return None
 
     def _check_receipt(self, m: End | Keepalive | Release) -> None:
-        """A receipt that is used was handed out, so its start must have taken effect."""
+        """Check that a used receipt is of a start that took effect: otherwise it must not have been handed out."""
         void = self._void.get((m.epoch, m.delivery))
         if not void or not m.delivery:
             return
@@ -361,7 +362,7 @@ class ReferenceFold:
         return effect
 
     def _note_ttl(self, envelope: Envelope) -> None:
-        """Remember when a message expires, and look at an end that came before it was read."""
+        """Remember when a message expires, and check an end that came before the message was read."""
         ttl_ms = 0
         for name, value in envelope.headers:
             if name == TTL and value is not None and value.isdigit():
@@ -373,7 +374,7 @@ class ReferenceFold:
             self.expires[envelope.offset] = envelope.timestamp + ttl_ms
 
     def _check_expired(self, offset: int, expires_ms: int, told_ms: int) -> None:
-        """The settings of queues are not in the logs; what a message says itself goes before them."""
+        """Check an end as expired. The logs lack queue settings, but a message's own time to live overrides them."""
         if expires_ms > told_ms:
             late = (
                 "no ticks had told its owner the time" if told_ms < 0 else f"{expires_ms - told_ms} ms before its time"

@@ -1,7 +1,7 @@
 """`python -m pipeline replay`: archived messages, chosen with a SQL predicate, sent again, each once.
 
-What was chosen is staged when it is agreed to (see `staging`), then sent (see `sending`); a run that goes on after a
-crash sends what is left of the same selection, whatever came into the archive since.
+The chosen messages are staged once they are confirmed (see `staging`), then sent (see `sending`). A run that goes on
+after a crash sends the rest of the same messages, whatever was archived since.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from pipeline.queues import Queues, require_ours
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-#: Where a message was before: `<topic>:<partition>:<offset>`.
-#: Partitions that a topic may have, as bits of a row's number.
+#: Bits for the partition in a row's number, and so the most partitions: 2 to that power.
 PARTITION_BITS = 14
 
 
 class What(msgspec.Struct, frozen=True):
-    """Which messages, and what becomes of them; without `to` they go to the queues that they were in."""
+    """Which messages, and how they are sent. Without `to` they go to the queues that they were in."""
 
     where: str
     to: str | None = None
@@ -38,7 +37,7 @@ class What(msgspec.Struct, frozen=True):
 
 
 def archived(spark: SparkSession, job: Job) -> DataFrame:
-    """Archived messages, with their lives where `lifecycle` has written them. Raises `PipelineError`: no archive."""
+    """Archived messages, with histories where `lifecycle` wrote them. Raises `PipelineError` if there is no archive."""
     from pipeline import logs
     from pipeline.selection import with_text
     from pipeline.tables import is_table
@@ -106,10 +105,10 @@ def run(
     dry_run: bool = False,
     skip_bad: bool = False,
 ) -> Outcome:
-    """Send chosen messages that are not sent yet.
+    """Send the chosen messages that are not sent yet.
 
     Raises:
-        MarqError: nothing was sent, or not all; the next run goes on where this one stopped.
+        MarqError: not all were sent. The next run goes on where this one stopped.
     """
     require_ours(job.kafka)
     queues = Queues(job.kafka)

@@ -1,10 +1,10 @@
-"""A walker that goes on where the last one stopped, from the rows of state that it left.
+"""A walker that goes on where the last one stopped, from the rows of state that it left:
 
-    walker      how far it came (`ResumeState`)
-    manifest    of the core's checkpoint, which names the core's rows; these are there under their own keys
-    …           what the job itself has to remember
+    walker      its positions (`ResumeState`)
+    manifest    of the core's checkpoint; the core's rows that it names are there under their own keys
+    …           rows of the job itself
 
-A job replaces them all in one commit.
+A job replaces all of them in one commit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.walk import Plan, Walker
 
 
 class ResumeState(msgspec.Struct):
-    """Of a walker, besides the state of the core and of the job."""
+    """State of a walker, apart from the core's and the job's."""
 
     v: int
     position: int
@@ -32,11 +32,11 @@ class ResumeState(msgspec.Struct):
 
 
 class ResumingWalker(Walker):
-    """Begins from the rows that it is given, or where the logs begin if there are none; `state` leaves such rows."""
+    """Starts from the rows of `state` that it gets, or from the beginning of the logs if there are none."""
 
-    #: A job's own may have more fields.
+    #: A job may use a subclass with more fields.
     state_type: type[ResumeState] = ResumeState
-    #: Of the job's rows.
+    #: Version of the job's rows.
     version = 1
 
     def __init__(self, number: int, told: Plan) -> None:
@@ -47,14 +47,14 @@ class ResumingWalker(Walker):
     # -- what a job overrides
 
     def goes_on(self, kept: ResumeState) -> bool:
-        """Whether the logs still have what follows."""
+        """Whether the logs still have everything after `kept`. If not, the walker begins anew."""
         return True
 
     def restore(self, kept: Any, stored: dict[str, bytes]) -> None:
-        """Take the job's own rows out of ``stored``."""
+        """Restore the job's own state: remove its rows from `stored` and read them."""
 
     def resume_state(self) -> ResumeState:
-        """How far the walker is."""
+        """The positions of the walker."""
         partition = self.partition
         return ResumeState(
             self.version,
@@ -84,7 +84,7 @@ class ResumingWalker(Walker):
         self.first, self._markers_start, self._whole_ms = kept.first, kept.markers_start, kept.whole_ms
 
     def state(self, epoch: int) -> Iterator[tuple[str, bytes]]:
-        """The rows of walker and core. ``epoch`` only has to differ from those of earlier rows."""
+        """The rows of walker and core. `epoch` must differ from those of earlier rows."""
         checkpoint = self.partition.checkpoint(epoch, 0, 0, 0, whole=True)
         assert checkpoint is not None  # the first one after a restore or a beginning
         self._rows.update(checkpoint.rows)
@@ -98,14 +98,14 @@ class ResumingWalker(Walker):
 
 
 def state_batch(schema: pa.Schema, number: int, state: Iterable[tuple[str, bytes]]) -> pa.RecordBatch:
-    """Rows of the state, in the columns ``partition``, ``state_key`` and ``state_value`` of a schema."""
+    """Rows of state, in the columns `partition`, `state_key` and `state_value` of a schema."""
     keys, values = zip(*state, strict=True)
     columns = {"partition": [number] * len(keys), "state_key": keys, "state_value": values}
     return filled(schema, columns, len(keys))
 
 
 def filled(schema: pa.Schema, columns: Mapping[str, Any], count: int) -> pa.RecordBatch:
-    """A batch of ``count`` rows with these columns (arrays, or values); the others of the schema are null."""
+    """A batch of `count` rows with these columns (arrays or lists); other columns of the schema are null."""
     arrays = []
     for field in schema:
         values = columns.get(field.name)

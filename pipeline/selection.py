@@ -1,4 +1,4 @@
-"""Messages chosen with a SQL predicate, shown before anything is done with them, and agreed to."""
+"""Choosing messages with a SQL predicate, showing them, and asking the user to confirm."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from pipeline.session import explain
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: Messages that are shown as a sample, queues that are counted one by one, characters of a payload.
+#: Messages in the sample, queues that are listed, characters of a payload.
 SAMPLE_ROWS = 5
 QUEUES_SHOWN = 20
 TEXT_SHOWN = 60
 
 
 def choose(rows: DataFrame, predicate: str) -> DataFrame:
-    """The rows for which `predicate` is true. Raises `PipelineError` if Spark can't understand it."""
+    """The rows for which `predicate` is true. Raises `PipelineError` if Spark does not accept it."""
     try:
         chosen = rows.where(F.expr(predicate))
         _ = chosen.schema
@@ -38,12 +38,12 @@ def choose(rows: DataFrame, predicate: str) -> DataFrame:
 
 
 def sender_headers() -> Column:
-    """The headers of the column `headers` that are the sender's, not marq's."""
+    """The sender's headers in the column `headers`, without marq's own."""
     return F.filter("headers", lambda header: ~header["key"].startswith(RESERVED))
 
 
 def with_text(rows: DataFrame) -> DataFrame:
-    """Rows with `payload_text`, and `attributes`: the sender's headers as a map of texts, of one name the last."""
+    """Add `payload_text`, and `attributes`: the sender's headers as a map of texts, with the last one of each name."""
     rows.sparkSession.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
     entries = F.transform(
         sender_headers(),
@@ -55,7 +55,7 @@ def with_text(rows: DataFrame) -> DataFrame:
 
 
 def show(chosen: DataFrame) -> int:
-    """Print how many rows of which queues were chosen, and some of them; how many."""
+    """Print how many messages of which queues were chosen, and a sample. Returns the number of messages."""
     counted = chosen.groupBy("queue").agg(
         F.count("*").alias("rows"), F.sum(F.greatest("size", F.lit(0))).alias("bytes")
     )
@@ -86,7 +86,7 @@ def _shown(text: str | None) -> str:
 
 
 def agree(question: str, *, yes: bool) -> None:
-    """Ask, unless `yes` was said beforehand. Raises `PipelineError` where nobody can be asked, or it is refused."""
+    """Ask the user, unless `yes`. Raises `PipelineError` if the user refuses, or there is no terminal to ask at."""
     if yes:
         return
     if not sys.stdin.isatty():

@@ -1,12 +1,12 @@
-"""Rows into the queue topic, each exactly once: what `load` and `replay` do with what they have chosen.
+"""Rows into the queue topic, each exactly once: how `load` and `replay` send what they chose.
 
 The rows are *staged* first: written to a Delta table in one commit, numbered and checked. Rows of a target partition
-belong to one *slice*, in the order of their numbers. A slice is sent by one task, in transactions of a few thousand
-rows, and each of them also writes to the ledger how far the slice has got. The producer of a slice has a fixed
-transactional id: when a later run, or another attempt of the task, begins, Kafka ends what an earlier one left open and
-refuses whatever that one still sends. Then the ledger says where to go on.
+belong to one *slice*, in the order of their numbers. One task sends a slice, in transactions of a few thousand rows;
+each transaction also writes the slice's progress to the ledger. The producer of a slice has a fixed transactional id.
+So when a later run, or another attempt of the task, begins, Kafka aborts what an earlier one left open and refuses what
+that one still sends. Then the ledger says where to go on.
 
-A transaction is open only while its rows are on their way, because readers of the queue topic wait at an open one.
+A transaction is open only while its rows are sent, because readers of the queue topic wait at an open one.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from pipeline.ledger import Ledger, Progress, State
 if TYPE_CHECKING:
     import pyarrow
 
-#: Slices of a job at most: so many producers exist at once where a rate is given.
+#: Most slices of a job: with a rate, so many producers exist at once.
 MAX_SLICES = 16
-#: One transaction.
+#: Most rows and bytes of one transaction.
 CHUNK_ROWS = 5_000
 CHUNK_BYTES = MESSAGE_MAX_BYTES
-#: Seconds of rows in one transaction where a rate is given.
+#: With a rate: seconds' worth of rows in one transaction.
 CHUNK_S = 0.25
-#: Milliseconds until Kafka ends the transaction of a sender that is gone. The queue's readers wait for as long.
+#: Milliseconds until Kafka aborts the transaction of a sender that is gone; readers of the queue wait so long.
 TRANSACTION_TIMEOUT_MS = 10_000
-#: Seconds for which a task tries again what Kafka does not take.
+#: Seconds for which a task repeats what Kafka does not take.
 PATIENCE_S = 60.0
-#: Largest record that the producer lets through; what a message may have was checked when it was staged.
+#: Most bytes of a record that the producer accepts. A message's own limit is checked when it is staged.
 SENT_MAX_BYTES = MESSAGE_MAX_BYTES + 16 * 1024
 
 RESULT_SCHEMA = "slice int, sent long, error string"
 
 
 class Row(NamedTuple):
-    """A message to send: a staged row, with where it goes."""
+    """A message to send: a staged row with its partition and slice."""
 
     row: int
     slice: int
@@ -62,7 +62,7 @@ class SupersededError(MarqError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a task has to know. Goes to the executors."""
+    """What a task needs to know. It is sent to the executors."""
 
     ledger: Ledger
     run: str
@@ -75,12 +75,12 @@ class Plan:
         return min(self.partitions, MAX_SLICES)
 
     def transactional_id(self, number: int) -> str:
-        """That of the one sender of a slice."""
+        """The id that all senders of a slice share, so that each fences the earlier ones."""
         return f"{self.ledger.topic}/{self.ledger.job}/{number}"
 
 
 class Sender:
-    """Sends the rows of one slice, in transactions. Raises `MarqError`."""
+    """Sends the rows of one slice in transactions. Its methods raise `MarqError`."""
 
     def __init__(self, plan: Plan, number: int) -> None:
         self._plan = plan
@@ -90,15 +90,15 @@ class Sender:
         self.sent = 0
 
     def start(self) -> None:
-        """End what earlier senders of the slice left, keep them from sending more, and see how far they got."""
+        """Abort what earlier senders of the slice left open, fence them, and read how far they got."""
         self._patiently(self._renew)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Send those rows that are not sent yet."""
+        """Send those of the rows that are not sent yet."""
         self._patiently(lambda: self._transact([row for row in rows if row.row >= self.progress.next_row]))
 
     def _patiently(self, step: Callable[[], None]) -> None:
-        """Do a step; if it fails, all over with a new producer: whether it happened, the ledger tells."""
+        """Do a step. If it fails, do it again with a new producer; the ledger says whether it was done already."""
         from confluent_kafka import KafkaException
 
         deadline = time.monotonic() + PATIENCE_S
@@ -121,7 +121,7 @@ class Sender:
             pause_s = min(2 * pause_s, 2.0)
 
     def _renew(self) -> None:
-        # before it touches the transactional id: a task of a former run must not disturb the present one
+        # first of all, before using the transactional id: a task of an earlier run must not disturb the present one
         self._read()
         self._producer = new_producer(self._plan, self._number)
         self._producer.init_transactions(PATIENCE_S)
@@ -159,10 +159,10 @@ def _produce(producer: Any, *record: Any, **values: Any) -> None:
 
 
 def new_producer(plan: Plan, number: int) -> Any:
-    """The producer of a slice; it does nothing before `init_transactions`."""
+    """The producer of a slice. It does nothing before `init_transactions`."""
     from confluent_kafka import Producer
 
-    # Being fenced is an error that we handle; a client without a logger of its own writes it to stderr as well.
+    # We handle the error of being fenced. A client without a logger of its own also writes it to stderr.
     silent = logging.Logger("silent", logging.CRITICAL + 1)
     return Producer(
         {
@@ -204,14 +204,14 @@ def chunks_of(rows: Iterable[Row], most: int) -> Iterator[list[Row]]:
 
 
 class Pace:
-    """Lets so many rows a second through."""
+    """Limits rows to a rate per second."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._due = time.monotonic()
 
     def wait(self, count: int) -> None:
-        """Return when `count` more rows may go. What was late is not made up for."""
+        """Wait until `count` more rows may go. Time that was lost is not made up for."""
         now = time.monotonic()
         if self._due > now:
             time.sleep(self._due - now)
@@ -219,7 +219,7 @@ class Pace:
 
 
 def _send_slices(plan: Plan, rows: Iterator[Row]) -> Iterator[tuple[int, int]]:
-    """One slice after the other, as fast as Kafka takes them."""
+    """Send one slice after another, as fast as Kafka takes them."""
     for number, of_slice in groupby(rows, attrgetter("slice")):
         sender = Sender(plan, number)
         sender.start()
@@ -230,7 +230,7 @@ def _send_slices(plan: Plan, rows: Iterator[Row]) -> Iterator[tuple[int, int]]:
 
 
 def _send_paced(plan: Plan, rows: Iterator[Row]) -> Iterator[tuple[int, int]]:
-    """All slices at once, in the order of the rows, at the plan's rate."""
+    """Send all slices at once, in the order of the rows, at the plan's rate."""
     assert plan.rate is not None
     senders = {number: Sender(plan, number) for number in range(plan.slices)}
     pace = Pace(plan.rate)
@@ -249,8 +249,8 @@ def _send_paced(plan: Plan, rows: Iterator[Row]) -> Iterator[tuple[int, int]]:
 
 
 def send_batches(plan: Plan, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-    """What a Spark task does with its rows. Yields `RESULT_SCHEMA`; what went wrong is a row too, so that Spark neither
-    repeats it nor wraps it into a trace.
+    """Send the rows of a Spark task. Yields `RESULT_SCHEMA`; an error is a row too, so that Spark neither repeats the
+    task nor wraps the error into a trace.
     """
     import pyarrow as pa
 

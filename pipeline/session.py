@@ -1,7 +1,7 @@
-"""Spark, started for one job: settings that fit a laptop and a cluster alike, quiet, with errors as one line.
+"""Starts Spark for one job: settings for a laptop and a cluster alike, no log output, errors as one line.
 
-Under `spark-submit` the driver's Java runs already, so that jars and memory are its options; `python -m pipeline
-submit-options` prints them. Otherwise we start it as a child of this process.
+Under `spark-submit` the driver's Java runs already, so jars and memory are options of spark-submit; `python -m pipeline
+submit-options` prints them. Otherwise we start Java as a child of this process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 
-#: Heap of the driver; with a local master the executor is inside it.
+#: Heap of the driver; with a local master the executor runs in it too.
 DRIVER_MEMORY = "1g"
 
-#: What stands before the message of an error that came out of Java: names of classes, Spark's error class.
+#: Parts to remove from an error message that came out of Java: class names, Spark's error class.
 _CLASSES = re.compile(r"^(?:(?:[\w$]+\.)+[\w$]*(?:Exception|Error|Throwable)[\w$]*: ?)+")
 _ERROR_CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
 _SQLSTATE = re.compile(r" SQLSTATE: \w+$")
@@ -68,15 +68,15 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A Spark session for one job, ended with the block.
 
-    Parameters:
-        name: of the job, as Spark's pages show it.
-        master: as of `spark-submit --master`; by default what that was given, else all cores of this machine.
-        conf: Spark settings that win over ours.
+    Args:
+        name: of the job, shown on Spark's pages.
+        master: as for `spark-submit --master`. By default the one that spark-submit was given, else all cores here.
+        conf: Spark settings that override ours.
         lasting: the job has work for minutes or more.
         verbose: show Spark's own log (warnings and above) on stderr.
 
     Raises:
-        PipelineError: Java or Spark can't be started, or the jars can't be fetched; Java has ended meanwhile.
+        PipelineError: Java or Spark can't be started; the jars can't be downloaded; Java ended before the block did.
     """
     with tempfile.TemporaryDirectory(prefix="marq-spark-", ignore_cleanup_errors=True) as scratch:
         spark = start(name, Path(scratch), master=master, conf=conf, lasting=lasting, verbose=verbose)
@@ -95,7 +95,7 @@ def spark_session(
 
 
 def _has_java_ended(spark: SparkSession) -> bool:
-    """Whether there is nobody any more who would answer."""
+    """Whether Spark's Java no longer answers."""
     from py4j.protocol import Py4JError
 
     try:
@@ -115,21 +115,21 @@ def start(
     verbose: bool = False,
     java_options: str | None = None,
 ) -> SparkSession:
-    """As `spark_session`, without its end.
+    """Like `spark_session`, but the caller stops the session.
 
-    Parameters:
-        scratch: a folder that is not needed any more after `stop()`.
-        java_options: instead of ours.
+    Args:
+        scratch: a folder that can be deleted after `stop()`.
+        java_options: options of Java instead of ours.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    # it would print an error with its trace before we see the exception
+    # its logger would print an error with a trace before we see the exception
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL + 1)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if is_submitted():
-        # what spark-submit was given is known to its Java only
+        # only spark-submit's Java knows the settings that were given to it
         SparkContext._ensure_initialized()
         submitted = dict(SparkConf().getAll())
         settings = _common(scratch) | submitted
@@ -157,18 +157,18 @@ def start(
 
 
 def _common(scratch: Path) -> dict[str, str]:
-    """What every job relies on, however it was started."""
+    """Settings that every job relies on, however it was started."""
     return {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        # The day that a row belongs to is the same wherever it is computed.
+        # A row belongs to the same day wherever that is computed.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        # Rows are of one day, or two at midnight: both files are open at once. For more, rows are sorted by day before.
+        # Rows are of one day, or two at midnight: both files are open at once. With more days, rows are sorted first.
         "spark.sql.maxConcurrentOutputFileWriters": "2",
-        # What a file that is open keeps in memory, bytes.
+        # Bytes that an open file keeps in memory.
         "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
-        # Our tables' logs are short; by default each look at one is 50 tasks.
+        # The logs of our tables are short; by default each read of one is 50 tasks.
         "spark.databricks.delta.snapshotPartitions": "2",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -176,14 +176,14 @@ def _common(scratch: Path) -> dict[str, str]:
 
 
 def _own(master: str, scratch: Path, java_options: str, *, verbose: bool) -> dict[str, str]:
-    """What has to be known before Java starts."""
+    """Settings that must be known before Java starts."""
     log4j2 = scratch / "log4j2.properties"
     log4j2.write_text(_LOG4J2.format(level="warn" if verbose else "off"))
     jars = [str(jar) for jar in install_spark_jars()]
     settings = {
         "spark.master": master,
         "spark.driver.memory": DRIVER_MEMORY,
-        # On the class path of the driver at once; executors elsewhere fetch them from it.
+        # On the driver's class path from the start; executors on other machines download them from the driver.
         "spark.driver.extraClassPath": os.pathsep.join(jars),
         "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile=file:{log4j2}" {java_options}',
     }
@@ -199,7 +199,7 @@ def _own(master: str, scratch: Path, java_options: str, *, verbose: bool) -> dic
 
 
 def _small() -> dict[str, str]:
-    """One machine: as many tasks as cores, where Spark's defaults would make hundreds of tiny ones."""
+    """For one machine: as many tasks as cores. Spark's defaults would make hundreds of tiny ones."""
     cores = str(os.cpu_count() or 2)
     return {
         "spark.sql.shuffle.partitions": cores,
@@ -208,7 +208,7 @@ def _small() -> dict[str, str]:
 
 
 def submit_options() -> list[str]:
-    """Arguments for `spark-submit` that make a cluster ready for our jobs."""
+    """Arguments of `spark-submit` that prepare a cluster for our jobs."""
     return ["--jars", ",".join(str(jar) for jar in install_spark_jars()), "--driver-memory", DRIVER_MEMORY]
 
 
@@ -216,11 +216,11 @@ def submit_options() -> list[str]:
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong, as one line without names of classes or a trace: the message of the first cause."""
+    """The message of the root cause as one line, without class names and trace."""
     text = ""
     for cause in _causes(error):
         _, is_trace, trace = cause.rpartition(_TRACEBACK)
-        # Python's own trace, in an error of Java, ends with what was raised.
+        # A Python trace in an error of Java ends with the exception.
         raised = [line for line in reversed(trace.splitlines()) if _RAISED.match(line)]
         lines = raised if is_trace else cause.splitlines()
         for line in lines:
@@ -235,7 +235,7 @@ def explain(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[str]:
-    """Messages from the outermost error to the first cause, through Java's and Python's."""
+    """Messages from the outermost error to the root cause, through Java's and Python's."""
     from py4j.protocol import Py4JJavaError
 
     java = (

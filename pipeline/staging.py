@@ -1,8 +1,8 @@
-"""What a sending job has chosen, written down before the first row is sent: a Delta table per job, made in one commit.
+"""The rows that a sending job chose, stored before the first is sent: a Delta table per job, made in one commit.
 
-A run that goes on after a crash sends from the same table, so it can't see other rows, or the same in another order.
+A run that goes on after a crash sends from the same table, so it sees the same rows in the same order.
 Columns: `row` (a number that grows in the order of sending), `queue`, `group`, `payload`, `headers`, `origin` (where
-the row comes from, for a reader), `error` (why it can't be sent, or null), `together` (whether all of the queue goes to
+the row comes from, for people), `error` (why it can't be sent, or null), `together` (whether all of the queue goes to
 one partition), perhaps `source` (see `dispatch.spread`).
 """
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
     from pipeline.options import Job
 
-#: Bytes of a message that are left for its record, as at the front door.
+#: Bytes of a message's limit that are reserved for its record, as in the service.
 RECORD_ROOM_BYTES = 1024
-#: Characters of a group's name.
+#: Most characters of a group's name.
 GROUP_MAX = 128
-#: Decimal digits that a delay or time to live may have.
+#: A delay or time to live has at most 15 decimal digits.
 DIGITS = "^[0-9]{1,15}$"
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Of staged rows: those that can be sent with their bytes, and those that can't, with the first of them."""
+    """Counts of staged rows: `rows` that can be sent and their bytes, `bad` ones that can't, and the first error."""
 
     rows: int
     size_bytes: int
@@ -56,11 +56,11 @@ class Staging:
         self.rejected_path = f"{self.folder}/rejected"
 
     def exists(self) -> bool:
-        """Whether the table is complete: half of one has no commit, and counts as nothing."""
+        """Whether the table is complete. One that was broken off has no commit, and does not count."""
         return is_table(self._spark, self.path)
 
     def write(self, rows: DataFrame) -> None:
-        """Write the table, unless another run has done so meanwhile."""
+        """Write the table, unless another run has written it meanwhile."""
         try:
             rows.write.format("delta").mode("errorifexists").save(self.path)
         except Exception:
@@ -72,13 +72,13 @@ class Staging:
         return self._spark.read.format("delta").load(self.path)
 
     def clear(self) -> None:
-        """Delete what is staged for the job, whole or half, of this input or another."""
+        """Delete all staged rows of the job: complete or not, of this input or another."""
         for name in files.names(self._spark, self.folder):
             if name.startswith("rows-"):
                 files.delete(self._spark, f"{self.folder}/{name}")
 
     def counts(self, rows: DataFrame) -> Counts:
-        """Count `rows` (those of the table, numbered)."""
+        """Count `rows`, which are those of the table, with numbers."""
         bad = F.col("error").isNotNull()
         good = F.when(~bad, 1)
         found = rows.agg(
@@ -91,10 +91,10 @@ class Staging:
         return Counts(found["rows"], found["bytes"], found["bad"], found["first"] if found["bad"] else None)
 
     def reject(self, rows: DataFrame, counts: Counts, *, skip: bool) -> None:
-        """Put aside rows that can't be sent.
+        """Write rows that can't be sent to a table of their own.
 
         Raises:
-            PipelineError: there are some, and they are not to be skipped.
+            PipelineError: there are some, and `skip` is false.
         """
         if not counts.bad:
             return
@@ -108,7 +108,7 @@ class Staging:
 
 
 def headers_of(entries: Sequence[tuple[str, Column]]) -> Column:
-    """The headers of a record; those whose value is null are left out."""
+    """The headers of a record. Those whose value is null are left out."""
     if not entries:
         return F.array().cast("array<struct<key string, value binary>>")
     structs = F.array(
@@ -118,23 +118,23 @@ def headers_of(entries: Sequence[tuple[str, Column]]) -> Column:
 
 
 def milliseconds(value: Column) -> Column:
-    """The value of a header, of a number of milliseconds as text; null where it is null or not positive."""
+    """A number of milliseconds as text, for a header; null if it is null or not positive."""
     number = value.try_cast("long")
     return F.when(number >= 1, number.cast("string"))
 
 
 def first_of(checks: Sequence[tuple[Column, Column]]) -> Column:
-    """The reason of the first (condition, reason) whose condition holds; null if none does."""
+    """The reason of the first (condition, reason) pair whose condition holds; null if none does."""
     start: Column = F.lit(None).cast("string")
     return reduce(lambda later, check: F.when(check[0], check[1]).otherwise(later), reversed(checks), start)
 
 
 def checked(rows: DataFrame, queue: Column, fifo: Mapping[str, bool]) -> DataFrame:
-    """Rows with `together`, and `error`: their `reason` if they have one, else why marq would refuse such a message.
+    """Add `together` and `error` to rows. The error is their `reason`, else why marq would refuse the message, or null.
 
-    Parameters:
-        queue: that a row goes to.
-        fifo: FIFO queues, and of each whether all its messages belong in one partition.
+    Args:
+        queue: the queue that a row goes to.
+        fifo: FIFO queues -> whether all messages of the queue go to one partition.
     """
     together = queue.isin([name for name, whole in fifo.items() if whole])
     size = F.octet_length("payload") + F.aggregate(
@@ -161,7 +161,7 @@ def checked(rows: DataFrame, queue: Column, fifo: Mapping[str, bool]) -> DataFra
 
 
 def not_milliseconds(name: str, value: Column) -> tuple[Column, Column]:
-    """The check of a column that has to hold milliseconds, of a year at most, or null."""
+    """A check that a column holds milliseconds, at most a year's, or null."""
     is_number = value.rlike(DIGITS)
     wrong = F.when(is_number, F.lit(f" is more than {SPAN_MAX_MS} milliseconds")).otherwise(
         F.lit(" is not a number of milliseconds")

@@ -1,7 +1,7 @@
-"""The start of a job's Java, made short: Spark's classes, loaded and linked ahead of time in a file.
+"""Makes a job's Java start faster: Spark's classes, loaded and linked ahead of time, in a file.
 
-`python -m pipeline.startup` makes that file once for a Java, a Spark and a place of both: a small archive runs, and
-Java writes down what it has loaded (230 MB). Java looks whether the file fits, and starts without it if not.
+`python -m pipeline.startup` makes that file (230 MB), once per Java, Spark and place of both: it runs a small archive,
+and Java writes what it has loaded. Java checks whether the file fits, and starts without it if not.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pipeline.session import start
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Seconds that Java gets to write the file.
+#: Most seconds for Java to write the file.
 _WRITE_S = 240.0
-#: Records of each topic in the run that is watched.
+#: Records of each topic in the recorded run.
 _RECORDS = 200
 
 
 def make() -> Path | None:
-    """Make the file for the Java that jobs run on. None if that Java can't (before 25).
+    """Make the file for the jobs' Java. Returns None if that Java can't make one (before 25).
 
     Raises:
         PipelineError, BrokerError: Spark or Kafka could not be started.
@@ -53,7 +53,7 @@ def make() -> Path | None:
 
 
 def _watched_run(settings: Settings, folder: Path, options: str) -> None:
-    """An archive of a few records, in a Java with those options, to the end of that Java."""
+    """Archive a few records, in a Java with these options, and wait for that Java to end."""
     job = Job(settings, str(folder / "tables"))
     _fill(job)
     archiving = Archiving(job)
@@ -66,7 +66,7 @@ def _watched_run(settings: Settings, folder: Path, options: str) -> None:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Nothing on stdout and stderr, also from processes that are started meanwhile: Java names each class it skips."""
+    """Discard stdout and stderr, also of processes started in the block: Java prints each class that it skips."""
     kept = os.dup(1), os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -81,7 +81,7 @@ def _silence() -> Iterator[None]:
 
 
 def _fill(job: Job) -> None:
-    """Topics of an installation, and some records."""
+    """Create the topics of an installation and send a few records."""
     from confluent_kafka import Producer
     from confluent_kafka.admin import NewTopic
 
@@ -99,7 +99,7 @@ def _fill(job: Job) -> None:
 
 
 def _end(spark: SparkSession) -> None:
-    """Stop Spark, and wait until its Java has ended, which writes the file then."""
+    """Stop Spark, and wait until its Java has ended: it writes the file at its end."""
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     java = gateway.proc

@@ -1,4 +1,4 @@
-"""What live workers say of their partitions: `/v1/state/{partition}`, of any worker, for the whole cluster."""
+"""The live state of partitions: `/v1/state/{partition}` of any worker, for the whole cluster."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 from marq.errors import PipelineError
 
-#: Seconds that one answer may take; digests of a million messages do.
+#: Seconds for one answer: enough for digests of a million messages.
 TIMEOUT_S = 60.0
-#: Seconds for which a partition may be served by nobody, as while it moves.
+#: Seconds for which a partition may have no owner, while it moves.
 MOVING_S = 30.0
 
 
 def states_of(url: str, key: str | None, partitions: int) -> dict[int, dict[str, Any]]:
-    """State of each partition, at the positions that it is stamped with.
+    """The state of each partition, with the positions at which it was taken.
 
     Raises:
-        PipelineError: the worker does not answer, or not with its state.
+        PipelineError: the worker does not answer, or not with a state.
     """
     return {number: _state(url.rstrip("/"), key, number) for number in range(partitions)}
 

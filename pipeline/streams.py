@@ -1,7 +1,7 @@
-"""What jobs share that stream from Kafka into tables, until they are stopped or have all that was there.
+"""Base of the jobs that stream from Kafka into tables, until stopped or until all that was there is done.
 
-Their queries end with the batches that are under way. A Kafka that goes away is waited for. A batch that Spark fails
-at, because something in it can't be decoded, is read again around that.
+When they stop, batches in progress are finished first. They wait for a Kafka that goes away. If Spark fails at a batch
+because of damaged records, the batch is repeated around the damage.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-#: Offsets of one batch: what it takes in memory does not depend on them, but how long a stop may take does.
+#: Most offsets of one batch. More would not take more memory, but a stop could take longer.
 BATCH_OFFSETS = 500_000
-#: Seconds that batches under way get when the job is asked to stop; then they are broken off, and their work is lost.
+#: Seconds for batches in progress when the job is asked to stop; then they are broken off, and their work is lost.
 STOP_S = 20.0
-#: Seconds between looks at the queries.
+#: Seconds between checks of the queries.
 LOOK_S = 0.2
 
 
 class Streaming:
     """One run of a job.
 
-    Parameters:
+    Args:
         once: end when all that was there at the beginning is done.
         interval_s: seconds between batches.
         accept_loss: go on although records were deleted from Kafka before they were read.
-        stopped: asked all the time; true ends the run.
+        stopped: called often; True ends the run.
     """
 
-    #: What becomes of records, for errors.
+    #: What the job does with records, as a past participle, for error messages.
     done: str
 
     def __init__(
@@ -59,39 +59,39 @@ class Streaming:
         self.accept_loss = accept_loss
         self.stopped = stopped
         self._queries: list[StreamingQuery] = []
-        #: Checkpoint of each query, and where it begins without one, by the query's id.
+        #: By query id: its checkpoint, and the positions where it begins without one.
         self._places: dict[str, tuple[str, Mapping[str, Offsets]]] = {}
-        #: By checkpoint: what Spark fails at in the batches that are next, and the last one in which it was looked for.
+        #: By checkpoint: known damage that is still ahead, and the last batch in which damage was looked for.
         self._damaged: dict[str, Damaged] = {}
         self._searched: dict[str, int] = {}
 
-    # -- what a job says
+    # -- what a job implements
 
     def open(self, spark: SparkSession) -> str:
-        """Make or check tables and checkpoints; what the job is about to do."""
+        """Create or check tables and checkpoints. Returns the text to print at the start."""
         raise NotImplementedError
 
     def start(self, spark: SparkSession) -> Iterator[StreamingQuery]:
-        """The queries, each as soon as it is started."""
+        """Start the queries, and yield each as soon as it runs."""
         raise NotImplementedError
 
     def failed(self, spark: SparkSession, query: StreamingQuery) -> str:
-        """What failed; raises an error of its own if Kafka is away, or records are lost."""
+        """What failed, for the error message. Raises its own error if Kafka can't be reached, or records are lost."""
         raise NotImplementedError
 
     def look(self) -> None:
-        """The queries go on; called often."""
+        """Called often while the queries run."""
 
     def outcome(self, spark: SparkSession) -> str:
-        """What was done."""
+        """The text to print at the end."""
         raise NotImplementedError
 
     # -- running
 
     def run(self, spark: SparkSession) -> None:
-        """Do all that was there (`once`), or go on until stopped.
+        """Process all that is there now (`once`), or go on until stopped.
 
-        A Kafka that goes away while the job runs without `once` is waited for.
+        Without `once`, it waits for a Kafka that goes away.
         """
         say(self.open(spark) + ("" if self.once else "  (Ctrl-C stops it)"))
         while not self.stopped():
@@ -130,14 +130,12 @@ class Streaming:
         checkpoint: str,
         each: Callable[[DataFrame, int], None],
     ) -> StreamingQuery:
-        """Start a query.
+        """Start a query, which reads around the damage that is known.
 
-        What Spark fails at of its batches is read around, once it is known.
-
-        Parameters:
-            positions: the topics that it reads, and where it begins, unless its checkpoint knows.
+        Args:
+            positions: the topics that it reads, and where it begins if its checkpoint does not say.
             checkpoint: path of its checkpoint.
-            each: what becomes of a batch.
+            each: processes a batch.
         """
 
         def take(batch: DataFrame, number: int) -> None:
@@ -146,7 +144,7 @@ class Streaming:
                 each(batch, number)
                 return
             begin, end = _range(batch.sparkSession, checkpoint, number, positions)
-            # the batch itself is never looked at, so Spark does not read it
+            # the batch itself is not used, so Spark does not read it
             each(readable(batch.sparkSession, self.kafka, begin, end, damaged, **self._loss_options()), number)
             self._damaged[checkpoint] = behind(damaged, end)
 
@@ -169,7 +167,7 @@ class Streaming:
         return {"failOnDataLoss": str(not self.accept_loss).lower()}
 
     def refuse_loss(self, table: str, topic: str, number: int, position: int, start: int, end: int) -> None:
-        """Raise if a table that is at `position` of a partition can't go on there: it has offsets `start` to `end`."""
+        """Raise if a table at `position` of a partition can't go on there: the topic has offsets `start` to `end`."""
         where = f"{topic} partition {number}"
         if position > end:
             raise PipelineError(
@@ -194,7 +192,7 @@ class Streaming:
                 )
 
     def _find_damage(self, spark: SparkSession, query: StreamingQuery) -> bool:
-        """Whether a query has failed at damage that was not known before; it is told to the user."""
+        """Whether a query failed at damage that was not known before. Prints it."""
         path, positions = self._places[str(query.id)]
         batch = Checkpoint(spark, path).broken_off()
         if batch is None or self._searched.get(path) == batch:
@@ -216,7 +214,7 @@ class Streaming:
         return bool(found)
 
     def _stop(self) -> None:
-        """End the queries, after the batches that are under way."""
+        """Stop the queries after their batches in progress, or after `STOP_S`."""
         deadline = time.monotonic() + STOP_S
         while time.monotonic() < deadline and any(q.isActive and q.status["isTriggerActive"] for q in self._queries):
             time.sleep(LOOK_S / 4)
@@ -234,13 +232,13 @@ class Streaming:
 
 
 class _Damaged(Exception):
-    """A query has failed at something that the next one reads around."""
+    """A query failed at damage, which is known now, so the next one reads around it."""
 
 
 def _range(
     spark: SparkSession, checkpoint: str, number: int, positions: Mapping[str, Offsets]
 ) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
-    """Where a batch begins and ends, by topic; `positions`: where the first one begins."""
+    """Where a batch begins and ends, by topic. `positions`: where the first batch begins."""
     known = Checkpoint(spark, checkpoint)
     end = known.ends(number)
     before = known.ends(number - 1) if number else positions

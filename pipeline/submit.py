@@ -1,4 +1,4 @@
-"""`python -m pipeline submit-options`: what `spark-submit` needs for our jobs."""
+"""`python -m pipeline submit-options`: the options of `spark-submit` for our jobs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Delta tables that know their version and whose they are.
+"""Delta tables that record their version and their source.
 
-The table property `marq.version` is the version of its rows. A later version than ours is refused; an earlier one gets
-the columns that it lacks (null in its rows), which is all that later versions may add.
+The table property `marq.version` is the version of its rows. A version later than ours is refused. An earlier one gets
+the columns that it lacks (null in old rows): later versions may only add columns.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 VERSION = "marq.version"
 SOURCE = "marq.source"
-#: Property of a table: the day on which its unneeded files were deleted last.
+#: Property of a table: the day on which its unneeded files were last deleted.
 VACUUMED = "marq.vacuumed"
 _KEPT_SMALL = {
-    # Small files are put together after the commit that makes them too many.
+    # A commit that makes too many small files merges them.
     "delta.autoOptimize.autoCompact": "true",
-    # The log of a job that commits every few seconds is kept short.
+    # Keeps the log short, as jobs commit every few seconds.
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 2 days",
     "delta.deletedFileRetentionDuration": "interval 1 day",
@@ -40,7 +40,7 @@ def is_table(spark: SparkSession, path: str) -> bool:
 
 
 def check(spark: SparkSession, path: str, *, version: int = 1, source: str = "") -> dict[str, str] | None:
-    """Properties of the table at `path`, None if there is none; as `open_table`, but nothing is made or changed."""
+    """Properties of the table at `path`, or None if there is none. Checks it like `open_table`, but changes nothing."""
     if not is_table(spark, path):
         if files.names(spark, path):
             raise PipelineError(
@@ -63,14 +63,14 @@ def open_table(
     source: str = "",
     properties: Mapping[str, str] | None = None,
 ) -> DeltaTable:
-    """The table at `path`, made if there is none, brought to `version` if it is older.
+    """The table at `path`: created if there is none, upgraded if it is older than `version`.
 
-    Parameters:
-        source: what its rows come from (see `Kafka.source_of`); a table of another source is refused. Empty: any.
-        properties: further properties (`delta.…`) of a table that has none of these names.
+    Args:
+        source: what its rows come from (see `Kafka.source_of`). A table of another source is refused. Empty: any.
+        properties: further properties (`delta.…`), for a table that does not have them yet.
 
     Raises:
-        PipelineError: something else is at the path, or a table that is not ours to write.
+        PipelineError: something else is at the path, or a table of another source, a later version, or not of marq's.
     """
     from delta.tables import DeltaTable
 
@@ -95,7 +95,7 @@ def open_table(
 def read_table(spark: SparkSession, path: str, made_by: str, *, version: int = 1) -> DataFrame:
     """The rows of the table at `path`.
 
-    Parameters:
+    Args:
         made_by: the command that makes it, for the error.
 
     Raises:
@@ -117,7 +117,7 @@ def set_property(spark: SparkSession, path: str, key: str, value: str) -> None:
 
 
 def set_properties(spark: SparkSession, path: str, properties: Mapping[str, str]) -> None:
-    """Set them at once: Delta refuses some that do not fit those that are there."""
+    """Set several in one statement: Delta refuses some that do not fit the others already set."""
     listed = ", ".join(f"'{key}' = '{value}'" for key, value in properties.items())
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ({listed})")
 
@@ -151,7 +151,7 @@ def _upgrade(spark: SparkSession, path: str, schema: StructType, version: int) -
 
 
 def _missing(there: StructType, schema: StructType, prefix: str = "") -> Iterator[str]:
-    """Columns that a table lacks, and fields of structs in its arrays. Nullable: old rows have nothing there."""
+    """Columns that a table lacks, and fields of structs in its arrays. They are nullable: old rows have none."""
     from pyspark.sql.types import ArrayType, StructType
 
     for field in schema:
@@ -165,12 +165,12 @@ def _missing(there: StructType, schema: StructType, prefix: str = "") -> Iterato
 
 
 def kept_small() -> dict[str, str]:
-    """Properties of a table that is written often, whose unneeded files `vacuum_daily` deletes."""
+    """Properties of a table that is written often and cleaned up by `vacuum_daily`."""
     return _KEPT_SMALL | {VACUUMED: today()}
 
 
 def vacuum_daily(spark: SparkSession, path: str, table: DeltaTable) -> None:
-    """Once a day, delete the files that were put together into larger ones a day ago or more."""
+    """Once a day, delete the files that were merged into larger ones at least a day ago."""
     if properties_of(spark, path).get(VACUUMED) != today():
         table.vacuum()
         set_property(spark, path, VACUUMED, today())

@@ -1,10 +1,10 @@
-"""The walk: both logs of each partition, folded in the order of time by the core, one task a partition.
+"""The walk: the core folds both logs of each partition in order of time, one task per partition.
 
-Records are sorted by Spark (on disk, where they don't fit) and come to a `Walker` one run after the other, so that a
-task remembers what is unfinished and nothing else, however long the logs are. Lifecycle, audit and metrics are walkers.
+Spark sorts the records (on disk, where they don't fit) and passes them to a `Walker` in runs of one log. So a task only
+remembers what is unfinished, however long the logs are. Lifecycle, audit and metrics are walkers.
 
-The two logs may be read in any mixture: the fold comes to the same state. By time is the mixture in which the least
-is unfinished. A broker's clock may step back, so records are ordered by the greatest timestamp in their log so far.
+The fold comes to the same state however the two logs are interleaved. In order of time the least is unfinished. A
+broker's clock may step back, so records are ordered by the greatest timestamp in their log so far.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-#: In which order records of one moment are walked: what the walker is told, rows of tables, then the logs.
+#: Order of records with equal times: the walker's plan, rows of tables, then the logs.
 PLAN, ROW, QUEUE, MARKERS = range(4)
 
-#: Clocks of two brokers differ by less than this.
+#: Milliseconds by which the clocks of two brokers may differ.
 SKEW_MS = 5_000
-#: The core's order hints, of no use here, are dropped after so many records.
+#: The core's order hints, which a walk does not need, are dropped after this many records.
 HINTS_MAX = 50_000
 
-#: What stands for the payload of a message that is too large to be one.
+#: Replaces the payload of a message that is larger than allowed.
 TOO_LARGE = bytes(MESSAGE_MAX_BYTES + COPY_ROOM_BYTES + 1)
 
 
 class Plan(msgspec.Struct):
-    """Where the logs of a partition begin, and up to where they are walked."""
+    """Where the logs of a partition begin, and where their walk ends."""
 
     queue_start: int
     queue_stop: int
     markers_start: int
     markers_stop: int
-    queue_id: str | None  # topic mode: the queue that the whole topic is
+    queue_id: str | None  # in topic mode, the queue of the whole topic
 
 
 class Walker:
-    """Folds one partition. A job overrides what it wants to see, and emits what it finds with `results`.
+    """Folds one partition. A job overrides the methods that it needs, and returns what it found from `results`.
 
-    Where the logs do not reach back to their beginning, messages whose markers may be missing are left out: those
-    sent before the first marker that is there. `first` is the first message that is seen whole.
+    If the logs don't reach back to their beginning, markers of old messages may be missing. So messages sent before the
+    first marker that is still there are left out; `first` is the first message whose whole history is seen.
 
-    A job makes them of the number of the partition, and of what its driver tells them of it (a `Plan`, encoded).
+    A job makes it from the number of the partition and a `Plan`, encoded, from its driver.
     """
 
     def __init__(self, number: int) -> None:
@@ -69,32 +69,32 @@ class Walker:
     # -- what a job overrides
 
     def row(self, key: str, value: bytes | None) -> None:
-        """A row of a table; all of them come before the logs."""
+        """Called for each row of a table, before the logs."""
 
     def begin(self) -> None:
-        """The logs come now: call `start_at`, or set `partition` to a restored one."""
+        """Called before the logs: call `start_at`, or set `partition` to a restored one."""
         raise NotImplementedError
 
     def on_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
-        """Messages were ingested."""
+        """Called after messages were ingested."""
 
     def on_absent(self, start: int, stop: int) -> None:
-        """Offsets that the queue log does not hold were passed."""
+        """Called for offsets that the queue log does not have."""
 
     def on_fold(self, offset: int, timestamp_ms: int, batch: Batch | None, effects: list[list[int]]) -> None:
-        """A record of markers was folded; `batch` is None if it can't be read."""
+        """Called after a record of markers was folded; `batch` is None if it can't be read."""
 
     def on_markers_absent(self, start: int, stop: int) -> None:
-        """Offsets that the markers log does not hold were passed."""
+        """Called for offsets that the markers log does not have."""
 
     def on_passed(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
-        """Messages before `first`, which are not ingested."""
+        """Called for messages before `first`, which are not ingested."""
 
     def before_fold(self, offset: int, timestamp_ms: int, batch: Batch | None) -> None:
-        """A record of markers is about to be folded."""
+        """Called before a record of markers is folded."""
 
     def end(self) -> None:
-        """Both logs have been walked."""
+        """Called after both logs."""
 
     def results(self) -> Iterator[pa.RecordBatch]:
         """What was found since the last call."""
@@ -103,7 +103,7 @@ class Walker:
     # -- walking
 
     def start_at(self, queue_start: int, markers_start: int, queue_id: str | None) -> None:
-        """Begin without a state, where the logs begin."""
+        """Begin without a state, at the beginning of the logs."""
         self.partition = Partition(self.number, queue_id=queue_id)
         self.partition.start_at(queue_start, markers_start)
         self._markers_start = markers_start
@@ -111,7 +111,7 @@ class Walker:
             self.first = queue_start
 
     def read(self, envelopes: list[Envelope], prints: Sequence[int | None]) -> None:
-        """The next messages of the queue log."""
+        """Read the next messages of the queue log."""
         if self.first is None:
             passed = len(envelopes)
             if self._whole_ms is not None:
@@ -134,12 +134,12 @@ class Walker:
         self._forget_hints(len(envelopes))
 
     def _pass_to(self, offset: int) -> None:
-        """Nothing below ``offset`` is looked at. Markers of it were void, as those of any message that is done."""
+        """Skip the offsets below `offset`. Markers of these count as void, like those of any message that is done."""
         partition = self.partition
         partition.ingest(partition.position, offset, [])
 
     def fold(self, offset: int, timestamp_ms: int, value: bytes | None) -> None:
-        """The next record of the markers log."""
+        """Fold the next record of the markers log."""
         try:
             batch: Batch | None = decode(value)
         except MarkerError:
@@ -158,7 +158,7 @@ class Walker:
         self._forget_hints(1)
 
     def _adopt(self, batch: Batch) -> None:
-        """Whose partition it was where the log begins, only its markers tell: the latest epoch that writes."""
+        """Find the owner at the beginning of a log that lost its own marker: the latest epoch that its markers name."""
         for marker in batch.markers:
             owners = isinstance(marker, Start | Purge) or (isinstance(marker, End) and marker.outcome != "acked")
             if owners and self.partition.own < marker.epoch < self._markers_start:  # type: ignore[union-attr]
@@ -171,7 +171,7 @@ class Walker:
             self.partition.forget_hints()
 
     def stop_at(self, queue_stop: int, markers_stop: int) -> None:
-        """The logs were to be read up to here: what is absent at their ends counts as read."""
+        """Go to the end of the walk: offsets that are absent there count as read."""
         partition = self.partition
         if queue_stop > partition.position:
             if self.first is not None:
@@ -194,14 +194,14 @@ def walk(
     *,
     rows: DataFrame | None = None,
 ) -> DataFrame:
-    """What walkers find in the logs; nothing runs until it is asked for.
+    """Walk the logs, and return what the walkers find. Nothing runs until the result is used.
 
-    Parameters:
-        logs: what `pipeline.logs.logs` returns; a column ``print`` (a number) is passed on, if it has one.
-        plans: what each walker is told, by partition. A partition that is not here is not walked.
+    Args:
+        logs: rows of `pipeline.logs.logs`; a column `print` (a number) is passed on, if there is one.
+        plans: the encoded plan of each partition. A partition without a plan is not walked.
         walker: makes the walker of a partition, on the executor.
         schema: of the batches that walkers return.
-        rows: (partition, key, value, offset) of tables, for `Walker.row` in the order of ``offset``.
+        rows: (partition, key, value, offset) of tables, passed to `Walker.row` in the order of `offset`.
     """
     tasks = max(len(plans), spark.sparkContext.defaultParallelism)
     stream = _stream(spark, logs, plans, rows).repartition(min(tasks, 512), "partition")
@@ -213,7 +213,7 @@ def _stream(spark: SparkSession, logs: DataFrame, plans: Mapping[int, bytes], ro
 
     from pipeline.records import headers_size
 
-    # empty, not null: Spark's way to Arrow takes quadratic time for nulls in a list column
+    # empty, not null: Spark's conversion to Arrow takes quadratic time for nulls in a list column
     no_headers = F.array().cast("array<struct<key:string,value:binary>>")
     special = F.filter("headers", lambda h: h["key"].startswith(RESERVED) | F.contains(h["key"], F.lit(BAD_NAME)))
     fingerprint = F.col("print") if "print" in logs.columns else F.lit(None).cast("long")
@@ -352,7 +352,7 @@ class _Columns:
         self._mark_large(batch.column("headers_size"))
 
     def _mark_large(self, headers_size: pa.Array) -> None:
-        """Of a payload the core sees only whether the message is too large."""
+        """Mark messages that are too large, the only thing that the core needs to know of a payload."""
         keys_size = max((len(key) for key in self.keys if key is not None), default=0)
         largest = max(self.sizes, default=0) + keys_size
         if largest <= MESSAGE_MAX_BYTES and headers_size.null_count == len(headers_size):
@@ -368,7 +368,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _shared(column: pa.Array) -> list[Any]:
-    """Equal values as one object: there are few queues and many messages."""
+    """The values of a column, equal ones as one object: there are few queues and many messages."""
     if column.null_count == len(column):
         return [None] * len(column)
     coded = column.dictionary_encode()

@@ -1,8 +1,8 @@
-"""A batch of `metrics`: from records of both logs to rows of a table and of a topic, and the state that it leaves.
+"""One batch of `metrics`: from records of both logs to rows of a table and a topic, and the state for the next batch.
 
-A batch adds its tallies to the table, then writes the rows that it changed to the topic, then its state. The commits of
-table and state carry the query's id and the batch's number. What is repeated behind a crash is found to be there
-(table), replaces itself (topic), or is what was missing (state, whose commit makes the batch one that is done).
+A batch adds its counts to the table, then writes the changed rows to the topic, then its state. The commits of table
+and state carry the query's id and the batch's number. After a crash the batch is repeated: the commit to the table is
+skipped if it was made, rows in the topic replace themselves, and the state's commit completes the batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STATE_ROW = "partition int, key string, value binary, query string, batch bigint
 RANKS = {"waiting_p50_ms": 0.5, "waiting_p95_ms": 0.95, "waiting_p99_ms": 0.99}
 
 Positions = dict[int, tuple[int, int]]
-"""Position in the queue topic and in the markers topic, for each partition."""
+"""Position in the queue topic and in the markers topic, by partition."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class Windows:
     """Counts batches of both logs (a function for `foreachBatch`)."""
 
     settings: Settings
-    metrics: str  # path of the table
-    state: str  # path of what is kept between batches
+    metrics: str  # path of the table of metrics
+    state: str  # path of the table of state between batches
     checkpoint: str  # of the streaming query
     topic: str
     sink_options: Mapping[str, str]
     window_ms: int
     late_ms: int
-    there: Mapping[int, Bounds]  # of the logs, when the query was started
-    after: Callable[[SparkSession], None]  # called behind each batch
+    there: Mapping[int, Bounds]  # bounds of the logs when the query was started
+    after: Callable[[SparkSession], None]  # called after each batch
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         from pyspark import StorageLevel
@@ -63,7 +63,7 @@ class Windows:
         query = str(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
         left = left_of(spark, self.state)
         if any(one.query == query and one.batch >= number for one in left.values()):
-            # its state is what it writes last
+            # the state is written last, so the batch is complete
             return
         ends = self._ends(spark, number)
         kept = {n: one.kept for n, one in left.items()}
@@ -89,13 +89,13 @@ class Windows:
         self.after(spark)
 
     def _ends(self, spark: SparkSession, number: int) -> Positions:
-        """Where the batch ends, in both logs."""
+        """The end of the batch in both logs."""
         ends = Checkpoint(spark, self.checkpoint).ends(number)
         queue, markers = (ends.get(topic, {}) for topic in (self.settings.queue_topic, self.settings.markers_topic))
         return {n: (queue[n], markers[n]) for n in queue.keys() & markers.keys()}
 
     def _plans(self, ends: Positions, kept: Mapping[int, ResumeState]) -> dict[int, bytes]:
-        """What is told to the walkers of the partitions that have something new."""
+        """Plans for the walkers of the partitions with something new."""
         plans = {}
         for n, (queue_end, markers_end) in ends.items():
             bound, before = self.there[n], kept.get(n)
@@ -144,7 +144,7 @@ class Windows:
         _write_state(state, self.state, query, number, plans)
 
     def _changed(self, walked: DataFrame, table: DataFrame, before_ms: int, after_ms: int) -> DataFrame:
-        """A row for each queue and window that changes: what is added to it, nothing where it becomes final."""
+        """A row per queue and window that changes: what to add, or nothing if it only becomes final."""
         from pyspark.sql import functions as F
 
         sums = ["waiting_sum_ms", *COUNTS]
@@ -174,7 +174,7 @@ class Windows:
         )
 
     def _publish(self, spark: SparkSession, first: Any, number: int) -> None:
-        """Write the rows that the batch changed to the topic, as they are now."""
+        """Write the present state of the rows that the batch changed to the topic."""
         from pyspark.sql import functions as F
 
         table = spark.read.format("delta").load(self.metrics)
@@ -187,7 +187,7 @@ class Windows:
 
 
 def _write_state(state: DataFrame, path: str, query: str, number: int, plans: Mapping[int, bytes]) -> None:
-    """In place of what these partitions had before."""
+    """Replace the state of these partitions."""
     writer = state.write.format("delta").mode("overwrite").option("replaceWhere", _in(plans))
     writer.option("txnAppId", query).option("txnVersion", number).save(path)
 
@@ -197,7 +197,7 @@ def _in(plans: Mapping[int, bytes]) -> str:
 
 
 class Left(NamedTuple):
-    """What a batch left of a partition."""
+    """The state that a batch left of a partition."""
 
     kept: ResumeState
     query: str
@@ -205,7 +205,7 @@ class Left(NamedTuple):
 
 
 def left_of(spark: SparkSession, path: str) -> dict[int, Left]:
-    """How far each partition is."""
+    """The state that the last batch left, by partition."""
     walkers = spark.read.format("delta").load(path).where("key = 'walker'")
     return {
         row.partition: Left(msgspec.msgpack.decode(bytes(row.value), type=ResumeState), row.query, row.batch)
@@ -214,12 +214,12 @@ def left_of(spark: SparkSession, path: str) -> dict[int, Left]:
 
 
 def watermark_ms(kept: Iterable[ResumeState], late_ms: int) -> int:
-    """Windows that end before are final: records so much later were read."""
+    """The watermark: windows that end up to it are final, as records `late_ms` later were read."""
     return max((one.latest_ms for one in kept), default=0) - late_ms
 
 
 def _add(table: DeltaTable, changed: DataFrame, first: Any, watermark_ms: int, number: int) -> None:
-    """Add the tallies to the rows of the table."""
+    """Add the counts to the rows of the table."""
     from pyspark.sql import functions as F
 
     summed = ["waiting_sum_ms", *COUNTS]
@@ -259,7 +259,7 @@ def _sum_arrays(a: Column, b: Column) -> Column:
 
 
 def _percentile(rank: float, count: Column, most: Column, histogram: Column) -> Column:
-    """The bound of the first bucket up to which there are so many, null where there is nothing."""
+    """The bound of the first bucket that reaches the rank; null if nothing was counted."""
     from pyspark.sql import functions as F
 
     wanted = F.ceil(count * rank)
@@ -274,7 +274,7 @@ def _percentile(rank: float, count: Column, most: Column, histogram: Column) -> 
 
 
 class _transaction:
-    """Delta commits within are those of a batch, left out if they were made before."""
+    """Delta commits in the block belong to a batch, and are skipped if they were made before."""
 
     def __init__(self, spark: SparkSession, app: str, version: int) -> None:
         self._conf = spark.conf

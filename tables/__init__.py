@@ -1,5 +1,5 @@
-"""The three tables: RocksDB per partition, changelogged to Kafka. One file a table: what its rows are, and its name.
+"""The three tables: RocksDB per partition, with changelogs in Kafka. One file a table: its name, and what its rows are.
 
-Rows are bytes, encoded by `marq.core.rows`, so that anything that reads a changelog topic (the audit, a tool) can read
-them without Faust. Rows are written by the markers agent alone. May import `marq`.
+Rows are bytes, encoded by `marq.core.rows`, so readers of a changelog topic (the audit, a tool) need no Faust. Only the
+markers agent writes rows. May import `marq`.
 """

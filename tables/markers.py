@@ -5,7 +5,7 @@ Keys `<partition>/<epoch>/<kind>/<number>`, values of `marq.core.rows`:
 - `pages`: state of some adjacent segments below the manifest's position: what is done, who has what until when
 - `index`: queue, group, delay and time to live of the messages of a segment
 - `markers`: deliveries (epoch, delivery, receives, deadline, receiver) of a block of offsets above the position
-- `dedup`: ids of messages that were accepted
+- `dedup`, `origins`: ids of accepted messages, origins of accepted copies
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HELP = "in-progress marker state of segments and blocks of offsets"
 
 
 def decode(kind: Kind, value: bytes) -> MarkersRow | PageRow | IndexRow:
-    """A row's value, but for ids. Raises `RowError`."""
+    """A row's value, for all kinds but ids. Raises `RowError`."""
     return decode_marker_row(kind, value)
 
 
 def describe(key: str, value: bytes) -> Any:
-    """A row to be looked at."""
+    """A row in readable form."""
     kind = kind_of(key)
     if kind in ("dedup", "origins"):
         digests, offsets, timestamps_ms = decode_dedup(value)

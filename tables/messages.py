@@ -1,7 +1,7 @@
 """`messages`: payloads of messages that stay unfinished for long, in segments of up to 1,000 messages or 256 KiB.
 
-Key `<partition>/<epoch>/messages/<number>`, value `marq.core.rows.MessagesRow`. A row never changes; which of its
-messages are still unfinished says the `markers` table.
+Key `<partition>/<epoch>/messages/<number>`, value `marq.core.rows.MessagesRow`. A row never changes. The table
+`markers` says which of its messages are still unfinished.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def decode(value: bytes) -> MessagesRow:
 
 
 def describe(key: str, value: bytes) -> list[dict[str, Any]]:
-    """A row to be looked at, without payloads."""
+    """A row in readable form, without payloads."""
     return [
         {
             "offset": record.offset,

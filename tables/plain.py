@@ -1,4 +1,4 @@
-"""Rows as plain values with names, to be looked at."""
+"""Rows as plain values with names, for people to read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 def plain(value: Any) -> Any:
-    """A value, whatever its own layout is."""
+    """A value as dicts, lists, text and numbers; bytes as hex."""
     if isinstance(value, msgspec.Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
 """`progress`: the manifest of each partition, which names the rows that count.
 
-Key `<partition>/<epoch>`, value `marq.core.rows.Manifest`. Recovery takes the manifest with the highest epoch and
+Key `<partition>/<epoch>`, value `marq.core.rows.Manifest`. Recovery takes the manifest with the highest epoch, and
 ignores every row that it does not name.
 """
 
@@ -21,5 +21,5 @@ def decode(value: bytes) -> Manifest:
 
 
 def describe(key: str, value: bytes) -> Any:
-    """A row to be looked at."""
+    """A row in readable form."""
     return plain(decode(value))

@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.kafka import kafka_for_tests
+
+#: Property of a test whose value is printed at the end of the run. What a test prints by itself is lost where processes
+#: share the tests (`make test`).
+SAID = "said"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what tests had to say."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", "") == "call":
+                for name, value in report.user_properties:
+                    if name == SAID:
+                        terminalreporter.write_line(str(value))
 
 
 @pytest.fixture(scope="session")

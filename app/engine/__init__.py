@@ -1,5 +1,27 @@
 """The partitions that this worker owns, and what connects `marq.core` with Kafka.
 
-Ownership, take-over, outbox, copies (dead letters, poison, moves), changelogs, the queue catalog. Knows nothing of HTTP
-or of receivers. May import `app.cluster`, `app.streaming`, `app.kafka`, `app.settings`, `app.logs` and `marq`.
+It does not know HTTP, or what receivers do with messages. May import `app.cluster`, `app.streaming`, `app.kafka`,
+`app.settings`, `app.logs` and `marq`.
+
+=================  ===================================================================================================
+`ownership`        the partitions that this worker owns: assignment, what agents bring, what owners want done
+`owned_partition`  one of them, and who gets its deliveries
+`takeover`         how a partition gets from assigned to served
+`outbox`           markers on their way to Kafka
+`checkpoints`      writes checkpoints to the tables
+`turns`            partitions take turns at that
+`changelogs`       reads changelogs beside the group, and deletes old records
+`read_ahead`       how far partitions are read ahead, and how much memory they take
+`read_up`          waits until what Kafka has confirmed is folded
+`broker_time`      the time that brokers stamp on records
+`breakers`         circuit breakers, told to other workers
+`stalls`           partitions in which Kafka confirms nothing
+`copies`           dead letters, moved messages, poison
+`fitting`          makes a copy small enough for its topic
+`catalog`          which queues there are, and how that changes
+`queue_records`    the record of a queue
+`queues_topic`     the topic of these records
+`secrets`          the secret that a user sets, derived
+`repair`           the command that gives up deleted records
+=================  ===================================================================================================
 """

@@ -25,20 +25,19 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import msgspec
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
+from app.engine.queue_records import Draft, MoveTask, QueueRecord, decode, encode, next_record
+from app.engine.queues_topic import WRITE_TIMEOUT_S, QueuesTopic
 from app.engine.secrets import derived
-from app.kafka.connection import end_client, kafka_client_args, unreachable
+from app.kafka.connection import unreachable
 from app.kafka.datadir import resolve_bootstrap
 from app.logs import silenced
-from app.streaming.batches import decode_with
-from app.streaming.faults import stop_if_reading_ends
 from marq.core.policies import QueueSettings, name_problem
 from marq.core.settings import QueueSettingsError, check_kind, check_name, settings_with
 from marq.errors import UnavailableError, UnknownQueueError
@@ -49,8 +48,6 @@ if TYPE_CHECKING:
 #: Begin the keys of records that are not of a queue with settings.
 AUTO_PREFIX = b"\0auto/"
 SECRET_PREFIX = b"\0secret/"
-#: Seconds until a change has to be in the topic, and read back.
-WRITE_TIMEOUT_S = 10.0
 #: Times that a change is made again because another one came first.
 ATTEMPTS = 20
 #: Seconds for which a deleted queue's record is kept.
@@ -59,95 +56,8 @@ DELETED_KEPT_S = 3600
 DELETE_WAIT_S = 10.0
 #: Seconds that the writer of a record that does not count gets to write another.
 OVERWRITTEN_S = 15.0
-#: Attribute in which records of 0.1 have a policy that is a setting now.
-OLD_POLICY = "sqs.RedriveAllowPolicy"
 #: What origins of copies are sealed for, as `Catalog.keys_for` takes it.
 ORIGINS = b"marq-origin"
-#: Format of a record.
-VERSION = 1
-
-
-class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Messages of a queue that are to be moved to others, as many a second as are wished."""
-
-    id: str
-    to: str  # "": each to the queue of which it is a dead letter
-    started_ms: int
-    before: tuple[int, ...]  # those below these offsets, one per partition
-    per_second: int = 0  # 0: as fast as can be
-    total: int = 0  # about so many there were
-    moved: int = 0
-    state: Literal["running", "cancelling", "cancelled", "completed", "failed"] = "running"
-    reason: str = ""  # of the failure
-
-    @property
-    def active(self) -> bool:
-        """True if it is not over."""
-        return self.state in ("running", "cancelling")
-
-
-class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the topic says of one queue."""
-
-    v: int
-    version: int  # grows with each change
-    by: str  # names the change
-    settings: QueueSettings
-    state: Literal["active", "deleting", "deleted"] = "active"
-    purge: tuple[int, ...] = ()  # everything below these offsets, one per partition, is to go; (): nothing is
-    created_ms: int = 0
-    changed_ms: int = 0
-    purged_ms: int = 0  # when a purge was last asked for; 0: never
-    attributes: dict[str, str] = {}  # what protocols keep beside the settings
-    tags: dict[str, str] = {}
-    moves: tuple[MoveTask, ...] = ()  # the last ones, the newest first
-    life: int = 0  # how many queues of this name there were before it
-
-    @property
-    def active(self) -> bool:
-        """True if the queue is there for its users."""
-        return self.state == "active"
-
-
-class _OldPolicy(msgspec.Struct):
-    redrivePermission: str = "allowAll"
-    sourceQueueArns: tuple[str, ...] = ()
-
-
-class Draft(NamedTuple):
-    """What a queue is to be."""
-
-    settings: QueueSettings
-    attributes: dict[str, str]
-    tags: dict[str, str]
-    moves: tuple[MoveTask, ...] = ()
-
-
-_decoder = msgspec.json.Decoder(QueueRecord)
-_encode = msgspec.json.Encoder().encode
-
-
-def decode(value: bytes) -> QueueRecord:
-    """The record in a value. Raises `QueueSettingsError`."""
-    try:
-        return _with_policy(_decoder.decode(value))
-    except msgspec.MsgspecError as exc:
-        raise QueueSettingsError(f"not the record of a queue: {exc}") from None
-
-
-def _with_policy(record: QueueRecord) -> QueueRecord:
-    """The record with the policy of SQS that stood beside the settings before it was one of them."""
-    text = record.attributes.get(OLD_POLICY)
-    if text is None or record.settings.dead_letters_from is not None:
-        return record
-    try:
-        policy = msgspec.json.decode(text, type=_OldPolicy)
-    except msgspec.MsgspecError:
-        return record
-    if policy.redrivePermission == "allowAll":
-        return record
-    sources = tuple(arn.rpartition(":")[2] for arn in policy.sourceQueueArns) if policy.sourceQueueArns else ()
-    return msgspec.structs.replace(record, settings=msgspec.structs.replace(record.settings, dead_letters_from=sources))
 
 
 class Catalog(Service):
@@ -156,7 +66,7 @@ class Catalog(Service):
     def __init__(self, settings: Settings, topic: Callable[[], str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._settings = settings
-        self._topic = topic
+        self.topic = QueuesTopic(settings, topic, self.log)
         self.records: dict[str, QueueRecord] = {}
         self.auto: set[str] = set()
         self._names: list[str] | None = None  # in order; None: something has changed
@@ -174,15 +84,10 @@ class Catalog(Service):
         self.default = QueueSettings(
             visibility_timeout_ms=settings.visibility_timeout_ms, max_receives=settings.max_receives or 0
         )
-        self._consumer: AIOKafkaConsumer | None = None
-        self._producer: AIOKafkaProducer | None = None
-        self._producer_lock = asyncio.Lock()
         self._mine: dict[str, asyncio.Future[bool]] = {}
         self._overwritten: dict[str, float] = {}  # queue whose last record does not count -> since when
         self._making: dict[str, asyncio.Task[None]] = {}
         self._secrets: list[bytes] = []  # in the order of the log
-        self._position = 0
-        self.read_up = asyncio.Event()
 
     # ------------------------------------------------------------------ what is known
 
@@ -205,7 +110,7 @@ class Catalog(Service):
         return tuple(blake2b(secret, digest_size=32, person=purpose).digest() for secret in secrets)
 
     def generation_of(self, queue: str) -> int:
-        """How many queues of this name there were before."""
+        """How many queues of this name there were before, and purges: ids of messages count in one generation."""
         record = self.records.get(queue)
         return record.life if record is not None else 0
 
@@ -272,7 +177,7 @@ class Catalog(Service):
                 return None
             if old is not None and old.active:
                 check_kind(queue, old.settings, settings)
-            return self._next(old, settings=settings, state="active")
+            return next_record(old, settings=settings, state="active")
 
         await self._change(queue, change)
         return self.records[queue], made
@@ -306,7 +211,7 @@ class Catalog(Service):
             draft = draft_of(base)
             if draft is None:
                 return None
-            return self._next(
+            return next_record(
                 old,
                 settings=draft.settings,
                 state="active",
@@ -327,19 +232,18 @@ class Catalog(Service):
             settings = settings_with(queue, base, values)
             if old is not None and old.active:
                 check_kind(queue, base, settings)
-            return self._next(old, settings=settings, state="active")
+            return next_record(old, settings=settings, state="active")
 
         await self._change(queue, change)
         return self.records[queue]
 
-    async def purge(self, queue: str, queue_topic: str, partitions: int, delete: bool = False) -> QueueRecord:
-        """Everything that is in a queue now is to go, and with `delete` the queue as well."""
+    async def purge(self, queue: str, ends: tuple[int, ...], delete: bool = False) -> QueueRecord:
+        """Everything of a queue below these offsets, one per partition, is to go; with `delete` the queue as well."""
         self.require(queue)
-        ends = await self.end_offsets(queue_topic, partitions)
 
         def change(old: QueueRecord | None) -> QueueRecord | None:
             settings = old.settings if old is not None and old.active else self.default
-            return self._next(old, settings=settings, state="deleting" if delete else "active", purge=ends)
+            return next_record(old, settings=settings, state="deleting" if delete else "active", purge=ends)
 
         await self._change(queue, change)
         return self.records[queue]
@@ -350,12 +254,12 @@ class Catalog(Service):
         def change(old: QueueRecord | None) -> QueueRecord | None:
             if old is None or old.by != by:
                 return None
-            return self._next(old, settings=old.settings, state="active" if old.active else "deleted", purge=())
+            return next_record(old, settings=old.settings, state="active" if old.active else "deleted", purge=())
 
         await self._change(queue, change)
         record = self.records.get(queue)
         if record is not None and record.state == "deleted":
-            await self._write(AUTO_PREFIX + queue.encode(), None)
+            await self.topic.write(AUTO_PREFIX + queue.encode(), None)
 
     async def make(self, queue: str) -> None:
         """A message makes a queue, with defaults; nothing if it is there."""
@@ -392,49 +296,9 @@ class Catalog(Service):
         record = self.records.get(queue)
         if record is not None and not record.active:
             await self.create(queue, {})
-        await self._write(AUTO_PREFIX + queue.encode(), b"1")
+        await self.topic.write(AUTO_PREFIX + queue.encode(), b"1")
         self.auto.add(queue)
         self._names = None
-
-    @staticmethod
-    def _next(
-        old: QueueRecord | None,
-        *,
-        settings: QueueSettings,
-        state: Literal["active", "deleting", "deleted"],
-        purge: tuple[int, ...] | None = None,
-        attributes: dict[str, str] | None = None,
-        tags: dict[str, str] | None = None,
-        moves: tuple[MoveTask, ...] | None = None,
-    ) -> QueueRecord:
-        now_ms = int(time.time() * 1000)
-        kept = old.purge if old is not None else ()
-        before = old if old is not None and old.active else None
-        if attributes is None:
-            attributes = before.attributes if before is not None else {}
-        if tags is None:
-            tags = before.tags if before is not None else {}
-        if moves is None:
-            moves = before.moves if before is not None else ()
-        purged_ms = before.purged_ms if before is not None else 0
-        life = old.life if old is not None else 0
-        if old is not None and not old.active and state == "active":
-            life += 1
-        return QueueRecord(
-            VERSION,
-            (old.version if old is not None else 0) + 1,
-            uuid.uuid4().hex,
-            settings,
-            state,
-            kept if purge is None else purge,
-            before.created_ms if before is not None else now_ms,
-            now_ms,
-            now_ms if purge else purged_ms,
-            attributes,
-            tags,
-            moves,
-            life,
-        )
 
     async def _change(self, queue: str, change: Callable[[QueueRecord | None], QueueRecord | None]) -> None:
         """Write what `change` makes of the queue's record, until that counts."""
@@ -449,7 +313,7 @@ class Catalog(Service):
             future: asyncio.Future[bool] = loop.create_future()
             self._mine[new.by] = future
             try:
-                await self._write(queue.encode(), _encode(new))
+                await self.topic.write(queue.encode(), encode(new))
                 if await asyncio.wait_for(future, WRITE_TIMEOUT_S):
                     return
             except TimeoutError:
@@ -469,29 +333,12 @@ class Catalog(Service):
                 f"queue {target!r} takes no dead letters of {queue!r}: its dead_letters_from does not name it"
             )
 
-    async def _write(self, key: bytes, value: bytes | None) -> None:
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                async with self._producer_lock:
-                    if self._producer is not None and self._producer._sender.sender_task.done():
-                        # it would refuse everything from now on
-                        ended, self._producer = self._producer, None
-                        self.log.error("What writes changes of queues has ended, and begins anew")
-                        await end_client(ended.stop())
-                    if self._producer is None:
-                        producer = AIOKafkaProducer(enable_idempotence=True, **kafka_client_args(self._settings))
-                        await producer.start()
-                        self._producer = producer
-                await self._producer.send_and_wait(self._topic(), value, key=key, partition=0)
-        except (KafkaError, TimeoutError) as exc:
-            raise UnavailableError(f"Kafka did not take the change of a queue: {exc or type(exc).__name__}") from exc
-
     async def share_secret(self) -> None:
         """Make sure that there is a secret: the first that is in the topic counts, for all workers and for ever."""
         if self._settings.secret is not None or self._secrets:
             return
         # a key of its own, so that compaction keeps all and the first stays the first
-        await self._write(SECRET_PREFIX + uuid.uuid4().hex.encode(), secrets.token_bytes(32))
+        await self.topic.write(SECRET_PREFIX + uuid.uuid4().hex.encode(), secrets.token_bytes(32))
         while not self._secrets:
             await asyncio.sleep(0.01)
 
@@ -502,67 +349,30 @@ class Catalog(Service):
 
     # ------------------------------------------------------------------ the topic
 
+    @property
+    def read_up(self) -> asyncio.Event:
+        """Set once everything is known that was in the topic at the start."""
+        return self.topic.read_up
+
     async def end_offsets(self, topic: str, partitions: int) -> tuple[int, ...]:
         """Where each partition of a topic ends now. Raises `UnavailableError`."""
-        assert self._consumer is not None
-        tps = [TopicPartition(topic, n) for n in range(partitions)]
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                ends = await self._consumer.end_offsets(tps)
-        except (KafkaError, TimeoutError) as exc:
-            raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
-        return tuple(ends[tp] for tp in tps)
+        return await self.topic.end_offsets(topic, partitions)
 
     async def catch_up(self) -> None:
         """Wait until everything is known that is in the topic now. Raises `UnavailableError`."""
-        (end,) = await self.end_offsets(self._topic(), 1)
+        (end,) = await self.end_offsets(self.topic.name, 1)
         deadline = time.monotonic() + WRITE_TIMEOUT_S
-        while self._position < end:
+        while self.topic.position < end:
             if time.monotonic() > deadline:
-                raise UnavailableError(f"{self._topic()} could not be read to its end")
+                raise UnavailableError(f"{self.topic.name} could not be read to its end")
             await asyncio.sleep(0.005)
 
     async def on_start(self) -> None:
-        consumer = AIOKafkaConsumer(
-            enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self._settings)
-        )
-        try:
-            await consumer.start()
-        except BaseException:
-            await consumer.stop()
-            raise
-        self._consumer = consumer
-        tp = TopicPartition(self._topic(), 0)
-        # others may write here too: what can't be decoded must not keep the rest from being read
-        decode_with(
-            consumer._fetcher,
-            tp.topic.__eq__,
-            lambda tp, fault: self.log.warning("%s [%s, %s) can't be decoded: %s", tp.topic, *fault[:3]),
-        )
-        consumer.assign([tp])
-        await consumer.seek_to_beginning(tp)
+        await self.topic.start()
 
     @Service.task
     async def _read(self) -> None:
-        consumer = self._consumer
-        assert consumer is not None
-        tp = TopicPartition(self._topic(), 0)
-        end = (await consumer.end_offsets([tp]))[tp]
-        ended: list[BaseException] = []
-        stop_if_reading_ends(consumer, ended.append)
-        while not self.should_stop:
-            if ended:
-                raise ended[0]
-            try:
-                self._position = await consumer.position(tp)
-                if self._position >= end:
-                    self.read_up.set()
-                for records in (await consumer.getmany(timeout_ms=200)).values():
-                    for record in records:
-                        self._take(record)
-            except KafkaError as exc:
-                self.log.warning("The queues topic can't be read: %r", exc)
-                await asyncio.sleep(0.5)
+        await self.topic.read(self._take, lambda: self.should_stop)
 
     def _take(self, record: Any) -> None:
         key = record.key
@@ -622,7 +432,7 @@ class Catalog(Service):
         for queue in [queue for queue, since in self._overwritten.items() if since < limit]:
 
             def change(old: QueueRecord | None) -> QueueRecord | None:
-                return self._next(old, settings=old.settings, state=old.state) if old is not None else None
+                return next_record(old, settings=old.settings, state=old.state) if old is not None else None
 
             await self._change(queue, change)
 
@@ -631,10 +441,10 @@ class Catalog(Service):
         limit_ms = (time.time() - DELETED_KEPT_S) * 1000
         for queue, record in list(self.records.items()):
             if record.state == "deleted" and record.changed_ms < limit_ms:
-                await self._write(queue.encode(), None)
+                await self.topic.write(queue.encode(), None)
 
     async def on_stop(self) -> None:
-        await asyncio.gather(*(end_client(c.stop()) for c in (self._producer, self._consumer) if c is not None))
+        await self.topic.stop()
 
 
 async def change_settings(settings: Settings, queue: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -669,3 +479,6 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
     finally:
         await catalog.stop()
     return msgspec.structs.asdict(base)
+
+
+__all__ = ["ATTEMPTS", "ORIGINS", "Catalog", "Draft", "MoveTask", "QueueRecord", "change_settings", "decode"]

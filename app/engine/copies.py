@@ -176,8 +176,28 @@ class Copies:
         #: Poison that was ended without a copy.
         self.uncopied = 0
         self._refused_ms: int | None = None  # since when the poison topic has taken nothing
+        self._dying: dict[int, set[int]] = {}  # partition -> messages whose dead letter is being made, or was just now
 
     # ------------------------------------------------------------------ dead letters
+
+    def begin(self, held: OwnedPartition, offsets: list[int]) -> None:
+        """`dead_letter` is about to be called."""
+        self._dying.setdefault(held.number, set()).update(offsets)
+
+    def forget(self, held: OwnedPartition) -> None:
+        """A partition is not served any more."""
+        self._dying.pop(held.number, None)
+
+    def are_dying(self, held: OwnedPartition, queue: str) -> bool:
+        """True if dead letters of a queue, or for it, are being made in a partition."""
+        partition, settings_of = held.owner.partition, self._ownership.catalog.settings_of
+        dying = [o for o in self._dying.get(held.number, ()) if o in partition.messages]
+        self._dying[held.number] = set(dying)
+        for offset in (*dying, *held.owner.starts.dying()):
+            source = partition.queue_of(offset) if offset in partition.messages else None
+            if source is not None and queue in (source, settings_of(source).dead_letters_of(source)):
+                return True
+        return False
 
     async def dead_letter(self, held: OwnedPartition, offsets: list[int]) -> None:
         """Copy messages that the owner holds to their dead-letter queues, then end them."""
@@ -186,6 +206,7 @@ class Copies:
         copied, failed = await self._confirmed(held, copies)
         if not self._still(held):
             return
+        self._dying.get(held.number, set()).difference_update(failed)
         held.owner.ended_as("dead", sorted(copied))
         # the others come up again when the owner's lease is over, but for those that no copy can be made of
         hopeless = _hopeless(failed)
@@ -218,16 +239,25 @@ class Copies:
     # ------------------------------------------------------------------ moves
 
     async def move(
-        self, held: OwnedPartition, queue: str, offsets: Sequence[int] | None, limit: int, to: str | None
+        self,
+        held: OwnedPartition,
+        queue: str,
+        offsets: Sequence[int] | None,
+        limit: int,
+        to: str | None,
+        make: bool = True,
     ) -> dict[int, Place | MarqError]:
         """Put messages that are ready in `queue` into another queue, each once; by offset where it is now, or why not.
 
         Args:
             offsets: which ones; None: up to `limit` of them, in their order.
             to: the queue; None: that of which each is a dead letter.
+            make: whether a queue that is not there is made, where sending makes queues.
         """
         if held.owner.stalled:
             raise self._stalled(held)
+        if not make:
+            await self._ownership.catalog.catch_up()  # another worker may have deleted the queue a moment ago
         mover = _Mover()
         pending = held.owner.acquire_to_end(
             queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER
@@ -242,7 +272,7 @@ class Copies:
                 raise UnavailableError("Kafka did not confirm in time that it is to be moved; try again") from None
             if held.owner.stalled:
                 raise self._stalled(held)
-            moved = await self._move(held, queue, handout, to)
+            moved = await self._move(held, queue, handout, to, make)
         for offset in offsets or ():
             if offset not in moved:
                 moved[offset] = LeaseOverError(
@@ -254,7 +284,7 @@ class Copies:
         return UnavailableError(f"Kafka takes nothing in partition {held.number} at present; try again later", 2.0)
 
     async def _move(
-        self, held: OwnedPartition, queue: str, handout: Handout, to: str | None
+        self, held: OwnedPartition, queue: str, handout: Handout, to: str | None, make: bool
     ) -> dict[int, Place | MarqError]:
         catalog, partition = self._ownership.catalog, held.owner.partition
         targets: dict[int, str] = {}
@@ -264,7 +294,10 @@ class Copies:
                 target = to or self._origin_queue(partition.record(offset))
                 if target == queue:
                     raise NotPossibleError(f"{held.number}:{offset} is in {queue!r} already")
-                await catalog.require_or_make(target)
+                if make:
+                    await catalog.require_or_make(target)
+                else:
+                    catalog.require(target)
                 targets[offset] = target
             except MarqError as exc:
                 moved[offset] = exc

@@ -13,11 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiokafka.errors import KafkaError, KafkaTimeoutError
+from aiokafka.errors import KafkaError
 from faust.streams import current_event
 from faust.types import TP
 from mode import Service
@@ -25,45 +24,37 @@ from mode import Service
 from app.engine.breakers import Breakers
 from app.engine.broker_time import BrokerTime
 from app.engine.changelogs import Changelogs
+from app.engine.checkpoints import CheckpointWriter
 from app.engine.copies import Copies
 from app.engine.outbox import NOBODY, Outbox
-from app.engine.owned_partition import READ_ON_MS, OwnedPartition, Receiver
+from app.engine.owned_partition import OwnedPartition, Receiver
+from app.engine.read_ahead import ReadAhead
+from app.engine.read_up import LogEnds, ReadUp
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
-from app.engine.turns import Turns
 from app.streaming.faults import is_expected
-from app.streaming.producer import ProducerFull
 from marq.clock import now_ms
-from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.lateness import STALL_MS, Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
-from marq.core.rows import table_of
 from marq.errors import InternalError, NewerVersionError, RowError
-from marq.protocol.limits import RECORD_MAX_BYTES
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
     from app.engine.catalog import Catalog
     from app.kafka.topics import Topics
     from app.settings import Settings
+    from app.streaming.chunks import Chunk
     from app.streaming.faust_app import MarqApp
     from app.streaming.raw_table import SegmentTable
-    from app.streaming.transport import Chunk
 
 #: Seconds before a partition that another worker took, or that was let go of for an error, is taken over again.
 TAKE_BACK_S = 1.0
 #: Longest such time, and milliseconds in which another row that can't be read doubles it.
 TAKE_BACK_MAX_S = 60.0
 DAMAGE_MEMORY_MS = 300_000
-#: A manifest of more bytes is told in the log: far from the limit of a record, and far more than there should be.
-MANIFEST_WARN_BYTES = 512 * 1024
 #: Milliseconds without progress after which a partition that is not served yet counts as unserved.
 PROGRESS_MS = 10_000
-#: Seconds before rows of a checkpoint that Kafka did not confirm are written again.
-WRITE_AGAIN_S = 1.0
-#: Milliseconds before memory is looked through again after nothing more could be freed.
-SHED_PAUSE_MS = 100
 #: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
 STUCK_MS = 2_000
 #: Longest time between two such readings while nothing comes of them.
@@ -72,10 +63,6 @@ STUCK_MAX_MS = 30_000
 TIMER_MS = 20
 #: Milliseconds before those who were given nothing, because this worker was late, are served again.
 AGAIN_MS = 100
-
-
-#: A row of a checkpoint: table, key, value.
-_Row = tuple["SegmentTable", bytes, bytes]
 
 
 class Ownership(Service):
@@ -104,9 +91,7 @@ class Ownership(Service):
         self.on_settled: Callable[[int, bool], None] = lambda number, serving: None
         self.receivers: list[Receiver] = []
         self.worker_name = ""
-        self._shed_at_ms = 0
         self._watched_ms = 0
-        self._turns = Turns()
         self.lateness = Lateness()
         self.withheld = 0  # times that something was asked for and nothing was given, because this worker was late
         self._timer_ms = -1
@@ -123,8 +108,12 @@ class Ownership(Service):
         self.broker_time = BrokerTime(lambda: now_ms())
         self.breakers = Breakers(catalog.settings_of, lambda: now_ms(), peers, self.spawn)
         self.copies = Copies(self, now_ms)
+        self.read_ahead = ReadAhead(self, lambda: now_ms())
+        self.checkpoints = CheckpointWriter(self, lambda: now_ms())
         self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
         self.changelogs = Changelogs(app, settings)
+        self.log_ends = LogEnds(settings)
+        self.read_up = ReadUp(self.log_ends.ask, topics, self.held, self.end_due)
 
     @property
     def topics(self) -> Topics:
@@ -157,6 +146,8 @@ class Ownership(Service):
     def drain(self, held: OwnedPartition) -> None:
         """Carry out what the owner has to say, after each call of it."""
         owner = held.owner
+        if self.read_up.rounds:
+            self.read_up.advanced(held)
         if owner.phase in (Phase.LOST, Phase.FAILED):
             self._lost(held)
             return
@@ -172,6 +163,7 @@ class Ownership(Service):
                 except RowError:  # the owner has failed by it: what was not handed out counts for nobody
                     owner.release(handout.offsets, handout.receipt, counted=False)
             if effects.dead:
+                self.copies.begin(held, effects.dead)
                 self.spawn(self.copies.dead_letter(held, effects.dead))
             if effects.poison:
                 self.spawn(self.copies.quarantine(held, effects.poison))
@@ -180,7 +172,7 @@ class Ownership(Service):
                 receiver.wake(held)
             if appends := owner.take_appends():
                 held.outbox.put(appends)
-        self.regulate(held)
+        self.read_ahead.regulate(held)
 
     def _stop_at_newer(self, held: OwnedPartition) -> None:
         if self.held.get(held.number) is held:
@@ -235,7 +227,7 @@ class Ownership(Service):
                 self.unserved.pop(held.number, None)
                 held.owner.wake()
             if current_event() is not None:  # else the group rebalances, and rows have to wait
-                self._step(held)
+                self.checkpoints.step(held)
             self.drain(held)
 
     def on_timer(self) -> None:
@@ -266,6 +258,15 @@ class Ownership(Service):
             self.stalls.look()
             for held in self.held.values():
                 self._read_again(held, now)
+
+    def end_due(self) -> None:
+        """Begin with what is past its maximum receive count or its time to live, without waiting for the timer."""
+        now = now_ms()
+        for held in list(self.held.values()):
+            if held.serving:
+                with self._alone(held):
+                    held.owner.work(now, self._with_ttl(held))
+                    self.drain(held)
 
     def _watch(self, held: OwnedPartition, now: int) -> None:
         """A partition whose own marker is not folded for long, though that is in the log, is unserved."""
@@ -342,140 +343,6 @@ class Ownership(Service):
         """Seconds that the oldest ack, extension or release has waited for Kafka."""
         return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
 
-    # ------------------------------------------------------------------ memory
-
-    def regulate(self, held: OwnedPartition) -> None:
-        """Read on or pause: a partition reads ahead of its receivers by so many bytes, the worker holds so many."""
-        partition = held.owner.partition
-        share = self.settings.memory_bytes // max(1, len(self.held))
-        wanted = partition.bytes < min(self.settings.read_ahead_bytes, share)
-        if not wanted and held.serving:
-            now = now_ms()
-            if partition.held_up or any(r.starving(held) for r in self.receivers):
-                held.starved_ms = now
-            wanted = now - held.starved_ms < READ_ON_MS and self._has_memory()
-        if wanted == held.paused:
-            held.paused = not wanted
-            tp = TP(self.topics.queue, held.number)
-            if wanted:
-                self.app.consumer.resume_reading(tp)
-            else:
-                self.app.consumer.pause_reading(tp)
-
-    def _has_memory(self) -> bool:
-        """Keep the worker under its limit by leaving payloads to the messages table; False if that is not enough."""
-        excess = sum(h.owner.partition.bytes for h in self.held.values()) - self.settings.memory_bytes
-        if excess < 0:
-            return True
-        if now_ms() < self._shed_at_ms:
-            return False
-        # a tenth more, so that this does not run again for every chunk
-        excess += self.settings.memory_bytes // 10
-        for held in sorted(self.held.values(), key=lambda h: -h.owner.partition.bytes):
-            partition = held.owner.partition
-            freed = partition.shed(excess, [queue for queue in partition.backlogs if self._is_wanted(queue)])
-            excess -= freed
-            if excess <= 0:
-                return True
-            held.owner.hurry_checkpoint()
-        # what could not be freed waits for a checkpoint, or for receivers; looking again costs a pass over everything
-        self._shed_at_ms = now_ms() + SHED_PAUSE_MS
-        return False
-
-    def _is_wanted(self, queue: str) -> bool:
-        return any(receiver.wants(queue) for receiver in self.receivers)
-
-    # ------------------------------------------------------------------ checkpoints
-
-    def _step(self, held: OwnedPartition) -> None:
-        owner, now = held.owner, now_ms()
-        begins = owner.checkpoint_is_due(now)
-        if begins and not self._turns.take(held.number, now):
-            return
-        try:
-            step = owner.step(now)
-        except InternalError as exc:
-            self.recover_again(held, str(exc))
-            return
-        if begins and not isinstance(step, WriteRows):
-            self._turns.end(held.number)
-        if isinstance(step, WriteRows):
-            rows = [(self.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
-        elif isinstance(step, WriteManifest):
-            rows = [(self.tables["progress"], step.key.encode(), step.value)]
-            self._weigh(held, len(step.value))
-        else:
-            if isinstance(step, Retire):
-                self._retire(held, step)
-            return
-        self._when_written(held, rows, [table.write(key, value) for table, key, value in rows])
-
-    def _weigh(self, held: OwnedPartition, manifest_bytes: int) -> None:
-        """A manifest has to fit a record. It is said long before it does not."""
-        if held.manifest_bytes <= MANIFEST_WARN_BYTES < manifest_bytes:
-            self.log.warning(
-                "The manifest of partition %s has %s bytes, of at most %s: %s messages in segments, %s queues purged "
-                "ahead of reading, %s ids of messages",
-                held.number,
-                manifest_bytes,
-                RECORD_MAX_BYTES,
-                held.owner.partition.segments.parked_total(),
-                len(held.owner.partition.purges),
-                len(held.owner.partition.recent),
-            )
-        held.manifest_bytes = manifest_bytes
-
-    def _when_written(self, held: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
-        done = asyncio.gather(*futures, return_exceptions=True)
-        done.add_done_callback(lambda done: None if done.cancelled() else self._written(held, rows, done.result()))
-
-    def _written(self, held: OwnedPartition, rows: list[_Row], results: list[Any]) -> None:
-        if self.held.get(held.number) is not held or not held.serving:
-            return
-        failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
-        if not failed:
-            self._turns.end(held.number)
-            held.owner.written(now_ms())
-            self.drain(held)
-            return
-        for row, error in failed:
-            if not isinstance(error, (KafkaTimeoutError, TimeoutError, ProducerFull)):
-                self.app.fail(InternalError(f"partition {held.number}: row {row[1]!r} was not written: {error!r}"))
-                return
-        self.log.warning("Partition %s: Kafka has not confirmed %s rows, writing them again", held.number, len(failed))
-        self.spawn(self._write_again(held, [row for row, _ in failed]))
-
-    async def _write_again(self, held: OwnedPartition, rows: list[_Row]) -> None:
-        """Kafka was away. A row that is written twice is the same row; the next ones wait for it."""
-        await asyncio.sleep(WRITE_AGAIN_S)
-        if self.held.get(held.number) is held and held.serving:
-            self._when_written(held, rows, [t.write_again(held.number, key, value) for t, key, value in rows])
-
-    def _retire(self, held: OwnedPartition, step: Retire) -> None:
-        held.checkpoint_s = time.monotonic()
-        tables = [(self.tables[table_of(key)], key.encode()) for key in step.rows]
-        tables += [(self.tables["progress"], key.encode()) for key in step.manifests]
-        deleted = [(table, key, table.write(key, None)) for table, key in tables]
-        self.spawn(self._see_deleted(held, deleted))
-        consumer = self.app.consumer
-        consumer.set_commit_position(TP(self.topics.queue, held.number), step.position, held.generation)
-        consumer.set_commit_position(TP(self.topics.markers, held.number), step.markers_position, held.generation)
-        self.spawn(self.changelogs.trim(held, self.topics, step.position, step.markers_position))
-
-    async def _see_deleted(
-        self, held: OwnedPartition, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]
-    ) -> None:
-        """Delete again what Kafka did not confirm: nothing names these rows, and they would stay for ever."""
-        while deleted:
-            results = await asyncio.gather(*(future for _, _, future in deleted), return_exceptions=True)
-            failed = [d for d, result in zip(deleted, results, strict=True) if isinstance(result, BaseException)]
-            if not failed:
-                return
-            await asyncio.sleep(WRITE_AGAIN_S)
-            if self.held.get(held.number) is not held:
-                return  # the next owner finds them
-            deleted = [(table, key, table.write_again(held.number, key, None)) for table, key, _ in failed]
-
     # ------------------------------------------------------------------ assignment
 
     def on_assignment(self, numbers: set[int]) -> None:
@@ -523,7 +390,7 @@ class Ownership(Service):
         consumer.start_from(markers, partition.markers_position, held.generation)
         consumer.start_from(queue, partition.position, held.generation)
         if held.serving:
-            self.regulate(held)
+            self.read_ahead.regulate(held)
 
     def _take_over(self, number: int, delay_s: float = 0.0) -> None:
         take_over = TakeOver(self, number)
@@ -562,7 +429,9 @@ class Ownership(Service):
     def _leave(self, held: OwnedPartition) -> None:
         """Serve a partition no longer; say what is still to be said."""
         del self.held[held.number]
-        self._turns.end(held.number)
+        self.checkpoints.let_go(held.number)
+        self.read_up.advanced(held)
+        self.copies.forget(held)
         held.outbox.drop_owners()
         last = held.owner.leave()
         held.outbox.writer = NOBODY
@@ -669,8 +538,11 @@ class Ownership(Service):
             await asyncio.sleep(0.01)
         return True
 
+    async def on_start(self) -> None:
+        await self.log_ends.start()
+
     async def on_stop(self) -> None:
         self.stop_serving()
         for task in list(self._background):
             task.cancel()
-        await self.changelogs.close()
+        await asyncio.gather(self.changelogs.close(), self.log_ends.stop())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
+from typing import TypeVar
 
 import msgspec
 
@@ -14,6 +15,7 @@ from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipts
+from marq.clock import now_ms
 from marq.core.state import MessageState
 from marq.errors import MarqError, UnavailableError
 
@@ -25,12 +27,26 @@ ASK_AGAIN_S = 0.1
 FOLDED_S = 0.002
 
 
+Told = TypeVar("Told")
+
+
 class Lease(Enum):
     """Of one delivery."""
 
     HELD = "held"  # the receiver has the message
     OVER = "over"  # it is to be, or was, delivered again
     DONE = "done"  # the message is finished
+
+
+class Latest(msgspec.Struct, array_like=True):
+    """The last delivery of a message.
+
+    HELD: it can be extended, be its time over or not. OVER: its receiver gave it back. DONE: the message is finished.
+    """
+
+    lease: Lease
+    epoch: int = -1
+    delivery: int = -1
 
 
 class Deliveries(msgspec.Struct):
@@ -57,25 +73,37 @@ class Leases:
 
     async def states(self, receipts: Sequence[str]) -> list[Lease | MarqError]:
         """Of each delivery, by its receipt, how it stands; an error where nobody can tell. Receipts have to be good."""
-        if not receipts:
-            return []
+        return await self._each(receipts, self.states_here)
+
+    async def latest(self, receipts: Sequence[str]) -> list[Latest | MarqError]:
+        """The last delivery of each message of which a receipt is one; see `states`."""
+        return await self._each(receipts, self.latest_here)
+
+    async def _each(
+        self, receipts: Sequence[str], ask: Callable[[Deliveries], Awaitable[list[Told]]]
+    ) -> list[Told | MarqError]:
+        """What the owners answer of each receipt."""
         places: dict[int, list[int]] = {}
         read = [self._receipts.read(receipt) for receipt in receipts]
         for i, receipt in enumerate(read):
             places.setdefault(receipt[0], []).append(i)
-        states: list[Lease | MarqError] = [Lease.DONE] * len(receipts)
         answers = await asyncio.gather(
-            *(self._of(number, [read[i][1:4] for i in chosen]) for number, chosen in places.items())
+            *(self._of(number, [read[i][1:4] for i in chosen], ask) for number, chosen in places.items())
         )
+        told: dict[int, Told | MarqError] = {}
         for chosen, answer in zip(places.values(), answers, strict=True):
             for k, i in enumerate(chosen):
-                states[i] = answer if isinstance(answer, MarqError) else answer[k]
-        return states
+                told[i] = answer if isinstance(answer, MarqError) else answer[k]
+        return [told[i] for i in range(len(receipts))]
 
-    async def _of(self, number: int, deliveries: list[tuple[int, int, int]]) -> list[Lease] | MarqError:
-        asked = Deliveries(number, deliveries)
+    async def _of(
+        self,
+        number: int,
+        deliveries: list[tuple[int, int, int]],
+        ask: Callable[[Deliveries], Awaitable[list[Told]]],
+    ) -> list[Told] | MarqError:
         try:
-            return await self._owners.ask(number, self.states_here, asked, OPERATION_TIMEOUT_S)
+            return await self._owners.ask(number, ask, Deliveries(number, deliveries), OPERATION_TIMEOUT_S)
         except MarqError as exc:
             return exc
 
@@ -114,12 +142,30 @@ class Leases:
     async def states_here(self, asked: Deliveries) -> list[Lease]:
         """How deliveries stand in a partition of this worker."""
         held = self._owners.serving_here(asked.partition)
-        return [lease_of(held, *delivery) for delivery in asked.deliveries]
+        return [lease_of(held, *delivery, now_ms()) for delivery in asked.deliveries]
+
+    @peer_call("latest")
+    async def latest_here(self, asked: Deliveries) -> list[Latest]:
+        """See `latest`, of a partition of this worker."""
+        held = self._owners.serving_here(asked.partition)
+        return [latest_of(held, offset) for _, _, offset in asked.deliveries]
 
 
-def lease_of(held: OwnedPartition, epoch: int, delivery: int, offset: int) -> Lease:
+def lease_of(held: OwnedPartition, epoch: int, delivery: int, offset: int, now_ms: int) -> Lease:
+    """How a delivery stands. It is over when its time is, also while no record has told the partition so."""
     partition = held.owner.partition
     state = partition.state_of(offset)
     if state is MessageState.IN_FLIGHT and partition.is_current(offset, epoch, delivery):
-        return Lease.HELD
+        return Lease.OVER if partition.deliveries[offset].is_over(held.owner.clock_at(now_ms)) else Lease.HELD
     return Lease.DONE if state is MessageState.DONE else Lease.OVER
+
+
+def latest_of(held: OwnedPartition, offset: int) -> Latest:
+    """The last delivery of a message."""
+    partition = held.owner.partition
+    delivered = partition.deliveries.get(offset)
+    if partition.state_of(offset) is MessageState.DONE:
+        return Latest(Lease.DONE)
+    if delivered is None or not delivered.leased:
+        return Latest(Lease.OVER)
+    return Latest(Lease.HELD, delivered.epoch, delivered.delivery)

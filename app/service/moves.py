@@ -17,7 +17,7 @@ from mode import Service
 
 from app.engine.catalog import Draft, MoveTask, QueueRecord
 from app.service.operations import QueueService
-from marq.errors import MarqError, NotPossibleError, UnavailableError
+from marq.errors import MarqError, NotPossibleError, UnavailableError, UnknownQueueError
 
 #: Tasks of a queue that are remembered.
 KEPT = 10
@@ -25,6 +25,8 @@ KEPT = 10
 INTERVAL_S = 0.25
 #: Seconds between notes of how far a task is.
 NOTE_S = 1.0
+#: Why a task failed whose target was deleted.
+NO_TARGET = "the queue that they are moved to does not exist"
 #: Messages of one partition that are moved at once.
 BATCH = 200
 
@@ -154,7 +156,7 @@ class Moves(Service):
 
     async def _move_in(self, number: int, queue: str, task: MoveTask, limit: int) -> tuple[int, bool, str]:
         """Move some of one partition: how many, whether it has no more, and why it can't go on."""
-        found = await self._operations.move_in(number, queue, None, limit, task.to or None)
+        found = await self._operations.move_in(number, queue, None, limit, task.to or None, make=False)
         if isinstance(found, UnavailableError):
             await asyncio.sleep(INTERVAL_S)
             return 0, False, ""
@@ -162,6 +164,8 @@ class Moves(Service):
             return 0, False, str(found)
         errors = [result for result in found.values() if isinstance(result, MarqError)]
         count = len(found) - len(errors)
+        if any(isinstance(error, UnknownQueueError) for error in errors):
+            return count, False, NO_TARGET
         if errors and not count and not any(isinstance(error, UnavailableError) for error in errors):
             return 0, False, str(errors[0])
         return count, not found or min(found) >= task.before[number], ""

@@ -24,6 +24,7 @@ from app.service.leases import Leases
 from app.service.meters import Meters
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.paging import page_of
+from app.service.purges import Purges
 from app.service.receipts import Receipt, Receipts, by_delivery
 from app.service.receives import Receives
 from app.service.turnstile import Turnstile
@@ -73,23 +74,27 @@ class RejectHere(msgspec.Struct):
 
 
 class MoveHere(msgspec.Struct):
-    """Messages of one partition that are to be moved: those named, or up to `limit`; see `QueueService.move`."""
+    """Messages of one partition that are to be moved: those named, or up to `limit`; see `QueueService.move`.
+
+    ``make``: a queue that is not there is made, where sending makes queues.
+    """
 
     partition: int
     queue: str
     offsets: list[int] | None
     limit: int
     to: str | None
+    make: bool = True
 
 
 class FromProtocol(Entry, frozen=True, kw_only=True):
     """A message with headers that its protocol adds to those of its sender.
 
-    ``uncounted_bytes``: those of them that are not the sender's.
+    ``size_bytes``: its size, as the protocol counts it against the limit of the queue; None: all of it counts.
     """
 
     protocol_headers: dict[str, bytes] = {}  # noqa: RUF012 - a struct copies it
-    uncounted_bytes: int = 0
+    size_bytes: int | None = None
 
 
 class Moved(msgspec.Struct):
@@ -113,6 +118,7 @@ class QueueService(Service):
         self.receipts = Receipts(lambda: self.catalog.secret, lambda: self.catalog.previous_secrets)
         self.receives = Receives(ownership, self.receipts, meters, peers)
         self.leases = Leases(ownership, self.receipts, peers)
+        self.purges = Purges(ownership, peers)
         self.recent = RecentReceives()
         self._owners = Owners(ownership, peers)
         self._partition_turn = random.randrange(1 << 16)
@@ -242,12 +248,11 @@ class QueueService(Service):
             headers += fifo_headers(message, settings, life)
         elif message.group is not None:
             headers.append((H_GROUP, message.group.encode()))
-        if settings.max_message_bytes and size > settings.max_message_bytes:
-            size_sent = size - (message.uncounted_bytes if isinstance(message, FromProtocol) else 0)
-            if size_sent > settings.max_message_bytes:
-                raise TooLargeError(
-                    f"a message of {size_sent} bytes; the queue takes at most {settings.max_message_bytes}"
-                )
+        counted = size
+        if type(message) is FromProtocol and message.size_bytes is not None:
+            counted = message.size_bytes
+        if settings.max_message_bytes and counted > settings.max_message_bytes:
+            raise TooLargeError(f"a message of {counted} bytes; the queue takes at most {settings.max_message_bytes}")
         if size > MESSAGE_MAX_BYTES // 2:
             size = len(message.payload) + sum(HEADER_OVERHEAD_BYTES + len(n.encode()) + len(v) for n, v in headers)
             if size > MESSAGE_MAX_BYTES - RECORD_ROOM_BYTES:
@@ -450,12 +455,16 @@ class QueueService(Service):
             await self.catalog.require_or_make(to)
 
     async def move_in(
-        self, number: int, queue: str, offsets: list[int] | None, limit: int, to: str | None
+        self, number: int, queue: str, offsets: list[int] | None, limit: int, to: str | None, make: bool = True
     ) -> dict[int, Sent | MarqError] | MarqError:
-        """Move messages of one partition; see `move` and `move_some`. By offset, or why none of them could be."""
+        """Move messages of one partition; see `move` and `move_some`. By offset, or why none of them could be.
+
+        Args:
+            make: whether a queue that is not there is made, where sending makes queues.
+        """
         if number >= self.ownership.topics.partitions:
             return NotFoundError(f"there is no partition {number}")
-        asked = MoveHere(number, queue, offsets, limit, to)
+        asked = MoveHere(number, queue, offsets, limit, to, make)
         try:
             moved = await self._owners.ask(number, self.move_here, asked, OPERATION_TIMEOUT_S)
         except MarqError as exc:
@@ -467,7 +476,7 @@ class QueueService(Service):
     async def move_here(self, asked: MoveHere) -> list[Moved]:
         """Move messages of a partition of this worker."""
         held = self._owners.serving_here(asked.partition)
-        found = await self.ownership.copies.move(held, asked.queue, asked.offsets, asked.limit, asked.to)
+        found = await self.ownership.copies.move(held, asked.queue, asked.offsets, asked.limit, asked.to, asked.make)
         return [
             Moved(offset, error=problems.entry(place)) if isinstance(place, MarqError) else Moved(offset, *place)
             for offset, place in found.items()
@@ -580,13 +589,11 @@ class QueueService(Service):
     async def delete_queue(self, queue: str) -> None:
         """The queue is no more; what is in it is purged."""
         self._check_not_topic_mode()
-        topics = self.ownership.topics
-        await self.catalog.purge(queue, topics.queue, topics.partitions, delete=True)
+        await self.purges.purge(queue, delete=True)
 
     async def purge_queue(self, queue: str) -> None:
-        """Everything that is in the queue now will be gone."""
-        topics = self.ownership.topics
-        await self.catalog.purge(queue, topics.queue, topics.partitions)
+        """Everything that is in the queue now is gone, and ids of messages that were sent are forgotten."""
+        await self.purges.purge(queue)
 
     def _check_not_topic_mode(self) -> None:
         if self.settings.queue_id is not None:

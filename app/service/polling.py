@@ -40,10 +40,14 @@ EXPIRE_S = 1.0
 
 
 class Watch(msgspec.Struct):
-    """Which queues another worker wants messages of. Without a URL it only asks what is ready now."""
+    """Which queues another worker wants messages of. Without a URL it only asks what is ready now.
+
+    `read_up`: once everything is folded that was confirmed before.
+    """
 
     queues: list[str]
     url: str
+    read_up: bool = False
 
 
 class Ready(msgspec.Struct):
@@ -69,6 +73,9 @@ class Receivers(Protocol):
 
     def has_ready(self, queue: str) -> bool:
         """True if a partition of this worker may have something for a receiver of `queue`."""
+
+    async def read_up(self, queue: str) -> None:
+        """Wait until what was confirmed before is folded in this worker's partitions."""
 
     async def fetch(self, queue: str, url: str) -> bool:
         """Take what another worker has right now for the first who waits here; False if that was nothing."""
@@ -161,7 +168,8 @@ class PeerPolling:
 
         Args:
             watch: all are asked to tell when that changes; an answer that comes late counts when it comes.
-            last_look: wait a little longer for one that does not answer, where the others have nothing.
+            last_look: what was confirmed before has to be found. Wait a little longer for one that does not answer,
+                where the others have nothing.
         """
         urls = self._peers.others()
         if not urls:
@@ -170,7 +178,7 @@ class PeerPolling:
         if watch:
             asked = {self._watch(url, queue): url for url in urls}
         else:
-            asked = {asyncio.ensure_future(self._is_ready(url, queue)): url for url in urls}
+            asked = {asyncio.ensure_future(self._is_ready(url, queue, last_look)): url for url in urls}
         prompt = {answer for answer, url in asked.items() if not self._is_slow(url)}
         done = await _within(SLOW_S, prompt)
         found = [answer.result() for answer in done]
@@ -188,9 +196,9 @@ class PeerPolling:
         now = asyncio.get_running_loop().time()
         return now - self._watching.get(url, now) > SLOW_S
 
-    async def _is_ready(self, url: str, queue: str) -> bool:
+    async def _is_ready(self, url: str, queue: str, read_up: bool) -> bool:
         try:
-            answer = await self._peers.call(url, self.on_watch, Watch([queue], ""))
+            answer = await self._peers.call(url, self.on_watch, Watch([queue], "", read_up))
         except MarqError as exc:
             log.debug("%s", exc)
             return False
@@ -249,6 +257,8 @@ class PeerPolling:
         loop = asyncio.get_running_loop()
         ready = []
         for queue in watch.queues:
+            if watch.read_up and not self._receivers.has_ready(queue):
+                await self._receivers.read_up(queue)
             if self._receivers.has_ready(queue):
                 ready.append(queue)
             if watch.url:

@@ -24,7 +24,8 @@ from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import Release
 from marq.core.segments import Segment
-from marq.core.starts import Pending
+from marq.core.stamps import next_stamps, shares_of
+from marq.core.starts import HAND_OUT_MS, Pending
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
 from marq.protocol.headers import DEAD, H_GROUP, HEADER_KEY, RESERVED
@@ -40,6 +41,8 @@ GRACE_S = 10.0
 LATE_S = 1.0
 #: Seconds that a receive which has something waits for more that is on its way from other partitions.
 ANSWER_AFTER_S = 0.02
+#: Milliseconds of waiting from which on a receive need not ask where the logs end: what was sent before is read.
+LONG_MS = 250
 #: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
 ELSEWHERE_FIRST = 8
 #: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
@@ -49,13 +52,17 @@ REFUSED_MAX, PASSED_MAX = 16, 1_000
 
 
 class ReceiveHere(msgspec.Struct):
-    """What another worker wants for a receiver of its own. `whole`: with our own headers too."""
+    """What another worker wants for a receiver of its own.
+
+    `whole`: with our own headers too. `read_up`: if nothing is ready, look again once all is folded that was confirmed.
+    """
 
     queue: str
     limit: int
     lease_ms: int
     name: str
     whole: bool = False
+    read_up: bool = False
 
 
 class Waiter:
@@ -158,10 +165,12 @@ class Receives:
         if self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
             return self._answer(waiter)
         self._take_in_turn(waiter)
-        if not waiter.pending:
-            if wait_ms <= 0 or self.closing:
-                await self._look_elsewhere(waiter, last=True)
+        if not waiter.pending and (wait_ms < LONG_MS or self.closing):
+            await self._last_look(waiter)
+            if waiter.messages or wait_ms <= 0 or self.closing:
                 return self._answer_in_time(waiter)
+            self._take_in_turn(waiter)
+        if not waiter.pending:
             self._waiting.setdefault(queue, deque()).append(waiter)
             self.polling.poll_peers(queue)
         self.count += 1
@@ -173,6 +182,39 @@ class Receives:
             self.count -= 1
             self._finish(waiter)
         return self._answer_in_time(waiter)
+
+    async def _last_look(self, waiter: Waiter) -> None:
+        """Nothing is here, and the receiver does not wait: look for what was sent, or given back, just before.
+
+        All owners are asked. What becomes ready here meanwhile comes to the waiter in its turn.
+        """
+        self._waiting.setdefault(waiter.queue, deque()).append(waiter)
+        self.count += 1
+        elsewhere = asyncio.ensure_future(self.polling.ready_at(waiter.queue, watch=False, last_look=True))
+        here = asyncio.ensure_future(self.read_up(waiter.queue))
+        try:
+            await asyncio.wait((waiter.future, asyncio.gather(elsewhere, here)), return_when=asyncio.FIRST_COMPLETED)
+            if waiter.pending:  # it takes milliseconds, or Kafka is away
+                timer = asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
+                waiter.over = True
+                await waiter.future
+                timer.cancel()
+            self._leave_line(waiter)
+            if not waiter.messages and not waiter.gone():
+                waiter.over = False
+                waiter.future = asyncio.get_running_loop().create_future()
+                await self._fetch_from(waiter, await elsewhere, read_up=True)
+        finally:
+            elsewhere.cancel()
+            here.cancel()
+            self.count -= 1
+            if waiter.pending:
+                self._finish(waiter)
+            self._leave_line(waiter)
+
+    async def read_up(self, queue: str) -> None:
+        """Wait until what was confirmed before is folded in this worker's partitions."""
+        await self.ownership.read_up.wait(queue, self.ownership.copies)
 
     def _answer_in_time(self, waiter: Waiter) -> list[Received]:
         if not waiter.messages and any(
@@ -187,6 +229,8 @@ class Receives:
     def _answer(self, waiter: Waiter) -> list[Received]:
         """What the waiter gets. Called last of all: of messages whose lease is over nothing leaves."""
         self._drop_late(waiter)
+        if len(waiter.until) > 1 and not self.catalog.settings_of(waiter.queue).fifo:
+            waiter.messages.sort(key=lambda one: (one.sent_ms, one.partition, one.offset))
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
@@ -213,6 +257,9 @@ class Receives:
         future = asyncio.get_running_loop().create_future()
         waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, future, asked.whole)
         self._take_in_turn(waiter)
+        if not waiter.pending and asked.read_up:
+            await self.read_up(asked.queue)
+            self._take_in_turn(waiter)
         if not waiter.pending:
             return []
         waiter.away = True  # not to be put in line here
@@ -226,13 +273,16 @@ class Receives:
 
     # ------------------------------------------------------------------ receive: at other workers
 
-    async def _look_elsewhere(self, waiter: Waiter, last: bool = False) -> bool:
+    async def _look_elsewhere(self, waiter: Waiter) -> bool:
         """Take what another worker has right now; False if there is nothing."""
-        for url in await self.polling.ready_at(waiter.queue, watch=False, last_look=last):
+        return await self._fetch_from(waiter, await self.polling.ready_at(waiter.queue, watch=False))
+
+    async def _fetch_from(self, waiter: Waiter, urls: Sequence[str], read_up: bool = False) -> bool:
+        for url in urls:
             asked_ms = now_ms()
-            waiter.messages = await self._fetch(url, waiter)
+            waiter.messages = await self._fetch(url, waiter, read_up)
             if waiter.messages:
-                waiter.until = [(asked_ms + waiter.lease_ms, len(waiter.messages))]
+                waiter.until = [(asked_ms + (waiter.lease_ms or HAND_OUT_MS), len(waiter.messages))]
                 return True
         return False
 
@@ -251,7 +301,7 @@ class Receives:
         if messages and (waiter.done or waiter.future.done()):
             self._give_back(messages)
         elif messages:
-            waiter.messages, waiter.until = messages, [(asked_ms + waiter.lease_ms, len(messages))]
+            waiter.messages, waiter.until = messages, [(asked_ms + (waiter.lease_ms or HAND_OUT_MS), len(messages))]
             waiter.future.set_result(None)
         elif self.closing or waiter.over:
             self._give_up(waiter)
@@ -260,12 +310,12 @@ class Receives:
             self._serve(queue)
         return bool(messages)
 
-    async def _fetch(self, url: str, waiter: Waiter) -> list[Received]:
+    async def _fetch(self, url: str, waiter: Waiter, read_up: bool = False) -> list[Received]:
         try:
             return await self.peers.call(
                 url,
                 self.receive_here,
-                ReceiveHere(waiter.queue, waiter.limit, waiter.lease_ms, waiter.name, waiter.whole),
+                ReceiveHere(waiter.queue, waiter.limit, waiter.lease_ms, waiter.name, waiter.whole, read_up),
             )
         except MarqError as exc:
             log.info("%s", exc)
@@ -294,17 +344,25 @@ class Receives:
         self._take(waiter)
 
     def _take(self, waiter: Waiter) -> None:
-        """Ask the partitions here, one after the other, until the waiter has enough on its way."""
-        held = [h for h in self.ownership.held.values() if h.serving]
+        """Ask the partitions here until the waiter has enough on its way: oldest first, unless groups keep an order."""
+        queue, left = waiter.queue, waiter.limit
+        held = [h for h in self.ownership.held.values() if h.serving and h.owner.partition.has_ready(queue)]
         if not held or self.closing:
             return
+        exhausted: set[int] = set()
         self._turn += 1
         first = self._turn % len(held)
-        left = waiter.limit
-        for one in held[first:] + held[:first]:
-            left -= self._take_from(one, waiter, left)
+        held = held[first:] + held[:first]
+        if len(held) > 1 and not self.catalog.settings_of(queue).fifo:
+            for i, share in shares_of(left, [next_stamps(h.owner.partition, queue) for h in held]):
+                count = self._take_from(held[i], waiter, share)
+                left -= count
+                if count < share:
+                    exhausted.add(i)
+        for one in (one for i, one in enumerate(held) if i not in exhausted):
             if left <= 0:
                 return
+            left -= self._take_from(one, waiter, left)
 
     def _take_from(self, held: OwnedPartition, waiter: Waiter, limit: int) -> int:
         """How many messages of one partition are on their way to the waiter now."""
@@ -409,6 +467,9 @@ class Receives:
         self._asking.pop(waiter, None)
         for _, pending in waiter.pending:
             pending.cancel()
+        self._leave_line(waiter)
+
+    def _leave_line(self, waiter: Waiter) -> None:
         line = self._waiting.get(waiter.queue)
         if line is not None:
             if waiter in line:

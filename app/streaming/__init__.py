@@ -2,4 +2,18 @@
 
 Everything that reaches into the internals of either library is here. May import `app.kafka`, `app.settings`,
 `app.logs` and `marq`.
+
+=================  ===================================================================================================
+`faust_app`        the Faust app of marq
+`transport`        Faust's transport in chunks: the consumer in the main thread
+`consumer_thread`  the thread that fetches
+`chunks`           what the one hands to the other
+`batches`          decodes what was fetched, also what is damaged
+`paced_client`     asks for leaders at a bounded rate
+`producer`         appends idempotently
+`sender`           sends the producer's batches, each partition by itself
+`raw_table`        tables of raw rows in RocksDB, with a changelog
+`assignor`         which worker gets which partitions
+`faults`           an error of our own in a callback or task stops the worker
+=================  ===================================================================================================
 """

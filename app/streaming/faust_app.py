@@ -22,9 +22,10 @@ from mode import Service
 
 from app.logs import calm_client
 from app.streaming.assignor import StickyAssignor
+from app.streaming.chunks import Chunk, ChunkQueue
 from app.streaming.producer import IdempotentProducer
 from app.streaming.raw_table import SegmentTable
-from app.streaming.transport import Chunk, ChunkConsumer, ChunkQueue, ChunkTransport, OffsetOutOfRange
+from app.streaming.transport import ChunkConsumer, ChunkTransport, OffsetOutOfRange
 from marq.errors import MarqError
 from marq.protocol.limits import RECORD_MAX_BYTES
 

@@ -1,1 +1,1 @@
-"""Drivers of the peers, run beside marq in the same run and against the same broker."""
+"""Drivers of the peers, which run in the same run as marq, on the same broker."""

@@ -1,4 +1,4 @@
-"""Kafka share groups (KIP-932), by `ShareGroup.java`, compiled with Eclipse's compiler: no JDK is needed."""
+"""Kafka share groups (KIP-932), driven by `ShareGroup.java`, which Eclipse's compiler compiles: no JDK is needed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCE = Path(__file__).with_name("ShareGroup.java")
 
 
 def compile_driver() -> Path:
-    """The folder with the driver's classes; compiled anew when the source is newer."""
+    """The folder with the driver's classes, which are compiled again when the source is newer."""
     jars = install_kafka()
     home = default_cache_dir() / "bench"
     home.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def compile_driver() -> Path:
 def run(
     bootstrap: str, *, messages: int, mode: str, batch: int, rate: int, phases: list[str], size: int
 ) -> dict[str, dict[str, str]]:
-    """One run of the driver; its RESULT lines are printed and returned by phase."""
+    """Run the driver. Its RESULT lines are printed and returned by phase."""
     classes = compile_driver()
     command = java_command(install_kafka(), "-Xmx512m")
     command[-1] = f"{command[-1]}{os.pathsep}{classes}"

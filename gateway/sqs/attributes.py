@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,7 +13,7 @@ from gateway.sqs.errors import SqsError, bad_value, missing
 from gateway.sqs.limits import KIB, Limits
 from gateway.sqs.model import enum_of
 from gateway.sqs.urls import Place, queue_of_arn
-from marq.core.policies import LEASE_MIN_MS, QueueSettings
+from marq.core.policies import QueueSettings
 
 COUNTS = {
     "ApproximateNumberOfMessages": "ready",
@@ -91,22 +91,25 @@ class Attributes:
 
     def new(self, queue: str, given: dict[str, str], tags: dict[str, str]) -> Draft:
         """A queue that is made. Raises `SqsError`."""
-        fifo = given.get("FifoQueue")
-        if fifo not in (None, "true"):
-            raise _unknown("FifoQueue") if fifo == "false" else _invalid("FifoQueue")
-        check_new_name(queue, fifo is not None)
+        fifo = "FifoQueue" in given
+        if fifo and not _flag("FifoQueue", given["FifoQueue"]):
+            raise _unknown("FifoQueue")
+        check_new_name(queue, fifo)
         values: dict[str, Any] = {
             number.setting: number.default(self._limits) * number.factor
             for number in NUMBERS.values()
             if number.setting is not None
         }
-        settings = QueueSettings(fifo=fifo is not None, **values)
+        settings = QueueSettings(fifo=fifo, **values)
         return self._changed(queue, Draft(settings, {}, tags), given)
 
     def changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
         """A queue some of whose attributes are set. Raises `SqsError`."""
-        if "FifoQueue" in given and (given["FifoQueue"] == "true") != old.settings.fifo:
-            raise _invalid("FifoQueue", "Modifying queue type is not supported.")
+        if "FifoQueue" in given:
+            if not old.settings.fifo:
+                raise _unknown("FifoQueue")
+            if not _flag("FifoQueue", given["FifoQueue"]):
+                raise _invalid("FifoQueue", "Modifying queue type is not supported.")
         new = self._changed(queue, old, given)
         if new.settings.deduplication_scope != old.settings.deduplication_scope:
             # it decides in which partition a group is
@@ -116,9 +119,18 @@ class Attributes:
     def _changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
         settings, beside = msgspec.structs.asdict(old.settings), dict(old.attributes)
         known = enum_of("QueueAttributeName") - _COMPUTED
+        if "KmsMasterKeyId" in given:  # what else is given counts as it is given
+            beside.pop(BESIDE + "SqsManagedSseEnabled", None)
+            if not given["KmsMasterKeyId"]:
+                beside.pop(BESIDE + "KmsDataKeyReusePeriodSeconds", None)
+                beside[BESIDE + "SqsManagedSseEnabled"] = "false"
         for name, text in given.items():
-            if name not in known or (name in _FIFO_ONLY and not old.settings.fifo):
+            if name not in known:
                 raise _unknown(name)
+            if name in _FIFO_ONLY and not old.settings.fifo:
+                raise SqsError(
+                    "InvalidAttributeName", f"You can specify the {name} only when FifoQueue is set to true."
+                )
             if name in NUMBERS:
                 self._set_number(settings, beside, name, text)
             elif name == "RedrivePolicy":
@@ -146,7 +158,7 @@ class Attributes:
             beside[BESIDE + name] = str(int(text))
         else:
             value = int(text) * number.factor
-            settings[number.setting] = max(value, LEASE_MIN_MS) if name == "VisibilityTimeout" else value
+            settings[number.setting] = value
 
     def _redrive(self, queue: str, fifo: bool, text: str) -> dict[str, Any]:
         if not text.strip():
@@ -170,8 +182,6 @@ class Attributes:
         record = self._queues.record_of(target)
         if (record is not None and record.settings.fifo) != fifo:
             raise wrong("Dead-letter queue must be same type of queue as the source.")
-        if target == queue:
-            raise wrong("The queue can't be its own dead-letter queue.")
         if record is not None and not record.settings.takes_dead_letters_of(queue):
             raise wrong(f"Queue {target} does not allow to be the dead-letter queue of {queue}.")
         return {"max_receives": int(count), "dead_letter_queue": target}
@@ -180,20 +190,33 @@ class Attributes:
 
     def told(self, queue: str, record: QueueRecord | None, settings: QueueSettings, place: Place) -> dict[str, str]:
         """All attributes of a queue but the counts."""
-        beside = record.attributes if record is not None else {}
-        found: dict[str, str] = {}
-        for name, number in NUMBERS.items():
-            if number.setting is not None:
-                value = getattr(settings, number.setting)
-                found[name] = str(value // number.factor if value or name == "DelaySeconds" else self._unset(name))
-            elif name != "KmsDataKeyReusePeriodSeconds":
-                found[name] = beside.get(BESIDE + name, str(number.default(self._limits)))
+        found = self._values(settings, record.attributes if record is not None else {}, place)
         found["QueueArn"] = place.arn_of(queue)
         if record is not None:
             found["CreatedTimestamp"] = str(record.created_ms // 1000)
             found["LastModifiedTimestamp"] = str(record.changed_ms // 1000)
         else:
             found["CreatedTimestamp"] = found["LastModifiedTimestamp"] = "0"
+        return found
+
+    def difference(self, old: Draft, new: Draft, names: Iterable[str], place: Place) -> str | None:
+        """The first of these attributes that has another value in `new`; None if they are the same."""
+        before, after = (self._values(draft.settings, draft.attributes, place) for draft in (old, new))
+        return next((name for name in names if before.get(name) != after.get(name)), None)
+
+    def _values(self, settings: QueueSettings, beside: dict[str, str], place: Place) -> dict[str, str]:
+        """The attributes that can be set."""
+        found: dict[str, str] = {}
+        for name, number in NUMBERS.items():
+            if number.setting is not None:
+                value = getattr(settings, number.setting)
+                found[name] = str(
+                    value // number.factor
+                    if value or name in ("DelaySeconds", "VisibilityTimeout")
+                    else self._unset(name)
+                )
+            elif name != "KmsDataKeyReusePeriodSeconds":
+                found[name] = beside.get(BESIDE + name, str(number.default(self._limits)))
         if settings.max_receives and settings.dead_letter_queue:
             policy = {
                 "deadLetterTargetArn": place.arn_of(settings.dead_letter_queue),
@@ -299,9 +322,10 @@ def _json_map(name: str, text: str) -> dict[str, Any]:
 
 
 def _flag(name: str, text: str) -> bool:
-    if text not in ("true", "false"):
+    """A boolean; Python's `str(True)` is taken too, as AWS takes it."""
+    if text not in ("true", "false", "True", "False"):
         raise _invalid(name)
-    return text == "true"
+    return text in ("true", "True")
 
 
 def _one_of(name: str, text: str, values: dict[str, str]) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 from aiohttp import web
 
 from gateway.auth import Grants
+from gateway.sqs.messages import trace_in
 from gateway.sqs.signature import region_of
 from gateway.sqs.urls import REGION, Place, place_of
 
@@ -25,6 +26,12 @@ class Call:
     def place(self) -> Place:
         """Where the client reached us."""
         return place_of(self._request, self._account, region_of(self._request) or REGION)
+
+    @property
+    def trace(self) -> bytes | None:
+        """What `X-Amzn-Trace-Id` says: the trace of the messages that it sends."""
+        text = self._request.headers.get("X-Amzn-Trace-Id")
+        return trace_in(text) if text else None
 
     @property
     def gone(self) -> Callable[[], bool]:

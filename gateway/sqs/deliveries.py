@@ -16,7 +16,7 @@ from gateway.sqs.limits import Limits
 from gateway.sqs.memory import Attempts, FirstReceives
 from gateway.sqs.messages import MessageIds, md5_of, md5_of_attributes
 from gateway.sqs.model import enum_of
-from marq.core.policies import LEASE_MIN_MS, QueueSettings
+from marq.core.policies import QueueSettings
 from marq.errors import LeaseOverError, MarqError
 from marq.protocol.headers import (
     H_DEAD_QUEUE,
@@ -65,7 +65,7 @@ class Deliveries:
         if wait_s is None:
             wait_s = wait_s_of(self._operations.catalog.records.get(queue))
         settings = self._operations.catalog.settings_of(queue)
-        lease_ms = settings.visibility_timeout_ms if lease_s is None else max(lease_s * 1000, LEASE_MIN_MS)
+        lease_ms = settings.visibility_timeout_ms if lease_s is None else lease_s * 1000
         attempt = request.ReceiveRequestAttemptId if settings.fifo else None
         received: list[Received] = []
         if attempt is not None:
@@ -142,7 +142,7 @@ class Deliveries:
         if H_GROUP in headers:
             found["MessageGroupId"] = headers[H_GROUP].decode(errors="replace")
         if settings.fifo:
-            found["SequenceNumber"] = messages.sequence_number(one.offset)
+            found["SequenceNumber"] = self._ids.sequence_number(one.partition, one.offset)
             name = headers.get(H_DEDUP, headers.get(H_DEDUP_WAS))
             if name is not None:
                 found["MessageDeduplicationId"] = name.rpartition(b"\0")[2].decode(errors="replace")
@@ -217,8 +217,12 @@ class Deliveries:
 
     async def _change(self, queue: str, receipts: list[str], lease_s: int) -> list[SqsError | None]:
         async def settle(good: list[str]) -> Sequence[MarqError | None]:
-            states = await self._operations.leases.states(good)
-            held = [r for r, s in zip(good, states, strict=True) if s is Lease.HELD]
+            states: Sequence[Lease | MarqError]
+            if self._operations.catalog.settings_of(queue).fifo:
+                held, states = good, await self._operations.leases.states(good)
+            else:
+                held, states = await self._latest(good)
+            held = [r for r, s in zip(held, states, strict=True) if s is Lease.HELD]
             if lease_s:
                 errors = iter(await self._operations.extend(held, lease_s * 1000))
             else:
@@ -228,6 +232,24 @@ class Deliveries:
             ]
 
         return await self._settled(queue, receipts, settle)
+
+    async def _latest(self, receipts: list[str]) -> tuple[list[str], list[Lease | MarqError]]:
+        """The receipts of the last deliveries of those messages, and how they stand.
+
+        Whoever is late with a heartbeat keeps the message, if it has not been given back since.
+        """
+        read, make = self._operations.receipts.read, self._operations.receipts.make
+        latest = list(receipts)
+        states: list[Lease | MarqError] = []
+        for i, found in enumerate(await self._operations.leases.latest(receipts)):
+            if isinstance(found, MarqError):
+                states.append(found)
+                continue
+            states.append(found.lease)
+            if found.lease is Lease.HELD:
+                number, _, _, *rest = read(receipts[i])
+                latest[i] = make(number, found.epoch, found.delivery, *rest)
+        return latest, states
 
     # ------------------------------------------------------------------ what batches share
 

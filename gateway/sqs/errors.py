@@ -17,9 +17,9 @@ class Kind(NamedTuple):
 
     type: str  # in the JSON protocol
     code: str  # in the query protocol, and in `x-amzn-query-error`
-    status: int = 400  # in the query protocol
-    json_status: int = 400
+    status: int = 400
     fault: str = "Sender"
+    json_status: int | None = None  # in the JSON protocol, where it is another
 
 
 #: Errors by the names that this package uses for them: the shape's name where the service model has one.
@@ -51,25 +51,27 @@ KINDS: dict[str, Kind] = {
     "InvalidParameterValue": Kind(_COMMON + "InvalidParameterValueException", "InvalidParameterValue"),
     "MissingParameter": Kind(_COMMON + "MissingRequiredParameterException", "MissingParameter"),
     "Serialization": Kind(_COMMON + "SerializationException", "MalformedInput"),
-    "UnknownOperation": Kind(_COMMON + "UnknownOperationException", "InvalidAction", 400, 404),
+    "UnknownOperation": Kind(_COMMON + "UnknownOperationException", "InvalidAction", json_status=404),
     "MissingAction": Kind(_COMMON + "MissingActionException", "MissingAction"),
-    "RequestTooLarge": Kind(_COMMON + "RequestEntityTooLargeException", "RequestEntityTooLarge", 413, 413),
-    "RequestTimeout": Kind(_COMMON + "RequestTimeoutException", "RequestTimeout", 408, 408),
+    "RequestTooLarge": Kind(_COMMON + "RequestEntityTooLargeException", "RequestEntityTooLarge", 413),
+    "RequestTimeout": Kind(_COMMON + "RequestTimeoutException", "RequestTimeout", 408),
     "MissingAuthenticationToken": Kind(
-        _COMMON + "MissingAuthenticationTokenException", "MissingAuthenticationToken", 403, 403
+        _COMMON + "MissingAuthenticationTokenException", "MissingAuthenticationToken", 403
     ),
-    "IncompleteSignature": Kind(_COMMON + "IncompleteSignatureException", "IncompleteSignature", 403, 403),
-    "InvalidClientTokenId": Kind(_COMMON + "UnrecognizedClientException", "InvalidClientTokenId", 403, 403),
-    "SignatureDoesNotMatch": Kind(_COMMON + "InvalidSignatureException", "SignatureDoesNotMatch", 403, 403),
-    "RequestExpired": Kind(_COMMON + "RequestExpiredException", "RequestExpired", 403, 403),
-    "AccessDenied": Kind(_COMMON + "AccessDeniedException", "AccessDenied", 403, 403),
-    "ServiceUnavailable": Kind(_COMMON + "ServiceUnavailableException", "ServiceUnavailable", 503, 503, "Receiver"),
-    "InternalFailure": Kind(_COMMON + "InternalFailure", "InternalFailure", 500, 500, "Receiver"),
+    "IncompleteSignature": Kind(_COMMON + "IncompleteSignatureException", "IncompleteSignature", 403),
+    "InvalidClientTokenId": Kind(_COMMON + "UnrecognizedClientException", "InvalidClientTokenId", 403),
+    "SignatureDoesNotMatch": Kind(_COMMON + "InvalidSignatureException", "SignatureDoesNotMatch", 403),
+    "RequestExpired": Kind(_COMMON + "RequestExpiredException", "RequestExpired", 403),
+    "AccessDenied": Kind(_COMMON + "AccessDeniedException", "AccessDenied", 403),
+    "ServiceUnavailable": Kind(_COMMON + "ServiceUnavailableException", "ServiceUnavailable", 503, "Receiver"),
+    "InternalFailure": Kind(_COMMON + "InternalFailure", "InternalFailure", 500, "Receiver"),
 }
 
 #: Characters of an error's text: what it repeats of a request may be megabytes.
 TEXT_MAX = 2_000
 NO_QUEUE = "The specified queue does not exist."
+#: The same in the query protocol.
+NO_QUEUE_QUERY = "The specified queue does not exist for this wsdl version."
 
 
 class SqsError(RequestError):

@@ -44,4 +44,4 @@ def problem(error: SqsError) -> web.Response:
     kind = error.kind
     headers = {**_HEADERS, QUERY_ERROR: f"{kind.code};{kind.fault}"}
     body = _encode({"__type": kind.type, "message": str(error)})
-    return web.Response(body=body, status=kind.json_status, headers=headers)
+    return web.Response(body=body, status=kind.json_status or kind.status, headers=headers)

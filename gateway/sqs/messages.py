@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 import struct
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b, md5
 from typing import Any, NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -28,18 +28,32 @@ from marq.protocol.headers import H_SQS_SENDER, H_SQS_TRACE, H_SQS_TYPES, RESERV
 _OURS = frozenset({H_SQS_TYPES, H_SQS_TRACE, H_SQS_SENDER})
 #: The one system attribute that senders give.
 TRACE = "AWSTraceHeader"
+#: Characters of a trace that a header of the request may give.
+TRACE_HEADER_MAX = 1024
 #: Attribute that tells that a payload is no text, and is given in base64.
 ENCODING = "marq-payload-encoding"
 
 #: Attributes of one message.
 ATTRIBUTES_MAX = 10
-_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,256}")
+#: AWS says A-Z, a-z and digits, and takes Latin letters with accents.
+_NAME = re.compile(r"[A-Za-z0-9_.\-\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017f]{1,256}")
 _RESERVED_NAME = re.compile(r"^(aws|amazon)\.", re.IGNORECASE)
 _TYPE = re.compile(r"(String|Number|Binary)(\.[^\x00]{1,240})?", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(\d{1,128}(\.\d{0,128})?|\.\d{1,128})([eE][+-]?\d{1,4})?")
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_VALID = (
+    "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
+    "#x10000 to #x10FFFF"
+)
 #: Group and deduplication ids.
 _ID = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
+#: Each asks for all attributes of a message.
+_EVERY = frozenset({"All", "*", ".*"})
+#: Bits of a message's id: of the hash of its place, of that place, and of the offset in it; and its last ones.
+_TAG_BITS, _PLACE_BITS, _OFFSET_BITS = 46, 76, 60
+_LAST = (1 << 62) - 1
+#: Sequence numbers have 20 digits: they begin within 2 ** 62 (4.6e18) above 1e19, and offsets stay below 2 ** 54.
+_SEQUENCE_MIN, _SEQUENCE_BITS, _SEQUENCE_STEP = 10**19, 62, 256
 _TEXT_TRANSPORT, _BINARY_TRANSPORT = b"\x01", b"\x02"
 
 _length = struct.Struct(">I").pack
@@ -81,16 +95,20 @@ def md5_of_attributes(attributes: list[Attribute]) -> str:
     return digest.hexdigest()
 
 
+def size_of(payload: bytes, attributes: Iterable[Attribute]) -> int:
+    """The size of a message that its queue limits: its body, and name, type and value of each attribute."""
+    size = len(payload)
+    for name, kind, value in attributes:
+        size += len(name.encode()) + len(kind.encode()) + len(value)
+    return size
+
+
 def body_of(text: str) -> bytes:
     """The payload for a body. Raises `SqsError`."""
     if not text:
         raise SqsError("MissingParameter", "The request must contain the parameter MessageBody.")
     if _NOT_TEXT.search(text) is not None:
-        raise SqsError(
-            "InvalidMessageContents",
-            "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to "
-            "#xFFFD | #x10000 to #x10FFFF",
-        )
+        raise SqsError("InvalidMessageContents", _VALID)
     return text.encode()
 
 
@@ -148,13 +166,13 @@ def _typed_value_of(name: str, value: Any) -> tuple[str, bytes]:
         )
     if binary:
         if not value.BinaryValue:
-            raise _invalid(f"The message attribute '{name}' must contain a non-empty message attribute value.")
+            raise _no_value(name, kind)
         return kind, value.BinaryValue
     text = value.StringValue
     if not text:
-        raise _invalid(f"The message attribute '{name}' must contain a non-empty message attribute value.")
+        raise _no_value(name, kind)
     if _NOT_TEXT.search(text) is not None:
-        raise SqsError("InvalidMessageContents", f"Invalid characters found in the message attribute '{name}'.")
+        raise _invalid(_VALID)
     if kind.startswith("Number") and _NUMBER.fullmatch(text) is None:
         raise _invalid(f"Can't cast the value of message (user) attribute '{name}' to a number.")
     return kind, text.encode()
@@ -169,6 +187,17 @@ def trace_of(given: dict[str, Any]) -> Attribute:
     if kind != "String":
         raise _invalid(f"The message system attribute '{TRACE}' must have the type String.")
     return Attribute(TRACE, kind, value)
+
+
+def trace_in(header: str) -> bytes | None:
+    """The trace that a header of a request gives the messages it sends; None for what can't be an attribute."""
+    if _NOT_TEXT.search(header) is not None or len(header) > TRACE_HEADER_MAX:
+        return None
+    return header.encode()
+
+
+def _no_value(name: str, kind: str) -> SqsError:
+    return _invalid(f"Message (user) attribute '{name}' must contain a non-empty value of type '{kind}'.")
 
 
 def _invalid(message: str) -> SqsError:
@@ -212,34 +241,70 @@ def attributes_in(headers: dict[str, bytes]) -> list[Attribute]:
 
 
 def select(attributes: list[Attribute], names: list[str]) -> list[Attribute]:
-    """The attributes that a receiver asks for: names, `All`, `.*`, and prefixes as `shop.*`."""
-    if "All" in names or ".*" in names:
+    """The attributes that a receiver asks for: names, `All`, `*`, `.*`, and prefixes as `shop.*`."""
+    if not _EVERY.isdisjoint(names):
         return attributes
     prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))
     return [a for a in attributes if a.name in names or (prefixes and a.name.startswith(prefixes))]
 
 
 class MessageIds:
-    """Ids of messages: a UUID that says, to who knows, in which partition and at which offset the message is."""
+    """Ids of messages: a UUID that tells whoever knows the secret in which partition and at which offset a message is.
+
+    Of the 122 bits that a random UUID has, 46 are a keyed hash of the place. The other 76 are the place, hidden by a
+    keyed hash of those 46. So ids look random, each place has one, and one that was not given out here is recognised.
+    """
 
     def __init__(self, secret: Callable[[], bytes]) -> None:
         self._secret = secret  # known when the worker has started
-        self._tag = ""
+        self._known_keys: tuple[bytes, bytes] | None = None
+        self._bases: dict[int, int] = {}
+
+    @property
+    def _keys(self) -> tuple[bytes, bytes]:
+        if self._known_keys is None:
+            secret = self._secret()
+            self._known_keys = (
+                blake2b(secret, digest_size=32, person=b"marq-message-id").digest(),
+                blake2b(secret, digest_size=32, person=b"marq-message-at").digest(),
+            )
+        return self._known_keys
 
     def of(self, partition: int, offset: int) -> str:
         """The id of a message; a random one where Kafka can't tell the offset (-1)."""
         if offset < 0:
             return str(uuid4())
-        tag = self._tag
-        if not tag:
-            tag = self._tag = blake2b(self._secret(), digest_size=6, person=b"marq-message-id").hexdigest()
-        last = f"{offset:015x}"
-        return f"{tag[:8]}-{partition:04x}-8{tag[8:11]}-8{last[:3]}-{last[3:]}"
+        tag_key, place_key = self._keys
+        place = partition << _OFFSET_BITS | offset
+        tag = _hash(tag_key, place, _TAG_BITS)
+        value = tag << _PLACE_BITS | place ^ _hash(place_key, tag, _PLACE_BITS)
+        # what a random UUID says of itself stands behind its first 48 bits, and 12 bits later
+        h = f"{value >> 74 << 80 | 0x4 << 76 | (value >> 62 & 0xFFF) << 64 | 0b10 << 62 | value & _LAST:032x}"
+        return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
+
+    def place_of(self, text: str) -> tuple[int, int] | None:
+        """Inverse of `of`: partition and offset; None for an id that is none of ours."""
+        try:
+            bits = UUID(text).int
+        except ValueError:
+            return None
+        value = bits >> 80 << 74 | (bits >> 64 & 0xFFF) << 62 | bits & _LAST
+        tag, hidden = value >> _PLACE_BITS, value & (1 << _PLACE_BITS) - 1
+        place = hidden ^ _hash(self._keys[1], tag, _PLACE_BITS)
+        found = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
+        return found if self.of(*found) == text else None
+
+    def sequence_number(self, partition: int, offset: int) -> str:
+        """Of a message in a FIFO queue: 20 digits that grow with the offset, and so within a group."""
+        base = self._bases.get(partition)
+        if base is None:
+            base = _SEQUENCE_MIN + _hash(self._keys[1], 1 << 64 | partition, _SEQUENCE_BITS)
+            self._bases[partition] = base
+        return str(base + max(0, offset) * _SEQUENCE_STEP)
 
 
-def sequence_number(offset: int) -> str:
-    """Of a message in a FIFO queue: grows within a group."""
-    return f"{max(0, offset):020d}"
+def _hash(key: bytes, value: int, bits: int) -> int:
+    return int.from_bytes(blake2b(value.to_bytes(10, "big"), key=key, digest_size=10).digest(), "big") >> 80 - bits
 
 
 #: What a receiver is told of a payload that is given in base64.

@@ -1,4 +1,4 @@
-"""What actions there are and what they take and give: botocore's own service model of SQS, read, not repeated.
+"""What actions there are and what they take and give: botocore's own service models, read, not repeated.
 
 Of the shape of each request a msgspec struct is made, so that bodies are decoded and checked in one step.
 """
@@ -16,6 +16,9 @@ from botocore.model import ListShape, MapShape, ServiceModel, Shape, StructureSh
 from gateway.sqs.errors import SqsError, missing
 
 SERVICE, API_VERSION = "sqs", "2012-11-05"
+#: The service of which tools ask one thing before they use SQS, and its version.
+STS, STS_VERSION = "sts", "2011-06-15"
+_IDENTITY = "GetCallerIdentity"
 
 _ABSENT = re.compile(r"Object missing required field `(?P<name>\w+)`(?: - at `(?P<path>[^`]*)`)?")
 _NULL = re.compile(r"Expected `[^`]*`, got `null` - at `(?P<path>[^`]*)`")
@@ -24,10 +27,9 @@ _SCALARS = {"string": str, "integer": int, "long": int, "boolean": bool, "blob":
 
 
 @cache
-def service_model() -> ServiceModel:
-    """The model."""
-    loader = Loader()
-    return ServiceModel(loader.load_service_model(SERVICE, "service-2", API_VERSION), SERVICE)
+def service_model(service: str = SERVICE, version: str = API_VERSION) -> ServiceModel:
+    """The model of a service."""
+    return ServiceModel(Loader().load_service_model(service, "service-2", version), service)
 
 
 def _type_of(shape: Shape, known: dict[str, Any]) -> Any:
@@ -49,10 +51,21 @@ def _type_of(shape: Shape, known: dict[str, Any]) -> Any:
 
 
 class Action:
-    """One action: its name, the shapes of what it takes and gives, and how requests are decoded."""
+    """One action: its name, the shapes of what it takes and gives, and how requests are decoded.
 
-    def __init__(self, name: str, input_shape: StructureShape, output_shape: StructureShape | None, kind: type) -> None:
+    Requests are signed for its ``service``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        input_shape: StructureShape,
+        output_shape: StructureShape | None,
+        kind: type,
+        service: str = SERVICE,
+    ) -> None:
         self.name = name
+        self.service = service
         self.input = input_shape
         self.output = output_shape
         self._kind = kind
@@ -117,14 +130,21 @@ def _member_of(shape: Shape, path: str, name: str) -> tuple[str, bool]:
 
 @cache
 def actions() -> dict[str, Action]:
-    """All actions by name."""
-    model, known = service_model(), {}  # type: ignore[var-annotated]
-    found = {}
-    for name in model.operation_names:
-        operation = model.operation_model(name)
-        shape = operation.input_shape
-        found[name] = Action(name, shape, operation.output_shape, _type_of(shape, known))
-    return found
+    """All actions of SQS by name."""
+    known: dict[str, Any] = {}
+    return {name: _action(service_model(), name, known) for name in service_model().operation_names}
+
+
+@cache
+def identity_action() -> Action:
+    """The action of STS."""
+    return _action(service_model(STS, STS_VERSION), _IDENTITY, {})
+
+
+def _action(model: ServiceModel, name: str, known: dict[str, Any]) -> Action:
+    operation = model.operation_model(name)
+    shape = operation.input_shape
+    return Action(name, shape, operation.output_shape, _type_of(shape, known), model.service_name)
 
 
 @cache

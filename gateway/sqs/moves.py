@@ -10,9 +10,9 @@ from uuid import uuid4
 import msgspec
 
 from app.engine.catalog import MoveTask
-from app.service.moves import KEPT
+from app.service.moves import KEPT, NO_TARGET
 from gateway.sqs.call import Call
-from gateway.sqs.errors import SqsError, bad_value
+from gateway.sqs.errors import KINDS, SqsError, bad_value
 from gateway.sqs.urls import queue_of_arn
 from marq.errors import NotPossibleError
 
@@ -119,7 +119,7 @@ def _told(call: Call, arn: str, task: MoveTask) -> dict[str, Any]:
     if task.per_second:
         told["MaxNumberOfMessagesPerSecond"] = task.per_second
     if task.reason:
-        told["FailureReason"] = task.reason
+        told["FailureReason"] = KINDS["QueueDoesNotExist"].code if task.reason == NO_TARGET else task.reason
     return told
 
 
@@ -132,12 +132,12 @@ def _read_handle(handle: str) -> tuple[str, str]:
         found = msgspec.json.decode(b64decode(handle, validate=True), type=dict[str, str])
         return found["taskId"], found["sourceArn"]
     except (ValueError, KeyError):
-        raise SqsError("InvalidParameterValue", f"Value {handle[:300]} for parameter TaskHandle is invalid.") from None
+        raise SqsError("InvalidParameterValue", "Value for parameter TaskHandle is invalid.") from None
 
 
 def _already() -> SqsError:
     return SqsError(
-        "UnsupportedOperation",
+        "InvalidParameterValue",
         "There is already a task running. Only one active task is allowed for a source queue arn at a given time.",
     )
 

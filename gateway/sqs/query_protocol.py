@@ -1,4 +1,4 @@
-"""The query protocol: parameters as a form or in the URL, lists and maps flattened by numbers, answers in XML.
+"""The query protocol: parameters as a form or in the URL, lists and maps flattened by numbers, answers in XML or JSON.
 
 Botocore's model speaks JSON now; what it does not say any more is by what names lists and maps go here: as their
 members do, in the singular.
@@ -12,21 +12,32 @@ from typing import Any
 from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
+import msgspec
 from aiohttp import web
 from botocore.model import ListShape, MapShape, Shape, StructureShape
 
-from gateway.sqs.errors import SqsError, missing
-from gateway.sqs.model import API_VERSION, Action, actions
+from gateway.sqs.errors import NO_QUEUE, NO_QUEUE_QUERY, SqsError, missing
+from gateway.sqs.model import API_VERSION, SERVICE, STS, STS_VERSION, Action, actions, identity_action
 
 CONTENT_TYPE = "text/xml"
+JSON_TYPE = "application/json"
 NAMESPACE = f"http://queue.amazonaws.com/doc/{API_VERSION}/"
+_STS_NAMESPACE = f"https://sts.amazonaws.com/doc/{STS_VERSION}/"
+#: Actions that are none of one queue.
+_NOT_OF_A_QUEUE = frozenset({"CreateQueue", "ListQueues"})
+_VERSIONS = {SERVICE: (API_VERSION, "2011-10-01", "2009-02-01"), STS: (STS_VERSION,)}
 #: Parameters of one request.
 PARAMETERS_MAX = 20_000
 #: Parts of a parameter's name.
 _DEPTH_MAX = 8
 #: Names that are not the member's in the singular.
 _NAMES = {"Actions": "ActionName", "queueUrls": "QueueUrl", "tags": "Tag"}
+#: The same in answers in JSON, where they are not the member's.
+_JSON_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+_to_json = msgspec.json.Encoder().encode
 
 
 def _name_of(name: str, shape: Shape) -> str:
@@ -60,11 +71,11 @@ def read(query: str, body: bytes, url: str | None) -> tuple[Action, Any]:
     name = nested["Action"].text if "Action" in nested else None
     if not name:
         raise SqsError("MissingAction", "The request must contain the parameter Action.")
-    action = actions().get(name)
-    if action is None:
+    action = identity_action() if name == identity_action().name else actions().get(name)
+    if action is None or (url is not None and name in _NOT_OF_A_QUEUE):
         raise SqsError("UnknownOperation", f"The action {name[:200]} is not valid for this endpoint.")
     version = nested["Version"].text if "Version" in nested else None
-    if version not in (None, API_VERSION, "2011-10-01", "2009-02-01"):
+    if version is not None and version not in _VERSIONS[action.service]:
         raise SqsError("InvalidParameterValue", f"Value {version} for parameter Version is invalid.")
     parameters = _structure(action.input, nested)
     if url is not None and "QueueUrl" in action.input.members:
@@ -128,15 +139,31 @@ def _numbered(node: Nested) -> list[Nested]:
 # -- answers
 
 
-def answer(action: Action, result: Any, request_id: str) -> web.Response:
+def wants_json(request: web.Request) -> bool:
+    """Whether the client asks for JSON instead of XML."""
+    return JSON_TYPE in request.headers.get("Accept", "")
+
+
+def answer(action: Action, result: dict[str, Any] | None, request_id: str, as_json: bool = False) -> web.Response:
     """A result on the wire."""
-    parts = [f'<?xml version="1.0"?><{action.name}Response xmlns="{NAMESPACE}">']
+    if as_json:
+        return _json_answer(action, result, request_id)
+    namespace = NAMESPACE if action.service == SERVICE else _STS_NAMESPACE
+    parts = [f'<?xml version="1.0"?><{action.name}Response xmlns="{namespace}">']
     if action.output is not None:
-        parts.append(f"<{action.name}Result>")
-        _write_members(parts, action.output, result or {})
-        parts.append(f"</{action.name}Result>")
+        members: list[str] = []
+        _write_members(members, action.output, result or {})
+        if members:
+            parts += [f"<{action.name}Result>", *members, f"</{action.name}Result>"]
+        else:
+            parts.append(f"<{action.name}Result/>")
     parts.append(f"<ResponseMetadata><RequestId>{request_id}</RequestId></ResponseMetadata></{action.name}Response>")
     return web.Response(text="".join(parts), content_type=CONTENT_TYPE)
+
+
+def unknown_operation() -> web.Response:
+    """The answer to a look at a queue's URL that asks for nothing."""
+    return web.Response(text="<UnknownOperationException/>", status=404, content_type=CONTENT_TYPE)
 
 
 def _write_members(parts: list[str], shape: StructureShape, value: dict[str, Any]) -> None:
@@ -172,12 +199,41 @@ def _text(value: Any) -> str:
     return escape(_NOT_XML.sub("\ufffd", str(value)), {"\r": "&#13;"})
 
 
-def problem(error: SqsError, request_id: str) -> web.Response:
+def problem(error: SqsError, request_id: str, as_json: bool = False) -> web.Response:
     """An error on the wire."""
     kind = error.kind
+    message = NO_QUEUE_QUERY if str(error) == NO_QUEUE else str(error)
+    if as_json:
+        told = {"Code": kind.code, "Message": message, "Type": kind.fault}
+        body = _to_json({"Error": told, "RequestId": request_id})
+        return web.Response(body=body, status=kind.status, content_type=JSON_TYPE)
     text = (
         f'<?xml version="1.0"?><ErrorResponse xmlns="{NAMESPACE}"><Error><Type>{kind.fault}</Type>'
-        f"<Code>{kind.code}</Code><Message>{_text(str(error))}</Message><Detail/></Error>"
+        f"<Code>{kind.code}</Code><Message>{_text(message)}</Message><Detail/></Error>"
         f"<RequestId>{request_id}</RequestId></ErrorResponse>"
     )
     return web.Response(text=text, status=kind.status, content_type=CONTENT_TYPE)
+
+
+# -- answers in JSON: all members, null where there is nothing, and maps as lists of names and values
+
+
+def _json_answer(action: Action, result: dict[str, Any] | None, request_id: str) -> web.Response:
+    told: dict[str, Any] = {"ResponseMetadata": {"RequestId": request_id}}
+    if action.output is not None:
+        told[f"{action.name}Result"] = _json_value(action.output, result or {})
+    return web.Response(body=_to_json({f"{action.name}Response": told}), content_type=JSON_TYPE)
+
+
+def _json_value(shape: Shape, value: Any) -> Any:
+    if isinstance(shape, StructureShape):
+        return {
+            _JSON_NAMES.get(name, name): _json_value(member, value[name]) if value.get(name) is not None else None
+            for name, member in shape.members.items()
+        }
+    if isinstance(shape, ListShape):
+        return [_json_value(shape.member, one) for one in value] or None
+    if isinstance(shape, MapShape):
+        key_name, value_name = _keys_of(shape)
+        return [{key_name: key, value_name: _json_value(shape.value, one)} for key, one in value.items()] or None
+    return b64encode(value).decode() if isinstance(value, bytes) else value

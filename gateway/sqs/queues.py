@@ -91,7 +91,7 @@ class Queues:
     async def CreateQueue(self, call: Call, request: Any) -> dict[str, Any]:
         queue, given, tags = request.QueueName, request.Attributes or {}, request.tags or {}
         call.grants.require("manage", queue)
-        _check_tags(tags)
+        _check_tags(queue, tags)
         draft = self._attributes.new(queue, given, tags)
         if not self.catalog.exists(queue):
             call.grants.make_queue()
@@ -102,9 +102,12 @@ class Queues:
             if base is None:
                 _require_dead_letters(call, None, draft)
                 return draft
-            if self._attributes.changed(queue, self.draft(base), given) != self.draft(base):
+            old = self.draft(base)
+            name = self._attributes.difference(old, self._attributes.changed(queue, old, given), given, call.place)
+            if name is not None:
                 raise SqsError(
-                    "QueueNameExists", "A queue already exists with the same name and a different value for attributes."
+                    "QueueNameExists",
+                    f"A queue already exists with the same name and a different value for attribute {name}",
                 )
             return None
 
@@ -178,7 +181,8 @@ class Queues:
         if "All" in names or any(name in names for name in attribute.COUNTS):
             counts = await self.counts_of(queue)
             told.update({name: str(counts.get(state, 0)) for name, state in attribute.COUNTS.items()})
-        return {"Attributes": told if "All" in names else {name: told[name] for name in names if name in told}}
+        chosen = told if "All" in names else {name: told[name] for name in names if name in told}
+        return {"Attributes": chosen} if chosen else {}
 
     async def SetQueueAttributes(self, call: Call, request: Any) -> None:
         queue = await self.require(call, request.QueueUrl, "manage")
@@ -213,7 +217,7 @@ class Queues:
 
         def tagged(old: Draft) -> Draft:
             tags = {**old.tags, **request.Tags}
-            _check_tags(tags)
+            _check_tags(queue, tags)
             return old._replace(tags=tags)
 
         await self.edit(queue, tagged)
@@ -268,7 +272,7 @@ class Queues:
         def removed(statements: list[Any]) -> list[Any]:
             kept = [one for one in statements if one.get("Sid") != request.Label]
             if len(kept) == len(statements):
-                raise bad_value(request.Label, "Label", "can't find label on existing policy.")
+                raise bad_value(request.Label, "Label", "can't find label.")
             return kept
 
         await self._edit_policy(call, queue, removed)
@@ -278,7 +282,7 @@ class Queues:
 
         def changed(old: Draft) -> Draft:
             policy: dict[str, Any] = {
-                "Version": "2012-10-17",
+                "Version": "2008-10-17",
                 "Id": f"{call.place.arn_of(queue)}/SQSDefaultPolicy",
                 "Statement": [],
             }
@@ -321,9 +325,9 @@ def _check_label(label: str) -> None:
         )
 
 
-def _check_tags(tags: dict[str, str]) -> None:
+def _check_tags(queue: str, tags: dict[str, str]) -> None:
     if len(tags) > TAGS_MAX:
-        raise SqsError("InvalidParameterValue", f"Too many tags: {len(tags)}; a queue has at most {TAGS_MAX}.")
+        raise SqsError("InvalidParameterValue", f"Too many tags added for queue {queue}.")
     for key, value in tags.items():
         if not 1 <= len(key) <= 128:
             raise SqsError("InvalidParameterValue", "Tag keys must be between 1 and 128 characters in length.")

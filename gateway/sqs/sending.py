@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from gateway.sqs.queues import Queues
 
 
+_NO_DEDUPLICATION = (
+    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
+)
+
+
 class Sending:
     """The actions, named as in the service model."""
 
@@ -38,7 +43,7 @@ class Sending:
         prepared = self._prepare(call, request, settings)
         (result,) = await self._operations.send(queue, [prepared[0]])
         if isinstance(result, MarqError):
-            raise self._send_error(result, request, settings)
+            raise self._send_error(result, request, settings, "are invalid")
         return self._sent(queue, settings, prepared, result)
 
     async def SendMessageBatch(self, call: Call, request: Any) -> dict[str, Any]:
@@ -46,6 +51,8 @@ class Sending:
         batches.check_entries(entries, "SendMessageBatchRequestEntry", self._limits.entries)
         queue, settings = await self._sendable(call, request.QueueUrl)
         self._check_batch_size(entries)
+        if settings.fifo:
+            _check_fifo_entries(entries, settings)
         failed: list[dict[str, Any]] = []
         prepared, chosen = [], []
         for entry in entries:
@@ -58,7 +65,9 @@ class Sending:
         successful = []
         for entry, one, result in zip(chosen, prepared, results, strict=True):
             if isinstance(result, MarqError):
-                failed.append(batches.failure(entry.Id, self._send_error(result, entry, settings)))
+                failed.append(
+                    batches.failure(entry.Id, self._send_error(result, entry, settings, "cannot be validated"))
+                )
             else:
                 successful.append({"Id": entry.Id, **self._sent(queue, settings, one, result)})
         return batches.answer(successful, failed)
@@ -92,11 +101,14 @@ class Sending:
         if entry.MessageSystemAttributes:
             trace = messages.trace_of(entry.MessageSystemAttributes)
             added[H_SQS_TRACE] = trace.value
-        uncounted = 0
+        elif call.trace is not None:
+            added[H_SQS_TRACE] = call.trace
         if call.sender is not None:
             added[H_SQS_SENDER] = call.sender.encode()
-            uncounted = len(H_SQS_SENDER) + len(added[H_SQS_SENDER])
-        kind: Any = Entry if not added else partial(FromProtocol, protocol_headers=added, uncounted_bytes=uncounted)
+        kind: Any = Entry
+        if added or attributes:
+            size = messages.size_of(payload, attributes or ())
+            kind = partial(FromProtocol, protocol_headers=added, size_bytes=size)
         outgoing: Entry = kind(
             payload=payload,
             headers=headers,
@@ -121,12 +133,13 @@ class Sending:
                 f"Batch requests cannot be longer than {limit} bytes. You have sent {size} bytes.",
             )
 
-    def _send_error(self, error: MarqError, entry: Any, settings: QueueSettings) -> SqsError:
+    def _send_error(self, error: MarqError, entry: Any, settings: QueueSettings, parameters: str) -> SqsError:
+        """AWS's error for a message that was not sent. ``parameters``: what it says of those of one too large."""
         if isinstance(error, TooLargeError):
             limit = settings.max_message_bytes or self._limits.message_bytes
             return SqsError(
                 "InvalidParameterValue",
-                f"One or more parameters are invalid. Reason: Message must be shorter than {limit} bytes.",
+                f"One or more parameters {parameters}. Reason: Message must be shorter than {limit} bytes.",
             )
         if isinstance(error, UnfitError):
             if error.field == "group":
@@ -135,11 +148,7 @@ class Sending:
                 return _not_of_this_type(entry.DelaySeconds, "DelaySeconds")
             if not settings.fifo:
                 return _not_of_this_type(entry.MessageDeduplicationId, "MessageDeduplicationId")
-            return SqsError(
-                "InvalidParameterValue",
-                "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided "
-                "explicitly",
-            )
+            return SqsError("InvalidParameterValue", _NO_DEDUPLICATION)
         return error_of(error)
 
     def _sent(
@@ -160,9 +169,18 @@ class Sending:
         if trace is not None:
             result["MD5OfMessageSystemAttributes"] = md5_of_attributes([trace])
         if settings.fifo:
-            result["SequenceNumber"] = messages.sequence_number(sent.offset)
+            result["SequenceNumber"] = self._ids.sequence_number(sent.partition, sent.offset)
         return result
 
 
+def _check_fifo_entries(entries: Sequence[Any], settings: QueueSettings) -> None:
+    """Raises `SqsError`: one entry without a group, or without what its duplicates are known by, fails the batch."""
+    for entry in entries:
+        if entry.MessageGroupId is None:
+            raise SqsError("InvalidParameterValue", str(missing("MessageGroupId")))
+        if entry.MessageDeduplicationId is None and not settings.content_deduplication:
+            raise SqsError("InvalidParameterValue", _NO_DEDUPLICATION)
+
+
 def _not_of_this_type(value: object, parameter: str) -> SqsError:
-    return bad_value(value, parameter, "The request includes a parameter that is not valid for this queue type.")
+    return bad_value(value, parameter, "The request include parameter that is not valid for this queue type.")

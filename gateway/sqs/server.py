@@ -17,19 +17,20 @@ from app.service.census import Census
 from app.service.moves import Moves as MoveTasks
 from app.service.operations import QueueService
 from app.settings import Settings
-from gateway.auth import ALL, Grants, Keys, check_browser
+from gateway.auth import ALL, Grants, Keys, check_browser, check_link
 from gateway.metrics import ACTION
 from gateway.sqs import json_protocol, query_protocol
 from gateway.sqs.call import Call
 from gateway.sqs.deliveries import Deliveries
 from gateway.sqs.errors import SqsError, error_of
+from gateway.sqs.identity import Identity
 from gateway.sqs.limits import limits_of
 from gateway.sqs.messages import MessageIds
-from gateway.sqs.model import Action, actions
+from gateway.sqs.model import Action, actions, identity_action
 from gateway.sqs.moves import Moves
 from gateway.sqs.queues import Queues
 from gateway.sqs.sending import Sending
-from gateway.sqs.signature import Signatures
+from gateway.sqs.signature import Signatures, check_service
 from marq.errors import NotAllowedError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ class Server:
                 if hasattr(group, name):
                     self._do[name] = getattr(group, name)
         self._targets = {json_protocol.target_of(name): name for name in self._do}
+        self._do[identity_action().name] = Identity().GetCallerIdentity
         self._account = settings.sqs_account
         self._signatures = Signatures(keys)
         self._body_bytes = min(limits.body_bytes or settings.max_body_bytes, settings.max_body_bytes)
@@ -112,7 +114,11 @@ class Server:
         if target in self._targets:
             request[ACTION] = self._targets[target]
         try:
-            sender, grants = None, ALL
+            sender, grants, claim = None, ALL, None
+            if self._asks_for_nothing(request):
+                response = query_protocol.unknown_operation()
+                response.headers[REQUEST_ID] = request_id
+                return response
             if self._signatures:
                 claim, credential = self._signatures.claim_of(request)
                 sender, grants = claim.key_id, credential.grants
@@ -131,19 +137,24 @@ class Server:
             else:
                 action, parameters = query_protocol.read(request.rel_url.raw_query_string, _form(request, body), url)
                 request[ACTION] = action.name
+            if claim is not None:
+                check_service(claim, action.service)
             call = Call(request, grants, sender, self._account)
             result = await self._do[action.name](call, parameters)
             if target is not None:
                 response = json_protocol.answer(result)
             else:
-                response = query_protocol.answer(action, result, request_id)
+                response = query_protocol.answer(action, result, request_id, query_protocol.wants_json(request))
         except (ConnectionError, asyncio.CancelledError):
             raise
         except Exception as exc:
             error = error_of(exc)
             if error.name == "InternalFailure":
                 log.exception("SQS action %s failed", action.name if action is not None else "?")
-            response = json_protocol.problem(error) if target is not None else query_protocol.problem(error, request_id)
+            if target is not None:
+                response = json_protocol.problem(error)
+            else:
+                response = query_protocol.problem(error, request_id, query_protocol.wants_json(request))
             if isinstance(exc, UnavailableError):
                 response.headers["Retry-After"] = str(max(1, math.ceil(exc.retry_after_s)))
         finally:
@@ -151,6 +162,17 @@ class Server:
                 begun.end()
         response.headers[REQUEST_ID] = request_id
         return response
+
+    @staticmethod
+    def _asks_for_nothing(request: web.Request) -> bool:
+        """A look at the URL of a queue."""
+        return (
+            request.method == "GET"
+            and "queue" in request.match_info
+            and not {"Action", "X-Amz-Signature"} & request.query.keys()
+            and json_protocol.TARGET not in request.headers
+            and not request.body_exists
+        )
 
     @staticmethod
     def _check_permission(grants: Grants, request: web.Request) -> None:
@@ -169,7 +191,7 @@ class Server:
             raise SqsError("RequestTimeout", f"{exc.text}") from None
         except web.HTTPRequestEntityTooLarge as exc:
             raise SqsError("RequestTooLarge", f"The request is too large: {exc.text}.") from None
-        except web.HTTPBadRequest as exc:
+        except (web.HTTPBadRequest, web.HTTPUnsupportedMediaType) as exc:
             raise SqsError("Serialization", f"{exc.text}") from None
 
 
@@ -183,10 +205,10 @@ def _form(request: web.Request, body: bytes) -> bytes:
 def _check_browser(request: web.Request) -> None:
     """Without keys, a page in a browser must not reach us, also not by a link or an image that is a `GET`."""
     check_browser("POST", request.headers)
-    if request.method == "GET" and "Authorization" not in request.headers:
-        raise NotAllowedError("without keys, a GET needs an Authorization header, with whatever signature")
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise NotAllowedError("a page of another origin can't ask for that")
+    if request.method == "GET" and "Authorization" not in request.headers:
+        check_link(request.headers)
 
 
 def define(router: web.UrlDispatcher, server: Server) -> None:

@@ -20,9 +20,11 @@ from botocore.utils import normalize_url_path
 
 from gateway.auth import Credential, Keys
 from gateway.sqs.errors import SqsError
+from gateway.sqs.model import SERVICE, STS
 
 ALGORITHM = "AWS4-HMAC-SHA256"
-SERVICE = "sqs"
+#: Services that requests may be signed for.
+SERVICES = (SERVICE, STS)
 #: How far the clock of who signs may be from ours.
 SKEW = timedelta(minutes=15)
 #: Longest time that a presigned request is good for.
@@ -47,6 +49,7 @@ class Claim(NamedTuple):
     key_id: str
     date: str  # of the scope
     region: str
+    service: str
     time: str  # as 20130524T000000Z
     signed_headers: tuple[str, ...]
     signature: str
@@ -54,7 +57,7 @@ class Claim(NamedTuple):
 
     @property
     def scope(self) -> str:
-        return f"{self.date}/{self.region}/{SERVICE}/aws4_request"
+        return f"{self.date}/{self.region}/{self.service}/aws4_request"
 
 
 def region_of(request: web.Request) -> str | None:
@@ -99,6 +102,12 @@ class Signatures:
         return _content(body, said, key, claim)
 
 
+def check_service(claim: Claim, service: str) -> None:
+    """Raises `SqsError` for a request of one service that is signed for another."""
+    if claim.service != service:
+        raise SqsError("SignatureDoesNotMatch", f"Credential should be scoped to correct service: '{service}'.")
+
+
 # -- what is claimed
 
 
@@ -130,13 +139,13 @@ def _claim_of(headers: Mapping[str, str], query: Mapping[str, str]) -> Claim:
     if not re.fullmatch(r"[0-9]{8}T[0-9]{6}Z", time):
         raise _incomplete("X-Amz-Date has to be there, as 20130524T000000Z.")
     scope = parts["Credential"].rsplit("/", 4)
-    if len(scope) != 5 or scope[3:] != [SERVICE, "aws4_request"] or scope[1] != time[:8]:
+    if len(scope) != 5 or scope[3] not in SERVICES or scope[4] != "aws4_request" or scope[1] != time[:8]:
         raise _incomplete(f"Credential should be scoped to KEY/{time[:8]}/REGION/{SERVICE}/aws4_request.")
     signed = tuple(parts["SignedHeaders"].split(";"))
     for name in ("host", *(n for n in _TO_BE_SIGNED if n in headers)):
         if name not in signed:
             raise _incomplete(f"The header '{name}' has to be signed.")
-    return Claim(scope[0], scope[1], scope[2], time, signed, parts["Signature"], expires_s)
+    return Claim(scope[0], scope[1], scope[2], scope[3], time, signed, parts["Signature"], expires_s)
 
 
 def _check_time(claim: Claim, now: datetime) -> None:

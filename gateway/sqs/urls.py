@@ -8,7 +8,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from aiohttp import web
 
-from gateway.sqs.errors import SqsError, bad_value
+from gateway.sqs.errors import NO_QUEUE, SqsError, bad_value
 
 #: Region of requests that name none.
 REGION = "us-east-1"
@@ -58,9 +58,9 @@ def queue_of(url: str) -> str:
     try:
         name = unquote(urlsplit(url).path.rpartition("/")[2], errors="strict")
     except ValueError:
-        name = ""
+        raise SqsError("InvalidAddress", f"The address {url} is not valid for this endpoint.") from None
     if not name:
-        raise SqsError("InvalidAddress", f"The address {url} is not valid for this endpoint.")
+        raise SqsError("QueueDoesNotExist", NO_QUEUE)
     return name
 
 

@@ -23,41 +23,41 @@ T = TypeVar("T", bound=Tracked)
 
 
 class AsyncMessage(Tracked, eq=False):
-    """One delivery of a message, yours until it is acknowledged, given back, rejected, or its lease is over.
+    """One delivery of a message. It is yours until you acknowledge, release or reject it, or its lease ends.
 
-    ``async with message:`` acknowledges it at the end of the block, or gives it back if the block raises.
+    `async with message:` acknowledges it at the end of the block, or releases it if the block raises.
     """
 
     async def ack(self) -> None:
-        """Finished: never delivered again.
+        """Finish the message: it is never delivered again.
 
-        Returns when that is durable; for a message of a consumer with ``confirm=False`` at once.
+        Returns when that is durable; for a message of a consumer with `confirm=False`, at once.
 
         Raises:
             BadReceiptError: the service knows no such delivery.
-            UnavailableError: it could not be confirmed; the message may be delivered again.
+            UnavailableError: it could not be confirmed. The message may be delivered again.
         """
         await self._owner.ack(self)
 
     def ack_soon(self) -> asyncio.Future[None]:
-        """Like `ack`, as a future; acknowledgements under way at the same time share a request."""
+        """Like `ack`, as a future. Acknowledgements at the same time share a request."""
         return asyncio.ensure_future(self._owner.confirmed(ACK, self))  # type: ignore[no-any-return]
 
     async def extend(self, visibility_timeout: float = VISIBILITY_TIMEOUT_S) -> None:
-        """Still at work: the lease ends so many seconds from now. A consumer does that by itself."""
+        """Extend the lease: it ends `visibility_timeout` seconds from now. A consumer does that by itself."""
         await self._owner.confirmed(operations.extend(visibility_timeout), self)
 
     async def release(self, delay: float = 0.0) -> None:
-        """Give it back: delivered again, as one more attempt, after `delay` seconds."""
+        """Give the message back: it is delivered again, as one more attempt, after `delay` seconds."""
         await self._owner.confirmed(operations.release(delay), self)
 
     async def reject(self, reason: str | None = None) -> None:
-        """It can't be handled, now or ever: it goes to the dead letters."""
+        """Give up on the message: it becomes a dead letter now."""
         await self._owner.confirmed(operations.reject(reason), self)
 
     @property
     def settled(self) -> bool:
-        """True once it was acknowledged, given back or rejected here."""
+        """True once it was acknowledged, released or rejected here."""
         return self._settled
 
     async def __aenter__(self) -> AsyncMessage:
@@ -80,7 +80,7 @@ _decoder = msgspec.msgpack.Decoder(Deliveries[AsyncMessage])
 
 
 class Owner:
-    """What the messages of one receiver are settled with."""
+    """Settles the messages of one receiver."""
 
     __slots__ = ("background", "operations", "prefetcher")
 
@@ -92,7 +92,7 @@ class Owner:
         self.background = background
 
     async def settle(self, action: Action, messages: Sequence[Tracked]) -> list[MarqError | None]:
-        """Per message None, or why it was not carried out."""
+        """Carry out `action`. Returns per message None, or the error."""
         for message in messages:
             message._settled = message._settled or action.settles
         if self.prefetcher is not None:
@@ -100,11 +100,11 @@ class Owner:
         return await self.operations.settle(action, [m.receipt for m in messages])
 
     async def confirmed(self, action: Action, message: Tracked) -> None:
-        """Carry out, or raise why not."""
+        """Carry out `action`, or raise the error."""
         unwrap((await self.settle(action, (message,)))[0])
 
     async def ack(self, message: Tracked) -> None:
-        """Acknowledge, in the background if that is what the consumer was made for."""
+        """Acknowledge, in the background if the consumer was made for that."""
         prefetcher = self.prefetcher
         if prefetcher is None or not self.background or prefetcher.closed:
             await self.confirmed(ACK, message)
@@ -115,7 +115,7 @@ class Owner:
 
 
 async def settle_all(action: Action, messages: Sequence[Any]) -> list[MarqError | None]:
-    """Settle messages of any receivers of one service; per message None or why not."""
+    """Settle messages of any receivers of one service. Returns per message None, or the error."""
     owners = {id(m._owner): m._owner for m in messages}
     if len(owners) == 1:
         return await messages[0]._owner.settle(action, messages)  # type: ignore[no-any-return]
@@ -128,15 +128,15 @@ async def settle_all(action: Action, messages: Sequence[Any]) -> list[MarqError 
 
 
 class AsyncService:
-    """A marq service. Make one per process and event loop and close it at the end; ``async with`` does.
+    """A marq service. Make one per process and event loop, and close it at the end; `async with` does that.
 
     Args:
-        addresses: of one or more of its workers; when one fails the next is used. Any worker serves every queue.
-        key: what the service was told to let in (``MARQ_KEYS``).
-        name: of this receiver, noted with what it receives (default: host and process).
-        timeout: seconds until a request has to be answered.
-        retry_for: seconds that a request is tried again for while the service is away or not available, with growing
-            random pauses, or those that it asks for. A send that is tried again may be there twice.
+        addresses: of one or more of its workers. When one fails, the next is used. Any worker serves every queue.
+        key: a key that the service accepts (`MARQ_KEYS`).
+        name: name of this receiver, recorded with what it receives. Default: host and process.
+        timeout: seconds for an answer to a request.
+        retry_for: seconds for which a request is repeated while the service is away or not available, after growing
+            random pauses, or pauses that the service asks for. A repeated send may store the message twice.
         tls: for https with certificates of your own.
     """
 
@@ -153,7 +153,7 @@ class AsyncService:
         self._operations = Operations(addresses, key=key, name=name, timeout=timeout, retry_for=retry_for, tls=tls)
 
     def queue(self, name: str) -> AsyncQueue:
-        """A queue; nothing is asked of the service yet."""
+        """A queue. This sends no request."""
         return AsyncQueue(self._operations, name)
 
     async def queues(self, prefix: str = "") -> AsyncIterator[QueueInfo]:
@@ -195,20 +195,20 @@ class AsyncQueue:
         group: str | None = None,
         deduplication_id: str | None = None,
     ) -> Sent:
-        """Send one message; returns when it is durable. See `Outgoing` for the arguments.
+        """Send one message. Returns when it is durable. See `Outgoing` for the arguments.
 
-        Sends that are under way at the same time share requests.
+        Sends at the same time share requests.
 
         Raises:
-            BadValueError, TooLargeError, UnknownQueueError: it was refused.
-            UnavailableError: it was not confirmed; it may be there all the same.
+            BadValueError, TooLargeError, UnknownQueueError: the message was refused.
+            UnavailableError: the send was not confirmed, but the message may be stored.
         """
         message = Outgoing(payload, key, headers or {}, delay, ttl, group, deduplication_id)
         sent: Sent = unwrap((await self._operations.send(self.name, (message,)))[0])
         return sent
 
     async def send_many(self, messages: Iterable[bytes | str | Outgoing]) -> list[Sent | MarqError]:
-        """Send messages, in order; per message where it is, or the error that kept it from there.
+        """Send messages, in order. Returns per message its place, or the error.
 
         Raises:
             MarqError: nothing was accepted.
@@ -218,7 +218,7 @@ class AsyncQueue:
     async def receive(
         self, *, timeout: float | None = 0.0, visibility_timeout: float | None = None
     ) -> AsyncMessage | None:
-        """Take one message; None if there is none within `timeout` seconds (None: wait for one).
+        """Receive one message, or None if there is none within `timeout` seconds (None: wait for one).
 
         It is yours for `visibility_timeout` seconds (None: as the queue says).
         """
@@ -228,7 +228,7 @@ class AsyncQueue:
     async def receive_many(
         self, max: int = 10, *, timeout: float | None = 0.0, visibility_timeout: float | None = None
     ) -> list[AsyncMessage]:
-        """Take up to `max` messages (at most 1,000): what is there, else what comes first within `timeout` seconds."""
+        """Receive up to `max` messages (at most 1,000): those there now, else the first within `timeout` seconds."""
         messages = await self._operations.receive(
             self.name, _decoder, max, timeout=timeout, visibility_timeout=visibility_timeout
         )
@@ -237,28 +237,28 @@ class AsyncQueue:
         return messages
 
     async def ack_many(self, messages: Sequence[AsyncMessage]) -> list[MarqError | None]:
-        """Acknowledge messages; per message None once that is durable, or why it is not."""
+        """Acknowledge messages. Returns per message None once that is durable, or the error."""
         return await settle_all(ACK, messages)
 
     async def extend_many(
         self, messages: Sequence[AsyncMessage], visibility_timeout: float = VISIBILITY_TIMEOUT_S
     ) -> list[MarqError | None]:
-        """Extend the leases of messages; per message None, or why it was not done."""
+        """Extend the leases of messages. Returns per message None, or the error."""
         return await settle_all(operations.extend(visibility_timeout), messages)
 
     async def release_many(self, messages: Sequence[AsyncMessage], delay: float = 0.0) -> list[MarqError | None]:
-        """Give messages back; per message None, or why it was not done."""
+        """Give messages back. Returns per message None, or the error."""
         return await settle_all(operations.release(delay), messages)
 
     async def move(self, messages: Sequence[Located], to: str | None = None) -> list[Sent | MarqError]:
-        """Put messages that are ready in this queue, at most 1,000, into another one, each once.
+        """Move messages that are ready in this queue, at most 1,000, to another queue, each once.
 
         Args:
-            messages: which ones; only their partition and offset count.
-            to: the queue (None: for each the one of which it is a dead letter).
+            messages: the messages; only their partition and offset are used.
+            to: the queue. None: each dead letter goes to the queue that it came from.
 
         Returns:
-            Per message where it is now, or why it was not moved: `LeaseOverError` if it is finished or in work.
+            Per message its new place, or the error: `LeaseOverError` if it is finished or in flight.
         """
         return await self._operations.move(self.name, messages, to)
 
@@ -271,17 +271,18 @@ class AsyncQueue:
         confirm: bool = False,
         timeout: float | None = None,
     ) -> AsyncConsumer:
-        """Messages one after the other, taken ahead and kept alive until they are settled.
+        """Iterate over messages, which are received ahead. Their leases are extended until they are settled.
 
         Args:
-            prefetch: messages taken ahead; 0: each is taken when it is asked for.
-            max_in_flight: messages held at once, unread ones included; when so many are not settled, no more come.
+            prefetch: messages received ahead; 0: each is received when it is asked for.
+            max_in_flight: messages held at once, unread ones included. While so many are not settled, none are
+                received.
             visibility_timeout: seconds after which a message is delivered again if this process dies. While it lives,
                 leases are extended.
-            confirm: False: ``ack()`` returns at once and acknowledgements are sent together within milliseconds, at the
-                latest when the consumer is closed; failures are logged, and raised by ``flush()``. True: ``ack()``
-                returns when it is durable.
-            timeout: the iteration ends when no message came for so many seconds (None: it goes on for ever).
+            confirm: False: `ack()` returns at once. Acknowledgements are sent together within milliseconds, at the
+                latest when the consumer is closed; failures are logged, and raised by `flush()`. True: `ack()` returns
+                when it is durable.
+            timeout: the iteration ends when no message came for so many seconds. None: it never ends.
         """
         prefetcher: Prefetcher[AsyncMessage] = Prefetcher(
             self._operations,
@@ -295,23 +296,23 @@ class AsyncQueue:
         return AsyncConsumer(prefetcher, timeout)
 
     async def create(self, **settings: Any) -> QueueInfo:
-        """Make the queue with `settings`, such as ``max_receives=5``; those not named get their defaults."""
+        """Create the queue with `settings`, such as `max_receives=5`. Others get their defaults."""
         return await self._operations.create(self.name, settings)
 
     async def set(self, **settings: Any) -> QueueInfo:
-        """Change the settings that are named."""
+        """Change these settings, and leave the others."""
         return await self._operations.change(self.name, settings)
 
     async def get(self) -> QueueInfo:
-        """What the service tells of the queue, its settings included. Raises `UnknownQueueError`."""
+        """Information about the queue, with its settings. Raises `UnknownQueueError`."""
         return await self._operations.get(self.name)
 
     async def delete(self) -> None:
-        """Remove the queue and its messages."""
+        """Delete the queue and its messages."""
         await self._operations.delete(self.name)
 
     async def purge(self) -> None:
-        """Drop all messages that are in the queue now."""
+        """Delete all messages that are in the queue now."""
         await self._operations.purge(self.name)
 
     def __repr__(self) -> str:
@@ -319,9 +320,9 @@ class AsyncQueue:
 
 
 class AsyncConsumer:
-    """``async for message in queue.consume():``. Close it, or use ``async with``: what is unread goes back uncounted.
+    """`async for message in queue.consume():`. Close it, or use `async with`: then unread messages go back uncounted.
 
-    What was handed out and is not settled stays yours until its lease is over, but is not kept alive any more.
+    Messages that you got and did not settle stay yours until their leases end, but these are no longer extended.
     """
 
     def __init__(self, prefetcher: Prefetcher[AsyncMessage], timeout: float | None) -> None:
@@ -345,7 +346,7 @@ class AsyncConsumer:
         raise StopAsyncIteration
 
     async def take(self, max: int, *, timeout: float | None = None) -> list[AsyncMessage]:
-        """Up to `max` messages of those taken ahead; waits for the first, at most `timeout` seconds."""
+        """Up to `max` of the messages received ahead. Waits for the first one, at most `timeout` seconds."""
         prefetcher = self._prefetcher
         while not prefetcher.closed:
             if messages := prefetcher.read_many(max):
@@ -357,7 +358,7 @@ class AsyncConsumer:
         return []
 
     async def ack_many(self, messages: Sequence[AsyncMessage]) -> None:
-        """Acknowledge messages of this consumer, each like ``message.ack()``."""
+        """Acknowledge messages of this consumer, each like `message.ack()`."""
         owner = self._prefetcher.owner
         if owner.background and not self._prefetcher.closed:
             for message in messages:
@@ -373,7 +374,7 @@ class AsyncConsumer:
         await self._prefetcher.flush()
 
     async def close(self) -> None:
-        """Send the last acknowledgements, give back what is unread, end the iteration."""
+        """Send the last acknowledgements, give unread messages back, and end the iteration."""
         await self._prefetcher.close()
 
     async def __aenter__(self) -> AsyncConsumer:
@@ -383,6 +384,6 @@ class AsyncConsumer:
         await self.close()
 
     def __del__(self) -> None:
-        # a loop that was left with `break` and kept no name for this
+        # after a `break` out of a loop over a consumer without a name
         if not self._prefetcher.closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._prefetcher.close_soon)

@@ -1,6 +1,6 @@
-"""Entries that come while a request of their kind is under way go together in the next one.
+"""Gathers entries that arrive while a request of their kind is in progress into the next request.
 
-The first goes at once, so nothing waits for company; under load requests grow by themselves.
+The first entry is sent at once, so none waits for others. Under load requests grow by themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from marq.errors import ClosedError, RequestError
 from marq.protocol.limits import CLIENT_BATCH_BYTES, CLIENT_BATCH_MAX
 
 Post = Callable[[Any, list[Any]], Awaitable[list[Any]]]
-"""Sends entries of one kind; answers per entry, in order."""
+"""Sends entries of one kind. Returns a result per entry, in order."""
 
 
 def _no_size(entry: Any) -> int:
@@ -33,15 +33,15 @@ class _Group:
 
 
 class _Lane:
-    """What is put of one kind."""
+    """The entries of one kind."""
 
     __slots__ = ("count", "scheduled", "under_way", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[_Group] = deque()
-        self.count = 0  # entries that wait
-        self.scheduled = False  # they are looked at in the next turn of the loop, together
-        self.under_way = 0  # requests
+        self.count = 0  # waiting entries
+        self.scheduled = False  # they are sent in the next turn of the loop, together
+        self.under_way = 0  # requests in progress
 
 
 class Batching:
@@ -50,8 +50,8 @@ class Batching:
     Args:
         post: makes a request.
         size_of: bytes of an entry.
-        at_once: requests of a kind under way. With one, entries keep their order. Of more, the others go only when they
-            are full.
+        at_once: most requests of a kind at the same time. With one, entries keep their order. With more, further
+            requests are made only when they are full.
     """
 
     def __init__(self, post: Post, size_of: Callable[[Any], int] = _no_size, at_once: int = 1) -> None:
@@ -63,7 +63,7 @@ class Batching:
         self._closed = False
 
     async def put(self, kind: Hashable, entries: Sequence[Any]) -> list[Any]:
-        """The answers to `entries`, in order; an error where their request failed. Raises it if all of them did."""
+        """Results of `entries`, in order: for those whose request failed, its error. Raises it if all requests did."""
         if self._closed:
             raise ClosedError("this service was closed; make a new Service")
         groups = self._groups(entries)
@@ -86,7 +86,7 @@ class Batching:
         return results
 
     def _send(self, kind: Hashable, lane: _Lane) -> None:
-        """Begin the requests that may be under way."""
+        """Start as many requests as are allowed now."""
         lane.scheduled = False
         if self._closed:
             return
@@ -108,7 +108,7 @@ class Batching:
             self._send(kind, lane)
 
     def _groups(self, entries: Sequence[Any]) -> list[_Group]:
-        """The entries, in parts that a request may have."""
+        """Split the entries into parts that fit into a request."""
         loop = asyncio.get_running_loop()
         groups: list[_Group] = []
         part: list[Any] = []
@@ -130,7 +130,7 @@ class Batching:
             if len(groups) == 1:
                 _fail(groups, exc)
             else:
-                # one caller's bad value is nothing to the others
+                # one caller's bad value must not fail the others
                 for group in groups:
                     await self._request(kind, [group])
         except Exception as exc:
@@ -148,7 +148,7 @@ class Batching:
                 start = end
 
     async def close(self) -> None:
-        """Stop; whoever still waits is cancelled."""
+        """Stop. Callers that still wait are cancelled."""
         self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
@@ -161,7 +161,7 @@ class Batching:
 
 
 def _take(lane: _Lane) -> list[_Group]:
-    """As many groups as go into one request, without those that nobody waits for any more."""
+    """As many groups as fit into one request, without those whose callers no longer wait."""
     waiting = lane.waiting
     groups: list[_Group] = []
     count = size_bytes = 0

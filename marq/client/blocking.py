@@ -37,13 +37,13 @@ from marq.protocol.messages import QueueInfo, Sent
 
 T = TypeVar("T")
 
-#: Seconds that closing a service takes at most.
+#: Most seconds for closing a service.
 CLOSE_TIMEOUT_S = 10.0
 THREAD_NAME = "marq-client"
 
 
 class LoopThread:
-    """An event loop in a thread of its own, started when it is first needed."""
+    """An event loop in a thread of its own, started when first needed."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -72,7 +72,7 @@ class LoopThread:
             return self._loop
 
     def stop(self, operations: Operations) -> None:
-        """Close what runs in the loop, then end it."""
+        """Close what runs in the loop, then stop it."""
         was_closed, self.closed = self.closed, True
         loop = self._loop
         if was_closed or loop is None or self._process != os.getpid():
@@ -82,7 +82,7 @@ class LoopThread:
             try:
                 await operations.close()
             finally:
-                # after this task has told its result
+                # after this task has returned its result
                 loop.call_later(0.01, loop.stop)
 
         future = asyncio.run_coroutine_threadsafe(last(), loop)
@@ -99,8 +99,8 @@ def _run_forever(loop: asyncio.AbstractEventLoop) -> None:
 
 
 class Runner:
-    """Where the requests of one service are made. When the last object that uses it is gone, or the interpreter ends,
-    it is closed as if by hand: acknowledgements on their way are still sent.
+    """Runs the requests of one service. When the last object that uses it is gone, or the interpreter ends, it is
+    closed as if by hand: acknowledgements in progress are still sent.
     """
 
     def __init__(self, operations: Operations) -> None:
@@ -118,7 +118,7 @@ class Runner:
         return self._thread.loop
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run in the loop, and go on here."""
+        """Run in the loop, without waiting."""
         try:
             loop = self.loop
         except ClosedError:
@@ -127,7 +127,7 @@ class Runner:
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run in the loop, and wait for it. Ctrl-C cancels it."""
+        """Run in the loop, and wait for the result. Ctrl-C cancels it."""
         future = self.start(coroutine)
         try:
             return future.result()
@@ -137,7 +137,7 @@ class Runner:
 
 
 class Owner:
-    """What the messages of one receiver are settled with: the other surface's owner, in the runner's loop."""
+    """Settles the messages of one receiver, with the asyncio client's `Owner` in the runner's loop."""
 
     __slots__ = ("_of", "runner")
 
@@ -147,19 +147,19 @@ class Owner:
 
     @property
     def settle(self) -> Any:
-        """Per message None, or why it was not carried out. Runs in the loop."""
+        """Carry out an action. Returns per message None, or the error. Runs in the loop."""
         return self._of.settle
 
     def confirmed(self, action: Action, message: Message) -> None:
-        """Carry out, or raise why not."""
+        """Carry out `action`, or raise the error."""
         self.runner.run(self._of.confirmed(action, message))
 
     def confirmed_soon(self, action: Action, message: Message) -> concurrent.futures.Future[None]:
-        """Carry out, and tell later."""
+        """Carry out `action`, without waiting."""
         return self.runner.start(self._of.confirmed(action, message))
 
     def ack(self, messages: Sequence[Message]) -> None:
-        """Acknowledge, in the background if that is what the consumer was made for."""
+        """Acknowledge, in the background if the consumer was made for that."""
         prefetcher = self._of.prefetcher
         if prefetcher is not None and self._of.background and not prefetcher.closed:
             for message in messages:
@@ -172,41 +172,41 @@ class Owner:
 
 
 class Message(Tracked, eq=False):
-    """One delivery of a message, yours until it is acknowledged, given back, rejected, or its lease is over.
+    """One delivery of a message. It is yours until you acknowledge, release or reject it, or its lease ends.
 
-    ``with message:`` acknowledges it at the end of the block, or gives it back if the block raises.
+    `with message:` acknowledges it at the end of the block, or releases it if the block raises.
     """
 
     def ack(self) -> None:
-        """Finished: never delivered again.
+        """Finish the message: it is never delivered again.
 
-        Returns when that is durable; for a message of a consumer with ``confirm=False`` at once.
+        Returns when that is durable; for a message of a consumer with `confirm=False`, at once.
 
         Raises:
             BadReceiptError: the service knows no such delivery.
-            UnavailableError: it could not be confirmed; the message may be delivered again.
+            UnavailableError: it could not be confirmed. The message may be delivered again.
         """
         self._owner.ack((self,))
 
     def ack_soon(self) -> concurrent.futures.Future[None]:
-        """Like `ack`, as a future; acknowledgements under way at the same time share a request."""
+        """Like `ack`, as a future. Acknowledgements at the same time share a request."""
         return self._owner.confirmed_soon(ACK, self)  # type: ignore[no-any-return]
 
     def extend(self, visibility_timeout: float = VISIBILITY_TIMEOUT_S) -> None:
-        """Still at work: the lease ends so many seconds from now. A consumer does that by itself."""
+        """Extend the lease: it ends `visibility_timeout` seconds from now. A consumer does that by itself."""
         self._owner.confirmed(operations.extend(visibility_timeout), self)
 
     def release(self, delay: float = 0.0) -> None:
-        """Give it back: delivered again, as one more attempt, after `delay` seconds."""
+        """Give the message back: it is delivered again, as one more attempt, after `delay` seconds."""
         self._owner.confirmed(operations.release(delay), self)
 
     def reject(self, reason: str | None = None) -> None:
-        """It can't be handled, now or ever: it goes to the dead letters."""
+        """Give up on the message: it becomes a dead letter now."""
         self._owner.confirmed(operations.reject(reason), self)
 
     @property
     def settled(self) -> bool:
-        """True once it was acknowledged, given back or rejected here."""
+        """True once it was acknowledged, released or rejected here."""
         return self._settled
 
     def __enter__(self) -> Message:
@@ -229,15 +229,15 @@ _decoder = msgspec.msgpack.Decoder(Deliveries[Message])
 
 
 class Service:
-    """A marq service. Make one per process and close it at the end; ``with`` does.
+    """A marq service. Make one per process, and close it at the end; `with` does that.
 
     Args:
-        addresses: of one or more of its workers; when one fails the next is used. Any worker serves every queue.
-        key: what the service was told to let in (``MARQ_KEYS``).
-        name: of this receiver, noted with what it receives (default: host and process).
-        timeout: seconds until a request has to be answered.
-        retry_for: seconds that a request is tried again for while the service is away or not available, with growing
-            random pauses, or those that it asks for. A send that is tried again may be there twice.
+        addresses: of one or more of its workers. When one fails, the next is used. Any worker serves every queue.
+        key: a key that the service accepts (`MARQ_KEYS`).
+        name: name of this receiver, recorded with what it receives. Default: host and process.
+        timeout: seconds for an answer to a request.
+        retry_for: seconds for which a request is repeated while the service is away or not available, after growing
+            random pauses, or pauses that the service asks for. A repeated send may store the message twice.
         tls: for https with certificates of your own.
     """
 
@@ -255,7 +255,7 @@ class Service:
         self._runner = Runner(self._operations)
 
     def queue(self, name: str) -> Queue:
-        """A queue; nothing is asked of the service yet."""
+        """A queue. This sends no request."""
         return Queue(self._operations, self._runner, name)
 
     def queues(self, prefix: str = "") -> Iterator[QueueInfo]:
@@ -302,20 +302,20 @@ class Queue:
         group: str | None = None,
         deduplication_id: str | None = None,
     ) -> Sent:
-        """Send one message; returns when it is durable. See `Outgoing` for the arguments.
+        """Send one message. Returns when it is durable. See `Outgoing` for the arguments.
 
-        Sends of several threads that are under way at the same time share requests.
+        Sends of several threads at the same time share requests.
 
         Raises:
-            BadValueError, TooLargeError, UnknownQueueError: it was refused.
-            UnavailableError: it was not confirmed; it may be there all the same.
+            BadValueError, TooLargeError, UnknownQueueError: the message was refused.
+            UnavailableError: the send was not confirmed, but the message may be stored.
         """
         message = Outgoing(payload, key, headers or {}, delay, ttl, group, deduplication_id)
         sent: Sent = unwrap(self._runner.run(self._operations.send(self.name, (message,)))[0])
         return sent
 
     def send_many(self, messages: Iterable[bytes | str | Outgoing]) -> list[Sent | MarqError]:
-        """Send messages, in order; per message where it is, or the error that kept it from there.
+        """Send messages, in order. Returns per message its place, or the error.
 
         Raises:
             MarqError: nothing was accepted.
@@ -323,7 +323,7 @@ class Queue:
         return self._runner.run(self._operations.send(self.name, list(messages)))
 
     def receive(self, *, timeout: float | None = 0.0, visibility_timeout: float | None = None) -> Message | None:
-        """Take one message; None if there is none within `timeout` seconds (None: wait for one).
+        """Receive one message, or None if there is none within `timeout` seconds (None: wait for one).
 
         It is yours for `visibility_timeout` seconds (None: as the queue says).
         """
@@ -333,14 +333,14 @@ class Queue:
     def receive_many(
         self, max: int = 10, *, timeout: float | None = 0.0, visibility_timeout: float | None = None
     ) -> list[Message]:
-        """Take up to `max` messages (at most 1,000): what is there, else what comes first within `timeout` seconds."""
+        """Receive up to `max` messages (at most 1,000): those there now, else the first within `timeout` seconds."""
         future = self._runner.start(
             self._operations.receive(self.name, _decoder, max, timeout=timeout, visibility_timeout=visibility_timeout)
         )
         try:
             messages = future.result()
         except BaseException:
-            # Ctrl-C: the service notices that nobody waits any more; if it has answered already, we give it back
+            # Ctrl-C: the service notices that nobody waits any more. If it answered already, we give the messages back
             if not future.cancel() and not future.cancelled() and future.exception() is None:
                 receipts = [m.receipt for m in future.result()]
                 self._runner.run(self._operations.settle(UNREAD, receipts))
@@ -350,28 +350,28 @@ class Queue:
         return messages
 
     def ack_many(self, messages: Sequence[Message]) -> list[MarqError | None]:
-        """Acknowledge messages; per message None once that is durable, or why it is not."""
+        """Acknowledge messages. Returns per message None once that is durable, or the error."""
         return self._settle_all(ACK, messages)
 
     def extend_many(
         self, messages: Sequence[Message], visibility_timeout: float = VISIBILITY_TIMEOUT_S
     ) -> list[MarqError | None]:
-        """Extend the leases of messages; per message None, or why it was not done."""
+        """Extend the leases of messages. Returns per message None, or the error."""
         return self._settle_all(operations.extend(visibility_timeout), messages)
 
     def release_many(self, messages: Sequence[Message], delay: float = 0.0) -> list[MarqError | None]:
-        """Give messages back; per message None, or why it was not done."""
+        """Give messages back. Returns per message None, or the error."""
         return self._settle_all(operations.release(delay), messages)
 
     def move(self, messages: Sequence[Located], to: str | None = None) -> list[Sent | MarqError]:
-        """Put messages that are ready in this queue, at most 1,000, into another one, each once.
+        """Move messages that are ready in this queue, at most 1,000, to another queue, each once.
 
         Args:
-            messages: which ones; only their partition and offset count.
-            to: the queue (None: for each the one of which it is a dead letter).
+            messages: the messages; only their partition and offset are used.
+            to: the queue. None: each dead letter goes to the queue that it came from.
 
         Returns:
-            Per message where it is now, or why it was not moved: `LeaseOverError` if it is finished or in work.
+            Per message its new place, or the error: `LeaseOverError` if it is finished or in flight.
         """
         return self._runner.run(self._operations.move(self.name, messages, to))
 
@@ -387,17 +387,18 @@ class Queue:
         confirm: bool = False,
         timeout: float | None = None,
     ) -> Consumer:
-        """Messages one after the other, taken ahead and kept alive until they are settled.
+        """Iterate over messages, which are received ahead. Their leases are extended until they are settled.
 
         Args:
-            prefetch: messages taken ahead; 0: each is taken when it is asked for.
-            max_in_flight: messages held at once, unread ones included; when so many are not settled, no more come.
+            prefetch: messages received ahead; 0: each is received when it is asked for.
+            max_in_flight: messages held at once, unread ones included. While so many are not settled, none are
+                received.
             visibility_timeout: seconds after which a message is delivered again if this process dies. While it lives,
                 leases are extended.
-            confirm: False: ``ack()`` returns at once and acknowledgements are sent together within milliseconds, at the
-                latest when the consumer is closed; failures are logged, and raised by ``flush()``. True: ``ack()``
-                returns when it is durable.
-            timeout: the iteration ends when no message came for so many seconds (None: it goes on for ever).
+            confirm: False: `ack()` returns at once. Acknowledgements are sent together within milliseconds, at the
+                latest when the consumer is closed; failures are logged, and raised by `flush()`. True: `ack()` returns
+                when it is durable.
+            timeout: the iteration ends when no message came for so many seconds. None: it never ends.
         """
 
         def owner(prefetcher: Prefetcher[Message]) -> Owner:
@@ -417,23 +418,23 @@ class Queue:
         return Consumer(self._runner, self._runner.run(started()), timeout)
 
     def create(self, **settings: Any) -> QueueInfo:
-        """Make the queue with `settings`, such as ``max_receives=5``; those not named get their defaults."""
+        """Create the queue with `settings`, such as `max_receives=5`. Others get their defaults."""
         return self._runner.run(self._operations.create(self.name, settings))
 
     def set(self, **settings: Any) -> QueueInfo:
-        """Change the settings that are named."""
+        """Change these settings, and leave the others."""
         return self._runner.run(self._operations.change(self.name, settings))
 
     def get(self) -> QueueInfo:
-        """What the service tells of the queue, its settings included. Raises `UnknownQueueError`."""
+        """Information about the queue, with its settings. Raises `UnknownQueueError`."""
         return self._runner.run(self._operations.get(self.name))
 
     def delete(self) -> None:
-        """Remove the queue and its messages."""
+        """Delete the queue and its messages."""
         self._runner.run(self._operations.delete(self.name))
 
     def purge(self) -> None:
-        """Drop all messages that are in the queue now."""
+        """Delete all messages that are in the queue now."""
         self._runner.run(self._operations.purge(self.name))
 
     def __repr__(self) -> str:
@@ -441,11 +442,11 @@ class Queue:
 
 
 class Consumer:
-    """``for message in queue.consume():``. Leaving the loop closes it: what is unread goes back uncounted.
+    """`for message in queue.consume():`. Leaving the loop closes it: unread messages go back uncounted.
 
-    So it is for ``break``, an exception and Ctrl-C, as long as nothing else holds the consumer; ``with`` or ``close()``
-    does it for one that has a name. What was handed out and is not settled stays yours until its lease is over, but is
-    not kept alive any more. Several threads may iterate over one consumer.
+    That holds for `break`, an exception and Ctrl-C, as long as nothing else refers to the consumer. If it has a name,
+    use `with` or `close()`. Messages that you got and did not settle stay yours until their leases end, but these are
+    no longer extended. Several threads may iterate over one consumer.
     """
 
     def __init__(self, runner: Runner, prefetcher: Prefetcher[Message], timeout: float | None) -> None:
@@ -463,7 +464,7 @@ class Consumer:
         return message
 
     def take(self, max: int, *, timeout: float | None = None) -> list[Message]:
-        """Up to `max` messages of those taken ahead; waits for the first, at most `timeout` seconds."""
+        """Up to `max` of the messages received ahead. Waits for the first one, at most `timeout` seconds."""
         return self._read(lambda: self._prefetcher.read_many(max) or None, timeout) or []
 
     def _read(self, read: Callable[[], T | None], timeout: float | None) -> T | None:
@@ -479,7 +480,7 @@ class Consumer:
         return None
 
     def ack_many(self, messages: Sequence[Message]) -> None:
-        """Acknowledge messages of this consumer, each like ``message.ack()``."""
+        """Acknowledge messages of this consumer, each like `message.ack()`."""
         self._prefetcher.owner.ack(messages)
 
     def flush(self) -> None:
@@ -487,7 +488,7 @@ class Consumer:
         self._runner.run(self._prefetcher.flush())
 
     def close(self) -> None:
-        """Send the last acknowledgements, give back what is unread, end the iteration."""
+        """Send the last acknowledgements, give unread messages back, and end the iteration."""
         if not self._prefetcher.closed and not self._runner.closed:
             self._runner.run(self._prefetcher.close())
 

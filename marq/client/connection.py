@@ -1,4 +1,4 @@
-"""HTTP: which address is asked, how long, and how often again."""
+"""HTTP: which address a request goes to, how long it may take, and when it is repeated."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from marq.errors import (
 
 logger = logging.getLogger("marq.client")
 
-#: Seconds until a request has to be answered, beside the time that a receive waits.
+#: Seconds for an answer to a request, besides the time that a receive waits.
 TIMEOUT_S = 15.0
-#: Seconds until an address has to accept a connection.
+#: Seconds for an address to accept a connection.
 CONNECT_TIMEOUT_S = 5.0
-#: Seconds that a request is tried again for when the service can't be reached or is not available.
+#: Seconds for which a request is repeated when the service can't be reached or is not available.
 RETRY_FOR_S = 30.0
-#: Longest wait between two tries, unless the service asks for a longer one.
+#: Longest pause in seconds between two attempts, unless the service asks for a longer one.
 BACKOFF_MAX_S = 5.0
-#: Longest wait that a service can ask for.
+#: Longest pause in seconds that a service can ask for.
 RETRY_AFTER_MAX_S = 60.0
-#: Seconds between two lines in the log that say that something is tried again.
+#: Seconds between two log lines about repeated requests.
 LOG_EVERY_S = 1.0
 
 T = TypeVar("T")
@@ -46,9 +46,9 @@ _backoff = wait_random_exponential(multiplier=0.1, min=0.02, max=BACKOFF_MAX_S)
 
 
 class Connection:
-    """A service that is reached at one of several addresses.
+    """A service that can be reached at several addresses.
 
-    Addresses are used in the order given: the next one when one fails, which is then kept until it fails itself.
+    When the address in use fails, the next one in the given order is used, until it fails in turn.
     """
 
     def __init__(
@@ -86,11 +86,16 @@ class Connection:
         wait: float = 0.0,
         retry_for: float | None = None,
     ) -> bytes:
-        """The body of the answer. `path` is quoted already; `wait`: seconds that the service takes on purpose.
+        """The body of the answer.
+
+        Args:
+            path: already quoted.
+            wait: seconds that the service may wait before it answers.
+            retry_for: seconds for which the request is repeated. None: as long as the connection was made with.
 
         Raises:
             UnavailableError: the service could not be reached, or was not available, for `retry_for` seconds.
-            MarqError: what the service refused the request with.
+            MarqError: the service refused the request.
         """
 
         async def attempt() -> bytes:
@@ -99,7 +104,7 @@ class Connection:
         return await self.retried(attempt, retry_for)
 
     async def retried(self, attempt: Callable[[], Awaitable[T]], retry_for: float | None = None) -> T:
-        """Try until it succeeds, for `retry_for` seconds (None: as long as the service was made with)."""
+        """Repeat `attempt` until it succeeds, for `retry_for` seconds (None: the connection's)."""
         retry_for = self.retry_for if retry_for is None else retry_for
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(UnavailableError),
@@ -113,7 +118,7 @@ class Connection:
     async def once(
         self, method: str, path: str, body: bytes = b"", *, query: Mapping[str, str] | None = None, wait: float = 0.0
     ) -> bytes:
-        """One try, at the address that is in use. Raises like `request`."""
+        """One attempt, at the address in use. Raises like `request`."""
         session = self._opened()
         used = self._current
         url = url_of(self.addresses[used], path)
@@ -152,17 +157,17 @@ class Connection:
         raise error
 
     def _wait(self, state: RetryCallState) -> float:
-        """Seconds before the next try: none until each address was asked once, then growing, with jitter."""
+        """Seconds until the next attempt: 0 until each address was asked once, then growing, with jitter."""
         if state.attempt_number < len(self.addresses):
             return 0.0
         error = state.outcome.exception() if state.outcome is not None else None
         asked = min(getattr(error, "retry_after_s", 0.0), RETRY_AFTER_MAX_S)
-        # those who were all told the same time do not come back at the same instant
+        # added, so that clients that were told the same time don't come back at the same instant
         return asked + _backoff(state)
 
     def _log(self, state: RetryCallState) -> None:
         now = now_s()
-        # whoever waits tries for himself, and all of them say the same
+        # all waiting callers repeat their own requests, and would log the same
         if state.attempt_number == len(self.addresses) and now - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now
             error = state.outcome.exception() if state.outcome is not None else None
@@ -175,13 +180,13 @@ class Connection:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                # waiting receives hold connections, so there is no limit to run into
+                # no limit: waiting receives hold connections
                 connector=aiohttp.TCPConnector(limit=0, ssl=self.tls if self.tls is not None else True),
             )
         return self._session
 
     async def close(self) -> None:
-        """Close all connections; nothing can be asked afterwards."""
+        """Close all connections. No request can be made afterwards."""
         self._closed = True
         if self._session is not None:
             session, self._session = self._session, None
@@ -191,7 +196,7 @@ class Connection:
 
 
 def checked(address: str) -> str:
-    """An address without what may be left out. Raises `SettingError` if it is none.
+    """An address in its shortest form. Raises `SettingError` if it is invalid.
 
     >>> checked("http://localhost:9324/")
     'http://localhost:9324'
@@ -208,7 +213,7 @@ def checked(address: str) -> str:
 
 @lru_cache(10_000)
 def url_of(address: str, path: str) -> URL:
-    """An address and a path that is quoted already."""
+    """The URL of an address and a path that is quoted already."""
     return URL(address + path, encoded=True)
 
 
@@ -217,7 +222,7 @@ def _said(error: BaseException) -> str:
 
 
 def unwrap(result: Any) -> Any:
-    """A result; raised if it is an error."""
+    """Return a result, or raise it if it is an error."""
     if isinstance(result, MarqError):
         raise result
     return result

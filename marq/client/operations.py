@@ -1,4 +1,4 @@
-"""What can be asked of a service; both surfaces call it, in an event loop."""
+"""The requests to a service. Both surfaces call them, in an event loop."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from marq.client.wire import Deliveries, Delivery
 from marq.errors import MarqError, ServiceError, UnavailableError
 from marq.protocol.messages import Entry, QueueInfo, Sent
 
-#: Seconds before a receive that came back empty too early is made again: that worker is going away.
+#: Seconds until a receive that returned empty too early is repeated: its worker is probably stopping.
 EARLY_PAUSE_S = 0.2
-#: Queues asked for at once when they are listed.
+#: Queues per request when they are listed.
 PAGE = 1_000
 
 D = TypeVar("D", bound=Delivery)
 
 
 class Action(NamedTuple):
-    """What becomes of a delivery: the name is that of the route, the rest stands in the body."""
+    """A change of deliveries: the name of its route, and the rest of the request's body."""
 
     name: str
     values: tuple[tuple[str, Any], ...] = ()
 
     @property
     def settles(self) -> bool:
-        """True if the delivery is over with it."""
+        """True if the delivery is over after it."""
         return self.name != "extend"
 
 
@@ -45,27 +45,27 @@ UNREAD = Action("release", (("delay_ms", 0), ("counted", False)))
 
 
 def extend(visibility_timeout: float) -> Action:
-    """Still at work, for so many seconds from now."""
+    """Extend the lease to so many seconds from now."""
     return Action("extend", (("visibility_timeout_ms", wire.ms(visibility_timeout)),))
 
 
 def release(delay: float) -> Action:
-    """Given back: delivered again after so many seconds."""
+    """Give back: delivered again after so many seconds."""
     return Action("release", (("delay_ms", wire.ms(delay)), ("counted", True)))
 
 
 def reject(reason: str | None) -> Action:
-    """Never to be delivered again: it goes to the dead letters."""
+    """Never deliver again: it becomes a dead letter."""
     return Action("reject", () if reason is None else (("reason", reason),))
 
 
-#: Full requests of acknowledgements, or the like, under way. Their order is nothing to anybody. What waits here uses up
-#: leases and nobody sees it; at a worker they go first.
+#: Full requests that settle deliveries at the same time. Their order does not matter. Entries that wait here use up
+#: leases unseen, while a worker serves them first.
 SETTLES_AT_ONCE = 16
 
 
 class Operations:
-    """The requests of one client. Belongs to one event loop."""
+    """The requests of one client, in one event loop."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Operations:
     # ------------------------------------------------------------------ messages
 
     async def send(self, queue: str, messages: Sequence[Any]) -> list[Any]:
-        """Per message where it is, or why it is not there."""
+        """Send messages. Returns per message its place, or the error."""
         if not messages:
             return []
         return await self._sends.put(queue, [wire.to_wire(message) for message in messages])
@@ -120,7 +120,7 @@ class Operations:
                 await asyncio.sleep(EARLY_PAUSE_S * random.uniform(0.5, 1.0))
 
     async def move(self, queue: str, messages: Sequence[wire.Located], to: str | None) -> list[Sent | MarqError]:
-        """Per message where its copy is, or why it was not moved."""
+        """Move messages. Returns per message the place of its copy, or the error."""
         return await self._post_all(
             _path(queue, "move"),
             [{"partition": m.partition, "offset": m.offset} for m in messages],
@@ -129,7 +129,7 @@ class Operations:
         )
 
     def settles(self) -> Batching:
-        """Gathers acknowledgements and the like into requests, each made once."""
+        """Gathers requests that settle deliveries. It does not repeat them."""
         return Batching(self._post_receipts, at_once=SETTLES_AT_ONCE)
 
     async def settle(
@@ -139,8 +139,8 @@ class Operations:
         retry_for: float | None = None,
         settles: Batching | None = None,
     ) -> list[MarqError | None]:
-        """Per receipt None, or why it was not carried out. Those that could not be taken are tried again by themselves:
-        others don't wait for a partition that is stalled."""
+        """Carry out `action`. Returns per receipt None, or the error. Receipts that are refused for now are repeated on
+        their own, so that the others don't wait for a partition that is stalled."""
         if not receipts:
             return []
         by = self._settles if settles is None else settles
@@ -149,7 +149,7 @@ class Operations:
     async def post_receipts(
         self, action: Action, receipts: list[str], retry_for: float | None = None
     ) -> list[MarqError | None]:
-        """One request for `receipts`."""
+        """Carry out `action` for `receipts`, in a request of their own."""
         return await self._all(lambda left: self._post_receipts(action, left), receipts, retry_for)
 
     async def _post_receipts(self, action: Action, receipts: list[str]) -> list[MarqError | None]:
@@ -171,7 +171,7 @@ class Operations:
         results_of: Callable[[bytes], list[Any]],
         retry_for: float | None = None,
     ) -> list[Any]:
-        """Post entries, and those that could not be taken at the moment again."""
+        """Post entries, and repeat those that are refused for now."""
         return await self._all(lambda left: self._post_once(path, left, body, results_of), entries, retry_for)
 
     async def _post_once(
@@ -189,7 +189,7 @@ class Operations:
     async def _all(
         self, post: Callable[[list[Any]], Awaitable[list[Any]]], entries: Sequence[Any], retry_for: float | None
     ) -> list[Any]:
-        """What `post` makes of each entry. Those that could not be taken at the moment are posted again."""
+        """The results of `post`, per entry. Entries that are refused for now are posted again."""
         results: list[Any] = [None] * len(entries)
         left = list(range(len(entries)))
         answered = False
@@ -214,23 +214,23 @@ class Operations:
     # ------------------------------------------------------------------ queues
 
     async def create(self, queue: str, values: dict[str, Any]) -> QueueInfo:
-        """Make a queue, or set all that is not named to its default."""
+        """Create a queue, or set all settings that are not named to their defaults."""
         return await self._admin("PUT", queue, values)
 
     async def change(self, queue: str, values: dict[str, Any]) -> QueueInfo:
-        """Change what is named."""
+        """Change the settings that are named."""
         return await self._admin("PATCH", queue, values)
 
     async def get(self, queue: str) -> QueueInfo:
-        """What the service tells of a queue."""
+        """Information about a queue."""
         return await self._admin("GET", queue)
 
     async def delete(self, queue: str) -> None:
-        """Remove a queue with its messages."""
+        """Delete a queue with its messages."""
         await self.connection.request("DELETE", _path(queue))
 
     async def purge(self, queue: str) -> None:
-        """Drop all messages of a queue."""
+        """Delete all messages of a queue."""
         await self.connection.request("POST", _path(queue, "purge"))
 
     async def queue_pages(self, prefix: str) -> AsyncIterator[list[QueueInfo]]:
@@ -251,7 +251,7 @@ class Operations:
     # ------------------------------------------------------------------ end
 
     async def close(self) -> None:
-        """Give back what was taken ahead, and close the connections."""
+        """Give back messages that were received ahead, and close the connections."""
         await asyncio.gather(*(prefetcher.close() for prefetcher in list(self.prefetchers)))
         await self._sends.close()
         await self._settles.close()

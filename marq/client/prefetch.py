@@ -1,10 +1,10 @@
-"""Messages taken ahead of their reader.
+"""Receives messages ahead of their reader.
 
     receive ─► unread ─► reader ─► settled
                   └── close: given back, uncounted
 
-Every message from receive to settled is held: its lease is extended again and again. Runs in an event loop, beside the
-reader: only `read`, `later` and what they touch (`unread`, `held`, `_later`: each call one atomic step) may be used in
+A message is held from receive to settled: its lease is extended again and again. It runs in an event loop, beside the
+reader. Only `read`, `later` and what they touch (`unread`, `held`, `_later`: each call one atomic step) may be used in
 another thread.
 """
 
@@ -38,26 +38,26 @@ from marq.protocol.limits import CLIENT_BATCH_MAX
 logger = logging.getLogger("marq.client")
 
 PREFETCH = 100
-"""Messages taken ahead of their reader, at most: fewer, if it would not get to them soon."""
+"""Most messages received ahead of their reader. There are fewer if it would not get to them soon."""
 
 MAX_IN_FLIGHT = 1_000
-"""Messages held at once: unread, at work, or with an acknowledgement on its way."""
+"""Most messages held at once: unread, at work, or with an acknowledgement in progress."""
 
 VISIBILITY_TIMEOUT_S = 30.0
-"""Lease that is extended again and again: how long after the death of its reader a message is delivered again."""
+"""Seconds of a lease, which is extended again and again: a message is delivered again so long after its reader died."""
 
 KEEP_ALIVES = 3
-"""Extensions within one lease: one or two may fail."""
+"""Extensions within one lease, so that one or two may fail."""
 
 CLOSE_TIMEOUT_S = 5.0
-"""Seconds to send the last acknowledgements and to give back what is unread."""
+"""Most seconds to send the last acknowledgements and give unread messages back."""
 
 
 class Tracked(Delivery):
-    """A delivery that may be held."""
+    """A delivery that a prefetcher may hold."""
 
     _owner: Any = None
-    _lease_until: float = math.inf  # on our clock
+    _lease_until: float = math.inf  # on our clock, in seconds
     _settled: bool = False
 
 
@@ -94,16 +94,16 @@ class Prefetcher(Generic[M]):
         self._reads = 0
         self._max_in_flight = max_in_flight
         self._lease_s = visibility_timeout
-        # acknowledgements are tried for as long as this is open: without them the work would be done twice
+        # acknowledgements are repeated as long as this is open: without them the work would be done twice
         self._settles = operations.settles()
-        self._readers = 0  # that wait
+        self._readers = 0  # readers that wait
         self._room = asyncio.Event()
         self._arrived = asyncio.Event()
         self._error: MarqError | None = None
         self._later: deque[M] = deque()
         self._sending: set[asyncio.Task[None]] = set()
         self._sending_soon = False
-        self._unconfirmed = 0  # acknowledgements that are on their way
+        self._unconfirmed = 0  # acknowledgements in progress
         self._failure: MarqError | None = None
         self._closing: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
@@ -115,7 +115,7 @@ class Prefetcher(Generic[M]):
     # ------------------------------------------------------------------ the reader's side, in any thread
 
     def read(self) -> M | None:
-        """The next message, or None if there is none at the moment."""
+        """The next message, or None if there is none now."""
         now = now_s()
         while True:
             try:
@@ -125,11 +125,11 @@ class Prefetcher(Generic[M]):
             self._reads += 1
             if message._lease_until > now:
                 return message
-            # somebody else may have it by now
+            # another receiver may have it by now
             self.held.pop(message.receipt, None)
 
     def read_many(self, limit: int) -> list[M]:
-        """Up to so many messages."""
+        """Up to `limit` messages."""
         messages: list[M] = []
         while len(messages) < limit and (message := self.read()) is not None:
             messages.append(message)
@@ -137,11 +137,11 @@ class Prefetcher(Generic[M]):
 
     @property
     def is_low(self) -> bool:
-        """True if more should be taken: `wake` has to be called in the event loop then."""
+        """True if more messages should be received: then call `wake` in the event loop."""
         return not self._room.is_set() and self._wanted() > 0
 
     def later(self, messages: Iterable[M]) -> bool:
-        """Acknowledge without waiting; True if `send_later` has to be called in the event loop then."""
+        """Acknowledge without waiting. Returns True if `send_later` must be called in the event loop."""
         # in this order: `send_later` lowers the flag before it looks
         self._later.extend(messages)
         if self._sending_soon:
@@ -152,7 +152,7 @@ class Prefetcher(Generic[M]):
     # ------------------------------------------------------------------ the reader's side, in the event loop
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for a message; False if none came in `timeout` seconds, or none will. Raises what receives fail with."""
+        """Wait for a message. False if none came in `timeout` seconds, or none will. Raises the error of a receive."""
         self._readers += 1
         self.wake()
         try:
@@ -169,11 +169,11 @@ class Prefetcher(Generic[M]):
         return bool(self.unread)
 
     def wake(self) -> None:
-        """There may be room again."""
+        """Called when there may be room again."""
         self._room.set()
 
     async def settle(self, action: Action, messages: list[M]) -> list[MarqError | None]:
-        """Carry out `action`; per message None or why it was not."""
+        """Carry out `action`. Returns per message None, or the error."""
         receipts = [m.receipt for m in messages]
         if self.closed:
             return await self._operations.settle(action, receipts)
@@ -194,7 +194,7 @@ class Prefetcher(Generic[M]):
         self.wake()
 
     def send_later(self) -> None:
-        """Send the acknowledgements that were put off."""
+        """Send the acknowledgements that `later` gathered."""
         self._sending_soon = False
         if messages := self._drained(self._later):
             task = self._loop.create_task(self._acknowledge(messages))
@@ -214,7 +214,7 @@ class Prefetcher(Generic[M]):
         try:
             results = await self.settle(ACK, messages)
         except Exception as exc:
-            # nobody tries again: let the leases run out
+            # nobody repeats it: let the leases end
             self._let_go(messages)
             error = exc if isinstance(exc, MarqError) else ServiceError(f"not acknowledged: {exc!r}")
             results = [error] * len(messages)
@@ -236,7 +236,7 @@ class Prefetcher(Generic[M]):
     # ------------------------------------------------------------------ receiving
 
     def _wanted(self) -> int:
-        """How many to ask for now; not a few while there are many: measured, fewer and larger receives are faster."""
+        """How many to receive now. Not a few while there are many: measured, fewer and larger receives are faster."""
         ahead = self._ahead.limit(now_s(), self._reads) if self._prefetch else 0
         missing = ahead + self._readers - len(self.unread)
         if missing < max(1, ahead // 2):
@@ -249,7 +249,7 @@ class Prefetcher(Generic[M]):
                 limit = self._wanted()
                 if limit <= 0:
                     self._room.clear()
-                    # a reader in another thread may have made room before it saw that it has to wake us
+                    # a reader in another thread may have made room before it could see that it must wake us
                     if self._wanted() <= 0:
                         await self._room.wait()
                     continue
@@ -267,7 +267,7 @@ class Prefetcher(Generic[M]):
             self._arrived.set()
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        """Whoever reads is told of an error in here: without these tasks nothing comes, or leases end unseen."""
+        """Report an error in our tasks to the reader: without them no message comes, or leases end unseen."""
         if not task.cancelled() and (exc := task.exception()) is not None:
             self._error = ServiceError(f"reading ahead of {self.queue!r} failed: {exc!r}")
             self._arrived.set()
@@ -308,11 +308,11 @@ class Prefetcher(Generic[M]):
     # ------------------------------------------------------------------ end
 
     def close_soon(self) -> None:
-        """Close, without waiting for it."""
+        """Close without waiting."""
         self._closing = self._loop.create_task(self.close())
 
     async def close(self) -> None:
-        """Send the last acknowledgements and give back what is unread, uncounted. Never raises."""
+        """Send the last acknowledgements and give unread messages back, uncounted. Never raises."""
         if self.closed:
             return
         self.closed = True

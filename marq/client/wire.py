@@ -25,7 +25,7 @@ from marq.protocol.messages import Entry, Problem, QueueInfo, Received, Sent
 
 MSGPACK = "application/msgpack"
 
-#: Longest wait of one receive; longer ones are several.
+#: Longest wait of one receive in seconds; a longer one is several.
 WAIT_MAX_S = 20.0
 
 encode = msgspec.msgpack.Encoder().encode
@@ -49,7 +49,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Located(Protocol):
-    """What has a place in the queue topic: a delivery, what a send answered, or a user's own pair."""
+    """Anything with a place in the queue topic: a delivery, the result of a send, or a pair of your own."""
 
     @property
     def partition(self) -> int: ...
@@ -61,7 +61,7 @@ class Delivery(Received, eq=False):
     """One delivery of a message; see `marq.protocol.messages.Received`."""
 
     def json(self) -> Any:
-        """The payload, decoded from JSON. Raises :exc:`ValueError` if it is none."""
+        """The payload, decoded from JSON. Raises `ValueError` if it is not JSON."""
         return json.loads(self.payload)
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ _problem = msgspec.json.Decoder(Problem)
 #: Errors by the last part of a problem's type.
 _ERRORS = problems.ERRORS | {"internal": ServiceError}
 
-#: Errors by status, for answers of whatever stands before a worker, such as a proxy.
+#: Errors by status, for answers that don't come from a worker but from a proxy, say.
 _STATUSES: dict[int, type[MarqError]] = {
     401: errors.NotAuthenticatedError,
     403: errors.NotAllowedError,
@@ -124,7 +124,7 @@ _STATUSES: dict[int, type[MarqError]] = {
 
 
 def to_wire(message: bytes | str | Outgoing) -> Entry:
-    """What is sent for a message. Raises `BadValueError` if it is none."""
+    """A message as it is sent. Raises `BadValueError` if it is invalid."""
     if isinstance(message, bytes):
         return Entry(message)
     if isinstance(message, str):
@@ -142,7 +142,7 @@ def ms(seconds: float | None) -> int | None:
 
 
 def error_of(problem: Problem, status: int = 0) -> MarqError:
-    """The error that a problem tells; the status decides if its type is not known."""
+    """The error of a problem. If its type is not known, the status decides."""
     kind = _ERRORS.get(problem.type.rpartition(":")[2])
     if kind is None:
         kind = _STATUSES.get(status) or (errors.RequestError if status < 500 else errors.ServiceError)
@@ -153,7 +153,7 @@ def error_of(problem: Problem, status: int = 0) -> MarqError:
 
 
 def error_of_answer(status: int, body: bytes, content_type: str, retry_after: str | None) -> MarqError:
-    """The error that an answer with a status of 400 or above tells."""
+    """The error of an answer with a status of 400 or above."""
     problem = Problem()
     if content_type.partition(";")[0] == problems.CONTENT_TYPE:
         with contextlib.suppress(msgspec.MsgspecError):
@@ -167,7 +167,7 @@ def error_of_answer(status: int, body: bytes, content_type: str, retry_after: st
 
 
 def seconds_of(retry_after: str | None) -> float:
-    """How long a Retry-After header asks to wait; 0 if it does not.
+    """Seconds that a Retry-After header asks to wait; 0 if there is none.
 
     >>> seconds_of("2"), seconds_of(None), seconds_of("soon")
     (2.0, 0.0, 0.0)
@@ -183,7 +183,7 @@ def seconds_of(retry_after: str | None) -> float:
 
 
 def decoded(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
-    """A decoded answer. Raises `ServiceError` if it is not what was expected."""
+    """A decoded answer. Raises `ServiceError` if it is not as expected."""
     try:
         return decoder.decode(body)
     except msgspec.MsgspecError as exc:
@@ -191,19 +191,19 @@ def decoded(decoder: msgspec.msgpack.Decoder[Any], body: bytes) -> Any:
 
 
 def queue_info(body: bytes) -> QueueInfo:
-    """What an answer tells of a queue."""
+    """The information about a queue in an answer."""
     info: QueueInfo = decoded(_queue_info, body)
     return info
 
 
 def queue_page(body: bytes) -> tuple[list[QueueInfo], str]:
-    """Some queues, and the name after which the list goes on ("": it does not)."""
+    """Some queues, and the name after which the list goes on ("" at its end)."""
     page = decoded(_queue_page, body)
     return page.queues, page.after
 
 
 def send_results(body: bytes) -> list[Sent | MarqError]:
-    """Per message of a send: where it is, or why it is not there."""
+    """Per message of a send its place, or the error."""
     return [
         Sent(r.topic, r.partition, r.offset) if r.error is None else error_of(r.error)
         for r in decoded(_send_results, body).results
@@ -211,5 +211,5 @@ def send_results(body: bytes) -> list[Sent | MarqError]:
 
 
 def settle_results(body: bytes) -> list[MarqError | None]:
-    """Per receipt: None, or why it was not carried out."""
+    """Per receipt None, or the error."""
     return [None if r.error is None else error_of(r.error) for r in decoded(_settle_results, body).results]

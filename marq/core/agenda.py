@@ -49,7 +49,7 @@ class Agenda:
 
     def release(self, offsets: list[int], receipt: tuple[int, int], delay_ms: int, counted: bool) -> None:
         """Append that a folded delivery of ``offsets`` is given back."""
-        self.appends += m.split(Release(receipt[0], receipt[1], ranges_of(offsets), delay_ms, counted))
+        self.appends += m.split(Release(receipt[0], receipt[1], ranges_of(sorted(offsets)), delay_ms, counted))
 
     def withdraw(self, ended: list[int]) -> None:
         """Offsets that ended after their start was folded are not handed out any more."""

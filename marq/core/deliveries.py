@@ -34,9 +34,9 @@ class Deliveries(Order):
 
         Redelivered ones get at most half while first deliveries wait, and the other way round. With ``shared_fate`` a
         batch that has a suspicious message in it is smaller (:func:`~marq.core.policies.batch_cap`), and all that is
-        taken; else several batches of ``batch`` (0: one) may be taken at once. Groups take turns. In a FIFO queue a
-        group is delivered in order, in one batch at a time. Messages that are past their maximum or their TTL are left
-        for :meth:`due`.
+        taken; else several batches of ``batch`` (0: one) may be taken at once. Groups take turns. In a FIFO queue
+        messages come group by group, each in order, and a group that was taken from goes behind the others. Messages
+        that are past their maximum or their TTL are left for :meth:`due`.
         """
         self.isolated = False
         self._reads = 0
@@ -58,7 +58,8 @@ class Deliveries(Order):
             self.put_back(taken)
             raise
         self.reserved.update(taken)
-        taken.sort()
+        if not settings.fifo:
+            taken.sort()
         return taken
 
     def _take(self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int) -> None:

@@ -26,14 +26,14 @@ from marq.core.state import DeliveryState, State, block_of, size_of
 from marq.errors import InternalError
 
 #: Entries of each structure that are checked before a checkpoint, those that have been there longest: 0.1 ms, which is
-#: 2 % of a small checkpoint.
-SOME = 40
+#: 1 % to 2 % of a small checkpoint.
+SOME = 25
 
 #: Entries of each structure that are checked when a state was restored: 0.02 s.
 MANY = 5_000
 
 #: A segment counts as this many entries: its counts are those of up to a thousand messages.
-SEGMENT_ENTRIES = 40
+SEGMENT_ENTRIES = 25
 
 T = TypeVar("T")
 

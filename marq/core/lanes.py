@@ -158,7 +158,7 @@ class Lanes(State):
         if lane is None:
             self._note_out(backlog.name, offset)
             lane = self._lane(backlog, self.group_of(offset))
-            if lane.blocker >= 0:
+            if lane.queued or 0 <= lane.blocker < offset:
                 return
         self._recheck(lane)
 
@@ -210,12 +210,6 @@ class Lanes(State):
 
     def _in_order(self, lane: Lane) -> bool:
         """True if the first message of ``lane`` may be taken; else the lane is blocked, or has nothing."""
-        if lane.out:
-            out = lane.out = [o for o in lane.out if self._deliverable(o)]
-            for offset in reversed(out):
-                if offset in self.reserved or self.is_leased(offset):
-                    self._block(lane, offset)
-                    return False
         first = self._first_in_order(lane)
         if first < 0:
             return self.segments.has_parked(lane.backlog.name, lane.group)
@@ -227,7 +221,10 @@ class Lanes(State):
         return True
 
     def _first_in_order(self, lane: Lane) -> int:
-        """The lowest message of ``lane`` in memory; -1 if there is none. ``out`` has to be clean."""
+        """The lowest message of ``lane`` in memory; -1 if there is none."""
+        over = next((i for i, o in enumerate(lane.out) if self._deliverable(o)), len(lane.out))
+        if over:
+            lane.out = lane.out[over:]
         while lane.fresh and not self._deliverable(lane.fresh[0]):
             lane.next_fresh()
         if lane.out and (not lane.fresh or lane.out[0] <= lane.fresh[0]):
@@ -235,7 +232,7 @@ class Lanes(State):
         return lane.fresh[0] if lane.fresh else -1
 
     def out_of_turn(self, offsets: list[int]) -> list[int]:
-        """Those of a delivery whose group was with another receiver when it began, or of which it skips a message.
+        """Those of a delivery behind a message of their group that is not done, and not in the delivery.
 
         A lease that was over can be revived by its receiver between the choice of messages and their start.
         """
@@ -249,10 +246,8 @@ class Lanes(State):
                 lanes.setdefault(self._lane(self._backlog(str(queue)), self.group_of(offset)), []).append(offset)
         for lane, taken in lanes.items():
             ours = set(taken)
-            for other in lane.out:
-                if other not in ours and self._deliverable(other) and (other < taken[-1] or self.is_leased(other)):
-                    found += taken
-                    break
+            first = next((o for o in lane.out if o not in ours and self._deliverable(o)), taken[-1])
+            found += [o for o in taken if o > first]
         return found
 
     def _set_timer(self, delivered: DeliveryState) -> None:

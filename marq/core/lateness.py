@@ -65,6 +65,8 @@ class Lateness:
         """
         if self.held_back(now_ms):
             return 0.0
+        if not lease_ms:
+            return 1.0  # it is over before any ack
         late = (LAG_TURNS * self.lag_ms + ack_age_ms) / max(1, lease_ms)
         return min(1.0, max(0.0, (LATE - late) / (LATE - FREE)))
 

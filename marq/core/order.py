@@ -1,9 +1,10 @@
-"""Deliveries of FIFO queues: each group in the order of its offsets, in one batch at a time.
+"""Deliveries of FIFO queues: each group in the order of its offsets.
 
-A group that has something in flight, about to be started, or waiting is *blocked*: it is in no rotation, and is looked
-at again when something happens to the one message that it waits for. So a blocked group costs nothing, however many of
-its messages wait. Whether a queue is FIFO is a setting, and so nothing that the fold knows: what a new owner has to
-know about a queue's groups is gathered when it first delivers from it.
+What comes next of a group are its first messages, up to one that is in flight, about to be started, or waiting. A group
+whose first message is such a one is *blocked*: it is in no rotation, and is looked at again when something happens to
+that message. So a blocked group costs nothing, however many of its messages wait. Whether a queue is FIFO is a setting,
+and so nothing that the fold knows: what a new owner has to know about a queue's groups is gathered when it first
+delivers from it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Order(Memory):
                 if lane.blocker < 0 and lane.group:
                     backlog.groups.pop(lane.group, None)
                 continue
+            lane.out = [o for o in lane.out if self._deliverable(o)]
             try:
                 cap = self._take_lane(lane, taken, cap, settings, suspicious, 1 if batch == 1 else cap)
             except Exception:
@@ -86,7 +88,7 @@ class Order(Memory):
             taken.append(offset)
             got += 1
         if got:
-            self._block(lane, taken[-1])
+            self._block(lane, taken[before])
         return cap
 
     def _next_in_order(self, lane: Lane, taken: int, before: int) -> tuple[int, bool]:

@@ -351,6 +351,10 @@ class Owner:
             raise InternalError(f"partition {self.number}: record {record} of its markers is not folded yet")
         return self._ignored.took_effect(record, epoch, delivery, offset)
 
+    def clock_at(self, now_ms: int) -> int:
+        """The clock of the partition now: it stands still between records, but the time of leases does not."""
+        return self.partition.clock_ms + max(0, now_ms - self._folded_ms)
+
     def _owned(self, own: Own, offset: int, now_ms: int) -> None:
         if own.nonce == self.nonce and self.phase is Phase.CATCHING_UP:
             self.phase = Phase.SERVING
@@ -442,11 +446,11 @@ class Owner:
 
     def extend(self, offsets: list[int], receipt: tuple[int, int], lease_ms: int) -> None:
         """Append that ``offsets`` are still being worked on."""
-        self._agenda.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(offsets), lease_ms))
+        self._agenda.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(sorted(offsets)), lease_ms))
 
     def acked(self, offsets: list[int], receipt: tuple[int, int]) -> None:
         """Append that ``offsets`` are finished."""
-        self._agenda.appends += m.split(End(receipt[0], ranges_of(offsets), "acked", receipt[1]))
+        self._agenda.appends += m.split(End(receipt[0], ranges_of(sorted(offsets)), "acked", receipt[1]))
 
     def ended_as(self, outcome: m.Outcome, offsets: list[int]) -> None:
         """Append the owner's own end of ``offsets``."""

@@ -48,6 +48,7 @@ SOURCES_MAX = 100
 """Queues that a dead-letter queue can name as those that may use it."""
 
 Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
+Visibility = Annotated[int, Meta(ge=0, le=TIME_MAX_MS)]
 Delay = Annotated[int, Meta(ge=0, le=DELAY_MAX_MS)]
 Ttl = Annotated[int, Meta(ge=0, le=TTL_MAX_MS)]
 Receives = Annotated[int, Meta(ge=0, le=1_000_000)]
@@ -65,7 +66,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     keeps its :func:`share` of them, which is at least 1.
     """
 
-    visibility_timeout_ms: Lease = VISIBILITY_TIMEOUT_MS
+    visibility_timeout_ms: Visibility = VISIBILITY_TIMEOUT_MS  # 0: a message is ready again as soon as it was received
     delay_ms: Delay = 0
     ttl_ms: Ttl = 0  # 0: kept until finished
     max_receives: Receives = 0  # 0: no maximum

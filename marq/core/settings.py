@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from marq.core.policies import MESSAGE_BYTES_MIN, QueueSettings, name_problem
+from marq.core.policies import LEASE_MIN_MS, MESSAGE_BYTES_MIN, QueueSettings, name_problem
 from marq.errors import BadValueError
 
 
@@ -29,6 +29,10 @@ def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> Qu
         check_name(changed.dead_letter_queue)
         if changed.dead_letter_queue == queue:
             raise QueueSettingsError(f"queue {queue!r} can't be its own dead-letter queue")
+    if 0 < changed.visibility_timeout_ms < LEASE_MIN_MS:
+        raise QueueSettingsError(
+            f"queue {queue!r}: visibility_timeout_ms must be 0 (ready again at once), or at least {LEASE_MIN_MS}"
+        )
     if 0 < changed.max_message_bytes < MESSAGE_BYTES_MIN:
         raise QueueSettingsError(
             f"queue {queue!r}: max_message_bytes must be 0 (the topic's limit), or at least {MESSAGE_BYTES_MIN}"

@@ -26,6 +26,9 @@ from marq.errors import InternalError, RowError
 DEAD_LEASE_MS = 60_000
 """Lease under which the owner itself has a message while its dead letter is copied."""
 
+HAND_OUT_MS = 10_000
+"""A delivery with a lease of 0, which is over at once, is handed out within this time."""
+
 STALLED_MS = 1_500
 """A start that waited for so long, while nothing else was folded either, is in a log that takes nothing at present."""
 
@@ -44,6 +47,7 @@ class Pending:
         "in_turn",
         "lease_ms",
         "offsets",
+        "order",
         "parts",
         "receiver",
         "sent_ms",
@@ -65,6 +69,7 @@ class Pending:
         self.sent_ms = sent_ms
         self.gone = False  # nobody waits for it any more
         self.in_turn = True  # of a FIFO queue only the first of a group may be delivered
+        self.order: list[int] | None = None  # group by group, of FIFO queues; None: by offset
         self.parts = 1  # markers of its start that are not folded yet
         self.split = False  # there were several: they may be in different records
         self.effect: list[int] = []
@@ -109,6 +114,7 @@ class Starts:
             return None
         partition, told = self._partition, self._ticker.told
         taken: list[int] = []
+        fifo = False
         self._ticker.estimate(now_ms)
         for queue in queues:
             settings, room = self._settings_of(queue), limit - len(taken)
@@ -137,12 +143,16 @@ class Starts:
             if limited and more:
                 self._flow.add(queue, more, name, now_ms, 2 * lease_ms + settings.breaker_pause_ms)
             taken += more
+            fifo = fifo or settings.fifo
             if len(taken) >= limit:
                 break
         if not taken:
             return None
+        order = list(taken) if fifo else None
         taken.sort()
-        return self._start(taken, receiver, lease_ms, now_ms, name)
+        pending = self._start(taken, receiver, lease_ms, now_ms, name)
+        pending.order = order
+        return pending
 
     def acquire_to_end(
         self,
@@ -166,6 +176,7 @@ class Starts:
             taken = partition.reserve(queue, offsets)
         if not taken:
             return None
+        taken.sort()
         pending = self._start(taken, receiver, lease_ms, now_ms, name)
         pending.in_turn = False
         return pending
@@ -181,6 +192,12 @@ class Starts:
     def begin_dead(self, offsets: Iterable[int], now_ms: int) -> None:
         """Start messages for their dead letters."""
         self._start(sorted(offsets), DEAD_RECEIVER, DEAD_LEASE_MS, now_ms, DEAD_RECEIVER)
+
+    def dying(self) -> Iterator[int]:
+        """Messages that are being started for their dead letters."""
+        for pending in self.pending.values():
+            if pending.receiver is DEAD_RECEIVER:
+                yield from pending.offsets
 
     def _start(self, offsets: list[int], receiver: Any, lease_ms: int, now_ms: int, name: str) -> Pending:
         self._last += 1
@@ -292,13 +309,16 @@ class Starts:
             if effect:
                 agenda.release(effect, receipt, 0, counted=False)
             return
-        until_ms = pending.sent_ms + pending.lease_ms
+        until_ms = pending.sent_ms + (pending.lease_ms or HAND_OUT_MS)
         if effect and (lost or pending.gone or now_ms >= until_ms):
             agenda.release(effect, receipt, 0, counted=False)
             effect = []
         if effect and pending.in_turn and (early := set(partition.out_of_turn(effect))):
             agenda.release(sorted(early), receipt, 0, counted=False)
             effect = [o for o in effect if o not in early]
+        if pending.order is not None and effect:
+            took = set(effect)
+            effect = [o for o in pending.order if o in took]
         agenda.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
 
     def _check_reserved(self, pending: Pending) -> None:

@@ -1,8 +1,8 @@
-"""`python -m pipeline report`: one HTML page that shows how the queues did, from the table `lifecycle`.
+"""`python -m pipeline report`: one HTML page about the queues, from the table `lifecycle`.
 
-`span` is the time that is looked at, `measures` what Spark counts in it, `wording` the sentences that say what is
-seen, `page` the HTML. May import `pipeline` and `marq`. Numbers are whole counts; what reaches the driver is bounded
-by buckets, rows and sections.
+`span` is the time that the report covers, `measures` what Spark counts in it, `wording` the sentences about it, `page`
+the HTML. May import `pipeline` and `marq`. Counts are exact. Numbers of buckets, rows and sections limit what reaches
+the driver.
 """
 
 from pipeline.report.job import command

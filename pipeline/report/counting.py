@@ -1,4 +1,4 @@
-"""Counts and times in the buckets of a span, as DataFrames: far fewer rows than messages."""
+"""Counts and times per bucket of a span, as DataFrames with far fewer rows than there are messages."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pipeline.report.span import Span
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: Ranks of percentiles, and how exact Spark takes them: the rank is off by less than 1/10,000 (exact below as many).
+#: Ranks of percentiles, and Spark's accuracy: a rank is off by less than 1/10,000 (exact for fewer values than that).
 RANKS = (0.5, 0.95, 0.99)
 ACCURACY = 10_000
 
-#: Counts of a bucket: what happened in it.
+#: Events that are counted per bucket.
 COUNTS = (
     *("sent", "bytes", "delivered", "redelivered", "acked", "dead", "expired", "purged", "other_ends"),
     *("released", "lapsed", "leased", "unleased"),
 )
-#: How a message ends; poison and moved are `other_ends`.
+#: Outcomes of messages; poison and moved are `other_ends`.
 ENDS = ("acked", "dead", "expired", "purged", "other_ends")
 
 
 class Level(NamedTuple):
-    """Of a time: its percentiles 50, 95, 99; ms, None where there is nothing."""
+    """Percentiles 50, 95, 99 of a time, in milliseconds; None if there is no value."""
 
     p50: float | None
     p95: float | None
@@ -39,7 +39,7 @@ UNKNOWN = Level(None, None, None)
 
 
 def extent(lives: DataFrame, wanted: Column) -> tuple[int | None, int | None]:
-    """When the first of the wanted messages was sent, and when the last thing happened to any message."""
+    """When the first of the wanted messages was sent, and when the last event of any message was."""
     latest = F.greatest("sent_ms", F.col("ended_ms"), F.array_max(F.col("deliveries.start_ms")))
     row = lives.agg(F.min(F.when(wanted, F.col("sent_ms"))), F.max(latest)).first()
     assert row is not None
@@ -47,7 +47,7 @@ def extent(lives: DataFrame, wanted: Column) -> tuple[int | None, int | None]:
 
 
 def _bucket(span: Span, at: str | Column) -> Column:
-    """The bucket of a time: -1 before the span, `span.count` after it and where there is none."""
+    """The bucket of a time: -1 before the span; `span.count` after it and for null."""
     at = F.col(at) if isinstance(at, str) else at
     inside = F.floor((at - span.origin_ms) / span.width_ms)
     return (
@@ -87,34 +87,34 @@ def counts(lives: DataFrame, span: Span) -> DataFrame:
 
 
 def _event(at_ms: Column, **added: Column) -> Column:
-    """What something adds to the counts, and when."""
+    """An event: its time, and what it adds to the counts."""
     counts = [F.coalesce(added[c].cast("long"), F.lit(0)) if c in added else F.lit(0) for c in COUNTS]
     named = [count.cast("long").alias(name) for name, count in zip(COUNTS, counts, strict=True)]
     return F.struct(at_ms.alias("at_ms"), *named)
 
 
 def _given(delivery: Column) -> Column:
-    """Whether it was handed out."""
+    """Whether a delivery was handed out."""
     return F.coalesce(delivery["end"], F.lit("")) != "uncounted"
 
 
 def _finish_ms(delivery: Column) -> Column:
-    """When it was over; null while it is on."""
+    """When a delivery ended; null while it goes on."""
     return F.coalesce(delivery["end_ms"], F.when(delivery["end"] == "expired_lease", delivery["deadline_ms"]))
 
 
 def deliveries(lives: DataFrame) -> DataFrame:
-    """One row a delivery that was handed out: to whom, when it began, how and when it was over."""
+    """One row per delivery that was handed out: its receiver, when it began, how and when it ended."""
     each = lives.select("queue", F.explode("deliveries").alias("d")).where(_given(F.col("d")))
     return each.select("queue", "d.receiver", "d.start_ms", "d.end", _finish_ms(F.col("d")).alias("finish_ms"))
 
 
 def oldest(lives: DataFrame, span: Span) -> DataFrame:
-    """(queue, bucket, oldest_ms): when the oldest message was sent that was unfinished at the end of the bucket."""
+    """(queue, bucket, oldest_ms): when the oldest message that was unfinished at the end of the bucket was sent."""
     begin, end = _bucket(span, "sent_ms").alias("begin"), _bucket(span, "ended_ms").alias("end")
     held = lives.select("queue", "sent_ms", begin, end).where("begin < end and end > 0")
     first = held.groupBy("queue", "begin", "end").agg(F.min("sent_ms").alias("oldest_ms"))
-    # from the oldest on, each only adds the buckets after the last that an older one was there in
+    # going on from the oldest, each message only adds the buckets after the last one that an older one covers
     older = Window.partitionBy("queue").orderBy("oldest_ms", F.desc("end")).rowsBetween(Window.unboundedPreceding, -1)
     start = F.greatest("begin", F.coalesce(F.max("end").over(older), F.lit(0)), F.lit(0))
     added = first.withColumn("start", start).where("start < end")
@@ -122,7 +122,7 @@ def oldest(lives: DataFrame, span: Span) -> DataFrame:
 
 
 def ranked(counts: DataFrame) -> DataFrame:
-    """The queues in which something happened or is held, the busiest first."""
+    """The queues with events or unfinished messages, the busiest first."""
     busy = F.sum(F.when(F.col("bucket") >= 0, F.col("sent") + F.col("delivered")).otherwise(0))
     held = F.sum(F.col("sent") - sum((F.col(name) for name in ENDS[1:]), F.col(ENDS[0])))
     return (
@@ -134,7 +134,7 @@ def ranked(counts: DataFrame) -> DataFrame:
 
 
 def timed(lives: DataFrame, span: Span) -> DataFrame:
-    """(queue, what, bucket, ms): each first delivery with the time before it, each end with the time in work."""
+    """(queue, what, bucket, ms): the waiting time of each first delivery, and the working time of each end."""
     first = F.get("deliveries", F.lit(0))["start_ms"]
     waited = F.struct(F.lit("waiting").alias("what"), first.alias("at_ms"), F.col("waiting_ms").alias("ms"))
     worked = F.struct(
@@ -151,8 +151,8 @@ def timed(lives: DataFrame, span: Span) -> DataFrame:
 def levels(lives: DataFrame, span: Span, named: Sequence[str], shown: Sequence[str]) -> DataFrame:
     """Percentiles (`levels`) of both times (`what`), in one pass.
 
-    For all queues together, in each `bucket` and over all of the span; over all of it for each of the queues `named`;
-    in each bucket for those `shown`. Where a row is of all queues or of the whole span, `queue` or `bucket` is null.
+    For all queues together: per `bucket`, and over the whole span. For each of the queues `named`: over the whole span.
+    For each of those `shown`: per bucket. A row about all queues has no `queue`, one about the whole span no `bucket`.
     """
     times = timed(lives, span).select(
         "what",
@@ -167,6 +167,6 @@ def levels(lives: DataFrame, span: Span, named: Sequence[str], shown: Sequence[s
         F.grouping("one").alias("any_one"),
         F.grouping("some").alias("any_some"),
     )
-    # a group of queues that were not asked for has no name
+    # leave out the groups of queues that were not asked for: they have no name
     wanted = grouped.where("(any_one = 1 or one is not null) and (any_some = 1 or some is not null)")
     return wanted.select("what", "bucket", F.coalesce("one", "some").alias("queue"), "levels")

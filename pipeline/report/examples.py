@@ -1,4 +1,4 @@
-"""Single messages that stand out, and who received."""
+"""Single messages that stand out, and the busiest receivers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.report.span import Span
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Rows of the tables of messages and of receivers.
+#: Rows in the tables of messages and of receivers.
 MESSAGES_SHOWN = 10
 RECEIVERS_SHOWN = 10
 
@@ -22,7 +22,7 @@ RECEIVERS_SHOWN = 10
 def messages(
     lives: DataFrame, span: Span, order: Sequence[str], queues: Sequence[str] | None
 ) -> dict[str, list[dict[str, Any]]]:
-    """The first messages in this order (most first) of these queues, or of all together (None, under `all`)."""
+    """The first messages in this order (descending), of each of these queues, or of all together (None; key `all`)."""
     end = F.when(F.col("ended_ms") < span.stop_ms, F.col("ended_ms")).otherwise(span.stop_ms)
     alive = lives.where(F.coalesce(F.col("ended_ms") >= span.start_ms, F.lit(True)))
     rows = alive.select(
@@ -51,7 +51,7 @@ def messages(
 
 
 def receivers(lives: DataFrame, span: Span, queues: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Who was given most, by queue; each row also says how many `receivers` there were."""
+    """The receivers with most deliveries, by queue. Each row also has the number of all `receivers` of the queue."""
     inside = (F.col("start_ms") >= span.start_ms) & (F.col("start_ms") < span.stop_ms)
     took = F.col("finish_ms") - F.col("start_ms")
     each = deliveries(lives.where(F.col("queue").isin(list(queues)))).where(inside)

@@ -1,4 +1,4 @@
-"""The command."""
+"""The command `report`."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def report(
     top: int = 12,
     update: bool = True,
 ) -> str:
-    """The page.
+    """Make the page.
 
-    Parameters:
+    Args:
         queues: patterns of names; none: all queues.
-        limits: first moment, and the one before which it ends, ms; None: as far as there is something.
+        limits: first moment, and the moment after the last, in ms; None: from the first event, or to the last one.
 
     Raises:
         PipelineError: there is nothing to report on.
@@ -90,7 +90,7 @@ def report(
     if first_ms is None or last_ms is None:
         what = f"no message of {' or '.join(queues)}" if queues and last_ms is not None else "no message"
         raise PipelineError(f"there is {what} in {path}; `python -m pipeline archive --once` brings what is new")
-    # the last that is known is of all queues: one in which nothing happens grows older all the same
+    # the last event of all queues: in a queue where nothing happens messages grow older all the same
     start_ms = first_ms if limits[0] is None else limits[0]
     stop_ms = last_ms + 1 if limits[1] is None else limits[1]
     if start_ms >= stop_ms or start_ms > last_ms or stop_ms <= first_ms:
@@ -110,7 +110,7 @@ def report(
 
 
 def matching(patterns: tuple[str, ...]) -> Column:
-    """Whether the name of a queue matches one of the patterns; true if there are none."""
+    """Whether a queue's name matches one of the patterns; true if there are none."""
     from pyspark.sql import functions as F
 
     if not patterns:
@@ -119,7 +119,7 @@ def matching(patterns: tuple[str, ...]) -> Column:
 
 
 def _expression(pattern: str) -> str:
-    """A pattern with ``*`` and ``?`` as a regular expression of Java, in which a quoted text may hold anything."""
+    """A pattern with `*` and `?` as a regular expression of Java; any other character stands for itself."""
     special = {"*": "[\\s\\S]*", "?": "[\\s\\S]"}
     return "".join(special.get(c) or f"\\x{{{ord(c):x}}}" for c in pattern)
 
@@ -129,14 +129,14 @@ def _iso(ms: int) -> str:
 
 
 def _check_place(out: Path) -> None:
-    """Before minutes are spent on it."""
+    """Check that the page can be written, before minutes are spent on it."""
     folder = out.resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise PipelineError(f"{folder} is no folder that we may write to; correct --out")
 
 
 def _write(out: Path, html: str) -> None:
-    """All of it, or what was there before."""
+    """Write the page whole, or leave what was there before."""
     part = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         part.write_text(html, encoding="utf-8")

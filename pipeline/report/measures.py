@@ -1,7 +1,7 @@
-"""What a report shows, counted by Spark in the table `lifecycle`.
+"""The numbers of a report, counted by Spark in the table `lifecycle`.
 
-Levels come from counts: the backlog at the end of a bucket is what was sent until then less what had ended. What
-happened before the span is bucket -1, so that levels begin where they stood.
+Levels come from counts: the backlog at the end of a bucket is the number of messages sent until then, less those that
+ended. What happened before the span is in bucket -1, so that levels begin at the right height.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from pipeline.report.span import Span
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-#: Queues with a row of their own in the table; the others are one row.
+#: Queues with a row of their own in the table of queues; the others share one row.
 QUEUES_MAX = 500
-#: Points of a small line in that table.
+#: Most points of a small line in that table.
 SPARK_POINTS = 40
 
 NO_QUEUE = ""
-"""What stands for no queue: poison records have none, and no queue is called so."""
+"""Name for no queue: poison records have none, and no queue's name is empty."""
 
 _EVERY = None
-"""All queues together, where queues are keys."""
+"""Key for all queues together, where queues are keys."""
 
 
 @dataclass
 class Series:
-    """What happened in each bucket, and how things stood at its end."""
+    """Counts of each bucket, and levels at its end."""
 
     counts: dict[str, list[int]]
     backlog: list[int]
@@ -47,7 +47,7 @@ class Series:
 
 @dataclass
 class Totals:
-    """Of one queue, or of all."""
+    """Totals of one queue, or of all."""
 
     name: str
     counts: dict[str, int]
@@ -65,18 +65,18 @@ class Totals:
 
     @property
     def redelivered_part(self) -> float:
-        """Of all deliveries, those that were not the first of their message."""
+        """Share of deliveries that were not the first of their message."""
         return self.counts["redelivered"] / self.counts["delivered"] if self.counts["delivered"] else 0.0
 
     @property
     def dead_part(self) -> float:
-        """Of all messages that ended, those that became dead letters."""
+        """Share of ended messages that became dead letters."""
         return self.counts["dead"] / self.ended if self.ended else 0.0
 
 
 @dataclass
 class Section:
-    """All about one queue."""
+    """The section about one queue."""
 
     totals: Totals
     series: Series
@@ -88,7 +88,7 @@ class Section:
 
 @dataclass
 class Measures:
-    """All that a report shows."""
+    """Everything that a report shows."""
 
     span: Span
     totals: Totals
@@ -104,14 +104,14 @@ class Measures:
 def measure(lives: DataFrame, span: Span, top: int) -> Measures:
     """Count everything.
 
-    Parameters:
-        lives: rows of the table `lifecycle`, of the queues that are wanted.
-        top: how many queues get a section.
+    Args:
+        lives: rows of the table `lifecycle`, of the wanted queues.
+        top: number of queues with a section.
     """
     from pyspark import StorageLevel
 
     lives = lives.where(F.col("sent_ms") < span.stop_ms).withColumn("queue", F.coalesce("queue", F.lit(NO_QUEUE)))
-    # One row a queue and bucket: far fewer than messages, and looked at several times.
+    # One row per queue and bucket: far fewer than messages, and read several times.
     counts = counting.counts(lives, span).persist(StorageLevel.MEMORY_AND_DISK)
     oldest = counting.oldest(lives, span).persist(StorageLevel.MEMORY_AND_DISK)
     try:
@@ -154,14 +154,14 @@ class _Levels:
         self._found = {(row["queue"], row["what"], row["bucket"]): Level(*row["levels"]) for row in levels.collect()}
 
     def whole(self, queue: str | None) -> tuple[Level, Level]:
-        """Over all of the span."""
+        """Over the whole span."""
         return (
             self._found.get((queue, "waiting", None), UNKNOWN),
             self._found.get((queue, "working", None), UNKNOWN),
         )
 
     def lines(self, queue: str | None, what: str) -> list[Level]:
-        """In each bucket."""
+        """Of each bucket."""
         return [self._found.get((queue, what, bucket), UNKNOWN) for bucket in range(self._span.count)]
 
 
@@ -188,7 +188,7 @@ def _chosen(
 def _series(
     span: Span, counts: DataFrame, oldest: DataFrame, levels: _Levels | None = None
 ) -> dict[str | None, Series]:
-    """Series of each queue in `counts`."""
+    """The series of each queue in `counts`."""
     rows: dict[str | None, dict[str, list[int]]] = {}
     for row in counts.collect():
         columns = rows.setdefault(row["queue"], {name: [0] * (span.count + 1) for name in COUNTS})
@@ -253,7 +253,7 @@ def _whole(
 
 
 def _rest(totals: Totals, shown: Iterable[Totals], count: int) -> Totals | None:
-    """All queues without a row of their own, as one."""
+    """The totals of all queues without a row of their own."""
     shown = list(shown)
     if count <= len(shown):
         return None

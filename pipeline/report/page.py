@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, and lets nothing else be loaded."""
+"""The page: one HTML file that needs no other file, and forbids loading any."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ _SCRIPT_SAFE = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\
 
 
 def page(measures: Measures, *, about: dict[str, Any]) -> str:
-    """The HTML.
+    """The page's HTML.
 
-    Parameters:
-        about: `name` of the installation, `data` (folder), `queues` (patterns), `made_ms`, `until_ms` (the last that is
-            known).
+    Args:
+        about: `name` of the installation, `data` (folder), `queues` (patterns), `made_ms`, `until_ms` (the last event).
     """
     from plotly.offline import get_plotlyjs
 
@@ -39,9 +38,9 @@ def page(measures: Measures, *, about: dict[str, Any]) -> str:
         for name in ("number", "short", "size", "duration", "percent", "moment", "day_time")
     }
     environment.globals |= {"wording": wording, "NO_QUEUE": NO_QUEUE, "line": _line}
-    # packed, the library is 2 MB rather than 5; the page's script unpacks it
+    # compressed, the library is 2 MB instead of 5; the page's script unpacks it
     library = get_plotlyjs()
-    # what is inside <script> is not HTML: only its own closing tag could end it
+    # text inside <script> is not parsed as HTML: only a closing tag ends it
     script = f"\n{(_FOLDER / 'page.js').read_text()}"
     assert "</script" not in script and "<!--" not in script
     return environment.get_template("page.html.jinja").render(
@@ -57,7 +56,7 @@ def page(measures: Measures, *, about: dict[str, Any]) -> str:
 
 
 def _hash(script: str) -> str:
-    """How the page's policy names a script that may run."""
+    """A script's hash, with which the page's policy allows it to run."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
@@ -65,7 +64,7 @@ def _hash(script: str) -> str:
 
 
 def _data(measures: Measures) -> str:
-    """What the charts draw, as JSON that may stand inside a script element."""
+    """The data of the charts, as JSON that is safe inside a script element."""
     span = measures.span
     found = {
         "start": span.origin_ms,
@@ -84,7 +83,7 @@ def _series(span: Span, series: Series) -> dict[str, Any]:
     counts = series.counts
     known = [_is_known(span, bucket) for bucket in range(span.count)]
     if not any(known):
-        known = [True] * span.count  # there is nothing else to show
+        known = [True] * span.count  # nothing else to show
     unit_ms = wording.rate_unit(span, series)[1]
     return {
         **{name: _rates(span, counts[name], unit_ms, known) for name in ("sent", "delivered", "acked")},
@@ -99,7 +98,7 @@ def _series(span: Span, series: Series) -> dict[str, Any]:
 
 
 def _is_known(span: Span, bucket: int) -> bool:
-    """The first and the last bucket may be short; one of less than a quarter says nothing of rates and times."""
+    """Whether a bucket is long enough for rates and times: the first and last one may be less than a quarter."""
     covered_ms = span.end_ms(bucket) - max(span.begin_ms(bucket), span.start_ms)
     return covered_ms >= span.width_ms / 4
 
@@ -118,7 +117,7 @@ def _levels(levels: list[Level], known: list[bool]) -> list[list[float | None]]:
 
 
 def _line(values: list[int], kind: str) -> Markup:
-    """A small area as inline SVG, 96 by 24: its shape only."""
+    """A small area chart as inline SVG, 96 by 24: only its shape."""
     most = max(values, default=0) or 1
     step = 96 / max(len(values) - 1, 1)
     points = " ".join(f"{i * step:.0f},{24 - 22 * v / most:.0f}" for i, v in enumerate(values))

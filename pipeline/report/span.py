@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 from marq.errors import PipelineError
 
-#: A chart has at most so many buckets: about as many as there is room for points.
+#: Most buckets of a chart: about as many points as it has room for.
 BUCKETS_MAX = 240
 
 _SECOND, _MINUTE, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
-#: Widths of a bucket, ms: those that people count in.
+#: Widths of a bucket in ms, as people count time.
 WIDTHS_MS = (
     *(100, 200, 500),
     *(n * _SECOND for n in (1, 2, 5, 10, 15, 30)),
@@ -35,7 +35,7 @@ class Span:
 
     @classmethod
     def of(cls, start_ms: int, stop_ms: int, most: int = BUCKETS_MAX) -> Span:
-        """The narrowest buckets of which there are at most ``most``."""
+        """A span with the narrowest buckets that are not more than `most`."""
         stop_ms = max(stop_ms, start_ms + 1)
         width_ms = next((w for w in WIDTHS_MS if cls(start_ms, stop_ms, w).count <= most), 0)
         while not width_ms or cls(start_ms, stop_ms, width_ms).count > most:
@@ -44,7 +44,7 @@ class Span:
 
     @property
     def origin_ms(self) -> int:
-        """Where the first bucket begins: at or before `start_ms`."""
+        """Beginning of the first bucket: at or before `start_ms`."""
         return self.start_ms // self.width_ms * self.width_ms
 
     @property
@@ -64,10 +64,10 @@ class Span:
 
 
 def moment_ms(text: str, now: datetime, option: str) -> int:
-    """What `--from` and `--to` mean: a date or time in ISO 8601 (UTC unless it says otherwise), or so long ago: `90m`.
+    """A moment from `--from` or `--to`: ISO 8601 (UTC unless it has a zone), or how long ago, like `90m`.
 
     Raises:
-        PipelineError: it is neither.
+        PipelineError: the text is neither.
     """
     ago = _AGO.fullmatch(text.strip())
     try:

@@ -1,4 +1,4 @@
-"""Numbers and times as people read them, and the sentences that say what a chart shows."""
+"""Numbers and times for people, and the sentences about charts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _DASH = "\N{EN DASH}"
 
 
 def number(value: float | None) -> str:
-    """12,345; 1.5 where it is small; a dash for nothing."""
+    """12,345; 1.5 if it is small; a dash for None."""
     if value is None:
         return _DASH
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:,.3g}"
 
 
 def short(value: float) -> str:
-    """1.2 M: for where there is little room."""
+    """1.2 M: where there is little room."""
     for least, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= least:
             scaled = value / (1e3 if unit == "k" else least)
@@ -56,7 +56,7 @@ def duration(ms: float | None) -> str:
 
 
 def percent(part: float) -> str:
-    """4.2 %; as many digits as it takes not to say 0 for something."""
+    """4.2 %; with enough digits that only 0 reads as 0."""
     if part == 0:
         return f"0{_THIN}%"
     return f"{100 * part:.2g}{_THIN}%" if part < 0.1 else f"{100 * part:.3g}{_THIN}%"
@@ -73,7 +73,7 @@ def day_time(ms: int) -> str:
 
 
 def clock(ms: int, span: Span) -> str:
-    """A moment within the span, as short as it can be told from others."""
+    """A moment within the span, as short as it stays unambiguous."""
     at = datetime.fromtimestamp(ms / 1000, UTC)
     if span.stop_ms - span.start_ms <= 43_200_000:
         return f"{at:%H:%M:%S}" if span.width_ms < 60_000 else f"{at:%H:%M}"
@@ -85,7 +85,7 @@ def name_of(queue: str) -> str:
 
 
 def every(span: Span) -> str:
-    """What a bucket is, in words."""
+    """The width of a bucket, in words."""
     return duration(span.width_ms)
 
 
@@ -97,7 +97,7 @@ def _peak(values: Sequence[float]) -> int:
 
 
 def rate_unit(span: Span, series: Series) -> tuple[str, int]:
-    """In what rates are told, and its ms: per second, unless the most is less than one."""
+    """The unit for rates, and its ms: per second, unless the highest rate is below one."""
     most = max(max(series.counts["sent"]), max(series.counts["delivered"])) / span.width_ms
     return next((u for u in (("second", 1_000), ("minute", 60_000)) if most * u[1] >= 1), ("hour", 3_600_000))
 
@@ -150,7 +150,7 @@ def trouble(totals: Totals) -> str:
 
 
 def findings(measures: Measures) -> list[tuple[str, str]]:
-    """What to look at first, as (kind, sentence); kind is `good`, `note` or `bad`."""
+    """What to look at first: (kind, sentence); kind is `good`, `note` or `bad`."""
     found = []
     totals, queues = measures.totals, measures.queues
     dead = sorted((q for q in queues if q.counts["dead"]), key=lambda q: -q.counts["dead"])

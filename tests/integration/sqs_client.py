@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import html
+import json
+import re
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import boto3
 import pytest
@@ -19,19 +25,76 @@ REGION = "eu-central-1"
 
 
 def client_of(
-    url: str, key: tuple[str, str] = ("x", "x"), retries: int = 1, connect_timeout: int = 10, **values: Any
+    url: str,
+    key: tuple[str, str] = ("x", "x"),
+    retries: int = 1,
+    connect_timeout: int = 10,
+    region: str = REGION,
+    **values: Any,
 ) -> Any:
     """A boto3 client of the worker at `url`."""
     config = Config(retries={"total_max_attempts": retries}, read_timeout=40, connect_timeout=connect_timeout)
     return boto3.client(
         "sqs",
         endpoint_url=url,
-        region_name=REGION,
+        region_name=region,
         aws_access_key_id=key[0],
         aws_secret_access_key=key[1],
         config=config,
         **values,
     )
+
+
+def sts_client_of(url: str, key: tuple[str, str] = ("x", "x")) -> Any:
+    """A boto3 client of the Security Token Service, at the same address."""
+    return boto3.client(
+        "sts", endpoint_url=url, region_name=REGION, aws_access_key_id=key[0], aws_secret_access_key=key[1]
+    )
+
+
+class Answer(NamedTuple):
+    """Of the query protocol."""
+
+    status: int
+    text: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    def told(self, name: str) -> str:
+        """What the first element of a name says."""
+        found = re.search(f"<{name}>(.*?)</{name}>", self.text, re.DOTALL)
+        assert found is not None, f"no {name} in {self.text}"
+        return html.unescape(found[1])
+
+    @property
+    def error(self) -> tuple[int, str, str]:
+        """Status, code and message."""
+        return self.status, self.told("Code"), self.told("Message")
+
+
+def ask(
+    url: str,
+    action: str = "",
+    values: dict[str, Any] | None = None,
+    method: str = "POST",
+    accept: str | None = None,
+    headers: dict[str, str] | None = None,
+    **more: Any,
+) -> Answer:
+    """A request of the query protocol, not signed. `values`: parameters with dots in their names."""
+    form = urlencode({**({"Action": action} if action else {}), **(values or {}), **more})
+    sent = {**(headers or {}), **({"Accept": accept} if accept else {})}
+    if method == "GET":
+        request = urllib.request.Request(f"{url}?{form}" if form else url, headers=sent)
+    else:
+        request = urllib.request.Request(url, form.encode(), sent)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return Answer(answer.status, answer.read().decode())
+    except urllib.error.HTTPError as exc:
+        return Answer(exc.code, exc.read().decode())
 
 
 class Queue:
@@ -46,7 +109,7 @@ class Queue:
     def make(cls, worker: Worker | str, name: str | None = None, **attributes: Any) -> Queue:
         """A new queue, through a client of its own."""
         sqs = client_of(worker if isinstance(worker, str) else worker.url)
-        fifo = attributes.get("FifoQueue") == "true"
+        fifo = str(attributes.get("FifoQueue")) in ("true", "True")
         name = name or unique("q") + (".fifo" if fifo else "")
         given = {key: str(value) for key, value in attributes.items()}
         return cls(sqs, sqs.create_queue(QueueName=name, Attributes=given)["QueueUrl"])
@@ -59,6 +122,10 @@ class Queue:
         """The same queue through another worker."""
         sqs = client_of(worker.url)
         return Queue(sqs, sqs.get_queue_url(QueueName=self.name)["QueueUrl"])
+
+    def ask(self, action: str, values: dict[str, Any] | None = None, **more: Any) -> Answer:
+        """A request of the query protocol to the queue."""
+        return ask(self.url, action, values, **more)
 
     def send(self, body: str = "body", **values: Any) -> dict[str, Any]:
         return self.sqs.send_message(QueueUrl=self.url, MessageBody=body, **values)  # type: ignore[no-any-return]
@@ -115,11 +182,13 @@ class Queue:
 
 
 @contextmanager
-def refused(code: str, exception: str | None = None, text: str = "") -> Iterator[None]:
-    """The block raises an error of AWS's code, and of the exception class that boto3 has for it."""
+def refused(code: str, exception: str | None = None, text: str = "", status: int | None = None) -> Iterator[None]:
+    """The block raises an error of AWS's code and status, and of the exception class that boto3 has for it."""
     with pytest.raises(ClientError) as caught:
         yield
     assert caught.value.response["Error"]["Code"] == code, caught.value
     if exception is not None:
         assert type(caught.value).__name__ == exception, type(caught.value)
     assert text in str(caught.value), caught.value
+    if status is not None:
+        assert caught.value.response["ResponseMetadata"]["HTTPStatusCode"] == status, caught.value

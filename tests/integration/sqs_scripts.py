@@ -407,4 +407,6 @@ def _attributes(answer: Any) -> Any:
     for name in ("Policy", "RedrivePolicy"):
         if name in found:
             found[name] = json.loads(found[name])
+    if "Policy" in found:
+        del found["Policy"]["Version"]  # AWS: 2008-10-17, moto: 2012-10-17
     return found

@@ -12,10 +12,11 @@ from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from faust.types import TP
 
-from app.streaming import transport
+from app.streaming import consumer_thread
+from app.streaming.chunks import MAX_BUFFERED_CHUNKS, Chunk
 from app.streaming.faust_app import CopartitionError
 from app.streaming.raw_table import SegmentTable, TableError
-from app.streaming.transport import MAX_BUFFERED_CHUNKS, Chunk, OffsetOutOfRange
+from app.streaming.transport import OffsetOutOfRange
 from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.integration.worker_lab import Lab, Worker, until
 
@@ -33,7 +34,7 @@ def test_a_restart_skips_nothing_though_the_broker_is_slow(
         return await send(*args, **options)
 
     monkeypatch.setattr(AIOKafkaClient, "send", slow_send)
-    monkeypatch.setattr(transport, "MAX_CHUNK_RECORDS", 500)
+    monkeypatch.setattr(consumer_thread, "MAX_CHUNK_RECORDS", 500)
 
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:

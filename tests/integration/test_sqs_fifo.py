@@ -6,6 +6,7 @@ Three workers on two partitions; a request goes to any of them.
 from __future__ import annotations
 
 import json
+import time
 from hashlib import sha256
 from typing import Any
 
@@ -13,6 +14,10 @@ import pytest
 
 from tests.integration.cluster import Cluster
 from tests.integration.sqs_client import Queue, refused
+
+NO_DEDUPLICATION = (
+    "The queue should either have ContentBasedDeduplication enabled or MessageDeduplicationId provided explicitly"
+)
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,33 @@ def test_a_visibility_timeout_that_ends_brings_the_group_back_from_its_first_mes
     again = queue.at(cluster.workers[2]).receive(10, wait_s=10, VisibilityTimeout=30)
     assert bodies(again) == ["0", "2"]
     assert [m["Attributes"]["ApproximateReceiveCount"] for m in again] == ["2", "1"]
+
+
+def test_visibility_is_per_message(cluster: Cluster, queue: Queue) -> None:
+    send_batch(queue, "g", [f"{i}" for i in range(5)])
+    messages = queue.receive(4, wait_s=0, VisibilityTimeout=2)
+    assert bodies(messages) == ["0", "1", "2", "3"]
+    queue.change(messages[2], 60)
+    # what stands before the first in flight comes back after its time, what stands behind it waits for that
+    again = queue.at(cluster.workers[1]).receive(10, wait_s=10)
+    assert bodies(again) == ["0", "1"]
+    assert queue.receive(10, wait_s=0) == []
+    queue.change(again[0], 0)
+    assert bodies(queue.at(cluster.workers[2]).receive(10, wait_s=0)) == ["0"]
+
+
+def test_an_answer_is_group_by_group_and_a_group_just_received_goes_behind_the_others(queue: Queue) -> None:
+    for i in range(4):
+        for group in "abc":
+            queue.send(f"{group}{i}", MessageGroupId=group)
+    first = queue.receive(6, wait_s=0)
+    groups = [text[0] for text in bodies(first)]
+    assert groups == [groups[0]] * 4 + [groups[4]] * 2
+    assert bodies(first) == [f"{groups[0]}{i}" for i in range(4)] + [f"{groups[4]}{i}" for i in range(2)]
+    (last,) = set("abc") - set(groups)
+    for message in reversed(first):
+        queue.change(message, 0)
+    assert bodies(queue.receive(4, wait_s=0)) == [f"{last}{i}" for i in range(4)]
 
 
 def test_a_message_given_back_is_the_first_of_its_group_again(queue: Queue) -> None:
@@ -229,9 +261,41 @@ def test_what_a_fifo_queue_needs_is_missed_and_what_a_standard_queue_has_not_is_
         {"Id": "good", "MessageBody": "x", "MessageGroupId": "g", "MessageDeduplicationId": "1"},
         {"Id": "bad", "MessageBody": "x", "MessageDeduplicationId": "2"},
     ]
-    answer = fifo.sqs.send_message_batch(QueueUrl=fifo.url, Entries=entries)
-    assert [one["Id"] for one in answer["Successful"]] == ["good"]
-    assert [(one["Id"], one["Code"]) for one in answer["Failed"]] == [("bad", "MissingParameter")]
+    with refused("InvalidParameterValue", text="The request must contain the parameter MessageGroupId."):
+        fifo.sqs.send_message_batch(QueueUrl=fifo.url, Entries=entries)
+    entries[1] = {"Id": "bad", "MessageBody": "x", "MessageGroupId": "g"}
+    with refused("InvalidParameterValue", text=NO_DEDUPLICATION):
+        fifo.sqs.send_message_batch(QueueUrl=fifo.url, Entries=entries)
+    entry = "SendMessageBatchRequestEntry.1."
+    values = {entry + "Id": "a", entry + "MessageBody": "x", entry + "MessageDeduplicationId": "1"}
+    assert fifo.ask("SendMessageBatch", values).error == (
+        400,
+        "InvalidParameterValue",
+        "The request must contain the parameter MessageGroupId.",
+    )
+    del values[entry + "MessageDeduplicationId"]
+    values[entry + "MessageGroupId"] = "g"
+    assert fifo.ask("SendMessageBatch", values).error == (400, "InvalidParameterValue", NO_DEDUPLICATION)
+    assert fifo.ask("SendMessage", MessageBody="x", MessageDeduplicationId="1").error == (
+        400,
+        "MissingParameter",
+        "The request must contain the parameter MessageGroupId.",
+    )
+    assert fifo.receive(wait_s=1) == []  # no entry of them was sent
+
+
+def test_a_receipt_whose_time_is_over_deletes_nothing(cluster: Cluster) -> None:
+    queue = Queue.make(cluster.workers[0], FifoQueue="true")
+    queue.send("a", MessageGroupId="g", MessageDeduplicationId="1")
+    (message,) = queue.receive(VisibilityTimeout=1)
+    time.sleep(1.02)  # no record has told the time since
+    with refused("InvalidParameterValue", text="The receipt handle has expired."):
+        queue.delete(message)
+    answer = queue.ask("DeleteMessage", ReceiptHandle=message["ReceiptHandle"])
+    assert (answer.status, answer.told("Code")) == (400, "InvalidParameterValue")
+    (again,) = queue.receive()
+    assert again["MessageId"] == message["MessageId"]
+    queue.delete(again)
 
 
 # -- receives that are tried again

@@ -134,14 +134,45 @@ def test_the_timeout_of_a_message_that_is_not_in_flight_can_not_be_changed(queue
         queue.change(message, 10)
 
 
-def test_the_timeout_of_an_older_delivery_can_not_be_changed(queue: Queue) -> None:
+def test_a_late_heartbeat_keeps_the_message(cluster: Cluster) -> None:
+    queue = Queue.make(cluster.workers[0], VisibilityTimeout=30)
+    queue.send()
+    (message,) = queue.receive(VisibilityTimeout=1)
+    queue.wait_for(visible=1)
+    queue.at(cluster.workers[1]).change(message, 30)
+    assert queue.receive(wait_s=1) == []
+    queue.change(message, 1)
+    queue.wait_for(visible=1)
+    answer = queue.ask("ChangeMessageVisibility", ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=30)
+    assert answer.status == 200
+    assert queue.receive(wait_s=1) == []
+    queue.delete(message)
+    queue.wait_for(visible=0, in_flight=0)
+
+
+def test_the_receipt_of_an_older_delivery_acts_on_the_message_in_flight(cluster: Cluster, queue: Queue) -> None:
     queue.send()
     (first,) = queue.receive(VisibilityTimeout=1)
-    (second,) = queue.receive(wait_s=5)
-    for timeout_s in (10, 0):
-        with refused(PREFIX + "MessageNotInflight", "MessageNotInflight"):
-            queue.change(first, timeout_s)
-    queue.change(second, 0)
+    (second,) = queue.receive(wait_s=5, VisibilityTimeout=3)
+    assert second["MessageId"] == first["MessageId"]
+    queue.at(cluster.workers[1]).change(first, 60)
+    time.sleep(3.2)
+    assert queue.receive(wait_s=0) == []
+    entry = "ChangeMessageVisibilityBatchRequestEntry.1."
+    values = {entry + "Id": "a", entry + "ReceiptHandle": first["ReceiptHandle"], entry + "VisibilityTimeout": 0}
+    assert (
+        "<Id>a</Id></ChangeMessageVisibilityBatchResultEntry>" in queue.ask("ChangeMessageVisibilityBatch", values).text
+    )
+    (third,) = queue.receive(wait_s=5)
+    assert third["Attributes"]["ApproximateReceiveCount"] == "3"
+    queue.change(first, 0)
+    with refused(PREFIX + "MessageNotInflight", "MessageNotInflight"):  # given back
+        queue.change(first, 10)
+    assert queue.ask("ChangeMessageVisibility", ReceiptHandle=first["ReceiptHandle"], VisibilityTimeout=10).error == (
+        400,
+        PREFIX + "MessageNotInflight",
+        "The specified message isn't in flight.",
+    )
 
 
 def test_deleted_means_gone_and_may_be_said_twice(cluster: Cluster, queue: Queue) -> None:

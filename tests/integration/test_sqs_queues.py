@@ -10,7 +10,7 @@ import pytest
 
 from tests.integration.cluster import Cluster, until
 from tests.integration.json_client import Client
-from tests.integration.sqs_client import REGION, Queue, client_of, refused
+from tests.integration.sqs_client import REGION, Queue, ask, client_of, refused
 from tests.kafka import unique
 
 NO_QUEUE = "AWS.SimpleQueueService.NonExistentQueue"
@@ -174,8 +174,11 @@ def test_tags_are_kept_with_the_queue(cluster: Cluster, queue: Queue) -> None:
     assert sqs.list_queue_tags(QueueUrl=queue.url)["Tags"] == {"team": "b", "empty": ""}
     tagged = sqs.create_queue(QueueName=unique("q"), tags={"x": "y"})["QueueUrl"]
     assert sqs.list_queue_tags(QueueUrl=tagged)["Tags"] == {"x": "y"}
-    with refused("InvalidParameterValue"):
+    words = f"Too many tags added for queue {queue.name}."
+    with refused("InvalidParameterValue", text=words):
         sqs.tag_queue(QueueUrl=queue.url, Tags={f"k{i}": "v" for i in range(51)})
+    values = {f"Tag.{i}.{part}": f"{i}" for i in range(1, 52) for part in ("Key", "Value")}
+    assert queue.ask("TagQueue", values).error == (400, "InvalidParameterValue", words)
 
 
 def test_permissions_are_statements_of_the_policy(queue: Queue) -> None:
@@ -199,11 +202,15 @@ def test_permissions_are_statements_of_the_policy(queue: Queue) -> None:
         sqs.add_permission(QueueUrl=queue.url, Label="x", AWSAccountIds=["1" * 12], Actions=["CreateQueue"])
     with refused("OverLimit", "OverLimit"):
         sqs.add_permission(QueueUrl=queue.url, Label="x", AWSAccountIds=["1" * 12], Actions=["*"] * 8)
+    policy = json.loads(queue.attribute("Policy"))
+    assert (policy["Version"], policy["Id"]) == ("2008-10-17", f"{queue.arn}/SQSDefaultPolicy")
     for label in ("one", "two"):
         sqs.remove_permission(QueueUrl=queue.url, Label=label)
     assert queue.attributes("Policy") == {}
-    with refused("InvalidParameterValue"):
+    words = "Value one for parameter Label is invalid. Reason: can't find label."
+    with refused("InvalidParameterValue", text=words):
         sqs.remove_permission(QueueUrl=queue.url, Label="one")
+    assert queue.ask("RemovePermission", Label="one").error == (400, "InvalidParameterValue", words)
 
 
 def test_a_redrive_policy_needs_a_queue_that_allows_it(cluster: Cluster, queue: Queue) -> None:
@@ -310,8 +317,10 @@ def test_a_move_task_keeps_to_its_rate_and_can_be_cancelled_at_any_worker(cluste
     )["TaskHandle"]
     other = dead.at(cluster.workers[1])
     until(lambda: [t["Status"] for t in tasks_of(other)] == ["RUNNING"], "the task is known at another worker")
-    with refused(PREFIX + "UnsupportedOperation", "UnsupportedOperation", "already a task running"):
+    with refused("InvalidParameterValue", text="already a task running"):
         dead.sqs.start_message_move_task(SourceArn=dead.arn)
+    code = dead.ask("StartMessageMoveTask", SourceArn=dead.arn).told("Code")
+    assert code == "InvalidParameterValue"
     time.sleep(2)
     other.sqs.cancel_message_move_task(TaskHandle=handle)
     until(lambda: tasks_of(dead)[0]["Status"] == "CANCELLED", "the task is cancelled")
@@ -324,6 +333,28 @@ def test_a_move_task_keeps_to_its_rate_and_can_be_cancelled_at_any_worker(cluste
     assert queue.receive(wait_s=0) == []
 
 
+def test_a_move_task_ends_with_its_target_and_the_rest_stays(cluster: Cluster) -> None:
+    queue, dead = dead_letters(cluster, 20)
+    target = Queue.make(cluster.workers[1])
+    dead.sqs.start_message_move_task(SourceArn=dead.arn, DestinationArn=target.arn, MaxNumberOfMessagesPerSecond=5)
+    target.wait_for(visible=1)
+    target.sqs.delete_queue(QueueUrl=target.url)
+    until(lambda: tasks_of(dead)[0]["Status"] == "FAILED", "the task has failed")
+    (task,) = tasks_of(dead)
+    assert task["FailureReason"] == NO_QUEUE
+    moved = task["ApproximateNumberOfMessagesMoved"]
+    assert 1 <= moved < 20
+    dead.wait_for(visible=20 - moved)
+    answer = dead.ask("ListMessageMoveTasks", SourceArn=dead.arn)
+    assert (answer.told("Status"), answer.told("FailureReason")) == ("FAILED", NO_QUEUE)
+    for worker in cluster.workers:  # nobody made it again
+        with refused(NO_QUEUE, "QueueDoesNotExist"):
+            target.at(worker)
+    queue.sqs.delete_queue(QueueUrl=queue.url)
+    with refused("InvalidParameterValue", text="Dead Letter Queue"):
+        dead.sqs.start_message_move_task(SourceArn=dead.arn)
+
+
 def test_move_tasks_that_make_no_sense_are_refused(cluster: Cluster, sqs: Any, queue: Queue) -> None:
     with refused("ResourceNotFoundException", "ResourceNotFoundException"):
         sqs.start_message_move_task(SourceArn=queue.arn + "x")
@@ -333,8 +364,10 @@ def test_move_tasks_that_make_no_sense_are_refused(cluster: Cluster, sqs: Any, q
         sqs.start_message_move_task(SourceArn=queue.arn, MaxNumberOfMessagesPerSecond=501)
     with refused("InvalidParameterValue"):
         sqs.start_message_move_task(SourceArn="nonsense")
-    with refused("InvalidParameterValue"):
+    with refused("InvalidParameterValue", text="Value for parameter TaskHandle is invalid."):
         sqs.cancel_message_move_task(TaskHandle="nonsense")
+    answer = ask(cluster.workers[0].url, "CancelMessageMoveTask", TaskHandle="nonsense")
+    assert answer.error == (400, "InvalidParameterValue", "Value for parameter TaskHandle is invalid.")
     with refused("ResourceNotFoundException", "ResourceNotFoundException"):
         sqs.list_message_move_tasks(SourceArn=queue.arn + "x")
     assert sqs.list_message_move_tasks(SourceArn=queue.arn)["Results"] == []

@@ -17,13 +17,14 @@ from botocore.credentials import Credentials
 
 from tests.integration.cluster import Cluster, Worker
 from tests.integration.json_client import Client
-from tests.integration.sqs_client import REGION, Queue, client_of, refused
+from tests.integration.sqs_client import REGION, Queue, ask, client_of, refused, sts_client_of
 from tests.kafka import unique
 
 ROOT = ("ROOTKEY", "root-secret-of-the-tests")
 SENDER = ("SENDER", "secret-of-the-sender")
 READER = ("READER", "secret-of-the-reader")
 MANAGER = ("MANAGER", "secret-of-the-manager")
+ACCOUNT = "123412341234"
 BEARER = "bearer-key-of-the-tests"
 
 
@@ -39,9 +40,8 @@ def secured(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
 @pytest.fixture(scope="module")
 def relaxed(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker that allows what marq can do."""
-    with Cluster(
-        kafka, tmp_path_factory.mktemp("relaxed"), partitions=2, handlers="", sqs_limits="relaxed", sqs_account="acc"
-    ) as cluster:
+    folder = tmp_path_factory.mktemp("relaxed")
+    with Cluster(kafka, folder, partitions=2, handlers="", sqs_limits="relaxed", sqs_account=ACCOUNT) as cluster:
         yield cluster.start()
 
 
@@ -138,12 +138,55 @@ def test_an_access_key_is_a_bearer_key_of_the_json_api(secured: Worker) -> None:
 
 def test_a_page_in_a_browser_reaches_nothing_without_keys(relaxed: Worker) -> None:
     queue = Queue.make(relaxed)
-    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}, {"Host": "evil.example"}):
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
+        {"Sec-Fetch-Dest": "image"},
+        {"Referer": "https://evil.example/"},
+        {"Host": "evil.example"},
+    ):
         request = urllib.request.Request(f"{queue.url}?Action=DeleteQueue", headers=headers)
         with pytest.raises(urllib.error.HTTPError) as caught:
             urllib.request.urlopen(request, timeout=10)
         assert caught.value.code == 403
     queue.send()
+
+
+def test_a_script_gets_what_it_asks_for_by_a_url_without_keys(relaxed: Worker) -> None:
+    queue = Queue.make(relaxed)
+    assert ask(queue.url, "SendMessage", method="GET", MessageBody="by a link").status == 200
+    assert [m["Body"] for m in queue.receive()] == ["by a link"]
+    # a URL that was presigned where nobody checks it does what it says
+    request = AWSRequest("GET", f"{queue.url}?Action=DeleteQueue")
+    SigV4QueryAuth(Credentials("any", "thing"), "sqs", REGION, expires=60).add_auth(request)
+    with urllib.request.urlopen(request.url, timeout=10) as answer:
+        assert b"<DeleteQueueResponse" in answer.read()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_whoever_asks_is_told_who_it_is(relaxed: Worker, secured: Worker, method: str) -> None:
+    fields = ("UserId", "Account", "Arn")
+    told = sts_client_of(secured.url, SENDER).get_caller_identity()
+    assert [told[f] for f in fields] == ["SENDER", "0" * 12, f"arn:aws:iam::{'0' * 12}:user/SENDER"]
+    told = sts_client_of(relaxed.url).get_caller_identity()
+    assert [told[f] for f in fields] == [ACCOUNT, ACCOUNT, f"arn:aws:iam::{ACCOUNT}:root"]
+    answer = ask(relaxed.url + "/", "GetCallerIdentity", method=method, Version="2011-06-15")
+    assert answer.status == 200
+    assert f"<Account>{ACCOUNT}</Account>" in answer.text
+    answer = ask(relaxed.url + "/", "GetCallerIdentity", method=method, accept="application/json")
+    assert answer.json["GetCallerIdentityResponse"]["GetCallerIdentityResult"]["Account"] == ACCOUNT
+
+
+def test_a_signature_is_good_for_the_service_that_it_names(secured: Worker) -> None:
+    with refused("SignatureDoesNotMatch"):
+        sts_client_of(secured.url, (ROOT[0], "another secret of the tests")).get_caller_identity()
+    for action, service in (("ListQueues", "sts"), ("GetCallerIdentity", "sqs")):
+        request = AWSRequest("GET", f"{secured.url}/?Action={action}")
+        SigV4QueryAuth(Credentials(*ROOT), service, REGION, expires=60).add_auth(request)
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request.url, timeout=10)
+        assert b"Credential should be scoped to correct service" in caught.value.read()
 
 
 # -- relaxed limits
@@ -152,7 +195,7 @@ def test_a_page_in_a_browser_reaches_nothing_without_keys(relaxed: Worker) -> No
 def test_relaxed_limits_are_those_of_marq(relaxed: Worker) -> None:
     week = 7 * 24 * 3600
     queue = Queue.make(relaxed, VisibilityTimeout=week, DelaySeconds=0, MessageRetentionPeriod=100 * 24 * 3600)
-    assert queue.url.split("/")[3] == "acc"
+    assert queue.url.split("/")[3] == ACCOUNT
     queue.send(DelaySeconds=week)
     queue.send("x" * (3 * 1024 * 1024))
     entries = [{"Id": f"{i}", "MessageBody": f"{i}"} for i in range(300)]

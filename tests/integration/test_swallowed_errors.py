@@ -109,8 +109,7 @@ def test_a_worker_that_reads_no_more_of_queues_stops(kafka: str) -> None:
     async def main() -> None:
         catalog = await _catalog(kafka)
         try:
-            assert catalog._consumer is not None
-            catalog._consumer._fetcher._get_actions_per_node = raises
+            catalog.topic.consumer._fetcher._get_actions_per_node = raises
             await until(lambda: catalog.crashed, "it crashes")
             assert "planted" in str(catalog.crash_reason)
         finally:
@@ -124,8 +123,8 @@ def test_changes_of_queues_are_written_again_after_their_producer_has_ended(kafk
         catalog = await _catalog(kafka)
         try:
             await catalog.create("a", {})
-            assert catalog._producer is not None
-            sender = catalog._producer._sender.sender_task
+            assert catalog.topic._producer is not None
+            sender = catalog.topic._producer._sender.sender_task
             sender.cancel()
             await asyncio.wait({sender})
             await catalog.create("b", {})

@@ -9,8 +9,8 @@ import pytest
 from aiokafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError
 from faust.types import TP
 
+from app.streaming import consumer_thread
 from app.streaming import producer as producer_module
-from app.streaming import transport
 from app.streaming.producer import ProducerFull
 from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.integration.worker_lab import Lab, until
@@ -36,7 +36,7 @@ def test_an_agent_gets_every_record_once_in_contiguous_chunks(kafka: str, tmp_pa
 
 
 def test_a_chunk_holds_no_more_than_the_limit(kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "MAX_CHUNK_RECORDS", 70)
+    monkeypatch.setattr(consumer_thread, "MAX_CHUNK_RECORDS", 70)
 
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:

@@ -13,9 +13,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from faust.types import TP
 
+from app.streaming.chunks import Chunk
 from app.streaming.faust_app import MarqApp, create_app
 from app.streaming.raw_table import SegmentTable
-from app.streaming.transport import Chunk
 
 TIMEOUT_S = 60.0
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from tests.simulation.worker import Worker
 
 
+#: A delivery whose lease is over at once is handed out within this time.
+HAND_OUT_MS = 10_000
+
+
 class Offer(NamedTuple):
     """What a queue has to deliver, by group and offset: never delivered (FIFO: all), and delivered before."""
 
@@ -116,7 +120,8 @@ class Checks:
     def before_acquire(self, owner: Owner, queues: list[str]) -> Offer | None:
         """What the first of ``queues`` has to offer."""
         sim = self.sim
-        if not sim.chance(0.3) or len(queues) > 1 or owner.phase is not Phase.SERVING:
+        wanted = sim.chance(0.3) or sim.settings[queues[0]].fifo
+        if not wanted or len(queues) > 1 or owner.phase is not Phase.SERVING:
             return None
         p, queue = owner.partition, queues[0]
         if not owner.ticker.told and (p.ttls or sim.settings[queue].ttl_ms):
@@ -139,7 +144,7 @@ class Checks:
         return offer
 
     def _offer_in_order(self, owner: Owner, queue: str) -> Offer:
-        """Of each group what may come next: nothing while one is with somebody, nothing behind one that waits."""
+        """Of each group what may come next: nothing behind one that is with somebody, or waits."""
         sim, ref, p = self.sim, self.sim.reference, owner.partition
         maximum = sim.settings[queue].max_receives
         about_to_be = {o for pending in owner.starts.pending.values() for o in pending.offsets}
@@ -150,9 +155,7 @@ class Checks:
         parked = {o for segment in p.segments.of(queue) for o in segment.parked_of(queue)}
         for (name, group), offsets in ref.groups.items():
             unfinished = [o for o in offsets if o in parked or (o in p.messages and o < p.position)]
-            if name != queue or any(p.is_leased(o) or o in about_to_be for o in unfinished):
-                continue
-            for offset in unfinished:
+            for offset in unfinished if name == queue else ():
                 if offset not in parked and not p.is_ready(offset):
                     break
                 if not self._lives(p, offset) or (maximum and p.receives(offset) >= maximum):
@@ -197,7 +200,7 @@ class Checks:
             self._bad("limit", f"{len(taken)} messages for a limit of {limit}")
         self._in_time(owner, taken)
         if pending is not None:
-            self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + pending.lease_ms
+            self.leased_until[owner.epoch, pending.delivery] = sim.now_ms + (pending.lease_ms or HAND_OUT_MS)
         self._none_is_ending(owner, taken)
         if owner.stalled:
             sim.count("stalled")
@@ -258,18 +261,29 @@ class Checks:
         return self.sim.settings[queue].fifo and p._highest_delivered >= p.position
 
     def _in_order(self, offset: int, started: Started, receipt: tuple[int, int]) -> None:
-        """The group was with nobody else when the start took effect, and all before it is done or comes along."""
+        """When the start took effect, all before it in its group was done, or comes along."""
         ref = self.sim.reference
         message = ref.messages[offset]
-        clock_ms = ref.moment(started.position + 1).clock_ms
         for other in ref.groups[message.queue or "", message.group]:
             state = ref.at(other, started.position + 1)
             if type(state) is str or (type(state) is tuple and state[:2] == receipt):
                 continue
-            if type(state) is tuple and state[4] and state[3] > clock_ms:
-                self._bad("order", f"{offset} is handed out as {receipt} while {other} of its group is: {state}")
             if other < offset:
                 self._bad("order", f"{offset} is handed out as {receipt} before {other} of its group: {state}")
+
+    def _group_by_group(self, offsets: list[int]) -> None:
+        """What is handed out of FIFO queues is not mixed, and in the order of each group."""
+        sim = self.sim
+        messages = [sim.reference.messages[offset] for offset in offsets]
+        groups = [(one.queue, one.group) for one in messages if sim.settings[one.queue or ""].fifo]
+        runs = [group for i, group in enumerate(groups) if not i or groups[i - 1] != group]
+        if len(runs) != len(set(runs)):
+            self._bad("order", f"{offsets} are handed out, of groups {groups}")
+        highest: dict[Any, int] = {}
+        for one in messages:
+            if highest.get((one.queue, one.group), -1) > one.record.offset and sim.settings[one.queue or ""].fifo:
+                self._bad("order", f"{offsets} are handed out, which is not the order of group {one.group!r}")
+            highest[one.queue, one.group] = one.record.offset
 
     def handout(self, worker: Worker, handout: Handout, records: dict[int, Any]) -> None:
         """G2, G3, G4: a delivery is on its way to a receiver, with these records."""
@@ -283,6 +297,7 @@ class Checks:
         sim.note("w%d hands out %s as %d/%d", worker.number, handout.offsets, epoch, delivery)
         if self.leased_until[handout.receipt] <= sim.now_ms:
             self._bad("G3 late", f"{handout} is handed out at {sim.now_ms}, after its lease")
+        self._group_by_group(handout.offsets)
         for offset in handout.offsets:
             name = (epoch, delivery, offset)
             started = ref.started.get(name)

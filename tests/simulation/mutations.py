@@ -376,6 +376,25 @@ def _forgets_what_is_out(in_order: Any) -> Any:
     return mutated
 
 
+def _waits_for_all_that_is_out(in_order: Any) -> Any:
+    def mutated(self: Partition, lane: Any) -> bool:
+        for offset in reversed(lane.out):
+            if self.is_leased(offset):
+                self._block(lane, offset)
+                return False
+        return bool(in_order(self, lane))
+
+    return mutated
+
+
+def _by_offset(resolve: Any) -> Any:
+    def mutated(self: Starts, pending: Any, now_ms: int, lost: bool = False) -> None:
+        pending.order = None
+        resolve(self, pending, now_ms, lost)
+
+    return mutated
+
+
 def _skips_what_waits(ready: Any) -> Any:
     def mutated(self: Partition, lane: Any) -> int:
         while lane.fresh and lane.fresh[0] in self.delays:
@@ -697,8 +716,15 @@ MUTATIONS = {
         _replaced(Partition, "checkpoint", _forgets_origins_by_the_clock),
     ),
     "a group with two receivers": Mutation(
-        "nothing of a FIFO group is delivered while one of it is in flight",
+        "nothing of a FIFO group is delivered while one before it is in flight",
         _replaced(Partition, "_in_order", _forgets_what_is_out),
+    ),
+    "a group waits for all that is in flight": Mutation(
+        "what stands before the first one in flight of its FIFO group is delivered",
+        _replaced(Partition, "_in_order", _waits_for_all_that_is_out),
+    ),
+    "FIFO groups handed out by offset": Mutation(
+        "a delivery of a FIFO queue is group by group", _replaced(Starts, "_resolve", _by_offset)
     ),
     "a delay passed over": Mutation(
         "a message that waits holds its FIFO group up", _replaced(Partition, "_first_in_order", _skips_what_waits)

@@ -32,6 +32,12 @@ class Receivers:
         receipt, offsets = self.holding[i]
         part = offsets if sim.chance(0.6) else [o for o in offsets if sim.chance(0.5)]
         what = sim.random.random()
+        if len(offsets) > 1 and sim.chance(0.2):
+            # the first ones are given back while the others are worked on
+            part = offsets[: 1 + sim.below(len(offsets) - 1)]
+            self.tell(m.Release(*receipt, ranges_of(sorted(part)), 0))
+            self.holding[i] = (receipt, offsets[len(part) :])
+            return
         if what < sim.odds.forgets:
             self.holding.pop(i)
             return
@@ -40,9 +46,9 @@ class Receivers:
         if what > 1 - sim.odds.acks:
             self.finish(receipt, part)
         elif what > 1 - sim.odds.acks - 0.15:
-            self.tell(m.Release(*receipt, ranges_of(part), sim.pick((0, 0, 200, 3_000))))
+            self.tell(m.Release(*receipt, ranges_of(sorted(part)), sim.pick((0, 0, 200, 3_000))))
         else:
-            self.tell(m.Keepalive(*receipt, ranges_of(part), sim.lease_ms()))
+            self.tell(m.Keepalive(*receipt, ranges_of(sorted(part)), sim.lease_ms()))
             return
         if sim.chance(0.85):
             rest = [o for o in offsets if o not in part]
@@ -54,7 +60,7 @@ class Receivers:
     def finish(self, receipt: tuple[int, int], offsets: list[int]) -> None:
         """Acknowledge."""
         self.acked.update(offsets)
-        self.tell(m.End(receipt[0], ranges_of(offsets), "acked", receipt[1]))
+        self.tell(m.End(receipt[0], ranges_of(sorted(offsets)), "acked", receipt[1]))
 
     def tell(self, marker: m.Marker) -> None:
         """Any worker will do; now and then two."""

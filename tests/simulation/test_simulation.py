@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 
 import pytest
 
+from tests.conftest import SAID
 from tests.simulation.simulator import LONG_STEPS, STEPS, Simulator, Violation, fresh_seed, run
 
 FRESH_S = 20
@@ -23,14 +25,18 @@ def test_guarantees_hold(start: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [STEPS, LONG_STEPS])
-def test_guarantees_hold_for_seeds_that_no_run_had_before(steps: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_guarantees_hold_for_seeds_that_no_run_had_before(
+    steps: int, record_property: Callable[[str, object], None]
+) -> None:
     first, until = fresh_seed(), time.monotonic() + FRESH_S
-    for seed in itertools.count(first):
-        run(seed, steps)
-        if time.monotonic() > until:
-            break
-    with capsys.disabled():
-        print(f" [seeds {first} to {seed}, {steps} steps]", end="")
+    seed = first
+    try:
+        for seed in itertools.count(first):
+            run(seed, steps)
+            if time.monotonic() > until:
+                break
+    finally:
+        record_property(SAID, f"seeds that no run had before: {first} to {seed}, {steps} steps each")
 
 
 def test_a_failure_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def keep_catalog(http: Http) -> None:
     async def end_offsets(topic: str, partitions: int) -> tuple[int, ...]:
         return (0,) * partitions
 
-    catalog._write = write  # type: ignore[method-assign]
+    catalog.topic.write = write  # type: ignore[method-assign]
     catalog.end_offsets = end_offsets  # type: ignore[method-assign]
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import json
 import logging
+import secrets
 import tracemalloc
+import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import pytest
 from aiohttp import StreamReader
 from aiohttp.test_utils import make_mocked_request
 
+from app import bodies
 from gateway.routes import VALUES_MAX, Body
 from gateway.schemas import BATCH_MAX, RECEIPTS_BYTES, Send
 from gateway.sqs import query_protocol
@@ -131,6 +135,109 @@ def test_a_compressed_body_counts_as_what_it_unpacks_to(tmp_path: Path) -> None:
         assert status == 413
 
     attack(tmp_path, test, keys=KEY)
+
+
+def _without_head(data: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"),
+    [
+        ("gzip", gzip.compress),
+        (" GZip ", gzip.compress),
+        ("deflate", zlib.compress),
+        ("deflate", _without_head),
+        ("identity", bytes),
+    ],
+    ids=["gzip", "in other letters", "deflate", "deflate without a head", "identity"],
+)
+def test_a_compressed_body_means_what_it_unpacks_to(
+    tmp_path: Path, encoding: str, pack: Callable[[bytes], bytes]
+) -> None:
+    async def test(http: Http) -> None:
+        # random, so that it comes in several pieces of input; and long, so that it goes in several of output
+        body = json.dumps({"receipts": [secrets.token_hex(30_000), " " * 300_000]}).encode()
+        status, _, answer = await http.request("POST", "/v1/ack", pack(body), Content_Encoding=encoding, **JSON)
+
+        assert status == 200
+        assert len(json.loads(answer)["results"]) == 2
+        assert http.app.room.used_bytes == 0
+
+    attack(tmp_path, test, keys=KEY)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "status"),
+    [
+        ("gzip", gzip.compress(b"{}")[:-1], 400),
+        ("gzip", gzip.compress(b"{}") + b"x", 400),
+        ("gzip", gzip.compress(b"{}") + bytes(100_000), 400),
+        ("gzip", b"{}", 400),
+        ("deflate", b"\x78\x00", 400),
+        ("br", b"{}", 415),
+        ("gzip, gzip", gzip.compress(gzip.compress(b"{}")), 415),
+    ],
+    ids=["short", "more", "much more", "not packed", "damaged", "unknown", "twice"],
+)
+def test_a_body_that_can_not_be_unpacked_is_the_clients_fault(
+    tmp_path: Path, encoding: str, body: bytes, status: int
+) -> None:
+    async def test(http: Http) -> None:
+        assert (await http.request("POST", "/v1/ack", body, Content_Encoding=encoding, **JSON))[0] == status
+        sqs = SQS | {"Content_Encoding": encoding}
+        assert (await http.request("POST", "/", body, Authorization="x", **sqs))[0] in (status, 400)
+
+    attack(tmp_path, test)
+
+
+def test_nothing_of_a_body_is_unpacked_that_nobody_may_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = []
+
+    class Stream:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self._real = real(*arguments, **options)
+
+        def decompress(self, *arguments: Any) -> bytes:
+            part = self._real.decompress(*arguments)
+            unpacked.append(len(part))
+            return part
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._real, name)
+
+    real = zlib.decompressobj
+    monkeypatch.setattr(zlib, "decompressobj", Stream)
+    bomb = gzip.compress(bytes(64 * MIB))
+
+    async def test(http: Http) -> None:
+        for path, key, status in (
+            ("/v1/ack", "another-key-of-enough-length", 401),
+            ("/v1/peer/receive", KEY, 401),
+            ("/v1/queues/q/messages", f"{KEY}2", 403),
+            ("/v1/nothing", KEY, 404),
+            ("/", KEY, 403),
+        ):
+            headers = JSON | {"Authorization": f"Bearer {key}"}
+            reader, writer = await http.send(
+                head_of("POST", path, len(bomb), Content_Encoding="gzip", **headers) + bomb
+            )
+            assert (await answer_of(reader))[0] == status
+            # what nobody reads is thrown away before the next request is answered
+            writer.write(head_of("GET", "/health/live"))
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                await answer_of(reader)
+            writer.close()
+        assert not unpacked
+
+        # of one that is too large nothing is unpacked beyond what shows it
+        status, _, _ = await http.request("POST", "/v1/ack", bomb, Content_Encoding="gzip", **JSON)
+        assert status == 413
+        assert 0 < sum(unpacked) < 2 * MIB
+        assert max(unpacked) <= bodies.PIECE_BYTES
+
+    attack(tmp_path, test, keys=f"{KEY},{KEY}2=inspect:*")
 
 
 @pytest.mark.parametrize("path", ["/v1/queues/q/messages", "/v1/ack", "/v1/queues/q"], ids=["send", "ack", "settings"])

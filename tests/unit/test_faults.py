@@ -20,7 +20,7 @@ from mode import Service
 
 from app.cluster.peers import Peers
 from app.cluster.seals import HEADER, Seals
-from app.engine import ownership as ownership_module
+from app.engine import checkpoints
 from app.engine.outbox import Outbox, Writer
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
@@ -138,7 +138,7 @@ def test_an_error_after_rows_were_written_stops_the_worker() -> None:
     async def scenario(failures: Failures) -> None:
         desk = Desk(failures)
         desk.owner.written = raises
-        desk.ownership._when_written(desk.held, [], [])
+        desk.ownership.checkpoints.when_written(desk.held, [], [])
 
     (failure,) = run(scenario)
     assert "planted" in str(failure)
@@ -179,7 +179,7 @@ def test_a_side_task_that_fails_for_no_known_reason_stops_the_worker(error: Exce
 
 
 def test_rows_are_deleted_until_kafka_confirms_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ownership_module, "WRITE_AGAIN_S", 0.001)
+    monkeypatch.setattr(checkpoints, "WRITE_AGAIN_S", 0.001)
     again = []
 
     async def scenario(failures: Failures) -> None:
@@ -194,7 +194,7 @@ def test_rows_are_deleted_until_kafka_confirms_it(monkeypatch: pytest.MonkeyPatc
         async def trim(*_: Any) -> None: ...
 
         desk.ownership.changelogs = SimpleNamespace(trim=trim)  # type: ignore[assignment]
-        desk.ownership._retire(desk.held, Retire(["0/1/messages/1"], [], 0, 0))
+        desk.ownership.checkpoints.retire(desk.held, Retire(["0/1/messages/1"], [], 0, 0))
         async with asyncio.timeout(10):
             while len(again) < 2:
                 await asyncio.sleep(0.001)

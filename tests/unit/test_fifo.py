@@ -215,7 +215,8 @@ def test_nothing_is_taken_before_what_is_in_flight_was_read_again() -> None:
     assert take(logs) == []
     logs.read()
     assert "q" in logs.partition.woken
-    assert take(logs) == []
+    assert take(logs) == [0]
+    logs.partition.put_back([0])
     logs.wait(LEASE_MS)
     assert take(logs) == [0, 1]
 
@@ -259,14 +260,65 @@ def test_a_queue_can_be_made_again_as_the_other_kind() -> None:
     assert take(logs) == [0, 1, 2]
 
 
-def test_a_lease_revived_before_the_start_sends_the_group_back_uncounted() -> None:
+def test_what_comes_before_the_first_in_flight_is_delivered() -> None:
+    logs = of_groups(*"aaaa")
+    delivery = deliver(logs, 3)
+    logs.extend(delivery, 2, lease_ms=3 * LEASE_MS)
+    assert take(logs) == []
+    logs.wait(LEASE_MS)
+    assert "q" in logs.partition.woken
+    assert take(logs) == [0, 1]
+
+
+def test_a_message_given_back_is_delivered_again_while_one_behind_it_is_in_flight() -> None:
+    logs = of_groups(*"aaa")
+    delivery = deliver(logs, 2)
+    logs.release(delivery, 0)
+    again = deliver(logs)
+    assert again.offsets == [0]
+    logs.ack(again)
+    assert take(logs) == []
+    logs.ack(delivery, 1)
+    assert take(logs) == [2]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)], ids=str)
+def test_the_order_in_which_messages_are_given_back_makes_no_difference(order: tuple[int, ...]) -> None:
+    logs = of_groups(*"aaa")
+    delivery = deliver(logs, 3)
+    for offset in order:
+        logs.release(delivery, offset)
+    assert take(logs) == [0, 1, 2]
+
+
+def test_a_delivery_is_group_by_group_and_a_group_just_delivered_goes_behind_the_others() -> None:
+    logs = of_groups(*"abcabcabc")
+    assert take(logs, 5) == [0, 3, 6, 1, 4]
+    logs.partition.put_back([1, 4])
+    logs.partition.put_back([0, 3, 6])
+    assert take(logs, 7) == [2, 5, 8, 1, 4, 7, 0]
+
+
+def test_a_delivery_is_handed_out_group_by_group() -> None:
+    worker = Worker(settings={"q": FIFO}).serve()
+    for group in (b"a", b"b", b"a", b"b"):
+        worker.send(1, headers=(("marq-group", group),))
+    (handout,) = worker.receive(4)
+    assert handout.offsets == [0, 2, 1, 3]
+    worker.owner.acked(handout.offsets[:3], handout.receipt)
+    worker.owner.release(handout.offsets[3:], handout.receipt)
+    worker.flush()
+    assert [h.offsets for h in worker.receive()] == [[3]]
+
+
+def test_a_lease_revived_before_the_start_sends_what_is_behind_it_back_uncounted() -> None:
     broker = Broker()
     worker = Worker(broker, settings={"q": FIFO}).serve()
     worker.send(3, headers=(("marq-group", b"a"),))
     (first,) = worker.receive(3, lease_ms=1_000)
     worker.wait(1_000)
     worker.owner.acquire(["q"], 2, "r2", worker.clock_ms, lease_ms=LEASE_MS)
-    revive = Keepalive(*first.receipt, ranges_of([2]), LEASE_MS)
+    revive = Keepalive(*first.receipt, ranges_of([0]), LEASE_MS)
     from marq.core import markers
 
     broker.append(markers.encode([revive]))
@@ -275,7 +327,7 @@ def test_a_lease_revived_before_the_start_sends_the_group_back_uncounted() -> No
     worker.read_markers()
     worker.flush()
     assert worker.handouts() == []
-    assert worker.owner.partition.receives(0) == 1
+    assert [worker.owner.partition.receives(offset) for offset in (0, 1)] == [1, 1]
     assert worker.receive(3) == []
 
 
@@ -345,9 +397,7 @@ def test_what_is_taken_is_what_a_naive_model_of_groups_allows(
 
 def _offered(logs: TwoLogs, unfinished: list[int]) -> list[int]:
     states = logs.states(unfinished)
-    if "in flight" in states:
-        return []
-    waits = states.index("delayed") if "delayed" in states else len(states)
+    waits = next((i for i, state in enumerate(states) if state in ("in flight", "delayed")), len(states))
     return unfinished[:waits]
 
 

@@ -68,6 +68,15 @@ def test_a_folder_imports_what_its_docstring_says(package: str) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("package", [name for name, path in sorted(PACKAGES.items()) if "\n====" in path.read_text()])
+def test_the_table_of_a_folder_names_each_of_its_files(package: str) -> None:
+    _, table, _ = re.split(r"^=[= ]+$", PACKAGES[package].read_text(), flags=re.MULTILINE)
+
+    assert set(re.findall(r"^`+(\w+)`", table, flags=re.MULTILINE)) == {
+        name.rpartition(".")[2] for name in MODULES if name not in PACKAGES and package_of(name) == package
+    }
+
+
 def room_of(name: str) -> str:
     """The folder of a module; those directly in `app` and `marq` are on their own."""
     return name if package_of(name) in ("app", "marq") else package_of(name)

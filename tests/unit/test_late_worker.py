@@ -48,7 +48,7 @@ class Desk:
             catalog,  # type: ignore[arg-type]
             peers,
         )
-        monkeypatch.setattr(self.ownership, "regulate", lambda held: None)
+        monkeypatch.setattr(self.ownership.read_ahead, "regulate", lambda held: None)
         monkeypatch.setattr(self.ownership, "_read_again", lambda held, now: None)
         self.said: list[Any] = []
         self.outbox = SimpleNamespace(late_s=0.0, put=lambda markers: self.core.outbox.extend(markers))

@@ -28,7 +28,8 @@ def late(lag_ms: int) -> Lateness:
         (0, 10_000, 60_000, 0.714),
         (0, 100_000, 60_000, 0.0),
         (0, 0, 0, 1.0),
-        (1, 0, 0, 0.0),
+        (1, 0, 100, 1.0),
+        (100, 0, 0, 1.0),
     ],
 )
 def test_the_share_goes_by_how_late_acks_are_against_the_lease(

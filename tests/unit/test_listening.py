@@ -97,6 +97,13 @@ def test_anything_else_does(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
         require_loopback(host)
 
 
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_an_address_of_ipv6_has_brackets_in_a_url(tmp_path: Path, host: str) -> None:
+    settings = Settings(data_dir=tmp_path, web_host=host, secret=SECRET, keys="a-key-of-enough-length")
+
+    assert build(settings).settings.url_host == f"[{host}]"
+
+
 def test_a_host_that_is_none_is_named() -> None:
     with pytest.raises(SettingError, match="no address to listen on"):
         require_loopback("a name with blanks")

@@ -49,10 +49,12 @@ def test_all_that_a_sender_says_counts(message: Entry) -> None:
         headers(message)
 
 
-def test_what_a_protocol_says_of_a_sender_does_not_count() -> None:
+def test_a_protocol_counts_as_its_users_know_it() -> None:
     sender = {"AWS.SenderId": b"AKID"}
 
-    assert headers(FromProtocol(payload=b"x" * 1024, protocol_headers=sender, uncounted_bytes=16)) == [*sender.items()]
+    assert headers(FromProtocol(payload=b"x" * 1024, protocol_headers=sender, size_bytes=1024)) == [*sender.items()]
+    with pytest.raises(TooLargeError, match="1025"):
+        headers(FromProtocol(payload=b"x" * 1000, protocol_headers=sender, size_bytes=1025))
 
 
 # -- names that are not the sender's
@@ -104,7 +106,7 @@ class Desk:
             _known={TP("t", 0)},
             _unconfirmed={},
             _waiting={},
-            _tasks=set(),
+            _learning=set(),
             request_timeout=0.05,
         )
 

@@ -326,6 +326,36 @@ def test_a_delivery_whose_lease_is_over_on_our_clock_is_not_handed_out() -> None
     assert worker.owner.partition.receives(0) == 0
 
 
+def test_a_delivery_with_a_lease_of_0_is_handed_out_and_ready_again_at_once_and_counted() -> None:
+    worker = serving(1)
+
+    for attempt in (1, 2, 3):
+        (handout,) = worker.receive(lease_ms=0)
+        assert handout.offsets == [0]
+        assert worker.owner.partition.receives(0) == attempt
+        assert worker.owner.partition.has_ready("q")
+
+    worker.owner.acked([0], handout.receipt)
+    worker.flush()
+    assert not worker.owner.partition.messages
+
+
+def test_a_fifo_group_is_ready_again_at_once_after_a_lease_of_0() -> None:
+    worker = serving(3, settings={"q": QueueSettings(fifo=True)})
+
+    assert [h.offsets for _ in range(2) for h in worker.receive(limit=2, lease_ms=0)] == [[0, 1], [0, 1]]
+
+
+def test_a_delivery_with_a_lease_of_0_that_nobody_waits_for_is_not_counted() -> None:
+    worker = serving(1)
+    pending = ask(worker, lease_ms=0)
+    pending.cancel()
+    worker.flush()
+
+    assert given(worker) == []
+    assert worker.owner.partition.receives(0) == 0
+
+
 def test_a_delivery_says_until_when_it_may_be_handed_out() -> None:
     worker = serving(1)
     sent_ms = worker.clock_ms

@@ -13,8 +13,9 @@ import pytest
 from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, MessageSizeTooLargeError
 from faust.types import TP
 
+from app.engine import checkpoints, takeover
 from app.engine import ownership as module
-from app.engine import takeover
+from app.engine.owned_partition import READ_ON_MS
 from app.engine.ownership import Ownership
 from app.settings import Settings
 from marq.core import markers as m
@@ -75,7 +76,7 @@ class Table:
 
     async def open(self, number: int) -> None: ...
 
-    def items(self, number: int) -> list[tuple[bytes, bytes]]:
+    def rows_of(self, number: int) -> list[tuple[bytes, bytes]]:
         return list(self.rows.items())
 
     def read(self, number: int, key: bytes) -> bytes | None:
@@ -187,8 +188,8 @@ class Desk:
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TAKE_BACK_S", "WRITE_AGAIN_S"):
-        monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr(module, "TAKE_BACK_S", 0.01)
+    monkeypatch.setattr(checkpoints, "WRITE_AGAIN_S", 0.01)
     for name in ("AGAIN_S", "AGAIN_MAX_S"):
         monkeypatch.setattr(takeover, name, 0.01)
     # the event of an agent
@@ -495,7 +496,7 @@ def test_reading_ahead_of_a_full_partition_goes_on_for_a_while_after_a_receiver_
 
         def pauses(bytes_held: int) -> bool:
             held.owner.partition.bytes = bytes_held
-            desk.ownership.regulate(held)
+            desk.ownership.read_ahead.regulate(held)
             return held.paused
 
         full = desk.ownership.settings.read_ahead_bytes
@@ -504,7 +505,7 @@ def test_reading_ahead_of_a_full_partition_goes_on_for_a_while_after_a_receiver_
         starving = True
         assert not pauses(full)
         starving = False
-        now += module.READ_ON_MS - 1
+        now += READ_ON_MS - 1
         assert not pauses(full), "the next message finds it being read"
         assert pauses(desk.ownership.settings.memory_bytes), "there is no memory for more"
         assert not pauses(full)
@@ -719,10 +720,10 @@ def test_a_fifo_queue_that_is_held_up_makes_its_partition_read_on() -> None:
         desk.ownership.receivers = [Waits()]
         held = desk.ownership.held[0]
         held.owner.partition.bytes = desk.ownership.settings.read_ahead_bytes
-        desk.ownership.regulate(held)
+        desk.ownership.read_ahead.regulate(held)
         assert held.paused
         held.owner.partition._held_up.add("work")
-        desk.ownership.regulate(held)
+        desk.ownership.read_ahead.regulate(held)
         assert not held.paused
 
     run(scenario)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.streaming import transport as module
-from app.streaming.transport import PacedClient
+from app.streaming import paced_client as module
+from app.streaming.paced_client import PacedClient
 
 PAUSE_S = 0.1
 

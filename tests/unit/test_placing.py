@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.engine.catalog import Catalog, QueueRecord
+from app.engine.queue_records import QueueRecord, next_record
 from app.service.fifo import fifo_headers
 from marq.core.policies import QueueSettings
 from marq.protocol.headers import H_DEDUP
@@ -29,10 +29,18 @@ def test_an_id_is_another_one_in_another_group_where_the_scope_is_the_group() ->
         assert len({id_of(settings, 0, group) for group in ("a", "b")}) == count
 
 
+def test_a_purge_begins_another_generation_of_ids_and_its_end_does_not() -> None:
+    made = next_record(None, settings=QueueSettings(), state="active")
+    purging = next_record(made, settings=QueueSettings(), state="active", purge=(5, 0))
+    purged = next_record(purging, settings=QueueSettings(), state="active", purge=())
+    changed = next_record(purged, settings=QueueSettings(), state="active")
+    assert [record.life for record in (made, purging, purged, changed)] == [0, 1, 1, 1]
+
+
 def test_a_queue_knows_how_many_of_its_name_there_were() -> None:
     record: QueueRecord | None = None
     lives = []
     for state in ("active", "active", "deleting", "deleted", "active", "deleting", "active", "active"):
-        record = Catalog._next(record, settings=QueueSettings(), state=state)  # type: ignore[arg-type]
+        record = next_record(record, settings=QueueSettings(), state=state)  # type: ignore[arg-type]
         lives.append(record.life)
     assert lives == [0, 0, 0, 0, 1, 1, 2, 2]

@@ -45,8 +45,8 @@ class Desk:
         held = SimpleNamespace(serving=True, owner=SimpleNamespace(partition=self.logs.partition))
         ownership: Any = SimpleNamespace(held={0: held}, catalog=self.catalog)
         settings: Any = SimpleNamespace(queue_id=None, auto_create=auto_create)
-        peers: Any = SimpleNamespace(register=lambda *_: None)
-        self.housekeeping = Housekeeping(ownership, settings, peers)
+        purges: Any = None
+        self.housekeeping = Housekeeping(ownership, settings, purges)
 
     def finish(self, queue: str) -> None:
         """A message is sent, read and acknowledged."""

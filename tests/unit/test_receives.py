@@ -9,16 +9,22 @@ from typing import Any
 
 import pytest
 
+from app.cluster.peers import Peers
+from app.engine import read_up
+from app.engine.read_up import ReadUp
 from app.service import receives as module
 from app.service.meters import Meters
 from app.service.receipts import Receipts
 from app.service.receives import ReceiveHere, Receives
-from marq.core.markers import Release
+from marq.core.markers import End, Release, encode
 from marq.core.policies import QueueSettings
 from marq.core.starts import STALLED_MS
 from marq.errors import RowError
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
-from tests.unit.peer_helpers import alone
+from tests.unit.peer_helpers import Network, alone
+
+#: Names of the topics.
+TOPICS: Any = SimpleNamespace(queue="marq.queue", markers="marq.markers")
 
 
 class Partition:
@@ -32,6 +38,10 @@ class Partition:
         self.outbox = SimpleNamespace(put=lambda markers: self.core.outbox.extend(markers))
         self.serving = True
         self.said: list[Any] = []
+
+    def ends(self, topic: str) -> int:
+        """Where one of the two logs ends."""
+        return len(self.core.queue_log if topic == TOPICS.queue else self.core.broker.log)
 
     def confirm(self, clock_ms: int) -> None:
         """What the owner wants appended gets into the log, and is handed out."""
@@ -52,27 +62,47 @@ class Partition:
 class Desk:
     """Receives of two partitions with one message each."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, peers: Peers | None = None) -> None:
         self.clock_ms = 10_000
         monkeypatch.setattr(module, "now_ms", lambda: self.clock_ms)
         self.partitions = [Partition(0), Partition(1)]
+        self.questions = 0  # where the logs end
         receipts = Receipts(lambda: b"secret")
         self.given_back: list[Any] = []
         catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
+        held: Any = dict(enumerate(self.partitions))
+        self.read_up = ReadUp(self.ask, lambda: TOPICS, held, lambda: None)
         self.receives = Receives(
             SimpleNamespace(  # type: ignore[arg-type]
-                held=dict(enumerate(self.partitions)),
+                held=held,
+                read_up=self.read_up,
+                copies=SimpleNamespace(are_dying=lambda held, queue: False),
+                spawn=asyncio.ensure_future,
                 receivers=[],
                 catalog=catalog,
-                topics=SimpleNamespace(queue="marq.queue"),
+                topics=TOPICS,
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
                 room=lambda held, wanted, lease_ms: wanted,
                 is_late=lambda held, lease_ms: False,
             ),
             receipts,
             Meters(),
-            alone(),
+            peers or alone(),
         )
+
+    async def ask(self, tps: Any) -> Any:
+        self.questions += 1
+        await asyncio.sleep(0)
+        return {tp: self.partitions[tp.partition].ends(tp.topic) for tp in tps}
+
+    def read(self, number: int) -> None:
+        """A partition is read to its end."""
+        partition = self.partitions[number]
+        partition.core.read_queue()
+        partition.core.read_markers()
+        self.read_up.advanced(partition)  # type: ignore[arg-type]
+        if partition.owner.take_woken():
+            self.receives.wake(partition)  # type: ignore[arg-type]
 
     def confirm(self, number: int) -> None:
         self.partitions[number].confirm(self.clock_ms)
@@ -308,12 +338,191 @@ def test_a_row_that_can_not_be_read_back_concerns_its_partition_alone(monkeypatc
             raise RowError("checksum")
 
         let_go: list[Any] = []
-        desk.receives.ownership.recover_again = lambda held, reason, wipe: let_go.append((held.number, reason, wipe))  # type: ignore[method-assign]
+        desk.receives.ownership.recover_again = lambda held, reason, wipe: let_go.append((held.number, reason, wipe))  # type: ignore[assignment]
         monkeypatch.setattr(desk.partitions[0].owner, "acquire", damaged)
         asked = asyncio.ensure_future(desk.receive())
         await asyncio.sleep(0)
         desk.confirm(1)
         assert [one.partition for one in await asked] == [1]
         assert let_go == [(0, "checksum", True)]
+
+    run(scenario, monkeypatch)
+
+
+# -- what was sent just before
+
+
+def unread(desk: Desk, number: int, count: int = 1) -> None:
+    """Messages of a partition that Kafka has, and that were not read yet."""
+    core = desk.partitions[number].core
+    for _ in range(count):
+        core.queue_log.append(core.record())
+
+
+async def turns() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def empty(desk: Desk) -> None:
+    for partition in desk.partitions:
+        partition.core.owner.partition.take("q", 10, DEFAULTS)
+
+
+def test_a_receive_that_does_not_wait_finds_what_is_in_the_log_and_was_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        unread(desk, 1)
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await turns()
+        assert not asked.done()
+        desk.read(1)
+        desk.confirm(1)
+        assert [(one.partition, one.offset) for one in await asked] == [(1, 1)]
+
+    run(scenario, monkeypatch)
+
+
+def test_a_receive_that_does_not_wait_finds_what_an_ack_in_the_log_makes_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        partition = desk.limit(fifo=True)
+        partition.core.settings["q"] = QueueSettings(fifo=True)
+        partition.core.send(1)
+        (first,) = await desk.take(limit=1)
+        epoch, delivery = desk.receives.receipts.read(first.receipt)[1:3]
+        partition.core.broker.append(encode([End(epoch, [0, 1], "acked", delivery)]))
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await turns()
+        assert not asked.done()
+        desk.read(0)
+        desk.confirm(0)
+        assert [one.offset for one in await asked] == [1]
+
+    run(scenario, monkeypatch)
+
+
+def test_when_all_was_read_nothing_is_waited_for_and_receives_share_one_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        assert await asyncio.gather(*(desk.receive(wait_ms=0) for _ in range(20))) == [[]] * 20
+        assert desk.questions == 1
+        assert not desk.read_up.rounds and not desk.receives.waited_for()
+
+    run(scenario, monkeypatch)
+
+
+def test_who_finds_something_or_waits_asks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await asyncio.sleep(0)
+        for number in (0, 1):
+            desk.confirm(number)
+        assert await asked
+        waits = asyncio.ensure_future(desk.receive(wait_ms=5_000))
+        await turns()
+        assert desk.questions == 0
+        waits.cancel()
+
+    run(scenario, monkeypatch)
+
+
+def test_a_question_that_was_sent_before_says_nothing_to_who_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        answers: list[asyncio.Future[None]] = []
+
+        async def ask(tps: Any) -> Any:
+            ends = {tp: desk.partitions[tp.partition].ends(tp.topic) for tp in tps}
+            answers.append(asyncio.get_running_loop().create_future())
+            await answers[-1]
+            return ends
+
+        desk.read_up._ask = ask
+        early = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await turns()
+        unread(desk, 0)
+        late = asyncio.ensure_future(desk.receive(wait_ms=0, name="late"))
+        await turns()
+        answers[0].set_result(None)
+        assert await early == []
+        await turns()
+        answers[1].set_result(None)
+        await turns()
+        assert not late.done()
+        desk.read(0)
+        desk.confirm(0)
+        assert [one.offset for one in await late] == [1]
+
+    run(scenario, monkeypatch)
+
+
+def test_a_receive_waits_for_what_is_not_read_no_longer_than_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(read_up, "READ_UP_S", 0.01)
+
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        unread(desk, 0)
+        assert await desk.receive(wait_ms=0) == []
+        assert not desk.receives.waited_for()
+
+    run(scenario, monkeypatch)
+
+
+def test_a_partition_that_goes_to_another_worker_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        unread(desk, 0)
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await turns()
+        desk.partitions[0].serving = False
+        desk.read_up.advanced(desk.partitions[0])  # type: ignore[arg-type]
+        assert await asked == []
+
+    run(scenario, monkeypatch)
+
+
+def test_what_another_worker_has_not_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(_: Desk) -> None:
+        network = Network()
+        here, other = (Desk(monkeypatch, network.join(url)) for url in ("http://a", "http://b"))
+        empty(here)
+        empty(other)
+        unread(other, 0)
+        asked = asyncio.ensure_future(here.receive(wait_ms=0))
+        await turns()
+        assert not asked.done()
+        other.read(0)
+        for _turn in range(5):
+            await turns()
+            other.confirm(0)
+        assert [one.offset for one in await asked] == [1]
+
+    run(scenario, monkeypatch)
+
+
+# -- oldest first
+
+
+def test_a_receive_gives_the_oldest_messages_of_all_partitions_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        empty(desk)
+        for number in (1, 0, 0, 1, 0, 1, 1, 0):  # one after the other
+            broker = desk.partitions[number].core.broker
+            broker.now_ms = desk.clock_ms = desk.clock_ms + 1
+            desk.partitions[number].core.send(1)
+        got: list[Any] = []
+        for limit in (3, 1, 10):
+            asked = asyncio.ensure_future(desk.receive(limit=limit))
+            await asyncio.sleep(0)
+            for number in (1, 0):
+                desk.confirm(number)
+            got += await asked
+        stamps = [one.sent_ms for one in got]
+        assert len(stamps) == 8
+        assert stamps == sorted(stamps)
 
     run(scenario, monkeypatch)

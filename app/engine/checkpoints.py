@@ -1,0 +1,168 @@
+"""Writes the checkpoints of partitions: the steps that `marq.core.checkpoint_cycle` asks for, in the tables."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from aiokafka.errors import KafkaTimeoutError
+from faust.types import TP
+from mode.utils.logging import CompositeLogger
+
+from app.engine.changelogs import Changelogs
+from app.engine.owned_partition import OwnedPartition
+from app.engine.turns import Turns
+from app.kafka.topics import Topics
+from app.streaming.faust_app import MarqApp
+from app.streaming.producer import ProducerFull
+from app.streaming.raw_table import SegmentTable
+from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
+from marq.core.rows import table_of
+from marq.errors import InternalError
+from marq.protocol.limits import RECORD_MAX_BYTES
+
+#: Bytes of a manifest above which the log says so: far from the limit of a record, and far more than there should be.
+MANIFEST_WARN_BYTES = 512 * 1024
+#: Seconds before rows of a checkpoint that Kafka did not confirm are written again.
+WRITE_AGAIN_S = 1.0
+
+#: A row of a checkpoint: table, key, value.
+_Row = tuple[SegmentTable, bytes, bytes]
+
+
+class Partitions(Protocol):
+    """What checkpoints need of the ownership."""
+
+    app: MarqApp
+    tables: dict[str, SegmentTable]
+    held: dict[int, OwnedPartition]
+    changelogs: Changelogs
+
+    @property
+    def topics(self) -> Topics:
+        """The topics in use."""
+
+    @property
+    def log(self) -> CompositeLogger:
+        """The log of the worker."""
+
+    def drain(self, held: OwnedPartition) -> None:
+        """Carry out what the owner has to say."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
+        """Run a side task of the worker."""
+
+    def recover_again(self, held: OwnedPartition, reason: str) -> None:
+        """Let go of a partition, and take it over anew."""
+
+
+class CheckpointWriter:
+    """Carries out the steps of checkpoints. Partitions take turns, so that not all write at once."""
+
+    def __init__(self, ownership: Partitions, now_ms: Callable[[], int]) -> None:
+        self._ownership = ownership
+        self._now_ms = now_ms
+        self._turns = Turns()
+
+    def step(self, held: OwnedPartition) -> None:
+        """Make the next step of a partition's checkpoint, if there is one to make now."""
+        owner, now = held.owner, self._now_ms()
+        begins = owner.checkpoint_is_due(now)
+        if begins and not self._turns.take(held.number, now):
+            return
+        try:
+            step = owner.step(now)
+        except InternalError as exc:
+            self._ownership.recover_again(held, str(exc))
+            return
+        if begins and not isinstance(step, WriteRows):
+            self._turns.end(held.number)
+        if isinstance(step, WriteRows):
+            rows = [(self._ownership.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
+        elif isinstance(step, WriteManifest):
+            rows = [(self._ownership.tables["progress"], step.key.encode(), step.value)]
+            self._weigh(held, len(step.value))
+        else:
+            if isinstance(step, Retire):
+                self.retire(held, step)
+            return
+        self.when_written(held, rows, [table.write(key, value) for table, key, value in rows])
+
+    def _weigh(self, held: OwnedPartition, manifest_bytes: int) -> None:
+        """A manifest has to fit a record. It is said long before it does not."""
+        if held.manifest_bytes <= MANIFEST_WARN_BYTES < manifest_bytes:
+            self._ownership.log.warning(
+                "The manifest of partition %s has %s bytes, of at most %s: %s messages in segments, %s queues purged "
+                "ahead of reading, %s ids of messages",
+                held.number,
+                manifest_bytes,
+                RECORD_MAX_BYTES,
+                held.owner.partition.segments.parked_total(),
+                len(held.owner.partition.purges),
+                len(held.owner.partition.recent),
+            )
+        held.manifest_bytes = manifest_bytes
+
+    def let_go(self, number: int) -> None:
+        """A partition is served no longer: others may begin a checkpoint."""
+        self._turns.end(number)
+
+    def when_written(self, held: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
+        """Go on with the checkpoint once Kafka has confirmed these rows."""
+        done = asyncio.gather(*futures, return_exceptions=True)
+        done.add_done_callback(lambda done: None if done.cancelled() else self._written(held, rows, done.result()))
+
+    def _written(self, held: OwnedPartition, rows: list[_Row], results: list[Any]) -> None:
+        if self._ownership.held.get(held.number) is not held or not held.serving:
+            return
+        failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
+        if not failed:
+            self._turns.end(held.number)
+            held.owner.written(self._now_ms())
+            self._ownership.drain(held)
+            return
+        for row, error in failed:
+            if not isinstance(error, (KafkaTimeoutError, TimeoutError, ProducerFull)):
+                self._ownership.app.fail(
+                    InternalError(f"partition {held.number}: row {row[1]!r} was not written: {error!r}")
+                )
+                return
+        self._ownership.log.warning(
+            "Partition %s: Kafka has not confirmed %s rows, writing them again", held.number, len(failed)
+        )
+        self._ownership.spawn(self._write_again(held, [row for row, _ in failed]))
+
+    async def _write_again(self, held: OwnedPartition, rows: list[_Row]) -> None:
+        """Kafka was away. A row that is written twice is the same row; the next ones wait for it."""
+        await asyncio.sleep(WRITE_AGAIN_S)
+        if self._ownership.held.get(held.number) is held and held.serving:
+            self.when_written(held, rows, [t.write_again(held.number, key, value) for t, key, value in rows])
+
+    def retire(self, held: OwnedPartition, step: Retire) -> None:
+        """A checkpoint is complete: delete what it replaces, and commit its positions."""
+        held.checkpoint_s = time.monotonic()
+        tables = [(self._ownership.tables[table_of(key)], key.encode()) for key in step.rows]
+        tables += [(self._ownership.tables["progress"], key.encode()) for key in step.manifests]
+        deleted = [(table, key, table.write(key, None)) for table, key in tables]
+        self._ownership.spawn(self._see_deleted(held, deleted))
+        consumer, topics = self._ownership.app.consumer, self._ownership.topics
+        consumer.set_commit_position(TP(topics.queue, held.number), step.position, held.generation)
+        consumer.set_commit_position(TP(topics.markers, held.number), step.markers_position, held.generation)
+        trimming = self._ownership.changelogs.trim(held, topics, step.position, step.markers_position)
+        self._ownership.spawn(trimming)
+
+    async def _see_deleted(
+        self, held: OwnedPartition, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]
+    ) -> None:
+        """Delete again what Kafka did not confirm: nothing names these rows, and they would stay for ever."""
+        while deleted:
+            results = await asyncio.gather(*(future for _, _, future in deleted), return_exceptions=True)
+            failed = [d for d, result in zip(deleted, results, strict=True) if isinstance(result, BaseException)]
+            if not failed:
+                return
+            await asyncio.sleep(WRITE_AGAIN_S)
+            if self._ownership.held.get(held.number) is not held:
+                return  # the next owner finds them
+            deleted = [(table, key, table.write_again(held.number, key, None)) for table, key, _ in failed]

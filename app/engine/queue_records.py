@@ -1,0 +1,141 @@
+"""What the queues topic says of one queue: its record, which grows by a version with each change."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from marq.core.policies import QueueSettings
+from marq.core.settings import QueueSettingsError
+
+#: Attribute in which records of 0.1 have a policy that is a setting now.
+OLD_POLICY = "sqs.RedriveAllowPolicy"
+#: Format of a record.
+VERSION = 1
+
+
+class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Messages of a queue that are to be moved to others, as many a second as are wished."""
+
+    id: str
+    to: str  # "": each to the queue of which it is a dead letter
+    started_ms: int
+    before: tuple[int, ...]  # those below these offsets, one per partition
+    per_second: int = 0  # 0: as fast as can be
+    total: int = 0  # about so many there were
+    moved: int = 0
+    state: Literal["running", "cancelling", "cancelled", "completed", "failed"] = "running"
+    reason: str = ""  # of the failure
+
+    @property
+    def active(self) -> bool:
+        """True if it is not over."""
+        return self.state in ("running", "cancelling")
+
+
+class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the topic says of one queue."""
+
+    v: int
+    version: int  # grows with each change
+    by: str  # names the change
+    settings: QueueSettings
+    state: Literal["active", "deleting", "deleted"] = "active"
+    purge: tuple[int, ...] = ()  # everything below these offsets, one per partition, is to go; (): nothing is
+    created_ms: int = 0
+    changed_ms: int = 0
+    purged_ms: int = 0  # when a purge was last asked for; 0: never
+    attributes: dict[str, str] = {}  # what protocols keep beside the settings
+    tags: dict[str, str] = {}
+    moves: tuple[MoveTask, ...] = ()  # the last ones, the newest first
+    life: int = 0  # how many queues of this name there were before it, and how often those and it were purged
+
+    @property
+    def active(self) -> bool:
+        """True if the queue is there for its users."""
+        return self.state == "active"
+
+
+class _OldPolicy(msgspec.Struct):
+    redrivePermission: str = "allowAll"
+    sourceQueueArns: tuple[str, ...] = ()
+
+
+class Draft(NamedTuple):
+    """What a queue is to be."""
+
+    settings: QueueSettings
+    attributes: dict[str, str]
+    tags: dict[str, str]
+    moves: tuple[MoveTask, ...] = ()
+
+
+_decoder = msgspec.json.Decoder(QueueRecord)
+encode = msgspec.json.Encoder().encode
+
+
+def decode(value: bytes) -> QueueRecord:
+    """The record in a value. Raises `QueueSettingsError`."""
+    try:
+        return _with_policy(_decoder.decode(value))
+    except msgspec.MsgspecError as exc:
+        raise QueueSettingsError(f"not the record of a queue: {exc}") from None
+
+
+def _with_policy(record: QueueRecord) -> QueueRecord:
+    """The record with the policy of SQS that stood beside the settings before it was one of them."""
+    text = record.attributes.get(OLD_POLICY)
+    if text is None or record.settings.dead_letters_from is not None:
+        return record
+    try:
+        policy = msgspec.json.decode(text, type=_OldPolicy)
+    except msgspec.MsgspecError:
+        return record
+    if policy.redrivePermission == "allowAll":
+        return record
+    sources = tuple(arn.rpartition(":")[2] for arn in policy.sourceQueueArns) if policy.sourceQueueArns else ()
+    return msgspec.structs.replace(record, settings=msgspec.structs.replace(record.settings, dead_letters_from=sources))
+
+
+def next_record(
+    old: QueueRecord | None,
+    *,
+    settings: QueueSettings,
+    state: Literal["active", "deleting", "deleted"],
+    purge: tuple[int, ...] | None = None,
+    attributes: dict[str, str] | None = None,
+    tags: dict[str, str] | None = None,
+    moves: tuple[MoveTask, ...] | None = None,
+) -> QueueRecord:
+    """The record after `old`, with a new version. What is None stays as it was, if the queue was there."""
+    now_ms = int(time.time() * 1000)
+    kept = old.purge if old is not None else ()
+    before = old if old is not None and old.active else None
+    if attributes is None:
+        attributes = before.attributes if before is not None else {}
+    if tags is None:
+        tags = before.tags if before is not None else {}
+    if moves is None:
+        moves = before.moves if before is not None else ()
+    purged_ms = before.purged_ms if before is not None else 0
+    life = old.life if old is not None else 0
+    if old is not None and state == "active" and (purge or not old.active):
+        life += 1
+    return QueueRecord(
+        VERSION,
+        (old.version if old is not None else 0) + 1,
+        uuid.uuid4().hex,
+        settings,
+        state,
+        kept if purge is None else purge,
+        before.created_ms if before is not None else now_ms,
+        now_ms,
+        now_ms if purge else purged_ms,
+        attributes,
+        tags,
+        moves,
+        life,
+    )

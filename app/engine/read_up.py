@@ -1,0 +1,210 @@
+"""What follows an answer sees it: waits until everything that Kafka has confirmed so far is folded.
+
+A send, an ack, a release or a purge is answered when it is in the log, which may be before the owner of the partition
+has read it. So whoever finds nothing asks Kafka where the logs end, and says so only once this worker's partitions have
+been read up to there. It does not matter who wrote: this worker, another one, or a Kafka producer.
+
+    receive finds nothing ─► ends of the logs? ─► read up to there ─► nothing is there
+                    (one question at a time, shared by all who asked before it was sent)
+
+Who finds something asks nothing, and neither does who waits for messages: they are read meanwhile. Not covered: a
+partition that nobody serves at that moment, because it changes hands; records of a transaction that is open; and what
+takes longer than `READ_UP_S` to be read, because Kafka or this worker is slow or memory is short.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app.engine.queues_topic import WRITE_TIMEOUT_S
+from app.kafka.connection import end_client, kafka_client_args
+from marq.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from app.engine.owned_partition import OwnedPartition
+    from app.kafka.topics import Topics
+    from app.settings import Settings
+
+log = logging.getLogger(__name__)
+
+#: Seconds that somebody who found nothing waits at most for what is in the logs to be read, …
+READ_UP_S = 0.2
+#: … and for Kafka to say where they end.
+QUESTION_S = 1.0
+#: Seconds between looks at whether dead letters that are being made are in the log.
+DYING_CHECK_S = 0.002
+#: Where partitions of topics end.
+Ends = Mapping[TopicPartition, int]
+Ask = Callable[[Sequence[TopicPartition]], Awaitable[Ends]]
+
+
+class LogEnds(Service):
+    """Asks Kafka where logs end, over a connection on which no fetch is waited for."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings = settings
+        self._consumer: AIOKafkaConsumer | None = None
+
+    async def ask(self, tps: Sequence[TopicPartition]) -> Ends:
+        """The end of each, as readers see it. Raises `KafkaError`."""
+        assert self._consumer is not None
+        return await self._consumer.end_offsets(tps)  # type: ignore[no-any-return]
+
+    async def of(self, topic: str, partitions: int) -> tuple[int, ...]:
+        """Where each partition of a topic ends now. Raises `UnavailableError`."""
+        tps = [TopicPartition(topic, number) for number in range(partitions)]
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                ends = await self.ask(tps)
+        except (KafkaError, TimeoutError) as exc:
+            raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
+        return tuple(ends[tp] for tp in tps)
+
+    async def on_start(self) -> None:
+        consumer = AIOKafkaConsumer(
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            request_timeout_ms=int(QUESTION_S * 1000),
+            **kafka_client_args(self._settings),
+        )
+        try:
+            await consumer.start()
+        except BaseException:
+            await consumer.stop()
+            raise
+        self._consumer = consumer
+
+    async def on_stop(self) -> None:
+        if self._consumer is not None:
+            await end_client(self._consumer.stop())
+
+
+class _Round:
+    """Those who asked before one question was sent."""
+
+    __slots__ = ("asked", "behind", "over", "waiting")
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.asked: asyncio.Future[None] = loop.create_future()  # Kafka has said where the logs end
+        self.over: asyncio.Future[None] = loop.create_future()
+        self.waiting = 0
+        # partition -> the ends of its two logs, until it was read up to there
+        self.behind: dict[int, tuple[OwnedPartition, int, int]] = {}
+
+
+class Dying(Protocol):
+    """Knows which messages are about to become dead letters."""
+
+    def are_dying(self, held: OwnedPartition, queue: str) -> bool:
+        """True if dead letters of a queue, or for it, are being made in a partition."""
+
+
+class ReadUp:
+    """Waits for the partitions of this worker."""
+
+    def __init__(
+        self, ask: Ask, topics: Callable[[], Topics], held: Mapping[int, OwnedPartition], look: Callable[[], None]
+    ) -> None:
+        self._ask = ask
+        self._topics = topics
+        self._held = held
+        self._look = look
+        self._next: _Round | None = None  # its question was not sent yet
+        self._asking: asyncio.Task[None] | None = None
+        #: Times that something was not read in time.
+        self.late = 0
+        #: Rounds of which something is still to be read.
+        self.rounds: list[_Round] = []
+
+    async def wait(self, queue: str, dying: Dying | None = None) -> None:
+        """Return once all that was confirmed before is folded here, or when it takes too long.
+
+        Args:
+            queue: what the caller wants to know about.
+            dying: wait also for dead letters of the queue, and for it, that are being made.
+        """
+        try:
+            await self._read_up()
+            if dying is not None:
+                async with asyncio.timeout(READ_UP_S):
+                    await self._settle(queue, dying)
+        except TimeoutError:
+            self.late += 1
+
+    async def _settle(self, queue: str, dying: Dying) -> None:
+        self._look()
+        if not self._are_dying(queue, dying):
+            return
+        while self._are_dying(queue, dying):
+            await asyncio.sleep(DYING_CHECK_S)
+        await self._read_up()
+
+    def _are_dying(self, queue: str, dying: Dying) -> bool:
+        return any(held.serving and dying.are_dying(held, queue) for held in self._held.values())
+
+    async def _read_up(self) -> None:
+        if not any(held.serving for held in self._held.values()):
+            return
+        if self._next is None:
+            self._next = _Round()
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.ensure_future(self._ask_on())
+        one = self._next
+        one.waiting += 1
+        try:
+            async with asyncio.timeout(QUESTION_S):
+                await asyncio.shield(one.asked)
+            async with asyncio.timeout(READ_UP_S):
+                await asyncio.shield(one.over)
+        finally:
+            one.waiting -= 1
+            if not one.waiting and one in self.rounds:
+                self.rounds.remove(one)
+
+    async def _ask_on(self) -> None:
+        while self._next is not None:
+            await asyncio.sleep(0)  # all of this turn share the question
+            one, self._next = self._next, None
+            topics = self._topics()
+            held = [h for h in self._held.values() if h.serving]
+            tps = [TopicPartition(topic, h.number) for topic in (topics.queue, topics.markers) for h in held]
+            try:
+                ends = await self._ask(tps)
+            except (KafkaError, OSError, AssertionError) as exc:
+                log.debug("Kafka does not tell where the logs end: %r", exc)
+                ends = {}
+            for h in held:
+                queue_end = ends.get(TopicPartition(topics.queue, h.number), 0)
+                markers_end = ends.get(TopicPartition(topics.markers, h.number), 0)
+                if not _is_read(h, queue_end, markers_end):
+                    one.behind[h.number] = (h, queue_end, markers_end)
+            one.asked.set_result(None)
+            if one.behind and one.waiting:
+                self.rounds.append(one)
+            else:
+                one.over.set_result(None)
+
+    def advanced(self, held: OwnedPartition) -> None:
+        """A partition was read on, or is gone."""
+        for one in self.rounds:
+            behind = one.behind.get(held.number)
+            if behind is None or (behind[0] is held and held.serving and not _is_read(*behind)):
+                continue
+            del one.behind[held.number]
+            if not one.behind:
+                one.over.set_result(None)
+        self.rounds = [one for one in self.rounds if one.behind]
+
+
+def _is_read(held: OwnedPartition, queue_end: int, markers_end: int) -> bool:
+    partition = held.owner.partition
+    return partition.position >= queue_end and partition.markers_position >= markers_end

@@ -1,0 +1,121 @@
+"""What the thread that reads Kafka hands to the agents: chunks of records, and how each partition is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from aiokafka.structs import ConsumerRecord
+from faust.types import TP
+from mode.utils.queues import ThrowableQueue
+
+#: Chunks of one partition between the consumer thread and the agent: one to work on, one that waits behind it.
+MAX_BUFFERED_CHUNKS = 2
+
+
+class Pump(Protocol):
+    """What a reader needs of the thread that fetches for it."""
+
+    def call_soon(self, function: Callable[..., object], *args: Any) -> None:
+        """Run a plain function in that thread."""
+
+    def wake(self) -> None:
+        """Look for chunks to hand over (in that thread)."""
+
+
+class Chunk:
+    """The records of one fetch of one partition.
+
+    Offsets in `[start, next)` that are not among the records do not exist for readers: compacted, aborted, or control
+    records. `records` may be empty, then only the position moves. Chunks of a partition need not be contiguous: a
+    reader takes a chunk only if `start` is at or below its own position, and else goes back (`seek_chunks`).
+    """
+
+    __slots__ = ("_epoch", "_reader", "generation", "next", "partition", "records", "start", "topic")
+
+    def __init__(self, reader: Reader, start: int, next: int, records: list[ConsumerRecord]) -> None:
+        self.topic: str = reader.tp.topic
+        self.partition: int = reader.tp.partition
+        self.start = start
+        self.next = next
+        self.records = records
+        self.generation = reader.generation
+        self._reader = reader
+        self._epoch = reader.epoch
+
+    def __repr__(self) -> str:
+        return f"<Chunk {self.topic}:{self.partition} [{self.start}, {self.next}) {len(self.records)} records>"
+
+
+class Reader:
+    """How one chunked partition is read in one generation, shared by the two threads.
+
+    Each attribute has one writer, so no lock is needed: `M` the main thread, `T` the consumer thread.
+    """
+
+    __slots__ = (
+        "began",
+        "epoch",
+        "generation",
+        "open",
+        "paused",
+        "pending",
+        "returned",
+        "starved",
+        "state",
+        "taken",
+        "thread",
+        "tp",
+        "want_epoch",
+        "want_paused",
+    )
+
+    def __init__(self, thread: Pump, tp: TP, generation: int, state: Any) -> None:
+        self.thread = thread
+        self.tp = tp
+        self.generation = generation
+        self.state = state  # aiokafka's TopicPartitionState
+        self.began = False  # M: it was opened in this generation
+        self.open = False  # T: the gate
+        self.paused = False  # T
+        self.epoch = 0  # T: number of the last seek that was carried out
+        self.want_epoch = 0  # M: number of the last seek that was asked for
+        self.want_paused = False  # M
+        self.pending: int | None = None  # M: where the last seek goes, until a chunk of it was delivered
+        self.taken = 0  # T: chunks handed to the main thread
+        self.returned = 0  # M: chunks that left the agent's queue
+        self.starved = False  # T sets, M clears: wake the pump when a chunk comes back
+
+    def has_room(self) -> bool:
+        if self.taken - self.returned < MAX_BUFFERED_CHUNKS:
+            return True
+        self.starved = True
+        # Looked at again after the flag is up, else a chunk that comes back in between wakes nobody.
+        return self.taken - self.returned < MAX_BUFFERED_CHUNKS
+
+    def give_back(self) -> None:
+        """One chunk is out of the buffer (main thread)."""
+        self.returned += 1
+        if self.starved:
+            self.starved = False
+            self.thread.call_soon(self.thread.wake)
+
+
+class ChunkQueue(ThrowableQueue[Any]):
+    """The queue between consumer and agent: tells the chunk's reader when a chunk leaves it."""
+
+    _queue: Iterable[Any]  # what `asyncio.Queue` keeps
+
+    def _get(self) -> Any:
+        event = super()._get()
+        chunk = getattr(event, "value", None)
+        if type(chunk) is Chunk:
+            chunk._reader.give_back()
+        return event
+
+    def clear(self) -> None:
+        for event in self._queue:
+            chunk = getattr(event, "value", None)
+            if type(chunk) is Chunk:
+                chunk._reader.give_back()
+        super().clear()

@@ -1,0 +1,17 @@
+"""The one action of AWS's Security Token Service that tools ask for before they use SQS: who am I?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.sqs.call import Call
+
+
+class Identity:
+    """The action, named as in the service model."""
+
+    async def GetCallerIdentity(self, call: Call, request: Any) -> dict[str, Any]:
+        account = call.place.account
+        if call.sender is None:
+            return {"UserId": account, "Account": account, "Arn": f"arn:aws:iam::{account}:root"}
+        return {"UserId": call.sender, "Account": account, "Arn": f"arn:aws:iam::{account}:user/{call.sender}"}

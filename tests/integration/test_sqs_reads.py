@@ -1,0 +1,125 @@
+"""What follows an answer sees it: sends, acks, changes, dead letters and counts, at any worker, with short polls only.
+
+Three workers on two partitions; a request goes to any of them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.cluster import Cluster
+from tests.integration.sqs_client import Queue
+
+
+@pytest.fixture(scope="module")
+def cluster(door: Cluster) -> Cluster:
+    return door
+
+
+def at_all(cluster: Cluster, **attributes: Any) -> list[Queue]:
+    """A new queue, through each worker."""
+    queue = Queue.make(cluster.workers[0], **attributes)
+    return [queue.at(worker) for worker in cluster.workers]
+
+
+def pairs(queues: list[Queue], count: int) -> None:
+    """Send and receive in turns, each at another worker: no receive is empty."""
+    missed = []
+    for i in range(count):
+        queues[i % 3].send(f"{i}")
+        began_s = time.monotonic()
+        got = queues[(i + i // 3) % 3].receive(1, wait_s=0)
+        if [message["Body"] for message in got] != [f"{i}"]:
+            missed.append((i, time.monotonic() - began_s))
+            got += queues[0].receive(1, wait_s=5)
+        queues[(i + 1) % 3].delete(*got)
+    assert missed == []
+
+
+def test_a_short_poll_finds_what_was_sent_before_it_at_whatever_worker(cluster: Cluster) -> None:
+    pairs(at_all(cluster), 40)
+
+
+def test_what_follows_a_delete_a_change_or_a_batch_sees_it(cluster: Cluster) -> None:
+    first, second, third = at_all(cluster, FifoQueue="true", ContentBasedDeduplication="true")
+    entries = [{"Id": f"{i}", "MessageBody": f"{i}", "MessageGroupId": "g"} for i in range(3)]
+    first.sqs.send_message_batch(QueueUrl=first.url, Entries=entries)
+    for i in range(3):
+        (message,) = (second, third, first)[i].receive(1, wait_s=0)
+        assert message["Body"] == f"{i}"
+        third.change(message, 0)
+        (message,) = second.receive(1, wait_s=0)
+        assert (message["Body"], message["Attributes"]["ApproximateReceiveCount"]) == (f"{i}", "2")
+        third.delete(message)
+    assert first.receive(1, wait_s=0) == []
+
+
+def test_the_receive_that_exceeds_the_maximum_finds_the_message_in_the_dead_letters_afterwards(
+    cluster: Cluster,
+) -> None:
+    dead = at_all(cluster)
+    policy = json.dumps({"deadLetterTargetArn": dead[0].arn, "maxReceiveCount": 1})
+    queues = at_all(cluster, RedrivePolicy=policy)
+    for i in range(6):
+        queues[i % 3].send(f"{i}")
+        (message,) = queues[(i + 1) % 3].receive(1, wait_s=0, VisibilityTimeout=0)
+        assert queues[(i + 2) % 3].receive(1, wait_s=0) == []
+        (letter,) = dead[i % 3].receive(1, wait_s=0)
+        assert letter["MessageId"] == message["MessageId"]
+        dead[0].delete(letter)
+
+
+def test_a_visibility_timeout_of_0_makes_a_message_visible_at_once_and_counts(cluster: Cluster) -> None:
+    queues = at_all(cluster, VisibilityTimeout=0)
+    queues[0].send()
+    for i in range(1, 6):
+        (message,) = queues[i % 3].receive(1, wait_s=0)
+        assert message["Attributes"]["ApproximateReceiveCount"] == f"{i}"
+    queues[0].delete(message)
+    assert queues[1].receive(1, wait_s=0) == []
+    assert queues[2].attribute("VisibilityTimeout") == "0"
+
+
+def test_a_purge_is_in_force_when_it_is_answered(cluster: Cluster) -> None:
+    queues = at_all(cluster, FifoQueue="true", ContentBasedDeduplication="true")
+    first, second, third = queues
+    for body in ("0", "1"):
+        first.send(body, MessageGroupId="g")
+    (held,) = first.receive(1, wait_s=0)
+    second.sqs.purge_queue(QueueUrl=second.url)
+    for queue in queues:
+        assert queue.receive(1, wait_s=0) == []
+    # the message in flight does not block its group, and ids of messages are forgotten at every worker
+    for i, queue in enumerate(queues):
+        queue.send(f"{i}", MessageGroupId="g")
+        (message,) = third.receive(1, wait_s=0)
+        assert (message["Body"], message["MessageId"] != held["MessageId"]) == (f"{i}", True)
+        first.delete(message)
+
+
+@pytest.mark.slow
+def test_a_short_poll_finds_what_was_sent_before_it_500_times_idle_and_under_load(cluster: Cluster) -> None:
+    pairs(at_all(cluster), 500)
+    over = threading.Event()
+
+    def load(worker: Any) -> None:
+        queue = Queue.make(worker)
+        while not over.is_set():
+            entries = [{"Id": f"{i}", "MessageBody": "x" * 100} for i in range(10)]
+            queue.sqs.send_message_batch(QueueUrl=queue.url, Entries=entries)
+            queue.delete(*queue.receive(10, wait_s=1))
+
+    threads = [threading.Thread(target=load, args=(worker,)) for worker in (*cluster.workers, *cluster.workers)]
+    for thread in threads:
+        thread.start()
+    try:
+        pairs(at_all(cluster), 500)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()

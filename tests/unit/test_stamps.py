@@ -1,0 +1,88 @@
+"""Oldest first, of several partitions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marq.core.stamps import LONG_AGO, STEPS, next_stamps, shares_of
+from tests.unit.core_helpers import TwoLogs
+
+
+def taken(limit: int, *stamps: list[int]) -> list[tuple[int, int]]:
+    return shares_of(limit, [iter(one) for one in stamps])
+
+
+def test_each_message_is_taken_where_the_oldest_is() -> None:
+    assert taken(5, [1, 4, 5], [2, 3, 9]) == [(0, 3), (1, 2)]
+    assert taken(3, [7], [5], [6]) == [(1, 1), (2, 1), (0, 1)]
+
+
+def test_nothing_is_taken_where_nothing_is() -> None:
+    assert taken(5, [], [1]) == [(1, 1)]
+    assert taken(5, [], []) == []
+
+
+@given(st.integers(1, STEPS), st.lists(st.lists(st.integers(0, 50), max_size=20).map(sorted), min_size=1, max_size=5))
+def test_a_small_limit_is_shared_as_by_sorting_everything(limit: int, stamps: list[list[int]]) -> None:
+    oldest = sorted((stamp, i) for i, one in enumerate(stamps) for stamp in one)[:limit]
+    assert sorted(taken(limit, *stamps)) == sorted({i: [k for _, k in oldest].count(i) for _, i in oldest}.items())
+
+
+@given(st.integers(1, 5_000), st.lists(st.integers(1, 5_000), min_size=1, max_size=4))
+def test_a_large_limit_is_filled_while_there_is_something(limit: int, counts: list[int]) -> None:
+    shares = taken(limit, *(list(range(count)) for count in counts))
+    step = -(-limit // STEPS)
+    assert min(limit, sum(counts)) <= sum(share for _, share in shares) <= limit
+    assert all(share < counts[i] + step for i, share in shares)
+
+
+def test_what_is_not_ready_has_no_stamp() -> None:
+    logs = TwoLogs()
+    logs.own()
+    for _ in range(4):
+        logs.send()
+        logs.now_ms += 10
+    logs.read()
+    first = logs.now_ms - 40
+    logs.start(0)
+    logs.take(limit=1)
+    assert list(next_stamps(logs.partition, "q")) == [first + 20, first + 30]
+
+
+def test_what_comes_back_is_the_oldest_again() -> None:
+    logs = TwoLogs()
+    logs.own()
+    for _ in range(3):
+        logs.send()
+        logs.now_ms += 10
+    logs.read()
+    first = logs.now_ms - 30
+    logs.release(logs.start(0))
+    assert next(next_stamps(logs.partition, "q")) == first
+
+
+def test_groups_show_their_first_message() -> None:
+    logs = TwoLogs()
+    for group in (b"a", b"a", b"b"):
+        logs.send(headers=[("marq-group", group)])
+        logs.now_ms += 10
+    logs.read()
+    first = logs.now_ms - 30
+    assert list(next_stamps(logs.partition, "q")) == [first, first + 20]
+
+
+def test_what_is_on_disk_was_sent_long_ago() -> None:
+    logs = TwoLogs()
+    logs.own()
+    logs.send_many(3)
+    logs.read()
+    logs.persist()
+    logs.partition.shed(1 << 30)
+    assert next(next_stamps(logs.partition, "q")) == LONG_AGO
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_an_unknown_queue_has_no_stamps(limit: int) -> None:
+    assert shares_of(limit, [next_stamps(TwoLogs().partition, "none")]) == []
