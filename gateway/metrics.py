@@ -256,7 +256,7 @@ def define(router: web.UrlDispatcher, collector: Collector, census: Census) -> N
     registry.register(collector)
 
     async def metrics(request: web.Request) -> web.Response:
-        collector.counts = await census.counts()
+        collector.counts = census.counts()
         collector.ages = await census.ages()
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

@@ -54,6 +54,14 @@ class _Shown:
                         said = f"{done:,} of {total:,} {unit}" if total else ""
                         self._progress.update(self._task, completed=done, total=total or None, said=said)
 
+    def pause(self) -> None:
+        """Leave the terminal alone."""
+        self._progress.stop()
+
+    def go_on(self) -> None:
+        """After a pause."""
+        self._progress.start()
+
     def close(self) -> None:
         """Look no more."""
         self._end.set()
@@ -110,6 +118,18 @@ def shown(name: str) -> Iterator[None]:
         finally:
             _shown.close()
             _shown = None
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Leave the terminal to a question meanwhile."""
+    if _shown is not None:
+        _shown.pause()
+    try:
+        yield
+    finally:
+        if _shown is not None:
+            _shown.go_on()
 
 
 def step(text: str) -> None:

@@ -39,7 +39,7 @@ from app.kafka.connection import unreachable
 from app.kafka.datadir import resolve_bootstrap
 from app.logs import silenced
 from marq.core.policies import QueueSettings, name_problem
-from marq.core.settings import QueueSettingsError, check_kind, check_name, settings_with
+from marq.core.settings import QueueSettingsError, check_kind, check_name, placed_as, settings_with, told
 from marq.errors import UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Catalog(Service):
         def change(old: QueueRecord | None) -> QueueRecord | None:
             nonlocal made
             made = old is None or not old.active
-            if old is not None and old.active and old.settings == settings:
+            if old is not None and old.active and old.settings == placed_as(old.settings, settings):
                 return None
             if old is not None and old.active:
                 check_kind(queue, old.settings, settings)
@@ -478,7 +478,7 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
             base = catalog.records[queue].settings
     finally:
         await catalog.stop()
-    return msgspec.structs.asdict(base)
+    return told(base)
 
 
 __all__ = ["ATTEMPTS", "ORIGINS", "Catalog", "Draft", "MoveTask", "QueueRecord", "change_settings", "decode"]

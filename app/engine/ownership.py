@@ -26,6 +26,7 @@ from app.engine.broker_time import BrokerTime
 from app.engine.changelogs import Changelogs
 from app.engine.checkpoints import CheckpointWriter
 from app.engine.copies import Copies
+from app.engine.intake import Intake
 from app.engine.outbox import NOBODY, Outbox
 from app.engine.owned_partition import OwnedPartition, Receiver
 from app.engine.read_ahead import ReadAhead
@@ -90,6 +91,7 @@ class Ownership(Service):
         #: Called when a partition is served from now on (True), or is known not to be.
         self.on_settled: Callable[[int, bool], None] = lambda number, serving: None
         self.receivers: list[Receiver] = []
+        self.intake = Intake()
         self.worker_name = ""
         self._watched_ms = 0
         self.lateness = Lateness()
@@ -210,6 +212,8 @@ class Ownership(Service):
         with self._alone(held):
             if not held.owner.ingest(chunk.start, chunk.next, chunk.records):
                 self._seek(held, self.topics.queue, held.owner.partition.position)
+            elif held.serving:  # before that it reads again what its last owner has read
+                self.intake.read(self.settings.queue_id, chunk.records)
             self.drain(held)
 
     def on_markers_chunk(self, chunk: Chunk) -> None:

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from marq.core.policies import QueueSettings
-from marq.core.settings import QueueSettingsError
+from marq.core.settings import QueueSettingsError, placed_as
 
 #: Attribute in which records of 0.1 have a policy that is a setting now.
 OLD_POLICY = "sqs.RedriveAllowPolicy"
@@ -128,7 +128,7 @@ def next_record(
         VERSION,
         (old.version if old is not None else 0) + 1,
         uuid.uuid4().hex,
-        settings,
+        placed_as(before.settings if before is not None else None, settings),
         state,
         kept if purge is None else purge,
         before.created_ms if before is not None else now_ms,

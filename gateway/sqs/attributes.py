@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -110,11 +110,7 @@ class Attributes:
                 raise _unknown("FifoQueue")
             if not _flag("FifoQueue", given["FifoQueue"]):
                 raise _invalid("FifoQueue", "Modifying queue type is not supported.")
-        new = self._changed(queue, old, given)
-        if new.settings.deduplication_scope != old.settings.deduplication_scope:
-            # it decides in which partition a group is
-            raise _invalid("DeduplicationScope", "It can't be changed: delete the queue, and make it anew.")
-        return new
+        return self._changed(queue, old, given)
 
     def _changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
         settings, beside = msgspec.structs.asdict(old.settings), dict(old.attributes)
@@ -199,10 +195,11 @@ class Attributes:
             found["CreatedTimestamp"] = found["LastModifiedTimestamp"] = "0"
         return found
 
-    def difference(self, old: Draft, new: Draft, names: Iterable[str], place: Place) -> str | None:
-        """The first of these attributes that has another value in `new`; None if they are the same."""
-        before, after = (self._values(draft.settings, draft.attributes, place) for draft in (old, new))
-        return next((name for name in names if before.get(name) != after.get(name)), None)
+    def difference(self, queue: str, old: Draft, given: dict[str, str], place: Place) -> str | None:
+        """The first attribute that is given another value than the queue has; None if they are the same."""
+        drafts = (old, self._changed(queue, old, given))
+        before, after = (self._values(draft.settings, draft.attributes, place) for draft in drafts)
+        return next((name for name in given if before.get(name) != after.get(name)), None)
 
     def _values(self, settings: QueueSettings, beside: dict[str, str], place: Place) -> dict[str, str]:
         """The attributes that can be set."""

@@ -22,7 +22,7 @@ from typing import NoReturn, TypeVar
 
 from marq.core.backlog import Backlog, Lane
 from marq.core.segments import Segment
-from marq.core.state import DeliveryState, State, block_of, size_of
+from marq.core.state import DeliveryState, MessageState, State, block_of, size_of
 from marq.errors import InternalError
 
 #: Entries of each structure that are checked before a checkpoint, those that have been there longest: 0.1 ms, which is
@@ -183,6 +183,17 @@ def sums(p: State) -> None:
     size = sum(size_of(record) for record in p.messages.values() if type(record) is not Segment)
     if size != p.bytes:
         _broken(p, f"{p.bytes} bytes of payload are counted, there are {size}")
+    counts: dict[str, list[int]] = {queue: [n, 0, 0] for queue, n in p.segments.parked_counts().items()}
+    for offset in p.messages:
+        if offset not in p.duplicates:
+            found = counts.setdefault(p.queue_of(offset) or "", [0, 0, 0])
+            found[0] += 1
+            state = p.state_of(offset)
+            found[1] += state is MessageState.IN_FLIGHT
+            found[2] += state is MessageState.DELAYED
+    kept = {queue: list(one.as_tuple()) for queue, one in p.counts.items() if any(one.as_tuple())}
+    if kept != {queue: one for queue, one in counts.items() if any(one)}:
+        _broken(p, f"messages are counted as {kept}, there are {counts}")
     timed = sum(len(delivered.offsets) for _, _, delivered in p._timers)
     if timed != p._timed:
         _broken(p, f"{p._timed} offsets are counted in timers, there are {timed}")
@@ -215,6 +226,8 @@ def _lane(p: State, lane: Lane) -> None:
     name, fifo = lane.backlog.name, lane.backlog.fifo
     if lane.blocker >= 0 and (not fifo or p._blockers.get(lane.blocker) is not lane):
         _broken(p, f"a lane of {name!r} waits for {lane.blocker}, and nothing will tell it")
+    if lane.blocker >= 0 and lane.queued:
+        _broken(p, f"a lane of {name!r} waits for {lane.blocker}, and takes turns")
     if fifo and (lane.returned or lane.again):
         _broken(p, f"a lane of {name!r} has redeliveries beside its order")
     if not fifo and lane.out:

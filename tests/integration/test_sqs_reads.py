@@ -102,6 +102,32 @@ def test_a_purge_is_in_force_when_it_is_answered(cluster: Cluster) -> None:
         first.delete(message)
 
 
+def test_counts_are_those_of_now_at_whatever_worker(cluster: Cluster) -> None:
+    queues = at_all(cluster, FifoQueue="true", ContentBasedDeduplication="true")
+    turn = 0
+
+    def counts() -> tuple[int, ...]:
+        nonlocal turn
+        turn += 1
+        found = queues[turn % 3].attributes()
+        return tuple(int(found[f"ApproximateNumberOfMessages{state}"]) for state in ("", "NotVisible", "Delayed"))
+
+    for i, body in enumerate(("a", "b", "a", "c")):  # the third is a duplicate
+        queues[i % 3].send(body, MessageGroupId=body)
+    assert counts() == (3, 0, 0)
+    first, second = queues[0].receive(2, wait_s=0)
+    assert counts() == (1, 2, 0)
+    queues[1].change(first, 0)
+    assert counts() == (2, 1, 0)
+    queues[2].delete(second)
+    assert counts() == (2, 0, 0)
+    queues[0].set(DelaySeconds=60)
+    queues[0].send("d", MessageGroupId="d")
+    assert counts() == (2, 0, 1)
+    queues[0].sqs.purge_queue(QueueUrl=queues[0].url)
+    assert counts() == (0, 0, 0)
+
+
 @pytest.mark.slow
 def test_a_short_poll_finds_what_was_sent_before_it_500_times_idle_and_under_load(cluster: Cluster) -> None:
     pairs(at_all(cluster), 500)
