@@ -451,6 +451,7 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
 
     Raises:
         QueueSettingsError: an invalid name or value; nothing is changed.
+        UnknownQueueError: no values, and there is no such queue.
         BrokerError: Kafka can't be reached.
     """
     resolve_bootstrap(settings)
@@ -465,6 +466,8 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
         await asyncio.wait_for(catalog.read_up.wait(), 30)
         record = catalog.records.get(queue)
         base = record.settings if record is not None and record.active else catalog.default
+        if not values and not catalog.exists(queue):
+            raise UnknownQueueError(f"there is no queue {queue!r}; a message makes it, or NAME=VALUE does")
         if values:
             settings_with(queue, base, values)
             if record is None or not record.active:

@@ -88,6 +88,8 @@ class Ownership(Service):
         self.held: dict[int, OwnedPartition] = {}
         #: Partitions that are assigned to this worker but can't be served at present: why.
         self.unserved: dict[int, str] = {}
+        #: Called when a partition is served from now on (True), or is known not to be.
+        self.on_settled: Callable[[int, bool], None] = lambda number, serving: None
         self.receivers: list[Receiver] = []
         self.intake = Intake()
         self.worker_name = ""
@@ -224,7 +226,8 @@ class Ownership(Service):
             if not held.owner.read_markers(chunk.start, chunk.next, chunk.records, now_ms()):
                 self._seek(held, self.topics.markers, held.owner.partition.markers_position)
             if held.serving and not was_serving:
-                self.log.info("Serving partition %s, epoch %s", held.number, held.owner.epoch)
+                self.log.debug("Serving partition %s, epoch %s", held.number, held.owner.epoch)
+                self.on_settled(held.number, True)
                 self.unserved.pop(held.number, None)
                 held.owner.wake()
             if current_event() is not None:  # else the group rebalances, and rows have to wait
@@ -425,6 +428,7 @@ class Ownership(Service):
         """A partition that is assigned to this worker can't be served at present."""
         if self.unserved.get(number) != reason:
             self.log.warning("Partition %s is not served: %s", number, reason)
+            self.on_settled(number, False)
         self.unserved[number] = reason
 
     def _leave(self, held: OwnedPartition) -> None:

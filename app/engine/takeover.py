@@ -197,7 +197,7 @@ class TakeOver:
         keys: list[str] = []
         await _in_slices(self._read_keys(manifests, keys))
         await _in_slices(claim.owner.restoring(manifests, keys, self._loader(), starts, claim.own_offset))
-        ownership.log.info(
+        ownership.log.debug(
             "Partition %s: tables read in %.2f s, restored in %.2f s", number, read_s - began_s, now() - read_s
         )
 
