@@ -129,23 +129,30 @@ def prepare(client: Client) -> None:
             client.request("POST", "/v1/reject", {"receipts": receipts, "reason": reason})
 
 
+def taken(client: Client, path: str, **wanted: Any) -> list[str]:
+    """The receipt of a message, once a worker that may be busy has one."""
+    while True:
+        answer = client.request("POST", path, {"wait_ms": 5000, **wanted})
+        if answer.status == 200 and answer.body["messages"]:
+            return [answer.body["messages"][0]["receipt"]]
+        time.sleep(1)
+
+
 def life(client: Client) -> str:
     """A message that something happened to: its page."""
-    sent = client.request(
-        "POST", "/v1/queues/fraud-check.audit/messages", {"messages": [{"json": order(random.Random(3))}]}
-    )
+    messages = [{"json": order(random.Random(3))}]
+    sent = client.request("POST", "/v1/queues/fraud-check.audit/messages", {"messages": messages})
     place = sent.body["results"][0]
-    base = "/v1/queues/fraud-check.audit/receive"
-    client.request("POST", base, {"wait_ms": 5000, "receiver": "auditor-1", "visibility_timeout_ms": 1500})
+    path = "/v1/queues/fraud-check.audit/receive"
+    taken(client, path, receiver="auditor-1", visibility_timeout_ms=1500)
     time.sleep(2.5)
-    again = client.request("POST", base, {"wait_ms": 5000, "receiver": "auditor-2", "visibility_timeout_ms": 4000})
-    receipt = [again.body["messages"][0]["receipt"]]
+    receipt = taken(client, path, receiver="auditor-2", visibility_timeout_ms=4000)
     client.request("POST", "/v1/extend", {"receipts": receipt, "visibility_timeout_ms": 9000})
     time.sleep(0.7)
     client.request("POST", "/v1/release", {"receipts": receipt, "delay_ms": 800})
-    last = client.request("POST", base, {"wait_ms": 5000, "receiver": "auditor-1"})
+    last = taken(client, path, receiver="auditor-1")
     time.sleep(0.4)
-    client.request("POST", "/v1/ack", {"receipts": [last.body["messages"][0]["receipt"]]})
+    client.request("POST", "/v1/ack", {"receipts": last})
     return f"/ui/message?partition={place['partition']}&offset={place['offset']}"
 
 
