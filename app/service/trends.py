@@ -277,7 +277,7 @@ class Trends(Service):
             if time.monotonic() - self._counted_s < max(kept_s, self._cost_s / COUNTING_SHARE):
                 return
             began_s = time.thread_time()
-            counts, ages = await self._census.counts(), await self._census.ages()
+            counts, ages = self._census.counts(), await self._census.ages()
             sent = self._ownership.intake.take()
             now: dict[str, QueueNow] = {}
             for queue in counts.keys() | sent.keys() | self._now.keys():
