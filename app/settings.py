@@ -32,6 +32,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from marq.core.policies import LEASE_MIN_MS, TIME_MAX_MS
 from marq.core.settings import check_declared
 from marq.errors import MarqError, SettingError
 
@@ -63,6 +64,7 @@ def _comma_list(value: object) -> object:
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Count = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=1)]
+Lease = Annotated[int, Field(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
 Secret = Annotated[SecretStr, Field(min_length=SECRET_MIN)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -141,6 +143,7 @@ class Settings(BaseSettings):
         (), description="Python modules with handlers, comma-separated; a worker imports them."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Lowest level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="How a worker writes its log: lines, or JSON.")
 
     # HTTP
     secret: Secret | None = Field(
@@ -217,7 +220,7 @@ class Settings(BaseSettings):
     )
 
     # Delivery, where a queue does not say otherwise
-    visibility_timeout_ms: Milliseconds = Field(
+    visibility_timeout_ms: Lease = Field(
         30_000, description="Time that a receiver has for a message before it is delivered again."
     )
     max_receives: Count | None = Field(

@@ -133,6 +133,11 @@ class Collector:
             value=ownership.withheld,
         )
         yield CounterMetricFamily(
+            "marq_late_reads",
+            "Times that an empty answer was given before all was read that Kafka had, because that took too long.",
+            value=ownership.read_up.late,
+        )
+        yield CounterMetricFamily(
             "marq_stalls",
             "Times that this worker stood still for a second or more.",
             value=ownership.lateness.stalls,
@@ -256,7 +261,7 @@ def define(router: web.UrlDispatcher, collector: Collector, census: Census) -> N
     registry.register(collector)
 
     async def metrics(request: web.Request) -> web.Response:
-        collector.counts = await census.counts()
+        collector.counts = census.counts()
         collector.ages = await census.ages()
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 

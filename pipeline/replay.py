@@ -1,6 +1,6 @@
 """`python -m pipeline replay`: archived messages, chosen with a SQL predicate, sent again, each once.
 
-The chosen messages are staged once they are confirmed (see `staging`), then sent (see `sending`). A run that goes on
+The chosen messages are staged (see `staging`), confirmed by the user, then sent (see `sending`). A run that goes on
 after a crash sends the rest of the same messages, whatever was archived since.
 """
 
@@ -149,7 +149,7 @@ def run(
         if not begun:
             agree(f"Send {counts.rows} messages to {what.to or 'the queues that they were in'}?", yes=yes)
         state = dispatch.take_over()
-        outcome = dispatch.send(rows.where("error IS NULL"), state, counts.bad)
+        outcome = dispatch.send(rows.where("error IS NULL"), state, counts.bad, counts.rows)
         staging.clear()
     return outcome
 

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from marq.errors import PipelineError
 from marq.protocol.headers import RESERVED
 from marq.text import cleaned
+from pipeline import progress
 from pipeline.console import say
 from pipeline.session import explain
 
@@ -31,7 +32,7 @@ def choose(rows: DataFrame, predicate: str) -> DataFrame:
         _ = chosen.schema
     except PySparkException as error:
         raise PipelineError(
-            f"--where {predicate!r} is no condition on these messages: {explain(error)}; columns: "
+            f"--where {predicate!r} is not a valid condition on these messages: {explain(error)}; columns: "
             f"{', '.join(rows.columns)}"
         ) from None
     return chosen
@@ -90,6 +91,8 @@ def agree(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise PipelineError("nothing was sent: look at what was chosen, then say --yes")
-    if not click.confirm(question):
+        raise PipelineError("nothing was sent: look at what was chosen, then add --yes")
+    with progress.paused():
+        agreed = click.confirm(question)
+    if not agreed:
         raise PipelineError("nothing was sent")

@@ -52,6 +52,15 @@ logger.gateway.level = {level}
 """
 
 
+def starts_slowly() -> bool:
+    """Whether the file that makes Java's start short could be made, and is not there."""
+    if is_submitted():
+        return False
+    with contextlib.suppress(PipelineError, OSError):
+        return not java_start.class_cache(java_home()).exists()
+    return False
+
+
 def is_submitted() -> bool:
     """Whether this process was started by `spark-submit`."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
@@ -164,7 +173,7 @@ def _common(scratch: Path) -> dict[str, str]:
         # A row belongs to the same day wherever that is computed.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        # Rows are of one day, or two at midnight: both files are open at once. With more days, rows are sorted first.
+        # Rows are of one day, or two at midnight: both files are open at once. With more, rows are first sorted by day.
         "spark.sql.maxConcurrentOutputFileWriters": "2",
         # Bytes that an open file keeps in memory.
         "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),

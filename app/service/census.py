@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from app.cluster.peers import Peers, peer_call
+from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
-from marq.core.state import MessageState
+from marq.core.state import MessageState, QueueCounts
 from marq.errors import MarqError
 
-#: Milliseconds for which counts are used again: to count, every message has to be looked at.
-COUNTS_KEPT_MS = 500
+#: Milliseconds for which ages are used again: every message has to be looked at.
+OLDEST_KEPT_MS = 500
 #: Messages that are looked at before other work has its turn.
 TURN_MESSAGES = 2_000
 
@@ -23,40 +24,62 @@ Counts = dict[str, dict[str, int]]
 """Messages by queue and state."""
 
 
-class _Census(NamedTuple):
-    """What is in the partitions of this worker."""
+class _Oldest(NamedTuple):
+    """The oldest messages in the partitions of this worker."""
 
     at_s: float  # monotonic
-    counts: Counts
-    oldest: dict[str, int]  # queue -> when its oldest unfinished message was sent
+    sent_ms: dict[str, int]  # queue -> when its oldest unfinished message was sent
 
 
 class Census:
-    """Counts, at most twice a second."""
+    """Counts as they are now; ages as they were at most half a second ago."""
 
     def __init__(self, ownership: Ownership, peers: Peers) -> None:
         self._ownership = ownership
         self._peers = peers
-        self._census = _Census(-1e9, {}, {})
+        self._oldest = _Oldest(-1e9, {})
         self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest when last looked at
-        self._counting = asyncio.Lock()
+        self._looking = asyncio.Lock()
         peers.register(self)
 
     # ------------------------------------------------------------------ here
 
-    async def counts(self) -> Counts:
+    def counts(self) -> Counts:
         """Messages of this worker's partitions."""
-        return (await self._now()).counts
+        counts: Counts = {}
+        for held in self._serving():
+            partition = held.owner.partition
+            for queue, one in partition.counts.items():
+                if one.total:
+                    _add(counts.setdefault(queue, dict.fromkeys(STATES, 0)), one)
+            if partition.queue_id is not None:
+                # they are in a topic of the user's, which nobody counts
+                dead = counts.setdefault(partition.queue_id, dict.fromkeys(STATES, 0))
+                dead["dead"] = dead.get("dead", 0) + partition.counters["dead"]
+        return counts
 
     async def ages(self) -> dict[str, int]:
         """Milliseconds since the oldest unfinished message of each queue was sent, by the brokers' time now."""
-        oldest, now = (await self._now()).oldest, self._ownership.broker_time.now_ms
+        oldest, now = (await self._now()).sent_ms, self._ownership.broker_time.now_ms
         return {queue: max(0, (now or sent_ms) - sent_ms) for queue, sent_ms in oldest.items()}
 
     @peer_call("counts")
-    async def counts_here(self, _: None) -> Counts:
-        """See `counts`."""
-        return await self.counts()
+    async def counts_here(self, queue: str | None) -> Counts:
+        """See `counts`; with a queue, once everything is folded that was confirmed before."""
+        if queue is not None:
+            await self._ownership.read_up.wait(queue, self._ownership.copies)
+        return self.counts()
+
+    @peer_call("counts_of")
+    async def counts_of_here(self, queue: str) -> dict[str, int]:
+        """Messages of one queue in this worker's partitions, once everything is folded that was confirmed before."""
+        await self._ownership.read_up.wait(queue, self._ownership.copies)
+        counts: dict[str, int] = dict.fromkeys(STATES, 0)
+        for held in self._serving():
+            one = held.owner.partition.counts.get(queue)
+            if one is not None:
+                _add(counts, one)
+        return counts
 
     @peer_call("oldest")
     async def oldest_here(self, queues: list[str]) -> dict[str, int]:
@@ -64,36 +87,29 @@ class Census:
         ages = await self.ages()
         return {queue: ages[queue] for queue in queues if queue in ages}
 
-    async def _now(self) -> _Census:
-        async with self._counting:
-            if time.monotonic() - self._census.at_s > COUNTS_KEPT_MS / 1000:
-                self._census = await self._count()
-        return self._census
+    def _serving(self) -> list[OwnedPartition]:
+        return [held for _, held in sorted(self._ownership.held.items()) if held.serving]
 
-    async def _count(self) -> _Census:
+    async def _now(self) -> _Oldest:
+        async with self._looking:
+            if time.monotonic() - self._oldest.at_s > OLDEST_KEPT_MS / 1000:
+                self._oldest = await self._look()
+        return self._oldest
+
+    async def _look(self) -> _Oldest:
         """Look at every message, and at the stamp of the oldest of each queue and partition."""
-        counts: Counts = {}
         lowest: dict[tuple[int, str], int] = {}
-        for number, held in sorted(self._ownership.held.items()):
-            if not held.serving:
-                continue
-            partition = held.owner.partition
-            for queue, count in partition.segments.parked_counts().items():
-                counts.setdefault(queue, dict.fromkeys(STATES, 0))[MessageState.READY] += count
+        for held in self._serving():
+            partition, number = held.owner.partition, held.number
+            for queue in partition.segments.parked_counts():
                 offset = partition.segments.lowest_parked(queue)
                 if offset is not None:
                     lowest[number, queue] = offset
             async for entry in entries_in_turns(partition):
-                queue, offset = entry.queue, entry.offset
-                counts.setdefault(queue, dict.fromkeys(STATES, 0))[entry.state] += 1
-                place = number, queue
+                place, offset = (number, entry.queue), entry.offset
                 if offset < lowest.get(place, offset + 1):
                     lowest[place] = offset
-            if partition.queue_id is not None:
-                # they are in a topic of the user's, which nobody counts
-                dead = counts.setdefault(partition.queue_id, dict.fromkeys(STATES, 0))
-                dead["dead"] = dead.get("dead", 0) + partition.counters["dead"]
-        return _Census(time.monotonic(), counts, await self._oldest_of(lowest))
+        return _Oldest(time.monotonic(), await self._oldest_of(lowest))
 
     async def _oldest_of(self, lowest: dict[tuple[int, str], int]) -> dict[str, int]:
         """By queue, when the oldest of the lowest messages of its partitions was sent."""
@@ -116,16 +132,20 @@ class Census:
     # ------------------------------------------------------------------ of the cluster
 
     async def counts_of(self, queue: str) -> dict[str, int]:
-        """Messages of a queue by state, in all workers that answer."""
-        found = (await self._peers.everywhere(self.counts_here, None)).values()
-        counted = [one[queue] for one in found if not isinstance(one, MarqError) and queue in one]
+        """Messages of a queue by state, in all workers that answer: those of now."""
+        found = (await self._peers.everywhere(self.counts_of_here, queue)).values()
+        counted = [one for one in found if not isinstance(one, MarqError)]
         return {state: sum(one[state] for one in counted) for state in STATES}
 
-    async def total(self) -> tuple[Counts, list[str]]:
-        """Messages by queue and state in all workers, and the URLs of those that did not answer."""
+    async def total(self, queue: str | None = None) -> tuple[Counts, list[str]]:
+        """Messages by queue and state in all workers, and the URLs of those that did not answer.
+
+        Args:
+            queue: what the caller wants to know of above all: what was confirmed before is counted.
+        """
         counts: Counts = {}
         missing: list[str] = []
-        for url, answer in (await self._peers.everywhere(self.counts_here, None)).items():
+        for url, answer in (await self._peers.everywhere(self.counts_here, queue)).items():
             if isinstance(answer, MarqError):
                 missing.append(url)
                 continue
@@ -142,6 +162,12 @@ class Census:
             for queue, age in answer.items() if not isinstance(answer, MarqError) else ():
                 ages[queue] = max(ages.get(queue, 0), age)
         return ages
+
+
+def _add(counts: dict[str, int], one: QueueCounts) -> None:
+    counts[MessageState.READY] += one.ready
+    counts[MessageState.IN_FLIGHT] += one.in_flight
+    counts[MessageState.DELAYED] += one.delayed
 
 
 def _sent_ms(partition: Partition, offset: int) -> int | None:

@@ -44,7 +44,7 @@ def fifo_headers(message: Entry, settings: QueueSettings, life: int) -> list[tup
     """
     assert message.group is not None
     name, group = deduplication_id_of(message).encode(), message.group.encode()
-    if settings.deduplication_scope == "group":
+    if settings.id_scope == "group":
         name = group + b"\0" + name
     if life:
         name = b"%d\0" % life + name

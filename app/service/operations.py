@@ -32,6 +32,7 @@ from app.service.watches import RecentReceives
 from app.streaming.producer import ProducerFull
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.placing import fifo_partition
+from marq.core.settings import told
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import (
     BadValueError,
@@ -603,7 +604,7 @@ class QueueService(Service):
         settings = record.settings if record is not None and record.active else self.catalog.default
         return QueueInfo(
             queue,
-            msgspec.structs.asdict(settings),
+            told(settings),
             record.version if record is not None else 0,
             record.created_ms if record is not None else 0,
             bool(record is not None and record.purge),

@@ -84,7 +84,7 @@ class Receivers(Service):
 
     async def look(self) -> None:
         """Find, and name once, queues that have had ready messages for long, and no receiver."""
-        counts, ages = await self._census.counts(), await self._census.ages()
+        counts, ages = self._census.counts(), await self._census.ages()
         letters = {record.settings.dead_letter_queue for record in self._catalog.records.values()}
         waiting = {
             queue: states["ready"]

@@ -110,11 +110,7 @@ class Attributes:
                 raise _unknown("FifoQueue")
             if not _flag("FifoQueue", given["FifoQueue"]):
                 raise _invalid("FifoQueue", "Modifying queue type is not supported.")
-        new = self._changed(queue, old, given)
-        if new.settings.deduplication_scope != old.settings.deduplication_scope:
-            # it decides in which partition a group is
-            raise _invalid("DeduplicationScope", "It can't be changed: delete the queue, and make it anew.")
-        return new
+        return self._changed(queue, old, given)
 
     def _changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
         settings, beside = msgspec.structs.asdict(old.settings), dict(old.attributes)

@@ -160,7 +160,7 @@ class Sending:
     ) -> dict[str, Any]:
         outgoing, attributes, trace = prepared
         if settings.fifo:
-            group = outgoing.group if settings.deduplication_scope == "group" else None
+            group = outgoing.group if settings.id_scope == "group" else None
             life = self._operations.catalog.generation_of(queue)
             sent = self._sends.first((queue, life, group, deduplication_id_of(outgoing)), sent)
         result = {"MessageId": self._ids.of(sent.partition, sent.offset), "MD5OfMessageBody": md5_of(outgoing.payload)}

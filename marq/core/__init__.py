@@ -19,6 +19,7 @@ May import `marq.errors` and `marq.protocol`. Of others it needs msgspec.
 ``merging``           which segments are worth merging
 ``partition``         the state machine: ``fold(queue log, markers log)``, made of the layers below
 ``state``             what a partition knows, and the questions that can be asked of it
+``counts``            how many messages of each queue are in which state
 ``lanes``             where messages that become ready go, and what becomes ready by itself
 ``reading``           the queue log
 ``folding``           the markers log

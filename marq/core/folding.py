@@ -1,4 +1,4 @@
-"""The markers log: on which messages a marker takes effect, and what that is."""
+"""Folds the markers log: on which messages a marker takes effect, and how it changes them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.ranges import count, flat, offsets_in, ranges_of
 from marq.core.reading import Reading
 from marq.core.segments import Segment
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, headers_size, size_of
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, MessageState, block_of, headers_size, size_of
 from marq.errors import InternalError
 
+#: Milliseconds by which one record advances the partition clock at most, so that no lease ends early when the clock of
+#: a broker jumps.
 CLOCK_STEP_MS = 5_000
-"""The partition clock advances by at most this much per record: a broker clock that jumps expires nothing early."""
 
 
 class Folding(Reading):
@@ -23,7 +24,10 @@ class Folding(Reading):
     def fold(self, offset: int, timestamp_ms: int, markers: Iterable[Marker]) -> list[list[int]]:
         """Apply the record at ``offset`` of the markers topic, which must be the next one.
 
-        For each marker: the offsets on which it took effect. A record that is read twice is the caller's to skip.
+        Returns, for each marker, the offsets on which it took effect.
+
+        Raises:
+            InternalError: the record was folded before. The caller has to skip records that are read twice.
         """
         if offset < self.markers_position:
             raise InternalError(f"partition {self.number}: marker record {offset} is folded a second time")
@@ -68,9 +72,9 @@ class Folding(Reading):
         return effects
 
     def _tell_time(self, tick_ms: int) -> None:
-        """A tick tells broker time if the one before it, of the same owner, agrees: one wrong stamp counts for nothing.
+        """A tick tells broker time if the owner's tick before it agrees: a single wrong timestamp has no effect.
 
-        Two of one batch have the same stamp, and prove nothing.
+        Two ticks of one batch have the same timestamp, and prove nothing.
         """
         before = self.tick_ms
         if tick_ms == before:
@@ -85,7 +89,7 @@ class Folding(Reading):
             self._fire_delays()
 
     def _turn_back(self) -> None:
-        """Broker time fell: what was over by a clock that was wrong waits again."""
+        """Broker time went back: delays that were over by the wrong time are pending again."""
         now_ms = self.broker_ms
         again = {offset: due_ms for offset, due_ms in self.elapsed.items() if due_ms > now_ms}
         for offset in again:
@@ -101,13 +105,14 @@ class Folding(Reading):
         self._expiring = [(expires_ms, offset) for offset, expires_ms in self.ttls.items()]
         heapify(self._expiring)
         if again:
+            self._count_change(again, MessageState.READY, MessageState.DELAYED)
             for backlog in self.backlogs.values():
                 if not backlog.fifo:  # else they keep their places
                     for lane in backlog.lanes():
                         lane.remove(again)
 
     def _clean_dirty(self) -> None:
-        """Blocks that have nothing, and no row, need none; whoever writes no rows would gather them for ever."""
+        """Drop blocks without deliveries and without a row. A fold that writes no rows would keep them for ever."""
         for block in self._dirty:
             if block << state.BLOCK_BITS < self.persisted:
                 self.segments.touch(block << state.BLOCK_BITS, (block + 1) << state.BLOCK_BITS)
@@ -117,7 +122,7 @@ class Folding(Reading):
         self._dirty_max = 2 * len(dirty) + state.CLEAN_SLACK
 
     def skip_markers(self, stop: int) -> None:
-        """The markers topic holds nothing more below ``stop`` (control records, deleted records)."""
+        """Skip to ``stop``: the markers topic has no more records below it (control records, deleted records)."""
         self.markers_position = max(self.markers_position, stop)
 
     def _start(self, m: Start) -> list[int]:
@@ -129,6 +134,7 @@ class Folding(Reading):
         deadline_ms = clock_ms + m.redeliver_after_ms
         first: list[int] = []
         again: dict[int, list[int]] = {}
+        waited: list[int] = []
         for offset in flat(m.offsets):
             if offset not in messages and not self._unfinished(offset):
                 continue
@@ -139,10 +145,13 @@ class Folding(Reading):
                 not delivered.is_leased(clock_ms)
             ):
                 again.setdefault(delivered.receives, []).append(offset)
+                if not delivered.is_over(clock_ms):
+                    waited.append(offset)
         self._touch(m.offsets)
         effect = first
         if first:
             if self.delays or self.elapsed:
+                waited += [offset for offset in first if offset in self.delays]
                 for offset in first:  # what was started waits for no delay any more, whatever becomes of broker time
                     self.delays.pop(offset, None)
                     self.elapsed.pop(offset, None)
@@ -165,6 +174,10 @@ class Folding(Reading):
                 if receives:
                     self.counters["redelivered"] += len(offsets)
             effect.sort()
+        if waited:
+            self._count_change(waited, MessageState.DELAYED, MessageState.READY)
+        if deadline_ms > clock_ms:
+            self._count_change(effect, MessageState.READY, MessageState.IN_FLIGHT)
         self.counters["delivered"] += len(effect)
         return effect
 
@@ -186,15 +199,19 @@ class Folding(Reading):
                 if self._unfinished(offset):
                     if offset in self.duplicates:
                         self.counters["duplicates"] += 1
+                    self._count_out(offset)
                     self._drop(offset)
                     self.deliveries.pop(offset, None)
                     effect.append(offset)
         else:
             deliveries, messages, epoch, delivery = self.deliveries, self.messages, m.epoch, m.delivery
+            clock_ms = self.clock_ms
             if not delivery:
                 deliveries = {}  # the receipt of no delivery
             plain = not (self.delays or self.ttls or self.poison or self.duplicates)
-            persisted, size = self.persisted, 0
+            persisted, size, topic = self.persisted, 0, self.queue_id is not None
+            last_key: bytes | None = None  # of a run of messages that shared a delivery and a queue …
+            last, counts, run, state = None, None, 0, MessageState.READY
             for offset in flat(m.offsets):
                 delivered = deliveries.get(offset)
                 if (
@@ -203,17 +220,30 @@ class Folding(Reading):
                     or (delivered.epoch == epoch and delivered.delivery < delivery)
                 ):
                     continue
-                del deliveries[offset]
                 effect.append(offset)
                 if plain and offset >= persisted:
+                    del deliveries[offset]
                     record = messages.pop(offset, None)
                     if record is not None:
+                        if delivered is not last or (record.key != last_key and not topic):
+                            if counts is not None:
+                                counts.total -= run
+                                self._count_state(counts, state, -run)
+                            counts, run = self.counted(self._backlog_of(record).name), 0  # type: ignore[union-attr]
+                            last, last_key, state = delivered, record.key, delivered.state_at(clock_ms)
+                        run += 1
                         value = record.value
                         size += MESSAGE_OVERHEAD_BYTES if value is None else len(value) + MESSAGE_OVERHEAD_BYTES
                         if record.headers:
                             size += headers_size(record)
                         continue
+                else:
+                    self._count_out(offset)
+                    del deliveries[offset]
                 self._drop(offset)
+            if counts is not None:
+                counts.total -= run
+                self._count_state(counts, state, -run)
             self.bytes -= size
             if self.bytes < 0:
                 raise InternalError(f"partition {self.number}: {self.bytes} bytes of payload are left after an end")
@@ -240,23 +270,18 @@ class Folding(Reading):
         effect: list[int] = []
         for delivered, offsets in groups.items():
             receives, leased = delivered.receives, isinstance(m, Keepalive)
+            was = delivered.state_at(self.clock_ms)
             if isinstance(m, Keepalive):
                 deadline_ms = self.clock_ms + m.redeliver_after_ms
             else:
                 deadline_ms = self.clock_ms + m.delay_ms
                 if not m.counted:
                     receives -= 1
-            self._set_delivery(
-                DeliveryState(
-                    delivered.epoch,
-                    delivered.delivery,
-                    receives,
-                    deadline_ms,
-                    leased,
-                    delivered.receiver,
-                    offsets,
-                )
+            changed = DeliveryState(
+                delivered.epoch, delivered.delivery, receives, deadline_ms, leased, delivered.receiver, offsets
             )
+            self._count_change(offsets, was, changed.state_at(self.clock_ms))
+            self._set_delivery(changed)
             effect += offsets
         self._touch(m.offsets)
         if self._blockers:
@@ -271,6 +296,7 @@ class Folding(Reading):
         for segment in self.segments.of(m.queue):
             effect += [o for o in segment.parked_of(m.queue) if o < m.before]
         for offset in effect:
+            self._count_out(offset)
             self._drop(offset)
             self.deliveries.pop(offset, None)
         self._touch(ranges_of(sorted(effect)))
@@ -284,7 +310,7 @@ class Folding(Reading):
         return effect
 
     def _unfinished(self, offset: int) -> bool:
-        """True if ``offset`` is not done. A parked message gets an entry of its own: something happens to it."""
+        """True if ``offset`` is not done. A parked message gets an entry of its own, because its state changes."""
         if offset in self.messages:
             return True
         if offset >= self.position:

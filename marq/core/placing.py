@@ -8,5 +8,5 @@ from marq.core.policies import QueueSettings
 
 
 def fifo_partition(queue: bytes, group: bytes, settings: QueueSettings, count: int) -> int:
-    """One of ``count`` partitions: that of the group, or of the queue where a deduplication id counts in all of it."""
-    return crc32(group if settings.deduplication_scope == "group" else queue) % count
+    """One of ``count`` partitions: that of the group, or of a queue that was made for ids to count in all of it."""
+    return crc32(group if settings.placement == "group" else queue) % count

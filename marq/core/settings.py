@@ -1,4 +1,4 @@
-"""What a queue can be set to, and how it can be changed. Settings come from users: every error is theirs."""
+"""Checks the settings of queues and their changes. Settings come from users, so each error is an answer to a user."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from marq.core.policies import LEASE_MIN_MS, MESSAGE_BYTES_MIN, QueueSettings, name_problem
 from marq.errors import BadValueError
 
 
 class QueueSettingsError(BadValueError):
-    """Settings of a queue that can't be."""
+    """Invalid settings of a queue."""
 
 
 def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> QueueSettings:
     """`base` with some values changed. Raises `QueueSettingsError` for a name or value that a queue can't have."""
-    current = msgspec.structs.asdict(base)
+    current = told(base)
     unknown = sorted(set(values) - set(current))
     if unknown:
         raise QueueSettingsError(f"queue {queue!r} can't have {unknown[0]!r}; it can have {', '.join(current)}")
@@ -42,6 +43,13 @@ def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> Qu
     return changed
 
 
+def told(settings: QueueSettings) -> dict[str, Any]:
+    """The settings that users know."""
+    values = msgspec.structs.asdict(settings)
+    del values["placed_by"]
+    return values
+
+
 def check_kind(queue: str, old: QueueSettings, new: QueueSettings) -> None:
     """Raises `QueueSettingsError` if ``new`` would make it another kind of queue: groups would lose their order."""
     if old.fifo != new.fifo:
@@ -49,11 +57,12 @@ def check_kind(queue: str, old: QueueSettings, new: QueueSettings) -> None:
         raise QueueSettingsError(
             f"queue {queue!r} is a {kind} queue for good: delete it and make it anew to change fifo"
         )
-    if old.fifo and old.deduplication_scope != new.deduplication_scope:
-        raise QueueSettingsError(
-            f"queue {queue!r} has its messages where deduplication_scope {old.deduplication_scope!r} puts them: delete "
-            "it and make it anew to change that"
-        )
+
+
+def placed_as(old: QueueSettings | None, new: QueueSettings) -> QueueSettings:
+    """The settings ``new`` of a queue that has ``old`` ones: groups stay in the partitions that they are in."""
+    placement = old.placement if old is not None and old.fifo else new.deduplication_scope
+    return replace(new, placed_by="" if placement == new.deduplication_scope else placement)
 
 
 def check_name(queue: str) -> None:
@@ -64,7 +73,7 @@ def check_name(queue: str) -> None:
 
 
 def check_declared(queues: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Raises `QueueSettingsError` for queues that can't be declared so."""
+    """Raises `QueueSettingsError` for invalid declarations of queues."""
     for queue, values in queues:
         check_name(queue)
         settings_with(queue, QueueSettings(), values)

@@ -244,6 +244,33 @@ def test_an_id_counts_in_its_group_alone_where_the_queue_says_so(cluster: Cluste
     assert queue.receive(wait_s=1) == []
 
 
+def test_scope_and_throughput_can_be_changed_and_are_told_as_set(cluster: Cluster) -> None:
+    queue = Queue.make(cluster.workers[0], FifoQueue="true")
+
+    def told() -> tuple[str, str]:
+        found = queue.attributes("DeduplicationScope", "FifoThroughputLimit")
+        return found["DeduplicationScope"], found["FifoThroughputLimit"]
+
+    assert told() == ("queue", "perQueue")
+    for group in ("a", "b"):
+        queue.send(group, MessageGroupId=group, MessageDeduplicationId="id")
+    assert bodies(queue.drain(1)) == ["a"]
+    queue.set(DeduplicationScope="messageGroup", FifoThroughputLimit="perMessageGroupId")
+    assert told() == ("messageGroup", "perMessageGroupId")
+    for group in ("a", "b", "a", "b"):
+        queue.send(group, MessageGroupId=group, MessageDeduplicationId="id")
+    assert sorted(bodies(queue.drain(2))) == ["a", "b"]
+    queue.set(DeduplicationScope="queue", FifoThroughputLimit="perQueue")
+    assert told() == ("queue", "perQueue")
+    spread = Queue.make(cluster.workers[0], FifoQueue="true", DeduplicationScope="messageGroup")
+    spread.set(DeduplicationScope="queue")
+    assert spread.attribute("DeduplicationScope") == "queue"
+    for group in ("a", "b", "a"):
+        spread.send(group, MessageGroupId=group, MessageDeduplicationId="id")
+    assert sorted(bodies(spread.drain(2))) == ["a", "b"]
+    assert spread.receive(1, wait_s=0) == []
+
+
 def test_what_a_fifo_queue_needs_is_missed_and_what_a_standard_queue_has_not_is_refused(cluster: Cluster) -> None:
     fifo, standard = Queue.make(cluster.workers[0], FifoQueue="true"), Queue.make(cluster.workers[0])
     with refused("MissingParameter", text="MessageGroupId"):

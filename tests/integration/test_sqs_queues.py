@@ -59,8 +59,8 @@ def test_a_fifo_queue_tells_that_it_is_one(cluster: Cluster) -> None:
     assert found["FifoQueue"] == found["ContentBasedDeduplication"] == "true"
     assert (found["DeduplicationScope"], found["FifoThroughputLimit"]) == ("queue", "perQueue")
     groups = {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
-    with refused("InvalidAttributeValue", "InvalidAttributeValue"):
-        queue.set(**groups)  # messages would change their partition
+    queue.set(**groups)
+    assert queue.attributes(*groups) == groups
     queue = Queue.make(cluster.workers[0], FifoQueue="true", **groups)
     found = queue.attributes("DeduplicationScope", "FifoThroughputLimit")
     assert found == {"DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from marq.client import Service
 from tests.integration.cluster import Cluster
-from tests.integration.sqs_client import Queue
+from tests.integration.sqs_client import Queue, ask
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,32 @@ def pairs(queues: list[Queue], count: int) -> None:
 
 def test_a_short_poll_finds_what_was_sent_before_it_at_whatever_worker(cluster: Cluster) -> None:
     pairs(at_all(cluster), 40)
+
+
+def test_every_protocol_reads_what_was_answered_in_every_other(cluster: Cluster) -> None:
+    first, second, third = (worker.url for worker in cluster.workers)
+    boto = Queue.make(first)
+    with Service(second) as client, Service(third) as other:
+        for i in range(5):
+            ask(third, "SendMessage", QueueUrl=boto.url, MessageBody=f"query {i}")
+            (message,) = boto.receive(1, wait_s=0)
+            boto.delete(message)
+            boto.send(f"json {i}")
+            received = client.queue(boto.name).receive()
+            assert received is not None
+            assert received.payload == b"json %d" % i
+            received.reject()
+            letter = other.queue(f"{boto.name}.dead").receive()
+            assert letter is not None
+            letter.ack()
+            client.queue(boto.name).send(f"client {i}")
+            answer = ask(first, "ReceiveMessage", QueueUrl=boto.url, VisibilityTimeout=0)
+            assert f"<Body>client {i}</Body>" in answer.text
+            received = other.queue(boto.name).receive()
+            assert received is not None
+            assert received.attempt == 2
+            received.ack()
+            assert boto.receive(1, wait_s=0) == []
 
 
 def test_what_follows_a_delete_a_change_or_a_batch_sees_it(cluster: Cluster) -> None:
@@ -100,6 +127,32 @@ def test_a_purge_is_in_force_when_it_is_answered(cluster: Cluster) -> None:
         (message,) = third.receive(1, wait_s=0)
         assert (message["Body"], message["MessageId"] != held["MessageId"]) == (f"{i}", True)
         first.delete(message)
+
+
+def test_counts_are_those_of_now_at_whatever_worker(cluster: Cluster) -> None:
+    queues = at_all(cluster, FifoQueue="true", ContentBasedDeduplication="true")
+    turn = 0
+
+    def counts() -> tuple[int, ...]:
+        nonlocal turn
+        turn += 1
+        found = queues[turn % 3].attributes()
+        return tuple(int(found[f"ApproximateNumberOfMessages{state}"]) for state in ("", "NotVisible", "Delayed"))
+
+    for i, body in enumerate(("a", "b", "a", "c")):  # the third is a duplicate
+        queues[i % 3].send(body, MessageGroupId=body)
+    assert counts() == (3, 0, 0)
+    first, second = queues[0].receive(2, wait_s=0)
+    assert counts() == (1, 2, 0)
+    queues[1].change(first, 0)
+    assert counts() == (2, 1, 0)
+    queues[2].delete(second)
+    assert counts() == (2, 0, 0)
+    queues[0].set(DelaySeconds=60)
+    queues[0].send("d", MessageGroupId="d")
+    assert counts() == (2, 0, 1)
+    queues[0].sqs.purge_queue(QueueUrl=queues[0].url)
+    assert counts() == (0, 0, 0)
 
 
 @pytest.mark.slow

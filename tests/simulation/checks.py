@@ -345,6 +345,7 @@ class Checks:
         listed = {name: {*b.offsets()} for name, b in p.backlogs.items()}
         suspects = {*p._suspects}
         history, at, size, unfinished, held = ref.history, ref.at, 0, 0, 0
+        counts: dict[str, list[int]] = {}
         for offset, message in ref.messages.items():
             state = at(offset, p.markers_position) if offset in history else None
             delivered = deliveries.get(offset)
@@ -372,6 +373,10 @@ class Checks:
             unfinished += 1
             delayed = bool(message.due_ms) and state is None and not message.double and not message.poison
             waits = delayed and message.due_ms > moment.broker_ms
+            if not message.double:
+                lasts = type(state) is tuple and state[3] > moment.clock_ms
+                kind = 0 if not lasts and not waits else 1 if lasts and state[4] else 2  # type: ignore[index]
+                counts.setdefault(message.queue or "", [0, 0, 0])[kind] += 1
             if (waits, delayed and not waits) != (offset in p.delays, offset in p.elapsed):
                 self._bad("G4 delay", f"{who}: offset {offset} waits: {waits}, in memory {offset in p.delays}")
             if (offset in p.poison, offset in p.duplicates) != (message.poison, message.double):
@@ -393,6 +398,9 @@ class Checks:
                 "G2 undead",
                 f"{who}: {len(messages)}+{len(parked)} messages, {len(deliveries)} delivered; not {unfinished}, {held}",
             )
+        kept = {q: [one.ready, one.in_flight, one.delayed] for q, one in p.counts.items() if any(one.as_tuple())}
+        if kept != counts:
+            self._bad("counts", f"{who}: ready, in flight and delayed are {kept} in memory, {counts} in the log")
         if size != p.bytes:
             self._bad("bytes", f"{who}: counts {p.bytes} bytes in memory, there are {size}")
 

@@ -376,6 +376,23 @@ def _forgets_what_is_out(in_order: Any) -> Any:
     return mutated
 
 
+def _counts_nothing(count: Any) -> Any:
+    return lambda self, delivered: None
+
+
+def _recounts_nothing(recount: Any) -> Any:
+    return lambda self: iter(())
+
+
+def _counts_duplicates(take_up: Any) -> Any:
+    def mutated(self: Partition, record: Any) -> None:
+        take_up(self, record)
+        if record.offset in self.duplicates:
+            self._count_in(record.offset)
+
+    return mutated
+
+
 def _waits_for_all_that_is_out(in_order: Any) -> Any:
     def mutated(self: Partition, lane: Any) -> bool:
         for offset in reversed(lane.out):
@@ -723,6 +740,11 @@ MUTATIONS = {
         "what stands before the first one in flight of its FIFO group is delivered",
         _replaced(Partition, "_in_order", _waits_for_all_that_is_out),
     ),
+    "leases end uncounted": Mutation(
+        "counts change when a lease or wait is over", _replaced(Partition, "_count_over", _counts_nothing)
+    ),
+    "duplicates counted": Mutation("duplicates don't count", _replaced(Partition, "_take_up", _counts_duplicates)),
+    "not recounted": Mutation("counts are known after a recovery", _replaced(Partition, "_recount", _recounts_nothing)),
     "FIFO groups handed out by offset": Mutation(
         "a delivery of a FIFO queue is group by group", _replaced(Starts, "_resolve", _by_offset)
     ),

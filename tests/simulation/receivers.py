@@ -32,12 +32,6 @@ class Receivers:
         receipt, offsets = self.holding[i]
         part = offsets if sim.chance(0.6) else [o for o in offsets if sim.chance(0.5)]
         what = sim.random.random()
-        if len(offsets) > 1 and sim.chance(0.2):
-            # the first ones are given back while the others are worked on
-            part = offsets[: 1 + sim.below(len(offsets) - 1)]
-            self.tell(m.Release(*receipt, ranges_of(sorted(part)), 0))
-            self.holding[i] = (receipt, offsets[len(part) :])
-            return
         if what < sim.odds.forgets:
             self.holding.pop(i)
             return

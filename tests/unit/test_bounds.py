@@ -93,6 +93,7 @@ PARTITION = {
     "origins": PER_ID,
     "origin_keys": lambda h: 2,  # that of the secret, and of the one before
     "counters": CONSTANT,
+    "counts": lambda h: 8 * h.unfinished + 12 * SLACK,  # queues that had something a while ago
     "delays": PER_MESSAGE,
     "elapsed": PER_MESSAGE,
     "_id_rows": PER_ID,

@@ -152,6 +152,8 @@ BROKEN: dict[str, tuple[Callable[[Partition], object], str]] = {
         "is in no row, and is not to be",
     ),
     "a lease that nothing ends": (lambda p: p._timers.clear(), "nothing ends the delivery"),
+    "messages miscounted": (lambda p: setattr(p.counts["q"], "total", p.counts["q"].total + 1), "messages are counted"),
+    "in flight miscounted": (lambda p: setattr(p.counts["q"], "in_flight", 0), "messages are counted as"),
     "timers miscounted": (lambda p: setattr(p, "_timed", p._timed + 1), "offsets are counted in timers"),
     "a lease that was over long ago": (lambda p: setattr(p, "clock_ms", p.clock_ms + (1 << 40)), "was over at"),
     "a backlog under another name": (lambda p: p.backlogs.update(other=p.backlogs["q"]), "has the backlog of"),
@@ -166,6 +168,10 @@ BROKEN: dict[str, tuple[Callable[[Partition], object], str]] = {
     "a lane that waits for something else": (
         lambda p: setattr(next(iter(p._blockers.values())), "blocker", -1),
         "is listed as waiting for",
+    ),
+    "a lane that waits and takes turns": (
+        lambda p: p.backlogs["fifo"].queue_up(next(iter(p._blockers.values()))),
+        "and takes turns",
     ),
     "a lane that is gone": (gone_lane, "that is gone waits for"),
     "redeliveries beside the order": (lambda p: p.backlogs["fifo"].push(15, 1), "has redeliveries beside its order"),

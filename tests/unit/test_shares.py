@@ -122,6 +122,44 @@ def test_who_knows_the_id_of_a_key_alone_takes_nothing_of_its_share(
     attack(tmp_path, test)
 
 
+def test_who_knows_the_id_of_a_key_alone_leaves_room_for_the_bodies_of_others(tmp_path: Path) -> None:
+    async def test(http: Http) -> None:
+        http.app.room.most_bytes = 400_000
+        keep_catalog(http)
+        whole = signed_request(http.url, "SendMessage", b" " * 90_000, GREEDY, "wrong" * 4)
+        held = await http.send(whole[:-10])
+        await until(lambda: http.app.room.used_bytes > 89_000)
+
+        # the id has a quarter of the room, and the key itself its half
+        reader, _ = await http.send(whole[:-10])
+        assert (await answer_of(reader))[0] == 503
+        start = head(GREEDY, "POST", "/v1/queues/q/messages", 190_000)
+        assert (await http.ask(start + b" " * 190_000))[0] == 400
+        assert (await sqs(http, OTHER, "SendMessage", QueueUrl="q" * 90_000))[0] in (400, 404)
+        held[1].close()
+
+    attack(tmp_path, test)
+
+
+def test_a_body_that_was_signed_counts_as_that_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(http: Http) -> None:
+        seen = []
+        credential = http.app.keys.credential(GREEDY)
+        share, unproven = credential.grants.share, credential.unproven
+        real = Share.begin
+
+        def begin(self: Share) -> None:
+            seen.append((share.body_bytes, unproven.body_bytes))
+            real(self)
+
+        monkeypatch.setattr(Share, "begin", begin)
+        await sqs(http, GREEDY, "ListQueues", QueueNamePrefix="x" * 1000)
+        assert seen[0][0] > 1000 and seen[0][1] == 0
+        assert (share.body_bytes, unproven.body_bytes) == (0, 0)
+
+    attack(tmp_path, test)
+
+
 def test_bodies_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> None:
     async def test(http: Http) -> None:
         http.app.room.most_bytes = 200_000
@@ -134,6 +172,46 @@ def test_bodies_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> No
         reader, _ = await http.send(head(OTHER, "POST", "/v1/queues/q/messages", 90_000) + b" " * 90_000)
         assert (await answer_of(reader))[0] == 400
         held[1].close()
+
+    attack(tmp_path, test)
+
+
+def test_answers_that_a_key_does_not_read_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "UNREAD_BYTES", 1_000_000)
+    monkeypatch.setattr(shares, "UNREAD_MAX_BYTES", 20_000_000)
+
+    async def test(http: Http) -> None:
+        async def much(*_: Any) -> tuple[list[str], str]:
+            # too much for what the system buffers
+            return ["x" * 15_000_000], ""
+
+        async def ask_for_much() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await http.send(b"")
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(head(GREEDY, "GET", "/v1/queues", 0))
+            return reader, writer
+
+        monkeypatch.setattr(type(http.app.operations), "list_queues", much)
+        share = http.app.keys.grants_of({"Authorization": f"Bearer {GREEDY}:{SECRET}"}).share
+        assert share is not None and (await ask(http, GREEDY, "PUT", "/v1/queues/q", {}))[0] == 201
+        held = [await ask_for_much()]
+        await until(lambda: share.unread_bytes > 15_000_000)
+
+        assert (await ask(http, GREEDY, "POST", "/v1/queues/q/receive", {}))[0] == 503
+        url = f"{http.url}/000000000000/q"
+        assert (await sqs(http, GREEDY, "ReceiveMessage", QueueUrl=url))[0] == 503
+        assert (await ask(http, GREEDY, "POST", "/v1/ack", {"receipts": ["x"]}))[0] == 200
+        assert (await ask(http, OTHER, "POST", "/v1/queues/q/receive", {}))[0] == 200
+        held.append(await ask_for_much())
+        await until(lambda: share.unread_bytes > 30_000_000)
+        assert (await ask(http, GREEDY, "POST", "/v1/ack", {"receipts": ["x"]}))[0] == 503
+
+        held[0][1].transport.resume_reading()  # type: ignore[attr-defined]
+        assert len((await answer_of(held[0][0]))[2]) > 15_000_000
+        held[1][1].transport.abort()
+        await until(lambda: share.unread_bytes == 0)
+        assert (await ask(http, GREEDY, "POST", "/v1/queues/q/receive", {}))[0] == 200
+        held[0][1].close()
 
     attack(tmp_path, test)
 

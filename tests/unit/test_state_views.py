@@ -13,6 +13,7 @@ import pytest
 from app.cluster.peers import peer_call
 from app.engine.breakers import Breakers
 from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
+from app.engine.read_up import ReadUp
 from app.engine.stalls import Stall
 from app.service import census as census_module
 from app.service.census import Census
@@ -20,6 +21,7 @@ from app.service.descriptions import Place
 from app.service.inspection import Inspection
 from gateway.metrics import QUEUES_MAX, Collector
 from marq.core.policies import Limits, QueueSettings
+from marq.protocol.headers import H_DEDUP
 from tests.unit.core_helpers import Worker
 from tests.unit.peer_helpers import Network, alone
 from tests.unit.test_metrics import app, collector, samples
@@ -40,15 +42,19 @@ class Desk:
         self.worker = Worker(limits=Limits(**limits)).serve()
         self.broker_time = BrokerTime(lambda: self.clock.now_ms)
         self.broker_time.stamped(self.worker.broker.now_ms)
-        held = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
+        held: Any = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
         self.settings = QueueSettings()
         self.network = Network()
         peers = self.network.join("here")
         self.breakers = Breakers(lambda queue: self.settings, lambda: self.clock.now_ms, peers, asyncio.ensure_future)
+        topics: Any = SimpleNamespace(queue="t", markers="m", partitions=1)
+        self.read_up = ReadUp(self.ask, lambda: topics, {0: held}, lambda: None, asyncio.ensure_future)
         self.ownership: Any = SimpleNamespace(
             held={0: held},
+            read_up=self.read_up,
+            copies=SimpleNamespace(are_dying=lambda held, queue: False),
             broker_time=self.broker_time,
-            topics=SimpleNamespace(queue="t", partitions=1),
+            topics=topics,
             breakers=self.breakers,
             catalog=SimpleNamespace(settings_of=lambda queue: self.settings),
             worker_name="w1",
@@ -57,6 +63,9 @@ class Desk:
         census = Census(self.ownership, peers)
         receivers: Any = SimpleNamespace(of=self.received)
         self.inspection = Inspection(self.ownership, SimpleNamespace(), census, receivers, peers)  # type: ignore[arg-type]
+
+    async def ask(self, tps: Any) -> Any:
+        return {tp: len(self.worker.queue_log if tp.topic == "t" else self.worker.broker.log) for tp in tps}
 
     async def received(self, queues: list[str]) -> dict[str, bool]:
         return dict.fromkeys(queues, False)
@@ -75,7 +84,31 @@ def run(scenario: Callable[[Desk], Awaitable[None]], **limits: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _counted_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(census_module, "COUNTS_KEPT_MS", -1)
+    monkeypatch.setattr(census_module, "OLDEST_KEPT_MS", -1)
+
+
+def test_counts_are_those_of_now_and_of_all_that_is_in_the_log() -> None:
+    async def scenario(desk: Desk) -> None:
+        worker = desk.worker
+        for name in ("a", "b", "a"):
+            worker.queue_log.append(worker.record(headers=((H_DEDUP, name.encode()),)))
+        asked = asyncio.ensure_future(desk.stats("q"))
+        await asyncio.sleep(0.01)
+        assert not asked.done()
+        worker.read_queue()
+        (held,) = desk.ownership.held.values()
+        desk.read_up.advanced(held)
+        found = await asked
+        assert (found["ready"], found["in_flight"]) == (2, 0), "a duplicate does not count"
+        (handout,) = worker.receive(1)
+        found = await desk.stats("q")
+        assert (found["ready"], found["in_flight"]) == (1, 1)
+        worker.owner.acked(handout.offsets, handout.receipt)
+        worker.flush()
+        found = await desk.stats("q")
+        assert (found["ready"], found["in_flight"]) == (1, 0)
+
+    run(scenario)
 
 
 def test_the_age_of_the_oldest_message_goes_on_where_nothing_happens() -> None:

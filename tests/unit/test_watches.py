@@ -50,7 +50,7 @@ class Desk:
         )
         network.join("there").register(OtherWorker(self))
 
-    async def _counts(self) -> Any:
+    def _counts(self) -> Any:
         return self.counts
 
     async def _ages(self) -> Any:
