@@ -1,4 +1,4 @@
-"""What queues of the catalog want done in the partitions: purges, queues that messages make, messages of no queue."""
+"""Background work on the queues of the catalog: purges, automatic creation, messages for unknown queues."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from marq.errors import MarqError
 
 #: Seconds between rounds.
 INTERVAL_S = 0.1
-#: Every how many rounds to look at what may take longer.
+#: Rounds between two looks for purges that can be finished.
 SLOW_EVERY = 10
 #: Queues that are written to the catalog at once.
 MADE_AT_ONCE = 200
-#: Every how many rounds to forget queues that were deleted long ago.
+#: Rounds between two removals of queues that were deleted long ago.
 FORGET_EVERY = 6_000
 
 
@@ -52,10 +52,10 @@ class Housekeeping(Service):
             except MarqError as exc:
                 self.log.warning("%s", exc)
 
-    # ------------------------------------------------------------------ queues that messages make
+    # ------------------------------------------------------------------ queues that messages create
 
     async def _name_queues(self) -> None:
-        """Create the queues of messages that any Kafka producer wrote. If that is off, quarantine the messages."""
+        """Create the queues of messages that any Kafka producer wrote, or quarantine messages whose queue can't be."""
         catalog, settings = self._catalog, self._settings
         if settings.queue_id is not None:
             return

@@ -31,35 +31,59 @@ class Room:
     def take(self, count_bytes: int, body_bytes: int, holder: Holder | None = None) -> None:
         """Count bytes of a body, which has `body_bytes` with them. Raises `UnavailableError` if there is no room.
 
-        One `holder`, the sender of requests, gets at most a half of all.
+        One `holder`, the sender of requests, gets at most its part of all.
         """
         used = self.used_bytes + count_bytes
-        held = 2 * (holder.body_bytes + count_bytes) if holder is not None else 0
+        held = holder.room_parts * (holder.body_bytes + count_bytes) if holder is not None else 0
         if max(used, held) > self.most_bytes and (body_bytes > SMALL_BYTES or used > 2 * self.most_bytes):
             self.refused += 1
-            raise UnavailableError("too many large requests are under way here; try again later", 1.0)
+            raise UnavailableError("too many large requests are in progress here; try again later", 1.0)
         self.used_bytes = used
-        if holder is not None:
-            holder.body_bytes += count_bytes
 
     def give_back(self, request: web.Request) -> None:
         """Return the bytes of a request that has ended."""
-        if TAKEN in request:
-            count_bytes, holder = request.pop(TAKEN), request.get(HOLDER)
-            self.used_bytes -= count_bytes
-            if holder is not None:
-                holder.body_bytes -= count_bytes
+        taken = request.get(TAKEN)
+        if taken is not None:
+            self.used_bytes -= taken.count_bytes
+            taken.count(-taken.count_bytes)
 
 
 class Holder(Protocol):
     """A client with requests in progress."""
 
     body_bytes: int
+    room_parts: int  # it gets at most the room divided by this
 
 
-#: Bytes that a request has taken of the room, and its holder, if known.
-TAKEN = web.RequestKey("taken_bytes", int)
-HOLDER = web.RequestKey("holder", Holder)
+class Taken:
+    """Bytes that a request has taken of the room, and its holder, if known."""
+
+    __slots__ = ("count_bytes", "holder")
+
+    def __init__(self, holder: Holder | None = None) -> None:
+        self.count_bytes = 0
+        self.holder = holder
+
+    def count(self, count_bytes: int) -> None:
+        """Add to what the request has taken."""
+        self.count_bytes += count_bytes
+        if self.holder is not None:
+            self.holder.body_bytes += count_bytes
+
+
+TAKEN = web.RequestKey("taken", Taken)
+
+
+def hand_over(request: web.Request, holder: Holder) -> None:
+    """Count the bytes that a request has taken, and will take, for `holder`."""
+    taken = request.get(TAKEN)
+    if taken is None:
+        request[TAKEN] = Taken(holder)
+        return
+    count_bytes = taken.count_bytes
+    taken.count(-count_bytes)
+    taken.holder = holder
+    taken.count(count_bytes)
 
 
 async def read(
@@ -172,8 +196,11 @@ def _count(request: web.Request, room: Room | None, count: int, size: int, limit
     if size > limit_bytes:
         raise too_large(limit_bytes, size)
     if room is not None:
-        room.take(count, size, request.get(HOLDER))
-        request[TAKEN] = request.get(TAKEN, 0) + count
+        taken = request.get(TAKEN)
+        if taken is None:
+            taken = request[TAKEN] = Taken()
+        room.take(count, size, taken.holder)
+        taken.count(count)
 
 
 def too_large(limit_bytes: int, size_bytes: int) -> web.HTTPRequestEntityTooLarge:

@@ -32,6 +32,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from marq.core.policies import LEASE_MIN_MS, TIME_MAX_MS
 from marq.core.settings import check_declared
 from marq.errors import MarqError, SettingError
 
@@ -63,6 +64,7 @@ def _comma_list(value: object) -> object:
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Count = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=1)]
+Lease = Annotated[int, Field(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
 Secret = Annotated[SecretStr, Field(min_length=SECRET_MIN)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -217,7 +219,7 @@ class Settings(BaseSettings):
     )
 
     # Delivery, where a queue does not say otherwise
-    visibility_timeout_ms: Milliseconds = Field(
+    visibility_timeout_ms: Lease = Field(
         30_000, description="Time that a receiver has for a message before it is delivered again."
     )
     max_receives: Count | None = Field(
@@ -393,12 +395,19 @@ def _suggestion(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else "; `python -m app.settings` lists all settings"
 
 
+#: What settings with a pattern of their own have to be.
+_PATTERNS = {
+    "sqs_account": "it has to have 12 digits",
+    "web_url": "it has to be http:// or https://, a host and a port, and no path",
+}
+
+
 def _explain(error: ErrorDetails) -> str:
     name = str(error["loc"][0])
     field = Settings.model_fields[name]
     reason = error["msg"].removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":
-        reason = "only letters, digits, '.', '_' and '-' are allowed, and not too many"
+        reason = _PATTERNS.get(name, "only letters, digits, '.', '_' and '-' are allowed, and not too many")
     shown = "" if _is_secret(field) else f"={_given_value(name, error)!r}"
     return f"{variable(name)}{shown} is not allowed: {reason[0].lower()}{reason[1:]}"
 

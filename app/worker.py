@@ -44,10 +44,13 @@ from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import clean_records, quiet_steps
 from app.service.census import Census
-from app.service.inspection import Inspection
+from app.service.inspection import Inspection, memory_bytes
 from app.service.meters import Meters
 from app.service.moves import Moves
 from app.service.operations import QueueService
+from app.service.takers import Takers
+from app.service.timelines import Timelines
+from app.service.trends import Trends
 from app.service.watches import Receivers
 from app.settings import Settings, load
 from app.streaming.chunks import Chunk
@@ -56,6 +59,9 @@ from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
 from gateway import connections, health, json_api, leftovers, metrics, routes, views
 from gateway.auth import Keys, is_loopback
 from gateway.sqs import server as sqs
+from gateway.ui import api as cockpit
+from gateway.ui import pages
+from gateway.ui.sessions import Sessions
 from marq.errors import MarqError, SettingError
 from marq.text import cleaned
 from tables import markers as markers_table
@@ -128,6 +134,10 @@ class WorkerApp(MarqApp):
     census: Census
     receivers: Receivers
     inspection: Inspection
+    trends: Trends
+    timelines: Timelines
+    takers: Takers
+    sessions: Sessions
     redelivery: Redelivery
     room: bodies.Room
     place: Worker | None = None
@@ -166,6 +176,17 @@ class WorkerApp(MarqApp):
             beacon=self.beacon,
         )
         self.inspection = Inspection(self.ownership, self.operations.receives, self.census, self.receivers, self.peers)
+        self.trends = Trends(
+            self.ownership,
+            self.census,
+            self.receivers,
+            self.peers,
+            waiting_receives=lambda: self.operations.receives.count,
+            memory_bytes=memory_bytes,
+            beacon=self.beacon,
+        )
+        self.timelines = Timelines(self.ownership, settings)
+        self.takers = Takers(self.ownership, self.operations, self.meters, self.peers, self.handlers.is_handled)
         self.redelivery = Redelivery(self.ownership, beacon=self.beacon)
         queue.define(self.ownership, self.topic(settings.queue_topic))
         markers.define(self.ownership, self.topic(settings.markers_topic))
@@ -241,7 +262,15 @@ class WorkerApp(MarqApp):
             self.ownership, self.meters, self.operations.receives, self.receivers, self.connections
         )
         metrics.define(router, collector, self.census)
-        sqs.define(router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings, self.room))
+        of_sqs = sqs.define(
+            router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings, self.room)
+        )
+        cockpit.define(
+            router,
+            cockpit.Api(self.operations, self.trends, self.timelines, self.takers, self.census, self.moves, self.room),
+            cockpit.SessionApi(self.sessions, self.keys, self.operations, self.room),
+        )
+        pages.define(router, self.keys, of_sqs)
         router.add_post(PEER_PATH + "{name}", self.peers.serve)
 
     # -- life
@@ -266,6 +295,7 @@ class WorkerApp(MarqApp):
         await self.housekeeping.start()
         await self.moves.start()
         await self.receivers.start()
+        await self.trends.start()
         await self.redelivery.start()
 
     async def leave(self) -> None:
@@ -280,6 +310,7 @@ class WorkerApp(MarqApp):
         self._flush_s = HAND_OVER_S if await self.ownership.hand_over(HAND_OVER_S) else 0.0
         await self.redelivery.stop()
         await self.handlers.stop()
+        await self.trends.stop()
         await self.receivers.stop()
         await self.moves.stop()
         await self.housekeeping.stop()
@@ -320,7 +351,7 @@ def require_loopback(host: str) -> None:
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except OSError as error:
-        raise SettingError(f"MARQ_WEB_HOST={host!r} is no address to listen on: {error.strerror}") from None
+        raise SettingError(f"MARQ_WEB_HOST={host!r} is not an address to listen on: {error.strerror}") from None
     for address in sorted(found):
         if not is_loopback(address):
             raise open_to_others(host, address)
@@ -349,7 +380,7 @@ def _refuse_options_of_faust() -> None:
         if _is_option_given(name):
             option = "--without-web" if name == "with_web" else f"--{name.replace('_', '-')}"
             instead = f"set {setting} instead" if setting else "leave it out"
-            raise SettingError(f"{option} is an option of Faust's that a worker of marq does not take: {instead}")
+            raise SettingError(f"{option} is an option of Faust's that a marq worker does not accept: {instead}")
 
 
 def tls_context(settings: Settings) -> ssl.SSLContext:
@@ -488,7 +519,11 @@ def build(settings: Settings | None = None) -> WorkerApp:
         Worker=FaustWorker,
         web_application_options={
             "client_max_size": settings.max_body_bytes,
-            "middlewares": [leftovers.freed(), metrics.measured(meters), routes.guard(keys, room)],
+            "middlewares": [
+                leftovers.freed(),
+                metrics.measured(meters),
+                routes.guard(keys, room, lambda headers: app.sessions.grants_of(headers)),
+            ],
         },
         web_tables_enabled=False,
         web_router_enabled=False,
@@ -500,4 +535,5 @@ def build(settings: Settings | None = None) -> WorkerApp:
     app.room = room
     app.connections = connections.Connections(settings.max_connections, settings.max_connections_per_address)
     app.set_up(settings)
+    app.sessions = Sessions(keys, app.catalog.keys_for, settings.name)
     return app

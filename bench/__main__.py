@@ -14,6 +14,7 @@ from bench import restart as restart_bench
 from bench import restore as restore_bench
 from bench import service as service_bench
 from bench import sqs as sqs_bench
+from bench import ui as ui_bench
 
 
 @click.group()
@@ -22,7 +23,7 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--batch", default=500, show_default=True, help="Messages a handler call takes; 1: single messages.")
+@click.option("--batch", default=500, show_default=True, help="Messages per handler call; 1: single messages.")
 @click.option("--messages", default=500_000, show_default=True)
 @click.option("--size", default=100, show_default=True, help="Payload, bytes.")
 @click.option("--queues", default=1, show_default=True, help="Logical queues, of Zipf-distributed size.")
@@ -35,7 +36,7 @@ def bench() -> None:
     "peers",
     multiple=True,
     type=click.Choice(["share", "share-strict"]),
-    help="Run a share group beside it: batch_optimized, or record_limit.",
+    help="Run a share group too: batch_optimized, or record_limit.",
 )
 def cycle(
     batch: int,
@@ -63,7 +64,7 @@ def cycle(
 
 
 @bench.command()
-@click.option("--batch", default=500, show_default=True, help="Messages of a request.")
+@click.option("--batch", default=500, show_default=True, help="Messages per request.")
 @click.option("--messages", default=200_000, show_default=True)
 @click.option("--size", default=100, show_default=True, help="Payload, bytes.")
 @click.option("--phases", default="cycle,all,single", show_default=True)
@@ -79,15 +80,15 @@ def client(batch: int, messages: int, size: int, phases: str, runs: int, singles
 @bench.command()
 @click.option("--sizes", default="256,1024,8192", show_default=True, help="Payloads, bytes.")
 @click.option("--seconds", default=5.0, show_default=True, help="Length of each run.")
-@click.option("--batch", default=500, show_default=True, help="Messages of a request, in the mode `batch`.")
+@click.option("--batch", default=500, show_default=True, help="Messages per request, in the mode `batch`.")
 @click.option("--runs", default=1, show_default=True, help="Repeat each run and take the median.")
 def send(sizes: str, seconds: float, batch: int, runs: int) -> None:
-    """Sends through the client: one after the other, 256 at the same time, and in batches."""
+    """Sends through the client: one after another, 256 at the same time, and in batches."""
     service_bench.run_send(sizes=[int(s) for s in sizes.split(",")], seconds=seconds, batch=batch, runs=runs)
 
 
 @bench.command()
-@click.option("--batch", default=10, show_default=True, help="Messages of a request.")
+@click.option("--batch", default=10, show_default=True, help="Messages per request.")
 @click.option("--messages", default=40_000, show_default=True)
 @click.option("--size", default=100, show_default=True, help="Body, characters.")
 @click.option("--phases", default="cycle,all,single", show_default=True)
@@ -105,7 +106,7 @@ def sqs(batch: int, messages: int, size: int, phases: str, runs: int, singles: i
 @click.option("--seconds", default=10.0, show_default=True, help="How long they are sent.")
 @click.option("--runs", default=1, show_default=True, help="Repeat, and take the median.")
 def hol(messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
-    """Head of line: what a queue that nobody reads does to another one behind it."""
+    """Head of line: the effect of a queue that nobody reads on another one behind it."""
     hol_bench.run(messages=messages, size=size, rate=rate, seconds=seconds, runs=runs)
 
 
@@ -123,7 +124,7 @@ def rebalance(times: int, parked: int, rate: int, pause: float) -> None:
 @click.option("--messages", default=1_000_000, show_default=True, help="Messages of a queue that nobody reads.")
 @click.option("--size", default=100, show_default=True, help="Payload, bytes.")
 def restore(messages: int, size: int) -> None:
-    """Pauses of a worker's event loop while it takes over parked messages."""
+    """Pauses of a worker's event loop while it takes parked messages over."""
     restore_bench.run(messages=messages, size=size)
 
 
@@ -142,7 +143,7 @@ def restart(seconds: float, rate: int, pause: float) -> None:
 @click.option("--markers", default=100_000, show_default=True, help="Records of the markers topic.")
 @click.option("--set", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark.")
 def archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -> None:
-    """The pipeline's archive: both topics into tables, by its own command."""
+    """The pipeline's archive: both topics into tables, with its own command."""
     pipeline_bench.run_archive(messages=messages, size=size, markers=markers, conf=conf)
 
 
@@ -150,10 +151,10 @@ def archive(messages: int, size: int, markers: int, conf: tuple[str, ...]) -> No
 @click.option("--messages", default=336_776, show_default=True)
 @click.option("--size", default=100, show_default=True, help="Payload, bytes.")
 @click.option("--queues", default=16, show_default=True, help="Logical queues, of Zipf-distributed size.")
-@click.option("--drop", default=0.1, show_default=True, help="Part of the messages that is not acknowledged at first.")
+@click.option("--drop", default=0.1, show_default=True, help="Share of messages that are not acknowledged at first.")
 @click.option("--set", "conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark.")
 def audit(messages: int, size: int, queues: int, drop: float, conf: tuple[str, ...]) -> None:
-    """The pipeline's audit of a worker that processed so many messages: time and memory."""
+    """The pipeline's audit of a worker that processed this many messages: time and memory."""
     pipeline_bench.run_audit(messages=messages, size=size, queues=queues, drop=drop, conf=conf)
 
 
@@ -163,7 +164,7 @@ def audit(messages: int, size: int, queues: int, drop: float, conf: tuple[str, .
 @click.option("--queues", default=1, show_default=True)
 @click.option("--checkpoints", default=200, show_default=True, help="Of the steady phase.")
 def growth(messages: int, size: int, queues: int, checkpoints: int) -> None:
-    """Millions of parked messages in the core: memory, restore, what is written. Needs no Kafka."""
+    """Millions of parked messages in the core: memory, restore, bytes written. Needs no Kafka."""
     growth_bench.run(messages=messages, size=size, queues=queues, checkpoints=checkpoints)
 
 
@@ -174,10 +175,20 @@ def growth(messages: int, size: int, queues: int, checkpoints: int) -> None:
 @click.option("--demo-loops", default=8, show_default=True, help="Busy loops of the phase `demo`.")
 @click.option("--phases", default="quiet,busy,demo", show_default=True)
 def overload(messages: int, receivers: int, loops: int, demo_loops: int, phases: str) -> None:
-    """More work than the machine can do: nothing of it is done twice for that."""
+    """More work than the machine can do: that must not make anything be done twice."""
     overload_bench.run(
         messages=messages, receivers=receivers, loops=loops, demo_loops=demo_loops, phases=phases.split(",")
     )
+
+
+@bench.command()
+@click.option("--queues", default=10_000, show_default=True, help="Of Zipf-distributed size.")
+@click.option("--messages", default=1_000_000, show_default=True)
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--seconds", default=40.0, show_default=True, help="Length of each phase.")
+def ui(queues: int, messages: int, size: int, seconds: float) -> None:
+    """The cockpit: what no page, one, and ten open pages cost a worker."""
+    ui_bench.run(queues=queues, messages=messages, size=size, seconds=seconds)
 
 
 if __name__ == "__main__":

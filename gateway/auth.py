@@ -19,18 +19,20 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2b
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from gateway.shares import Share
+from gateway.shares import Share, Unproven
 from marq.core.policies import QUEUE_NAME_MAX
 from marq.errors import NotAllowedError, NotAuthenticatedError, SettingError
 
 PERMISSIONS = frozenset({"send", "receive", "manage", "inspect"})
 _NOTHING = contextlib.nullcontext()
+#: Characters of a `Host`: a name has 253 at most, and there is a port.
+HOST_MAX = 300
 #: Shortest key that is accepted: shorter ones can be guessed.
 KEY_MIN = 16
 
@@ -125,6 +127,7 @@ class Credential(NamedTuple):
 
     secret: str
     grants: Grants
+    unproven: Unproven
 
 
 ALL = Grants([Grant(PERMISSIONS, ("*",))])
@@ -153,7 +156,8 @@ class Keys:
             grants.setdefault(_digest(key), []).append(_grant(number, what) if sign else ALL._grants[0])
         self._grants = {digest: Grants(found, Share()) for digest, found in grants.items()}
         self._credentials = {
-            access_id: Credential(secret, self._grants[digest]) for access_id, (digest, secret) in secrets.items()
+            access_id: Credential(secret, self._grants[digest], Unproven())
+            for access_id, (digest, secret) in secrets.items()
         }
 
     def __bool__(self) -> bool:
@@ -170,11 +174,24 @@ class Keys:
         scheme, _, key = headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise NotAuthenticatedError("send a key: `Authorization: Bearer …`")
+        return self._grants[self.digest_of(key)]
+
+    @property
+    def digests(self) -> Iterable[bytes]:
+        """By which keys are known."""
+        return self._grants
+
+    def digest_of(self, key: str) -> bytes:
+        """By what a key is known. Raises `NotAuthenticatedError`."""
         # looked up by a hash, so that the time it takes says nothing about the keys
-        found = self._grants.get(_digest(key.strip()))
-        if found is None:
+        digest = _digest(key.strip())
+        if digest not in self._grants:
             raise NotAuthenticatedError("this key is not known here")
-        return found
+        return digest
+
+    def grants_by_digest(self, digest: bytes) -> Grants:
+        """What the key may do that is known by `digest`."""
+        return self._grants[digest]
 
 
 def _digest(key: str) -> bytes:
@@ -214,12 +231,18 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
     page of another origin asks for.
     """
     host = headers.get("Host", "")
-    name = (_split(f"//{host}") or ("", ""))[0]
-    if not is_loopback(name) and not _is_address(name):
-        raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {name[:100]!r}")
+    if len(host) > HOST_MAX or not _is_answered(host):
+        raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {host[:100]!r}")
     origin = headers.get("Origin")
     if origin is not None and method not in ("GET", "HEAD") and (_split(origin) or ("", ""))[1] != host:
         raise NotAllowedError("a page of another origin can't ask for that")
+
+
+@lru_cache(1_000)
+def _is_answered(host: str) -> bool:
+    """True for a `Host` that nobody else can have given to us."""
+    name = (_split(f"//{host}") or ("", ""))[0]
+    return is_loopback(name) or _is_address(name)
 
 
 def check_link(headers: Mapping[str, str]) -> None:

@@ -13,7 +13,7 @@ from app.cluster.peers import is_gone
 from app.service.operations import QueueService
 from gateway.auth import may_see
 from gateway.openapi import Operation
-from gateway.routes import GRANTS, Body, answer, query_of, register
+from gateway.routes import GRANTS, MSGPACK, Body, answer, answers_msgpack, query_of, register
 from gateway.schemas import (
     PLACES_BYTES,
     RECEIPTS_BYTES,
@@ -33,6 +33,8 @@ from gateway.schemas import (
     Send,
     SendResults,
     SettleResults,
+    entries_of,
+    told_as,
 )
 from marq.core.policies import QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError
@@ -66,8 +68,9 @@ class JsonApi:
 
     async def send(self, request: web.Request) -> web.Response:
         queue, body = request.match_info["queue"], await self._send.read(request)
+        messages = entries_of(body.messages, request.content_type == MSGPACK)
         self._make(request, queue)
-        return answer(request, sent(await self.operations.send(queue, body.messages)))
+        return answer(request, sent(await self.operations.send(queue, messages)))
 
     def _make(self, request: web.Request, queue: str) -> None:
         """If `queue` is about to be made, its key has to have room for one more. Raises `UnavailableError`."""
@@ -85,7 +88,10 @@ class JsonApi:
                 name=body.receiver,
                 gone=is_gone(request),
             )
-        return answer(request, Messages(messages))
+        if body.as_ == "base64":
+            return answer(request, {"messages": messages})
+        is_msgpack = answers_msgpack(request)
+        return answer(request, {"messages": [told_as(message, body.as_, is_msgpack) for message in messages]})
 
     async def ack(self, request: web.Request) -> web.Response:
         body: Ack = await self._ack.read(request)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -26,6 +26,8 @@ MSGPACK = "application/msgpack"
 HEALTH = "/health/"
 #: Names with a value in a request of JSON: to decode more would hold up all others.
 VALUES_MAX = 200_000
+#: Types of a body whose sender named none: aiohttp's word for that, and what curl says by itself.
+UNNAMED = ("application/octet-stream", "application/x-www-form-urlencoded")
 Handler = Callable[[web.Request], Awaitable[Any]]
 #: Where the permissions of a request are kept.
 GRANTS = web.RequestKey("grants", Grants)
@@ -52,7 +54,7 @@ class Body(Generic[Read]):
         try:
             if content_type == MSGPACK:
                 return self._msgpack.decode(raw or b"\x80")
-            if content_type == JSON:
+            if content_type == JSON or (content_type in UNNAMED and is_typed_by_hand(request.headers)):
                 if len(raw) > VALUES_MAX and raw.count(b":") > VALUES_MAX:
                     raise TooLargeError(f"more than {VALUES_MAX} names with a value in one request: send several")
                 return self._json.decode(raw or b"{}")
@@ -61,6 +63,11 @@ class Body(Generic[Read]):
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
             raise BadValueError(f"the body is not what it has to be: {exc}") from None
         raise web.HTTPUnsupportedMediaType(text=f"Content-Type is {content_type}; it has to be {JSON} or {MSGPACK}")
+
+
+def is_typed_by_hand(headers: Mapping[str, str]) -> bool:
+    """Whether no page in a browser sent a request: one can send such a type to any origin, but not without a trace."""
+    return "Origin" not in headers and not any(name.lower().startswith("sec-fetch-") for name in headers)
 
 
 def query_of(request: web.Request, kind: type[Read]) -> Read:
@@ -102,10 +109,13 @@ def problem_of(status: int, name: str, title: str, detail: str) -> web.Response:
     )
 
 
-def guard(keys: Keys, room: bodies.Room) -> Any:
+def guard(keys: Keys, room: bodies.Room, session: Callable[[Mapping[str, str]], Grants | None]) -> Any:
     """Middleware around everything that is served: who may, and every error as problem details.
 
     At the end of a request, what its body took of the `room` is free again.
+
+    Args:
+        session: what a request of the cockpit's page may do, by its headers; None: it is none of the page.
     """
 
     @web.middleware
@@ -115,11 +125,11 @@ def guard(keys: Keys, room: bodies.Room) -> Any:
             guards_itself = getattr(request.match_info.handler, "guards_itself", False)
             if not guards_itself and not request.path.startswith((peers.PATH, HEALTH)):
                 if keys:
-                    grants = request[GRANTS] = keys.grants_of(request.headers)
+                    grants = request[GRANTS] = session(request.headers) or keys.grants_of(request.headers)
                     grants.begin()
                     begun = grants
                     if grants.share is not None:
-                        request[bodies.HOLDER] = grants.share
+                        bodies.hand_over(request, grants.share)
                 else:
                     check_browser(request.method, request.headers)
                     request[GRANTS] = ALL

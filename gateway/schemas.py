@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease
+from marq.errors import BadValueError
 from marq.protocol.limits import BATCH_MAX, HEADERS_MAX, MOVE_MAX, RECEIVE_MAX, WAIT_MAX_MS
 from marq.protocol.messages import Entry, Problem, QueueInfo, Received
 
@@ -19,8 +21,11 @@ Receipts = Annotated[list[str], Meta(min_length=1, max_length=BATCH_MAX)]
 
 
 class Message(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One message of a send, with what values it may have."""
+    """One message of a send, with what values it may have: `payload`, or `text`, or `json`."""
 
+    payload: bytes | UnsetType = UNSET  # type: ignore[assignment]
+    text: str | UnsetType = UNSET
+    json: Raw = msgspec.field(default_factory=Raw)
     headers: Annotated[dict[str, bytes], Meta(max_length=HEADERS_MAX)] = {}  # noqa: RUF012 - a struct copies it
     delay_ms: Delay | None = None
     ttl_ms: Annotated[int, Meta(ge=1, le=TTL_MAX_MS)] | None = None
@@ -32,11 +37,50 @@ class Send(msgspec.Struct, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=BATCH_MAX)]
 
 
+def entries_of(messages: list[Message], is_msgpack: bool) -> list[Entry]:
+    """Messages as they are sent. Raises `BadValueError` for one that has not just one payload."""
+    return [
+        _entry_of(message, i, is_msgpack)
+        if message.payload is UNSET or message.text is not UNSET or message.json
+        else message
+        for i, message in enumerate(messages)
+    ]
+
+
+def _entry_of(message: Message, place: int, is_msgpack: bool) -> Entry:
+    given = [message.payload is not UNSET, message.text is not UNSET, bool(message.json)]
+    if sum(given) != 1:
+        raise BadValueError(f"invalid body: say one of payload (base64), text, json - at `$.messages[{place}]`")
+    if isinstance(message.text, str):
+        payload = message.text.encode()
+    elif is_msgpack:
+        try:
+            payload = msgspec.json.encode(msgspec.msgpack.decode(message.json))
+        except (msgspec.MsgspecError, TypeError) as exc:
+            raise BadValueError(f"invalid body: {exc} - at `$.messages[{place}].json`") from None
+    else:
+        payload = bytes(message.json)
+    return Entry(
+        payload,
+        message.key,
+        message.headers,
+        message.delay_ms,
+        message.ttl_ms,
+        message.group,
+        message.deduplication_id,
+    )
+
+
+#: How payloads are told: as they are, or for people.
+As = Literal["base64", "text", "json"]
+
+
 class Receive(msgspec.Struct, forbid_unknown_fields=True):
     max: Annotated[int, Meta(ge=1, le=RECEIVE_MAX)] = 1
     wait_ms: Annotated[int, Meta(ge=0, le=WAIT_MAX_MS)] = 0
     visibility_timeout_ms: Lease | None = None
     receiver: Name = ""
+    as_: As = msgspec.field(default="base64", name="as")
 
 
 class Ack(msgspec.Struct, forbid_unknown_fields=True):
@@ -122,5 +166,45 @@ class Results(msgspec.Struct):
     results: list[Any]
 
 
+class Told(Received):
+    """A delivery; its payload as text or JSON where that was asked for, and it is that."""
+
+    payload: bytes | UnsetType = UNSET  # type: ignore[assignment]
+    text: str | UnsetType = UNSET
+    json: Any = UNSET
+
+
+def told_as(message: Received, how: As, is_msgpack: bool) -> Told:
+    """A delivery with its payload as text, or as JSON; bytes that are neither stay what they are."""
+    payload = message.payload
+    text: str | UnsetType = UNSET
+    json: Any = UNSET
+    try:
+        if how == "json":
+            value = msgspec.json.decode(payload)  # also to know that it is some
+            json = value if is_msgpack else Raw(payload)
+        else:
+            text = payload.decode()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        with suppress(UnicodeDecodeError):
+            text = payload.decode()
+    plain = text is not UNSET or json is not UNSET
+    return Told(
+        message.receipt,
+        message.queue,
+        message.topic,
+        message.partition,
+        message.offset,
+        message.attempt,
+        message.sent_ms,
+        UNSET if plain else payload,
+        message.key,
+        message.headers,
+        message.group,
+        text,
+        json,
+    )
+
+
 class Messages(msgspec.Struct):
-    messages: list[Received]
+    messages: list[Told]

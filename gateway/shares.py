@@ -17,9 +17,20 @@ KEY_WAITING_MAX = WAITING_MAX // 2
 QUEUES_A_MINUTE = 600
 
 
+class Unproven:
+    """What requests have that name a key, and whose signature is not checked before they are read."""
+
+    __slots__ = ("body_bytes",)
+    room_parts = 4
+
+    def __init__(self) -> None:
+        self.body_bytes = 0
+
+
 class Share:
     """What the requests of one key have at this worker."""
 
+    room_parts = 2
     __slots__ = ("_clock", "_made", "_made_s", "body_bytes", "requests", "waiting")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from app.engine.catalog import Catalog
 from app.service.descriptions import State
-from app.service.inspection import Inspection
+from app.service.inspection import SHOWN_BYTES, Inspection
 from app.service.paging import page_of
 from gateway.openapi import Operation, document
 from gateway.routes import GRANTS, answer, query_of, register
@@ -33,6 +33,7 @@ class MessagesPage(msgspec.Struct, forbid_unknown_fields=True):
     state: State | None = None
     after: Annotated[str, Meta(pattern=r"^(\d{1,9}:\d{1,18})?$")] = ""
     limit: Limit = 100
+    payload_bytes: Annotated[int, Meta(ge=0, le=SHOWN_BYTES)] = 0
 
 
 class RowsPage(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,7 +87,7 @@ class Views:
         self._catalog.require(name)
         partition, offset = page.after.split(":") if page.after else (-1, -1)
         listed, missing = await self._inspection.messages(
-            name, page.state, (int(partition), int(offset)), page.limit + 1
+            name, page.state, (int(partition), int(offset)), page.limit + 1, page.payload_bytes
         )
         shown = listed[: page.limit]
         more = f"{shown[-1].partition}:{shown[-1].offset}" if len(listed) > page.limit else ""

@@ -186,8 +186,8 @@ class Archiving(Streaming):
         for checkpoint in (self._checkpoint(spark, flow) for flow in self.flows if flow.table == table):
             if checkpoint.exists():
                 raise PipelineError(
-                    f"{self.job.path(table)} is gone, but {checkpoint.path} goes on behind what was in it; put the "
-                    "table back, or delete the checkpoint to archive anew what Kafka still has"
+                    f"{self.job.path(table)} is gone, but {checkpoint.path} continues after what was in it; restore "
+                    "the table, or delete the checkpoint to archive again what Kafka still has"
                 )
 
     def _checkpoint(self, spark: SparkSession, flow: _Flow) -> Checkpoint:

@@ -260,12 +260,12 @@ def _stop(number: int, kafka: Bounds, state: Mapping[str, Any] | None) -> tuple[
     if queue > kafka.queue_end or markers > kafka.markers_end:
         raise PipelineError(
             f"the worker is at {queue} and {markers} of partition {number}, where the logs end at {kafka.queue_end} "
-            f"and {kafka.markers_end}: it does not belong to this Kafka, or MARQ_NAME is another"
+            f"and {kafka.markers_end}: it belongs to another Kafka, or has another MARQ_NAME"
         )
     if queue < kafka.queue_start or markers < kafka.markers_start:
         raise _DeletedError(
             f"partition {number}: the worker deleted records up to {kafka.queue_start} and {kafka.markers_start} since "
-            f"it told its state at {queue} and {markers}; raise MARQ_RETENTION_HISTORY_MS"
+            f"it reported its state at {queue} and {markers}; raise MARQ_RETENTION_HISTORY_MS"
         )
     return queue, markers
 
@@ -275,7 +275,7 @@ def _joined(number: int, old: Bounds, kafka: Bounds, stop: tuple[int, int]) -> t
     if old.queue_end < kafka.queue_start or old.markers_end < kafka.markers_start:
         raise PipelineError(
             f"the archive ends at {old.queue_end} and {old.markers_end} of partition {number}, Kafka begins at "
-            f"{kafka.queue_start} and {kafka.markers_start}: what is between is gone; audit without --archive"
+            f"{kafka.queue_start} and {kafka.markers_start}: the records between are gone; audit without --archive"
         )
     queue_start = old.queue_start if old.queue_end else kafka.queue_start
     markers_start = old.markers_start if old.markers_end else kafka.markers_start

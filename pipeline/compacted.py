@@ -58,9 +58,9 @@ def records_of(client: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, b
             elif error.code() == KafkaError._PARTITION_EOF:
                 position = offset
             elif not error.retriable():
-                raise BrokerError(f"Kafka does not let {topic} be read: {error.str()}")
+                raise BrokerError(f"Kafka refuses to let us read {topic}: {error.str()}")
     except KafkaException as error:
-        raise BrokerError(f"Kafka does not let {topic} be read: {error.args[0].str()}; try again") from None
+        raise BrokerError(f"Kafka refuses to let us read {topic}: {error.args[0].str()}; try again") from None
     finally:
         consumer.close()
 

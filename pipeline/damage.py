@@ -92,7 +92,7 @@ async def _find(kafka: Kafka, ranges: Ranges) -> Damaged:
     from aiokafka import AIOKafkaConsumer
 
     from app.kafka.connection import end_client, kafka_client_args
-    from app.streaming.batches import decode_with
+    from app.streaming.fetching import decode_with
 
     found: Damaged = {}
     faults: list[Fault] = []

@@ -100,8 +100,8 @@ class Dispatch:
             return
         if known.fingerprint != self.fingerprint:
             raise PipelineError(
-                f"job {self.name} was begun with another input or other options: give it those again, or give another "
-                "name with --job"
+                f"job {self.name} was begun with another input or other options: give the same again, or another name "
+                "with --job"
             )
         if known.partitions != self.plan.partitions:
             raise PipelineError(

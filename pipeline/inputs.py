@@ -128,7 +128,5 @@ def format_of(files: list[File], path: str) -> str:
             name = name.with_suffix("")
         found.add(ENDINGS.get(name.suffix))
     if len(found) != 1 or None in found:
-        raise PipelineError(
-            f"the names of the files of {path} don't tell one format: give --format {'|'.join(FORMATS)}"
-        )
+        raise PipelineError(f"the file names of {path} don't tell one format: give --format {'|'.join(FORMATS)}")
     return str(found.pop())

@@ -174,7 +174,7 @@ class Kafka:
         """Like `partitions`, from an answer of `topics`."""
         if topic not in there:
             raise TopicError(
-                f"topic {topic} does not exist at {self.bootstrap}; start a worker, which makes it, or correct "
+                f"topic {topic} does not exist at {self.bootstrap}; start a worker, which creates it, or correct "
                 "MARQ_NAME or MARQ_QUEUE_TOPIC"
             )
         return there[topic]

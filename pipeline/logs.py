@@ -156,7 +156,7 @@ def from_records(rows: DataFrame, queue_topic: str, *, prints: bool = False) -> 
 def _check_range(topic: str, number: int, begin: int, end: int, log_start: int, log_end: int) -> None:
     if begin < log_start:
         raise PipelineError(
-            f"{topic} partition {number}: offsets {begin} to {log_start - 1} are not in Kafka any more; read from the "
+            f"{topic} partition {number}: offsets {begin} to {log_start - 1} are no longer in Kafka; read from the "
             "archive, or raise MARQ_RETENTION_HISTORY_MS"
         )
     if begin > end or end > log_end:

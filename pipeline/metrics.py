@@ -114,7 +114,7 @@ class Counting(Streaming):
         for topic in ours[:2]:
             self.kafka.require(topic, there)
         if self.topic in ours:
-            raise PipelineError(f"{self.topic} is a topic of marq's own; choose another with --topic")
+            raise PipelineError(f"{self.topic} is one of marq's own topics; choose another with --topic")
         if self.topic not in there:
             _make_topic(self.kafka, self.topic)
 
@@ -134,8 +134,8 @@ class Counting(Streaming):
             path = self.job.path(name)
             if tables.check(spark, path, version=VERSION, source=source) is None and begun:
                 raise PipelineError(
-                    f"{path} is gone, but {self.checkpoint} goes on behind what was in it; put the table back, or "
-                    f"delete the checkpoint, {self.job.path(METRICS)} and {self.job.path(STATE)} to count anew what "
+                    f"{path} is gone, but {self.checkpoint} continues after what was in it; restore the table, or "
+                    f"delete the checkpoint, {self.job.path(METRICS)} and {self.job.path(STATE)} to count again what "
                     "Kafka still has"
                 )
         for name, schema, by in ((METRICS, METRICS_ROW, "day"), (STATE, STATE_ROW, "partition")):

@@ -69,7 +69,7 @@ class Queues:
         if problem is not None:
             raise BadValueError(problem)
         if not self._auto_create and not self.exists(queue):
-            raise UnknownQueueError(f"there is no queue {queue!r}, and MARQ_AUTO_CREATE is off: make it first")
+            raise UnknownQueueError(f"there is no queue {queue!r}, and MARQ_AUTO_CREATE is off: create it first")
 
     def delay_ms(self, queue: str) -> int:
         """Delay of messages that are sent to a queue without one of their own, in milliseconds."""

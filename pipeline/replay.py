@@ -1,6 +1,6 @@
 """`python -m pipeline replay`: archived messages, chosen with a SQL predicate, sent again, each once.
 
-The chosen messages are staged once they are confirmed (see `staging`), then sent (see `sending`). A run that goes on
+The chosen messages are staged (see `staging`), confirmed by the user, then sent (see `sending`). A run that goes on
 after a crash sends the rest of the same messages, whatever was archived since.
 """
 

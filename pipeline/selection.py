@@ -31,7 +31,7 @@ def choose(rows: DataFrame, predicate: str) -> DataFrame:
         _ = chosen.schema
     except PySparkException as error:
         raise PipelineError(
-            f"--where {predicate!r} is no condition on these messages: {explain(error)}; columns: "
+            f"--where {predicate!r} is not a valid condition on these messages: {explain(error)}; columns: "
             f"{', '.join(rows.columns)}"
         ) from None
     return chosen
@@ -90,6 +90,6 @@ def agree(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise PipelineError("nothing was sent: look at what was chosen, then say --yes")
+        raise PipelineError("nothing was sent: look at what was chosen, then add --yes")
     if not click.confirm(question):
         raise PipelineError("nothing was sent")

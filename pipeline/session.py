@@ -164,7 +164,7 @@ def _common(scratch: Path) -> dict[str, str]:
         # A row belongs to the same day wherever that is computed.
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        # Rows are of one day, or two at midnight: both files are open at once. With more days, rows are sorted first.
+        # Rows are of one day, or two at midnight: both files are open at once. With more, rows are first sorted by day.
         "spark.sql.maxConcurrentOutputFileWriters": "2",
         # Bytes that an open file keeps in memory.
         "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),

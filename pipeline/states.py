@@ -40,11 +40,9 @@ def _state(url: str, key: str | None, number: int) -> dict[str, Any]:
             with error:
                 detail = _detail(error.read())
             if error.code in (401, 403):
-                raise PipelineError(
-                    f"{url} does not let us see its state ({detail}); give a key with --key-file"
-                ) from None
+                raise PipelineError(f"{url} refuses to show its state ({detail}); give a key with --key-file") from None
             if error.code != 503 or time.monotonic() > deadline:
-                raise PipelineError(f"{url} does not tell the state of partition {number}: {detail}") from None
+                raise PipelineError(f"{url} does not return the state of partition {number}: {detail}") from None
             time.sleep(0.5)
         except ValueError:
             raise PipelineError(f"{url} answers, but not as a worker of marq; correct --worker") from None

@@ -171,7 +171,7 @@ class Streaming:
         where = f"{topic} partition {number}"
         if position > end:
             raise PipelineError(
-                f"{table} is at offset {position} of {where}, which ends at {end}: it is of another topic of that "
+                f"{table} is at offset {position} of {where}, which ends at {end}: it belongs to another topic of that "
                 "name; choose another folder with --data"
             )
         if position < start and not self.accept_loss:

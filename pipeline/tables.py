@@ -138,8 +138,8 @@ def _check_source(path: str, found: Mapping[str, str], source: str) -> None:
     other = found.get(SOURCE, "")
     if source and other and other != source:
         raise PipelineError(
-            f"{path} is of another topic or Kafka ({other}; this one is {source}); choose another folder with --data, "
-            "or correct MARQ_NAME, MARQ_QUEUE_TOPIC or MARQ_KAFKA"
+            f"{path} belongs to another topic or Kafka ({other}; this one is {source}); choose another folder with "
+            "--data, or correct MARQ_NAME, MARQ_QUEUE_TOPIC or MARQ_KAFKA"
         )
 
 

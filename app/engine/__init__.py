@@ -11,6 +11,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `checkpoints`      writes checkpoints to the tables
 `turns`            partitions take turns at that
 `changelogs`       reads changelogs beside the group, and deletes old records
+`intake`           how many messages were read of each queue
 `read_ahead`       how far partitions are read ahead, and how much memory they take
 `read_up`          waits until what Kafka has confirmed is folded
 `broker_time`      the time that brokers stamp on records

@@ -24,8 +24,8 @@ GATHER_S = 0.01
 #: Milliseconds by which each next worker begins later with the probe of a pause that is over.
 STAGGER_MS = 250
 
+#: Of each queue what happened, in order: event, and failures or milliseconds.
 Events = dict[str, list[tuple[str, int]]]
-"""Of each queue what happened, in order: event, and failures or milliseconds."""
 
 
 class BreakerState(msgspec.Struct):

@@ -26,6 +26,7 @@ from app.engine.broker_time import BrokerTime
 from app.engine.changelogs import Changelogs
 from app.engine.checkpoints import CheckpointWriter
 from app.engine.copies import Copies
+from app.engine.intake import Intake
 from app.engine.outbox import NOBODY, Outbox
 from app.engine.owned_partition import OwnedPartition, Receiver
 from app.engine.read_ahead import ReadAhead
@@ -88,6 +89,7 @@ class Ownership(Service):
         #: Partitions that are assigned to this worker but can't be served at present: why.
         self.unserved: dict[int, str] = {}
         self.receivers: list[Receiver] = []
+        self.intake = Intake()
         self.worker_name = ""
         self._watched_ms = 0
         self.lateness = Lateness()
@@ -208,6 +210,8 @@ class Ownership(Service):
         with self._alone(held):
             if not held.owner.ingest(chunk.start, chunk.next, chunk.records):
                 self._seek(held, self.topics.queue, held.owner.partition.position)
+            elif held.serving:  # before that it reads again what its last owner has read
+                self.intake.read(self.settings.queue_id, chunk.records)
             self.drain(held)
 
     def on_markers_chunk(self, chunk: Chunk) -> None:

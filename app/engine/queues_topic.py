@@ -12,8 +12,8 @@ from mode.utils.logging import CompositeLogger
 
 from app.kafka.connection import end_client, kafka_client_args
 from app.settings import Settings
-from app.streaming.batches import decode_with
 from app.streaming.faults import stop_if_reading_ends
+from app.streaming.fetching import decode_with
 from marq.errors import InternalError, UnavailableError
 
 #: Seconds until a record has to be in the topic, and an answer of Kafka here.

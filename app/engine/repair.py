@@ -39,8 +39,8 @@ TIMEOUT_S = 30.0
 #: Seconds for a worker to say which partitions it serves.
 ASK_TIMEOUT_S = 5.0
 
+#: Name in the own marker.
 REPAIR = "repair"
-"""Name in the own marker."""
 
 
 class Repair(NamedTuple):

@@ -76,23 +76,31 @@ class DigestView(msgspec.Struct):
 
 
 class MessagesWanted(msgspec.Struct):
-    """Up to `limit` messages of a queue, in one state or in any, behind a partition and offset."""
+    """Up to `limit` messages of a queue, in one state or in any, behind a partition and offset.
+
+    ``payload_bytes``: so much of each payload comes along, and the headers.
+    """
 
     queue: str
     state: State | None
     after: tuple[int, int]
     limit: int
+    payload_bytes: int = 0
 
 
 class MessageBrief(msgspec.Struct):
-    """A message, as it is in a list. Time and size only if it is in memory."""
+    """A message, as it is in a list; the beginning of its payload and its headers where they were asked for."""
 
     partition: int
     offset: int
     state: str
     receives: int
-    sent_ms: int | None
+    sent_ms: int | None  # None: its row can't be read right now
     size_bytes: int | None
+    payload: bytes | UnsetType = UNSET
+    headers: list[tuple[str, str]] | UnsetType = UNSET
+    receiver: str | UnsetType = UNSET  # who has it, of one in flight
+    left_ms: int | UnsetType = UNSET  # until it comes back, of one that is in flight or delayed
 
 
 class Place(msgspec.Struct):

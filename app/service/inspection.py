@@ -44,15 +44,19 @@ from app.service.vitals import vitals_of
 from app.service.watches import Receivers
 from marq.core.digest import STATES, Entry, digest_of, entries
 from marq.core.partition import Partition
-from marq.core.segments import Segment
 from marq.core.state import MessageState
-from marq.errors import MarqError, NotFoundError
+from marq.errors import MarqError, NotFoundError, RowError
 from tables import markers, messages, progress
 
 #: Segments that are looked at in one turn.
 TURN_SEGMENTS = 10
-#: Bytes of a payload that is shown.
+#: Where Linux says how much memory a process has.
+_STATM = Path("/proc/self/statm")
+#: Bytes of a payload that is shown, and of all payloads in a list.
 SHOWN_BYTES = 64 * 1024
+ANSWER_BYTES = 4 * 1024 * 1024
+#: Characters of a header that is shown in a list.
+HEADER_CHARACTERS = 1_000
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -242,16 +246,18 @@ class Inspection:
     # ------------------------------------------------------------------ messages
 
     async def messages(
-        self, queue: str, state: State | None, after: tuple[int, int], limit: int
+        self, queue: str, state: State | None, after: tuple[int, int], limit: int, payload_bytes: int = 0
     ) -> tuple[list[MessageBrief], list[str]]:
         """Up to `limit` messages of a queue in order, and the URLs of workers that did not answer."""
-        found, missing = await self._everywhere(self.messages_here, MessagesWanted(queue, state, after, limit))
+        wanted = MessagesWanted(queue, state, after, limit, payload_bytes)
+        found, missing = await self._everywhere(self.messages_here, wanted)
         return sorted((m for one in found for m in one), key=lambda m: (m.partition, m.offset))[:limit], missing
 
     @peer_call("messages")
     async def messages_here(self, wanted: MessagesWanted) -> list[MessageBrief]:
         """See `messages`, of this worker's partitions."""
         found: list[MessageBrief] = []
+        room = ANSWER_BYTES
         for number, held in sorted(self._ownership.held.items()):
             if not held.serving or number < wanted.after[0] or len(found) >= wanted.limit:
                 continue
@@ -259,9 +265,12 @@ class Inspection:
             listed = await smallest(
                 _wanted(partition, wanted, first), wanted.limit - len(found), lambda entry: entry.offset
             )
-            # some may have been finished since they were looked at
-            states = {entry.offset: partition.state_of(entry.offset) for entry in listed}
-            found += [_brief(held, entry) for entry in listed if states[entry.offset] is not MessageState.DONE]
+            for entry in listed:
+                # some may have been finished since they were looked at
+                if partition.state_of(entry.offset) is not MessageState.DONE:
+                    brief = _brief(held, entry, min(wanted.payload_bytes, room))
+                    room -= len(brief.payload) if isinstance(brief.payload, bytes) else 0
+                    found.append(brief)
         return found
 
     async def message(self, number: int, offset: int) -> MessageView:
@@ -358,19 +367,40 @@ async def _wanted(partition: Partition, wanted: MessagesWanted, first: int) -> A
             await asyncio.sleep(0)
 
 
-def _brief(held: OwnedPartition, entry: Entry) -> MessageBrief:
-    partition = held.owner.partition
-    record = partition.messages.get(entry.offset)
-    if isinstance(record, Segment):
-        record = None  # its payload is only in the table
-    return MessageBrief(
-        partition=held.number,
-        offset=entry.offset,
-        state=entry.state,
-        receives=entry.receives,
-        sent_ms=record.timestamp if record is not None else None,
-        size_bytes=len(record.value or b"") if record is not None else None,
-    )
+def _brief(held: OwnedPartition, entry: Entry, payload_bytes: int) -> MessageBrief:
+    partition, offset = held.owner.partition, entry.offset
+    brief = MessageBrief(held.number, offset, entry.state, entry.receives, None, None)
+    try:
+        record = _record_of(partition, offset)
+    except RowError:
+        return brief
+    if record is None:
+        return brief
+    payload = record.value or b""
+    brief.sent_ms, brief.size_bytes = record.timestamp, len(payload)
+    if payload_bytes:
+        brief.payload = payload[:payload_bytes]
+        brief.headers = [(name, _text(value)[:HEADER_CHARACTERS]) for name, value in record.headers]
+    delivered = partition.deliveries.get(offset)
+    if entry.state is MessageState.IN_FLIGHT and delivered is not None:
+        brief.receiver, brief.left_ms = delivered.receiver, max(0, delivered.deadline_ms - partition.clock_ms)
+    elif entry.state is MessageState.DELAYED:
+        due_ms = partition.delays.get(offset)
+        if due_ms is not None:
+            brief.left_ms = max(0, due_ms - partition.broker_ms)
+        elif delivered is not None:
+            brief.left_ms = max(0, delivered.deadline_ms - partition.clock_ms)
+    return brief
+
+
+def _record_of(partition: Partition, offset: int) -> Any:
+    """The record of an unfinished message; None if it is done. Raises `RowError`."""
+    if offset in partition.messages:
+        return partition.record(offset)
+    segment = partition.segments.find(offset)
+    if segment is None or not segment.is_parked(offset):
+        return None
+    return partition.records_of(segment)[offset]
 
 
 def _delivery(partition: Partition, offset: int) -> DeliveryView | None:
@@ -388,6 +418,14 @@ def _delivery(partition: Partition, offset: int) -> DeliveryView | None:
 
 def _text(value: bytes | None) -> str:
     return (value or b"").decode(errors="backslashreplace")
+
+
+def memory_bytes() -> int:
+    """Bytes of memory that this process has now."""
+    try:
+        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):  # no Linux
+        return _peak_memory_bytes()
 
 
 def _peak_memory_bytes() -> int:

@@ -193,7 +193,11 @@ class Receives:
         elsewhere = asyncio.ensure_future(self.polling.ready_at(waiter.queue, watch=False, last_look=True))
         here = asyncio.ensure_future(self.read_up(waiter.queue))
         try:
-            await asyncio.wait((waiter.future, asyncio.gather(elsewhere, here)), return_when=asyncio.FIRST_COMPLETED)
+            # errors are results: who has an answer first cancels both, and nobody looks at what becomes of them
+            both = asyncio.gather(elsewhere, here, return_exceptions=True)
+            await asyncio.wait((waiter.future, both), return_when=asyncio.FIRST_COMPLETED)
+            if here.done():
+                here.result()
             if waiter.pending:  # it takes milliseconds, or Kafka is away
                 timer = asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
                 waiter.over = True

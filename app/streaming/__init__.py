@@ -9,6 +9,8 @@ Everything that reaches into the internals of either library is here. May import
 `consumer_thread`  the thread that fetches
 `chunks`           what the one hands to the other
 `batches`          decodes what was fetched, also what is damaged
+`compression`      decompresses it
+`fetching`         puts that into aiokafka's fetcher
 `paced_client`     asks for leaders at a bounded rate
 `producer`         appends idempotently
 `sender`           sends the producer's batches, each partition by itself

@@ -20,36 +20,20 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import cramjam
 from aiokafka import TopicPartition
-from aiokafka.consumer.fetcher import FetchResult
-from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.legacy_records import LegacyRecordBatch
 from aiokafka.structs import ConsumerRecord
 
+from app.streaming.compression import DecodingError, decompress
 from marq.core.reading import BAD_NAME, UNDECODABLE, Unreadable
 
-#: Bytes of the records of one batch. Kafka limits what they are compressed to, which may be a thousandth of that.
-BATCH_MAX_BYTES = 64 * 1024 * 1024
-#: Bytes that one fetch of a partition may ask for, if a batch is larger than what is usually asked for.
-FETCH_MAX_BYTES = 64 * 1024 * 1024
-#: Fetches of one position that bring nothing usable before its offset is given up.
-PATIENCE = 3
-#: First size that a batch is decompressed into, in multiples of its own; then eight times as much.
-_GUESS = 16
-
 _V2 = struct.Struct(">qiibIhiqqqhii")  # the header of a batch, format 2
-_BASE_LENGTH = struct.Struct(">qi")
+BASE_LENGTH = struct.Struct(">qi")  # offset and length, with which a batch of any format begins
 _LENGTH_OFFSET, _MAGIC_OFFSET, _ATTRIBUTES_OFFSET = 8, 16, 21
-_CODEC, _LOG_APPEND_TIME, _CODECS = 0x07, 0x08, {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
+_CODEC, _LOG_APPEND_TIME = 0x07, 0x08
 _LEGACY_CRC_OFFSET, _LEGACY_MIN, _LEGACY_KEY = 12, 26, {0: 18, 1: 26}  # in formats 0 and 1; the key by format
-_XERIAL = b"\x82SNAPPY\x00"
-
-
-class DecodingError(ValueError):
-    """A batch or a record is not as Kafka's format says."""
 
 
 class Fault(NamedTuple):
@@ -62,73 +46,6 @@ class Fault(NamedTuple):
     stop: int
     reason: str
     batch_stop: int = 0
-
-
-# ------------------------------------------------------------------ compression
-
-
-def decompress(codec: int, data: bytes, limit: int = BATCH_MAX_BYTES) -> bytes | bytearray | memoryview:
-    """The records of a batch, decompressed. Raises `DecodingError`; never makes more than `limit` bytes."""
-    name = _CODECS.get(codec)
-    if name is None:
-        raise DecodingError(f"unknown codec {codec}")
-    try:
-        if codec == 1:
-            return _gunzip(data, limit)
-        if codec == 2:
-            return _unsnap(data, limit)
-        return _decompress_into(getattr(cramjam, name).decompress_into, data, limit)
-    except DecodingError:
-        raise
-    except Exception as exc:  # cramjam raises errors of many kinds
-        raise DecodingError(f"its {name} data is damaged ({exc})") from None
-
-
-def _too_large(limit: int) -> DecodingError:
-    return DecodingError(f"its records are larger than {limit} bytes when decompressed")
-
-
-def _decompress_into(into: Any, data: bytes, limit: int) -> memoryview:
-    size = min(limit, max(4096, _GUESS * len(data)))
-    while True:
-        buffer = bytearray(size)
-        try:
-            return memoryview(buffer)[: into(data, buffer)]
-        except cramjam.DecompressionError as exc:
-            if "whole buffer" not in str(exc):
-                raise
-            if size == limit:
-                raise _too_large(limit) from None
-        size = min(limit, 8 * size)
-
-
-def _gunzip(data: bytes, limit: int) -> bytes:
-    parts, room = [], limit
-    while data:
-        stream = zlib.decompressobj(wbits=31)
-        parts.append(stream.decompress(data, room + 1))
-        room -= len(parts[-1])
-        if room < 0:
-            raise _too_large(limit)
-        if not stream.eof:
-            raise DecodingError("its gzip data is damaged (it ends too early)")
-        data = stream.unused_data
-    return b"".join(parts)
-
-
-def _unsnap(data: bytes, limit: int) -> bytes:
-    blocks = [data]
-    if data.startswith(_XERIAL):
-        blocks, at = [], 16
-        while at < len(data):
-            (size,) = struct.unpack_from(">i", data, at)
-            if size < 0 or at + 4 + size > len(data):
-                raise DecodingError("its snappy data is damaged (the size of a block)")
-            blocks.append(data[at + 4 : at + 4 + size])
-            at += 4 + size
-    if sum(cramjam.snappy.decompress_raw_len(block) for block in blocks) > limit:
-        raise _too_large(limit)
-    return b"".join(bytes(cramjam.snappy.decompress_raw(block)) for block in blocks)
 
 
 # ------------------------------------------------------------------ single records, where a batch has a bad one
@@ -244,10 +161,10 @@ class FetchedRecords:
 
     def _unpack(self) -> Iterator[Any]:
         data, at, asked = self._data, 0, self.next_fetch_offset
-        while len(data) - at >= _BASE_LENGTH.size:
-            base, length = _BASE_LENGTH.unpack_from(data, at)
-            stop = at + _BASE_LENGTH.size + length
-            if length <= _MAGIC_OFFSET - _BASE_LENGTH.size or stop > len(data):
+        while len(data) - at >= BASE_LENGTH.size:
+            base, length = BASE_LENGTH.unpack_from(data, at)
+            stop = at + BASE_LENGTH.size + length
+            if length <= _MAGIC_OFFSET - BASE_LENGTH.size or stop > len(data):
                 break
             yield from self._batch(base, data[at:stop], stop)
             at = stop
@@ -400,7 +317,7 @@ class FetchedRecords:
         """Base offset of the batch at `at` in the data, where it is plausible."""
         if len(self._data) - at <= _MAGIC_OFFSET:
             return None
-        base, length = _BASE_LENGTH.unpack_from(self._data, at)
+        base, length = BASE_LENGTH.unpack_from(self._data, at)
         beyond = 0 <= self._end <= base
         if base <= self.next_fetch_offset or beyond or length <= 0 or self._data[at + _MAGIC_OFFSET] > 2:
             return None
@@ -435,7 +352,7 @@ def _ends_aborted(batch: Any) -> bool:
 def _uncompressed(raw: bytes, body: Any) -> bytes:
     """The batch with its records decompressed; its checksum is not brought up to date."""
     head = bytearray(raw[: _V2.size])
-    struct.pack_into(">i", head, _LENGTH_OFFSET, len(head) + len(body) - _BASE_LENGTH.size)
+    struct.pack_into(">i", head, _LENGTH_OFFSET, len(head) + len(body) - BASE_LENGTH.size)
     (attributes,) = struct.unpack_from(">h", head, _ATTRIBUTES_OFFSET)
     struct.pack_into(">h", head, _ATTRIBUTES_OFFSET, attributes & ~_CODEC)
     return b"".join((head, body))
@@ -452,101 +369,3 @@ def _check_legacy(raw: bytes, magic: int) -> None:
     except struct.error:
         raise DecodingError("a field is longer than its record") from None
     decompress(raw[_MAGIC_OFFSET + 1] & _CODEC, raw[begin:at])
-
-
-# ------------------------------------------------------------------ the fetcher
-
-
-class _Client:
-    """aiokafka's client as its fetcher sees it, but for the records: those of some topics are kept from it."""
-
-    def __init__(self, client: Any, topics: Callable[[str], bool]) -> None:
-        self._client = client
-        self._topics = topics
-        #: By node: partition -> (end of the log, aborted transactions, batches).
-        self.kept: dict[Any, dict[TopicPartition, tuple[int, Any, bytes]]] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
-
-    async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
-        response = await self._client.send(node_id, request, **options)
-        if isinstance(request, FetchRequest):
-            kept = self.kept[node_id] = {}
-            response.topics = [
-                (topic, [self._without(kept, topic, p, response.API_VERSION) for p in partitions])
-                if self._topics(topic)
-                else (topic, partitions)
-                for topic, partitions in response.topics
-            ]
-        return response
-
-    @staticmethod
-    def _without(kept: dict[TopicPartition, tuple[int, Any, bytes]], topic: str, part: Any, version: int) -> Any:
-        number, error, end, *more, data = part
-        if error or not data:
-            return part
-        # behind the end of the log: last stable offset, first offset, aborted transactions, preferred replica
-        aborted = more[2] if version >= 11 else more[-1] if version >= 4 else None
-        kept[TopicPartition(topic, number)] = (end, aborted, data)
-        return (number, error, end, *more, b"")
-
-
-def decode_with(fetcher: Any, topics: Callable[[str], bool], on_fault: Callable[[TopicPartition, Fault], None]) -> None:
-    """Make a fetcher of aiokafka decode the records of some topics as this module does.
-
-    aiokafka has no place for a decoder: it makes its own in the middle of `_proc_fetch_request`, in Cython. So the
-    records are taken out of the answer before that method sees them, and put where it would have put them.
-    """
-    client = fetcher._client = _Client(fetcher._client, topics)
-    stuck: dict[TopicPartition, tuple[int, int]] = {}  # position, and fetches of it that brought nothing usable
-    proceed = fetcher._proc_fetch_request
-
-    def result_of(assignment: Any, tp: TopicPartition, position: int, kept: tuple[int, Any, bytes]) -> FetchResult:
-        end, aborted, data = kept
-        before, times = stuck.get(tp, (-1, 0))
-        patient = before != position or times < PATIENCE
-        stuck[tp] = (position, times + 1 if before == position else 1)
-        records = FetchedRecords(
-            tp,
-            data,
-            aborted,
-            position,
-            end=end,
-            patient=patient,
-            on_fault=lambda fault: on_fault(tp, fault),
-        )
-        return FetchResult(tp, assignment=assignment, partition_records=records, backoff=fetcher._prefetch_backoff)
-
-    async def fetch(assignment: Any, node_id: Any, request: Any) -> bool:
-        client.kept.pop(node_id, None)
-        has_data = bool(await proceed(assignment, node_id, request))
-        kept = client.kept.pop(node_id, {})
-        if not assignment.active:
-            return has_data
-        for topic, partitions in request.topics:
-            for number, position, _ in partitions:
-                tp = TopicPartition(topic, number)
-                state = assignment.state_value(tp)
-                if tp not in kept or tp in fetcher._records or state is None:
-                    continue
-                if not state.has_valid_position or state.position != position:
-                    continue  # sought meanwhile
-                needed = _cut_off(kept[tp][2], position)
-                if needed > fetcher._max_partition_fetch_bytes:
-                    # a broker may hold back all of a batch that is larger than what was asked for
-                    fetcher._max_partition_fetch_bytes = min(needed, FETCH_MAX_BYTES)
-                fetcher._records[tp] = result_of(assignment, tp, position, kept[tp])
-                has_data = True
-        return has_data
-
-    fetcher._proc_fetch_request = fetch
-
-
-def _cut_off(data: bytes, position: int) -> int:
-    """Size of the first batch where all of it is not there; else 0."""
-    if len(data) < _BASE_LENGTH.size:
-        return 0
-    base, length = _BASE_LENGTH.unpack_from(data)
-    size = _BASE_LENGTH.size + length
-    return size if size > len(data) and 0 <= base <= position else 0

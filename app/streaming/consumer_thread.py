@@ -22,9 +22,10 @@ from faust.types import TP
 from mode import Service
 
 from app.kafka.connection import end_client
-from app.streaming.batches import Fault, decode_with
+from app.streaming.batches import Fault
 from app.streaming.chunks import Chunk, Reader
 from app.streaming.faults import is_expected, stop_if_reading_ends, stop_on_faults
+from app.streaming.fetching import decode_with
 from app.streaming.paced_client import PacedClient
 from marq.errors import InternalError
 

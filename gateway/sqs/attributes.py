@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -195,10 +195,11 @@ class Attributes:
             found["CreatedTimestamp"] = found["LastModifiedTimestamp"] = "0"
         return found
 
-    def difference(self, old: Draft, new: Draft, names: Iterable[str], place: Place) -> str | None:
-        """The first of these attributes that has another value in `new`; None if they are the same."""
-        before, after = (self._values(draft.settings, draft.attributes, place) for draft in (old, new))
-        return next((name for name in names if before.get(name) != after.get(name)), None)
+    def difference(self, queue: str, old: Draft, given: dict[str, str], place: Place) -> str | None:
+        """The first attribute that is given another value than the queue has; None if they are the same."""
+        drafts = (old, self._changed(queue, old, given))
+        before, after = (self._values(draft.settings, draft.attributes, place) for draft in drafts)
+        return next((name for name in given if before.get(name) != after.get(name)), None)
 
     def _values(self, settings: QueueSettings, beside: dict[str, str], place: Place) -> dict[str, str]:
         """The attributes that can be set."""

@@ -102,8 +102,7 @@ class Queues:
             if base is None:
                 _require_dead_letters(call, None, draft)
                 return draft
-            old = self.draft(base)
-            name = self._attributes.difference(old, self._attributes.changed(queue, old, given), given, call.place)
+            name = self._attributes.difference(queue, self.draft(base), given, call.place)
             if name is not None:
                 raise SqsError(
                     "QueueNameExists",

@@ -67,8 +67,8 @@ PERMISSIONS = {
 #: Bytes of a request in JSON that carries no messages: a thousand receipts of a batch, or the tags of a queue.
 SMALL_BYTES = 640 * 1024
 REQUEST_ID = "x-amzn-RequestId"
-#: Queue URLs; the JSON API and the health checks are on paths that look like those of accounts.
-QUEUE_PATH = "/{account:(?!v1/|health/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
+#: Queue URLs; the JSON API, the health checks and the cockpit are on paths that look like those of accounts.
+QUEUE_PATH = "/{account:(?!v1/|health/|ui/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
 
 Do = Callable[[Call, Any], Awaitable[dict[str, Any] | None]]
 
@@ -124,13 +124,16 @@ class Server:
                 sender, grants = claim.key_id, credential.grants
                 if not request.content.is_eof():
                     self._signatures.check_head(request, claim, credential.secret)
-                body = self._signatures.check(request, await self._body(request), claim, credential.secret)
+                bodies.hand_over(request, credential.unproven)
+                body = self._signatures.check(request, await self._body(request, target), claim, credential.secret)
+                if grants.share is not None:
+                    bodies.hand_over(request, grants.share)
                 self._check_permission(grants, request)
                 grants.begin()
                 begun = grants
             else:
                 _check_browser(request)
-                body = await self._body(request)
+                body = await self._body(request, target)
             url = request.path if "queue" in request.match_info else None
             if target is not None:
                 action, parameters = json_protocol.read(target, body)
@@ -181,9 +184,8 @@ class Server:
         if permission is not None:
             grants.require(permission, None)
 
-    async def _body(self, request: web.Request) -> bytes:
+    async def _body(self, request: web.Request, target: str | None) -> bytes:
         # which action a form asks for stands in its body
-        target = request.headers.get(json_protocol.TARGET)
         limit_bytes = self._body_bytes if target is None or target in self._sends else self._small_bytes
         try:
             return await bodies.read(request, limit_bytes, self._room)
@@ -211,13 +213,14 @@ def _check_browser(request: web.Request) -> None:
         check_link(request.headers)
 
 
-def define(router: web.UrlDispatcher, server: Server) -> None:
-    """Register the routes."""
+def define(router: web.UrlDispatcher, server: Server) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """Register the routes; what answers them."""
 
     async def handler(request: web.Request) -> web.Response:
         return await server.serve(request)
 
     handler.guards_itself = True  # type: ignore[attr-defined]
-    for path in ("/", QUEUE_PATH):
-        for method in ("GET", "POST"):
-            router.add_route(method, path, handler)
+    # a GET of "/" may be a browser's
+    for method, path in (("POST", "/"), ("GET", QUEUE_PATH), ("POST", QUEUE_PATH)):
+        router.add_route(method, path, handler)
+    return handler

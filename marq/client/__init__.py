@@ -9,23 +9,23 @@
         print(message.payload)
         message.ack()
 
-`Service` and what it gives block; `AsyncService` is the same for asyncio. Both are one implementation: the blocking
-one runs the other in a thread of its own.
+`Service` and its objects block; `AsyncService` is the same for asyncio. Both are one implementation: the blocking one
+runs the other in a thread of its own.
 
-    wire          the bodies of requests and answers, and the errors they tell
+    wire          the bodies of requests and answers, and the errors in answers
     connection    HTTP: addresses, time-outs, retries
-    batching      acknowledgements and sends that are under way at the same time share requests
-    prefetch      messages taken ahead of their reader, kept alive, given back
+    batching      acknowledgements and sends at the same time share requests
+    prefetch      messages received ahead of their reader: their leases are extended, unread ones given back
     asynchronous  AsyncService, AsyncQueue, AsyncConsumer
     blocking      Service, Queue, Consumer
 
-May import `marq.clock`, `marq.errors` and `marq.protocol`. Of others it needs msgspec, aiohttp and tenacity.
+May import `marq.clock`, `marq.errors` and `marq.protocol`. Its dependencies are msgspec, aiohttp and tenacity.
 """
 
 from marq.client.asynchronous import AsyncConsumer, AsyncMessage, AsyncQueue, AsyncService
 from marq.client.blocking import Consumer, Message, Queue, Service
 from marq.client.wire import Outgoing
-from marq.protocol.messages import QueueInfo, Sent
+from marq.protocol.messages import Peeked, QueueCounts, QueueInfo, Sent
 
 __all__ = [
     "AsyncConsumer",
@@ -35,7 +35,9 @@ __all__ = [
     "Consumer",
     "Message",
     "Outgoing",
+    "Peeked",
     "Queue",
+    "QueueCounts",
     "QueueInfo",
     "Sent",
     "Service",

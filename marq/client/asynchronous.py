@@ -17,7 +17,7 @@ from marq.client.operations import ACK, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
 from marq.client.wire import Deliveries, Located, Outgoing
 from marq.errors import LeaseOverError, MarqError
-from marq.protocol.messages import QueueInfo, Sent
+from marq.protocol.messages import Peeked, QueueCounts, QueueInfo, Sent
 
 T = TypeVar("T", bound=Tracked)
 
@@ -306,6 +306,22 @@ class AsyncQueue:
     async def get(self) -> QueueInfo:
         """Information about the queue, with its settings. Raises `UnknownQueueError`."""
         return await self._operations.get(self.name)
+
+    async def stats(self) -> QueueCounts:
+        """How many messages the queue has by state, and how old the oldest is. Raises `UnknownQueueError`."""
+        return await self._operations.stats(self.name)
+
+    async def peek(self, max: int = 10, *, state: str | None = None) -> list[Peeked]:
+        """Look at messages without receiving them, in the order of partitions.
+
+        Args:
+            max: at most so many, up to 1,000.
+            state: "ready", "delayed" or "in_flight"; None: all.
+
+        Returns:
+            The messages, each with up to 64 KiB of its payload.
+        """
+        return await self._operations.peek(self.name, max, state)
 
     async def delete(self) -> None:
         """Delete the queue and its messages."""

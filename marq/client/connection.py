@@ -64,7 +64,7 @@ class Connection:
         if not self.addresses:
             raise SettingError("a service needs an address, such as http://localhost:9324")
         if key is not None and not (key.isascii() and key.isprintable()):
-            raise SettingError("a key is made of printable ASCII characters; take it as the service's operator gave it")
+            raise SettingError("a key has only printable ASCII characters; use it as the service's operator gave it")
         self.timeout = timeout
         self.retry_for = retry_for
         self.tls = tls
@@ -151,7 +151,7 @@ class Connection:
             )
             error.__cause__ = exc
         except aiohttp.ClientError as exc:
-            raise UnreachableError(f"{self.addresses[used]} can't be talked to: {_said(exc)}", 0.0) from exc
+            raise UnreachableError(f"the request to {self.addresses[used]} failed: {_said(exc)}", 0.0) from exc
         if isinstance(error, UnavailableError) and used == self._current:
             self._current = (used + 1) % len(self.addresses)
         raise error

@@ -18,10 +18,12 @@ from marq.client.batching import Batching
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, Connection
 from marq.client.wire import Deliveries, Delivery
 from marq.errors import MarqError, ServiceError, UnavailableError
-from marq.protocol.messages import Entry, QueueInfo, Sent
+from marq.protocol.messages import Entry, Peeked, QueueCounts, QueueInfo, Sent
 
 #: Seconds until a receive that returned empty too early is repeated: its worker is probably stopping.
 EARLY_PAUSE_S = 0.2
+#: Bytes of a payload that `peek` brings along.
+PEEKED_BYTES = 64 * 1024
 #: Queues per request when they are listed.
 PAGE = 1_000
 
@@ -224,6 +226,17 @@ class Operations:
     async def get(self, queue: str) -> QueueInfo:
         """Information about a queue."""
         return await self._admin("GET", queue)
+
+    async def stats(self, queue: str) -> QueueCounts:
+        """How a queue stands."""
+        return wire.queue_counts(await self.connection.request("GET", _path(queue, "stats")))
+
+    async def peek(self, queue: str, limit: int, state: str | None) -> list[Peeked]:
+        """Messages of a queue, looked at and not received."""
+        query = {"limit": str(limit), "payload_bytes": str(PEEKED_BYTES)}
+        if state is not None:
+            query["state"] = state
+        return wire.peeked(await self.connection.request("GET", _path(queue, "messages"), query=query))
 
     async def delete(self, queue: str) -> None:
         """Delete a queue with its messages."""

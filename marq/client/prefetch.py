@@ -222,7 +222,7 @@ class Prefetcher(Generic[M]):
         failed = [(m, r) for m, r in zip(messages, results, strict=True) if r is not None]
         if failed:
             self._failure = self._failure or failed[0][1]
-            logger.warning("%s acknowledgements failed, of %r: %s", len(failed), failed[0][0], failed[0][1])
+            logger.warning("%s acknowledgements failed, the first of %r: %s", len(failed), failed[0][0], failed[0][1])
 
     async def flush(self) -> None:
         """Wait until all acknowledgements so far are confirmed. Raises the first failure since the last flush."""

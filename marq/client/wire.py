@@ -1,4 +1,4 @@
-"""The bodies of requests and answers (msgpack), and the errors they tell.
+"""The bodies of requests and answers (msgpack), and the errors in answers.
 
 >>> to_wire(b"hi")
 Entry(payload=b'hi', key=None, headers={}, delay_ms=None, ttl_ms=None, group=None, deduplication_id=None)
@@ -21,7 +21,7 @@ import msgspec
 from marq import errors
 from marq.errors import BadValueError, MarqError, ServiceError
 from marq.protocol import problems
-from marq.protocol.messages import Entry, Problem, QueueInfo, Received, Sent
+from marq.protocol.messages import Entry, Peeked, Problem, QueueCounts, QueueInfo, Received, Sent
 
 MSGPACK = "application/msgpack"
 
@@ -34,9 +34,15 @@ encode = msgspec.msgpack.Encoder().encode
 class Outgoing(msgspec.Struct, frozen=True):
     """A message to send, with more than a payload.
 
-    ``delay`` and ``ttl`` in seconds: when it can be received first, and when it is dropped if it was not finished
-    (None: as the queue says). Messages of one ``group`` take turns with those of others; in a FIFO queue they are
-    delivered in order, and of several with the same ``deduplication_id`` within five minutes only the first counts.
+    Args:
+        payload: the message's content. A text is sent as UTF-8.
+        key: the sender's own key.
+        headers: the sender's headers.
+        delay: seconds until it can be received. None: as the queue says.
+        ttl: seconds after which it is dropped if it is not finished. None: as the queue says.
+        group: messages of one group take turns with those of others; in a FIFO queue they are delivered in order.
+        deduplication_id: only for FIFO queues. Of several messages with the same id within five minutes, only the
+            first counts.
     """
 
     payload: bytes | str
@@ -97,12 +103,18 @@ class _SettleResults(msgspec.Struct):
     results: list[_SettleResult]
 
 
+class _Peeks(msgspec.Struct):
+    messages: list[Peeked]
+
+
 class _QueuePage(msgspec.Struct):
     queues: list[QueueInfo]
     after: str = ""
 
 
 _queue_info = msgspec.msgpack.Decoder(QueueInfo)
+_queue_counts = msgspec.msgpack.Decoder(QueueCounts)
+_peeks = msgspec.msgpack.Decoder(_Peeks)
 _queue_page = msgspec.msgpack.Decoder(_QueuePage)
 _send_results = msgspec.msgpack.Decoder(_SendResults)
 _settle_results = msgspec.msgpack.Decoder(_SettleResults)
@@ -194,6 +206,18 @@ def queue_info(body: bytes) -> QueueInfo:
     """The information about a queue in an answer."""
     info: QueueInfo = decoded(_queue_info, body)
     return info
+
+
+def queue_counts(body: bytes) -> QueueCounts:
+    """How a queue stands."""
+    counts: QueueCounts = decoded(_queue_counts, body)
+    return counts
+
+
+def peeked(body: bytes) -> list[Peeked]:
+    """Messages that were looked at."""
+    page: _Peeks = decoded(_peeks, body)
+    return page.messages
 
 
 def queue_page(body: bytes) -> tuple[list[QueueInfo], str]:

@@ -10,9 +10,9 @@ from marq.core.ranges import ranges_of
 
 
 class Handout(NamedTuple):
-    """A delivery to hand out now: ``receipt`` is ``(epoch, delivery)``, ``until_ms`` the owner's monotonic clock.
+    """A delivery to hand out now. Without offsets it tells the receiver that its request brought nothing.
 
-    Without offsets: nothing came of what the receiver had asked for.
+    ``receipt`` is ``(epoch, delivery)``; ``until_ms`` is the end of the lease on the owner's monotonic clock.
     """
 
     receiver: Any
@@ -22,7 +22,7 @@ class Handout(NamedTuple):
 
 
 class Effects(NamedTuple):
-    """What is to be done, in this order. Doing it may lead to more."""
+    """What to do, in this order. Doing it may lead to more."""
 
     appends: list[Marker]
     handouts: list[Handout]
@@ -40,7 +40,7 @@ class Agenda:
         self.poison: list[tuple[int, str]] = []
 
     def take(self) -> Effects | None:
-        """All that has gathered; None if that is nothing."""
+        """Returns all effects since the last call, or None."""
         if not (self.appends or self.handouts or self.dead or self.poison):
             return None
         effects = Effects(self.appends, self.handouts, self.dead, self.poison)
@@ -52,7 +52,7 @@ class Agenda:
         self.appends += m.split(Release(receipt[0], receipt[1], ranges_of(sorted(offsets)), delay_ms, counted))
 
     def withdraw(self, ended: list[int]) -> None:
-        """Offsets that ended after their start was folded are not handed out any more."""
+        """Drop offsets from the hand-outs that ended after their start was folded."""
         gone = set(ended)
         self.handouts = [
             h if gone.isdisjoint(h.offsets) else h._replace(offsets=[o for o in h.offsets if o not in gone])

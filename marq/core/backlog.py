@@ -1,10 +1,10 @@
 """The order in which the messages of one queue are delivered.
 
-Entries are hints: whether an offset may be delivered is the partition's knowledge, asked when it is taken. So nothing
-has to be searched and removed here when a message is finished or taken elsewhere.
+Entries are hints: the partition decides whether an offset may be delivered, at the moment it is taken. So nothing has
+to be searched for and removed here when a message is finished or taken elsewhere.
 
-A queue is one lane, and one more for each message group; groups take turns, so that none of them starves another.
-What is known of a group is as small as can be: there may be a hundred thousand of them.
+A queue has one lane for messages without a group, and one lane for each group. Lanes take turns, so that no group
+starves another. A lane is kept small, because a queue may have a hundred thousand groups.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from hashlib import blake2b
 from heapq import heapify, heappop, heappush, merge
 from typing import Any
 
+#: Messages. A lane keeps up to this many new messages in a list: an empty deque alone takes 760 bytes.
 LIST_MAX = 64
-"""A group's row of new messages is a list up to this length: an empty deque alone takes 760 bytes."""
 
+#: Groups. Lanes without messages are dropped once there are this many more lanes than the last pass left: a pass looks
+#: at all of them, so it must be rare.
 PRUNE_SLACK = 1_000
-"""So many more groups than had messages when they were last looked through may be kept before they are again."""
 
+#: The list that all empty rows share; it is never changed.
 _NONE: list[int] = []
-"""Shared by all rows that have nothing in them; never changed."""
 
 
 def group_number(name: bytes | None) -> int:
-    """What a message group is known by: 0 for no name, else 64 bits of a hash.
+    """The number of a message group: 0 for no name, else 64 bits of a hash.
 
-    Two groups of one queue whose numbers are equal (one in 10**10 for a hundred thousand) are treated as one group:
-    they wait for each other, and nothing else.
+    Two groups of one queue with the same number (one in 10**10 among a hundred thousand) count as one group: they wait
+    for each other, and nothing else happens.
     """
     return int.from_bytes(blake2b(name, digest_size=8).digest(), "big") or 1 if name else 0
 
@@ -68,7 +69,7 @@ class Lane:
         fresh.append(offset)
 
     def add_sorted(self, offsets: list[int]) -> None:
-        """``offsets``, ascending, were read back."""
+        """``offsets``, ascending, were read back from the messages table."""
         fresh = self.fresh
         if isinstance(fresh, deque) and (not fresh or fresh[0] > offsets[-1]):
             fresh.extendleft(reversed(offsets))
@@ -76,12 +77,12 @@ class Lane:
             self.set_fresh(list(merge(offsets, fresh)))
 
     def set_fresh(self, offsets: list[int]) -> None:
-        """What is new is this, ascending."""
+        """Replace the new messages by these, ascending."""
         few = self.group and len(offsets) <= LIST_MAX
         self.fresh = (offsets or _NONE) if few else deque(offsets)
 
     def next_fresh(self) -> int:
-        """Take the lowest of what is new (there must be something)."""
+        """Take the lowest new message; there must be one."""
         fresh = self.fresh
         return fresh.pop(0) if isinstance(fresh, list) else fresh.popleft()
 
@@ -97,7 +98,7 @@ class Lane:
             heappush(self.returned, offset)
 
     def entries(self) -> Iterator[int]:
-        """All entries of the lane, in no order, stale ones too."""
+        """All entries of the lane, in no particular order, including stale ones."""
         yield from self.fresh
         yield from self.returned
         yield from self.again
@@ -116,7 +117,7 @@ class Lane:
         return self.next_fresh()
 
     def remove(self, offsets: Container[int]) -> None:
-        """Forget these entries, of what was never delivered."""
+        """Forget these entries of messages that were never delivered."""
         if any(o in offsets for o in self.fresh):
             self.set_fresh([o for o in self.fresh if o not in offsets])
         if self.returned:
@@ -124,7 +125,7 @@ class Lane:
             heapify(self.returned)
 
     def retain(self, messages: dict[int, Any]) -> None:
-        """Forget the entries that are not in ``messages``, and second ones."""
+        """Forget entries that are not in ``messages``, and duplicate entries."""
         here = messages.__contains__
         self.set_fresh(list(filter(here, self.fresh)))
         self.returned = sorted(set(filter(here, self.returned))) or _NONE
@@ -135,8 +136,8 @@ class Lane:
 class Backlog(Lane):
     """One queue in one partition: the lane of messages without a group, and the lanes of its groups.
 
-    ``turns``: lanes that may have something to deliver, the next one first; ``again_turns``: those with redeliveries.
-    The lane of no group is not in there without having been looked at, so that it costs nothing to append to it.
+    ``turns`` has the lanes that may have something to deliver, the next one first; ``again_turns`` those with
+    redeliveries. The lane without a group enters them only when it is looked at, so that appending to it costs nothing.
     """
 
     __slots__ = ("again_turns", "fifo", "groups", "looked_at", "name", "prune_at", "turns")
@@ -161,11 +162,11 @@ class Backlog(Lane):
 
     @property
     def idle(self) -> bool:
-        """True if nothing is known here that would be missed."""
+        """True if this backlog can be dropped without losing anything."""
         return not (self.fresh or self.returned or self.again or self.out or self.groups)
 
     def lane(self, group: int) -> Lane:
-        """The lane of a group, which comes into being."""
+        """The lane of a group; it is made if there is none."""
         if not group:
             return self
         lane = self.groups.get(group)
@@ -191,6 +192,6 @@ class Backlog(Lane):
             self.again_turns.append(lane)
 
     def offsets(self) -> Iterator[int]:
-        """All entries, in no order, stale ones too."""
+        """All entries, in no particular order, including stale ones."""
         for lane in self.lanes():
             yield from lane.entries()

@@ -9,9 +9,9 @@
                                 WRITING_MANIFEST ──written()──► FENCING ──► RETIRING
                                                                    the fence is folded
 
-Rows and manifest are captured in one instant, when a cycle begins. A row is deleted, and a log cut, only behind a tick
-that was appended after the manifest was durable, and was folded with no foreign own marker before it: until then
-another worker may be reading an older manifest, which names these rows.
+Rows and manifest are captured together when a cycle begins. Rows are deleted, and logs cut, only after a fence was
+folded: a tick that was appended once the manifest was durable, with no foreign own marker before it. Until then another
+worker may be reading an older manifest, which names these rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from marq.errors import InternalError, RowError, StepTimeoutError
 
 
 class CycleState(Enum):
-    """Where a checkpoint is. The value is what messages call it."""
+    """The step that a checkpoint has reached. Error messages show the value."""
 
     IDLE = "idle"  # none is under way
     WRITING_ROWS = "rows"  # rows are on their way to the tables
@@ -95,7 +95,7 @@ class CheckpointCycle:
         self._fences = 0
 
     def serve(self, epoch: int, now_ms: int) -> None:
-        """The owner serves from now on."""
+        """Begin to make checkpoints: the owner serves from now on."""
         self._epoch = epoch
         self._next_ms = now_ms + self._limits.checkpoint_ms
 
@@ -119,7 +119,7 @@ class CheckpointCycle:
         return partition.changed() or (self._hurried and partition.persisted < partition.position)
 
     def wants_event(self, now_ms: int) -> bool:
-        """True if there is a step to make, which needs the event of a marker: a tick, if no other marker comes."""
+        """True if a step waits for the arrival of a marker: append a tick if no other marker comes."""
         if self.state is CycleState.IDLE:
             return self.is_due(now_ms) and self.has_to_write
         return self.state in (CycleState.ROWS_WRITTEN, CycleState.RETIRING)
@@ -127,7 +127,7 @@ class CheckpointCycle:
     # ------------------------------------------------------------------ what happens
 
     def step(self, now_ms: int) -> Step | None:
-        """What to do next; None: nothing now.
+        """Returns what to do next, or None.
 
         Raises:
             StepTimeoutError: a step was not acknowledged in time.
@@ -151,7 +151,7 @@ class CheckpointCycle:
         return None
 
     def written(self, now_ms: int) -> Tick | None:
-        """All that the last step wrote is durable. Returns the fence to append, once it is the manifest."""
+        """All that the last step wrote is durable. Returns the fence to append if that was the manifest."""
         if self.state is CycleState.WRITING_ROWS:
             self._enter(CycleState.ROWS_WRITTEN, now_ms)
         elif self.state is CycleState.WRITING_MANIFEST:
@@ -167,11 +167,11 @@ class CheckpointCycle:
             self.state = CycleState.RETIRING
 
     def is_awaited(self, tick: Tick) -> bool:
-        """True if this is the fence: were it lost, it would have to be appended again."""
+        """True if ``tick`` is the fence that the cycle waits for: if it was lost, append it again."""
         return self.state is CycleState.FENCING and tick.fence == self._fence
 
     def stood_still(self, now_ms: int) -> None:
-        """Kafka or this process did: the time-out of the step begins anew."""
+        """Kafka or this process stood still: the time-out of the step begins anew."""
         self._since_ms = now_ms
 
     # ------------------------------------------------------------------ how

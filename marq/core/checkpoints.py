@@ -1,8 +1,9 @@
-"""The state as rows and a manifest, and back.
+"""The state as rows and a manifest.
 
-Below its position everything unfinished is in a segment, whose page has its state; from there on the queue log is read
-again, and markers rows have the deliveries. What is written grows with what changed, and what there is with what is
-unfinished, however long that has been going on: segments that are small, or of which little is left, are merged.
+Below the position of a checkpoint, each unfinished message is in a segment, and the page of that segment has its state.
+From the position on, the queue log is read again, and markers rows have the deliveries. The cost of a checkpoint grows
+with what has changed, and the size of the tables with what is unfinished, not with time: small and sparse segments are
+merged.
 """
 
 from __future__ import annotations
@@ -21,33 +22,34 @@ from marq.core.segments import Page, Segment
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, block_of, size_of
 from marq.errors import InternalError
 
-#: A messages row holds at most so many messages …
+#: Messages in one messages row at most: reading one message back reads its whole row.
 SEGMENT_MESSAGES = 1_000
-#: … of so many bytes; a larger message is a row of its own.
+#: Bytes in one messages row at most, for the same reason; a larger message has a row of its own.
 SEGMENT_BYTES = 256 * 1024
 #: Bytes of a message in a messages row beside key, value and headers.
 ROW_OVERHEAD_BYTES = 40
-#: Payload that one checkpoint writes at most (but always one message); the next one goes on.
+#: Bytes of payload that one checkpoint writes at most, but always one message: the event loop must not wait for more.
+#: The next checkpoint goes on.
 PERSIST_BYTES = 4 * 1024 * 1024
-#: Messages that one checkpoint writes, or reads to merge them, about (0.05 s); of these, a quarter is left for merging.
+#: Messages that one checkpoint writes, or reads to merge them: about 0.05 s of work. A quarter is reserved for merging.
 WORK_MESSAGES = 16_000
-#: A page whose row is larger is split.
+#: Bytes of a page's row above which it is split: a page is written anew for each change in it.
 PAGE_BYTES = 256 * 1024
-#: Segments that one checkpoint looks at, at either of two places, for what is worth merging …
+#: Segments that one checkpoint examines for merging, among the newest and again among all others.
 SCAN_SEGMENTS = 64
-#: … and what it reads and writes at most to merge them.
+#: Segments, and bytes, that one checkpoint merges at most.
 MERGE_SEGMENTS = 64
 MERGE_BYTES = 2 * 1024 * 1024
-#: A segment of more than so many bytes is written anew when three quarters of its messages are done.
+#: Bytes above which a segment is written anew when three quarters of its messages are done: less is not worth a row.
 SPARSE_MIN_BYTES = 16 * 1024
-#: So many ticks alone are worth a new manifest: they would all be read again after a crash.
+#: Ticks after which a manifest is written though nothing else changed (ten minutes): a crash makes them be read again.
 TICKS_MAX = 600
 
 Row = tuple[str, bytes]
 
 
 class Checkpoint(NamedTuple):
-    """What to write: new rows first, then the manifest, then (behind the fence) delete ``obsolete`` rows."""
+    """What to write: first the new rows, then the manifest. Behind the fence, delete the ``obsolete`` rows."""
 
     rows: list[Row]
     manifest: bytes
@@ -63,12 +65,17 @@ class Checkpoints(Restoring):
     def checkpoint(
         self, epoch: int, now_ms: int, window_offsets: int, persist_after_ms: int, *, whole: bool = False
     ) -> Checkpoint | None:
-        """The state as rows to write and a manifest, captured in this instant; None if nothing changed.
+        """Capture the state as rows to write and a manifest. Returns None if nothing changed.
 
-        ``now_ms``: any monotonic clock. Messages that lag ``window_offsets`` behind, or were read
-        ``persist_after_ms`` ago, are written with their payload, so that the position, and what is read again after a
-        crash, stay bounded. At most ``PERSIST_BYTES`` of them, and no poison, unless it has to be the ``whole`` state
-        at what was read.
+        At most ``PERSIST_BYTES`` of payloads are written, and no poison, unless ``whole`` is set.
+
+        Args:
+            epoch: of the owner; it is part of the keys of rows.
+            now_ms: any monotonic clock.
+            window_offsets: write messages with their payload that are this many offsets behind what was read. This
+                bounds what is read again after a crash.
+            persist_after_ms: the same for messages that were read this long ago.
+            whole: write everything up to what was read.
         """
         new_rows: list[Row] = []
         old_segments = len(self.segments)
@@ -112,7 +119,11 @@ class Checkpoints(Restoring):
         return Checkpoint(new_rows, encoded, obsolete, self.persisted, self.markers_position, partial)
 
     def _check_rows(self, new_rows: Sequence[Row], named: dict[str, int], obsolete: Sequence[str]) -> None:
-        """No row goes that is named, or was just written; and each new one is named, by the manifest or by a page."""
+        """No row that is named or new is deleted, and each new row is named by the manifest or by a page.
+
+        Raises:
+            InternalError: that is not so.
+        """
         for key in obsolete:
             if key in named:
                 raise InternalError(f"row {key} is named by the manifest that makes it obsolete")
@@ -140,7 +151,7 @@ class Checkpoints(Restoring):
             yield key
 
     def forget_hints(self) -> None:
-        """For a fold that delivers nothing: let go of what only deliveries need, which would grow with the log."""
+        """Drop what only deliveries need. A fold that delivers nothing must do so: it would grow with the log."""
         self.backlogs.clear()
         self._by_key.clear()
         self._again_turn.clear()
@@ -157,7 +168,7 @@ class Checkpoints(Restoring):
         return (self.persisted, self.position, self.markers_position - self._ticks, self.own)
 
     def _new_position(self, now_ms: int, window_offsets: int, persist_after_ms: int) -> int:
-        """Up to where everything unfinished is to have its payload in a segment."""
+        """The offset below which each unfinished message has to have its payload in a segment."""
         seen = self._seen_at
         seen.append((now_ms, self.position))
         held = 0
@@ -168,9 +179,9 @@ class Checkpoints(Restoring):
         return max(self.persisted, held, self.position - window_offsets)
 
     def _persist(self, epoch: int, position: int, new_rows: list[Row], whole: bool) -> tuple[int, list[int], bool]:
-        """Write the payloads of what is unfinished below ``position``, or the first of it.
+        """Write the payloads of unfinished messages below ``position``, or the first of them.
 
-        Returns how many were written, the unfinished offsets above, ascending, and if there is more to write.
+        Returns how many were written, the unfinished offsets above, ascending, and whether there is more to write.
         """
         old = self.persisted
         above = sorted([o for o in self.messages if o >= old])
@@ -237,9 +248,9 @@ class Checkpoints(Restoring):
     # ------------------------------------------------------------------ merging
 
     def _merge(self, epoch: int, count: int, left_messages: int, new_rows: list[Row]) -> None:
-        """Merge some of the first ``count`` segments, where small ones are side by side or little is left of one.
+        """Merge some of the first ``count`` segments: small neighbours, and sparse ones.
 
-        The newest are looked at each time, all others in turn: work is bounded whatever there is.
+        The newest are examined each time, all others in turn, so that the work of one checkpoint is bounded.
         """
         places = [max(0, count - SCAN_SEGMENTS)]
         if count > SCAN_SEGMENTS:
@@ -291,7 +302,7 @@ class Checkpoints(Restoring):
         return rows.row_key(self.number, epoch, kind, self._next_row)
 
     def _write_tail(self, epoch: int, new_rows: list[Row]) -> None:
-        """The markers rows of changed blocks above the position; those of segments have their pages written."""
+        """Write the markers rows of changed blocks above the position. Below it, pages have the deliveries."""
         deliveries, persisted = self.deliveries, self.persisted
         dirty, self._dirty = self._dirty, set()
         if self.segments:
@@ -352,7 +363,7 @@ class Checkpoints(Restoring):
         )
 
     def _write_ids(self, epoch: int, new_rows: list[Row]) -> dict[str, int]:
-        """The ids of what was read below the position: from there on they are read again. Key and checksum of all rows
+        """Write the ids of records below the position; those above are read again. Returns key and checksum of all rows
         of ids that count."""
         written: list[Row] = []
         kinds: tuple[tuple[rows.Kind, Recent], ...] = (("dedup", self.recent), ("origins", self.origins))
@@ -368,7 +379,7 @@ class Checkpoints(Restoring):
         return named
 
     def _offsets_by_block(self, dirty: set[int]) -> Callable[[int], Iterable[int]]:
-        """Which offsets of a dirty block to look at: all above the position, or those that there are if it is less."""
+        """Returns which offsets of a dirty block to examine: all above the position, or those delivered, if fewer."""
         deliveries, persisted = self.deliveries, self.persisted
         if len(dirty) << state.BLOCK_BITS < 4 * len(deliveries) or len(dirty) < 8:
             return lambda block: range(max(block << state.BLOCK_BITS, persisted), (block + 1) << state.BLOCK_BITS)

@@ -1,20 +1,20 @@
-"""Ids that senders give their messages, remembered for five minutes of log time, to recognise a second sending.
+"""Deduplication ids of messages, remembered for five minutes of log time, to recognise a second sending.
 
-A record is a duplicate if its id was in a record before it that was none itself, and whose timestamp is less than the
-window before its own (and less than ``BACK_MS`` behind it: the clock of the broker may have been put back a little).
-That is decided once, when the record is read, from the queue log alone: what has been accepted since is all the state
-there is, and forgetting is a part of it. So a worker that reads the log again from a checkpoint's position, with what
-was accepted below that position, decides the same.
+A record is a duplicate if an earlier record with the same id was accepted, and the timestamp of that one is less than
+the window older, or up to ``BACK_MS`` newer: the clock of the broker may have been put back a little. This is decided
+once, when the record is read, from the queue log alone. The state is the list of accepted records, and forgetting is a
+part of it. So a worker that reads the log again from a checkpoint's position, with the records that were accepted below
+it, decides the same.
 
-Ids are forgotten in the order of their records, when a record with another id is accepted: as far as they are out of
-the window of each of the last two different timestamps, and the window and ``KEEP_MORE_MS`` have passed on a clock that
-a record moves by no more than ``STEP_MS``. So a wrong timestamp, or a minute of them, makes none forgotten that counts;
-and an id that was stamped far ahead by mistake neither stays nor makes the others stay. All of this depends on nothing
-but accepted records behind the oldest that is remembered: a worker that begins with that one does the same.
+Ids are forgotten in the order of their records, when a record with another id is accepted. An id is forgotten when it
+is out of the window of each of the last two different timestamps, and the window and ``KEEP_MORE_MS`` have passed on a
+clock that a record moves by ``STEP_MS`` at most. So wrong timestamps, even for a minute, make no id forgotten that
+still counts, and an id that was stamped far ahead by mistake does not keep itself or others. All of this depends only
+on the accepted records since the oldest one that is remembered: a worker that begins with that record does the same.
 
-The origins of copies (dead letters, moved messages) are such ids, too, with a window and a number of their own. They
-are sealed with a key of the installation, where it has one: else a producer could name the origin of a copy that is to
-come, which would then be the second one.
+The origins of copies (dead letters, moved messages) are remembered in the same way, for longer. They are sealed with a
+key of the installation, if it has one. Otherwise a producer could send the origin of a copy in advance, and the copy
+itself would count as the duplicate.
 """
 
 from __future__ import annotations
@@ -29,58 +29,58 @@ from typing import NamedTuple
 
 from marq.core.rows import DIGEST_BYTES
 
+#: Milliseconds for which an id counts (Amazon SQS's deduplication interval).
 WINDOW_MS = 300_000
-"""An id is remembered for so long (Amazon SQS's deduplication interval)."""
 
+#: Milliseconds by which a duplicate may be stamped before the record with the same id.
 BACK_MS = 5_000
-"""A record that is stamped so much before the one with the same id is still a duplicate."""
 
+#: Milliseconds, added to the window, for which an id is kept as the timestamps of accepted records advance.
 KEEP_MORE_MS = 60_000
-"""An id is kept for so much longer than the window, as the timestamps of accepted records move on …"""
 
+#: Milliseconds that one record adds to that time at most: a clock that jumps makes no id forgotten.
 STEP_MS = 5_000
-"""… of which each counts for at most this much: a clock that jumps makes nothing forgotten."""
 
+#: Ids that are remembered at most: in a topic that is not ours, all records may have the same timestamp.
 IDS_MAX = 4_000_000
-"""So many ids are remembered at most (in a topic that is not ours, all records may have one timestamp)."""
 
+#: Milliseconds beyond the window after which an id is dropped though no later id has shown that its time is over.
 SLACK_MS = 3_600_000
-"""An id that is older by so much than the window is dropped though no later id says that its time is over."""
 
+#: Ids in a row at most: about 256 KiB.
 ROW_IDS = 8_000
-"""A row has at most so many ids: about 256 KiB."""
 
+#: Milliseconds for which the origin of a copy is remembered, to recognise a second copy of the same message.
 ORIGIN_WINDOW_MS = 3_600_000
-"""The origin of a copy is remembered for so long, to recognise a second copy of the same message …"""
 
+#: Origins that are remembered at most.
 ORIGINS_MAX = 20_000
-"""… while no more copies than this came behind it."""
 
+#: Bytes of the seal of an origin. It is written as twice as many hexadecimal digits.
 SEAL_BYTES = 12
-"""Bytes of the seal of an origin, which is written in twice as many characters."""
 
+#: Forgotten ids are removed in pieces of at least this many, because each removal moves all others in memory.
 TRIM = 4_096
-"""Ids that are forgotten are cut off in pieces of at least this many."""
 
 
 def digest_of(queue: str, value: bytes) -> bytes:
-    """What an id of ``queue`` is remembered by."""
+    """The digest of an id of ``queue``."""
     name = queue.encode()
     return blake2b(b"%d:%b%b" % (len(name), name, value), digest_size=DIGEST_BYTES).digest()
 
 
 def origin_digest(origin: str) -> bytes:
-    """What the message ``origin``, ``"<partition>:<offset>"``, is remembered by once a copy of it was read."""
+    """The digest of ``origin``, ``"<partition>:<offset>"``: the message of which a copy was read."""
     return blake2b(origin.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def origin_seal(origin: str, key: bytes) -> bytes:
-    """What is written beside the ``origin`` of a copy, by whoever has the ``key``."""
+    """The seal of the ``origin`` of a copy, made with ``key``."""
     return blake2b(origin.encode(), key=key, digest_size=SEAL_BYTES).hexdigest().encode()
 
 
 def is_sealed(origin: str, seal: bytes | None, keys: Iterable[bytes]) -> bool:
-    """True if the seal beside an ``origin`` was made with one of the ``keys``."""
+    """True if the seal of an ``origin`` was made with one of the ``keys``."""
     return seal is not None and any(compare_digest(seal, origin_seal(origin, key)) for key in keys)
 
 
@@ -97,8 +97,11 @@ class Written(NamedTuple):
 class Recent:
     """The ids of one partition, in the order of their records. Each has a number, counted from the beginning.
 
-    A million ids take about 150 MB: a digest, and a few numbers. ``window_ms``: how long an id counts (0:
-    :data:`WINDOW_MS`); ``most``: no more than the last so many are remembered (0: all of the window).
+    A million ids take about 150 MB: a digest, and a few numbers.
+
+    Args:
+        window_ms: how long an id counts; 0: :data:`WINDOW_MS`.
+        most: how many ids are remembered at most; 0: all of the window.
     """
 
     __slots__ = (
@@ -149,7 +152,7 @@ class Recent:
         return bool(self._by_digest or self._rows or self._offsets)
 
     def is_duplicate(self, digest: bytes, offset: int, timestamp_ms: int) -> bool:
-        """True if the record at ``offset`` is one; else its id is remembered from now on. Call in order, once each."""
+        """True if the record at ``offset`` is a duplicate. If not, its id is remembered. Call once each, in order."""
         found = self._by_digest.get(digest)
         if found is not None:
             for number in (found,) if type(found) is int else found:  # type: ignore[union-attr]
@@ -190,7 +193,7 @@ class Recent:
         self._clocks.append(self._clock_ms)
 
     def _forget(self, offset: int) -> None:
-        """The oldest are forgotten as far as their time is over, for the record at ``offset``."""
+        """Forget the oldest ids whose time is over, because of the record at ``offset``."""
         times, clocks, base, live = self._times, self._clocks, self._base, self._live
         end = base + len(times)
         now_ms = self._last_ms if self._before_ms is None else min(self._last_ms, self._before_ms)
@@ -201,10 +204,10 @@ class Recent:
         self._forget_below(max(live, end + 1 - self._most), offset)
 
     def _end_silence(self, now_ms: int, offset: int) -> None:
-        """No id has come for long: those are forgotten that no later one is needed to tell that their time is over.
+        """No id has come for long: forget ids whose time is over without a later id that shows it.
 
-        That is no function of the log, because chunks are not. So it takes an hour more than the window, by the last
-        two chunks and by a clamped clock.
+        This does not follow from the log alone, because chunks do not. So it happens an hour after the end of the
+        window, by the last two chunks and by a clamped clock.
         """
         times, base, live = self._times, self._base, self._live
         end, first_ms, last_ms = base + len(times), now_ms - self._window_ms - SLACK_MS, now_ms + BACK_MS + SLACK_MS
@@ -237,10 +240,10 @@ class Recent:
     # ------------------------------------------------------------------ checkpoints
 
     def unwritten(self, position: int) -> list[tuple[list[bytes], list[int], list[int]]]:
-        """Digests, offsets and timestamps of the records below ``position`` that are in no row, a row's worth each.
+        """Digests, offsets and timestamps of the records below ``position`` that are in no row, for one row each.
 
-        The last rows are written again with them while they have no more ids: so there are few rows, and an id is
-        written a few times. :meth:`written` has to follow for each of what is returned.
+        The last rows are written again together with them if they are not larger. So there are few rows, and an id is
+        written only a few times. Call :meth:`written` for each item.
         """
         found = []
         offsets = self._offsets
@@ -255,7 +258,7 @@ class Recent:
         return found
 
     def _merge(self, count: int) -> None:
-        """Take up rows again that have no more ids than the ``count`` behind them."""
+        """Reopen the last rows if they have no more ids than the ``count`` that follow."""
         written = self._rows
         while count and written:
             last = written[-1]
@@ -273,7 +276,7 @@ class Recent:
         self._trim()
 
     def rows(self, position: int) -> dict[str, int]:
-        """Key and checksum of the rows from which a worker that reads on from ``position`` has to begin."""
+        """Key and checksum of the rows that a worker needs that reads on from ``position``."""
         # only what was forgotten for a record below the position is forgotten for one who reads on from there
         forgotten = self._forgotten_at
         done = 0
@@ -286,39 +289,39 @@ class Recent:
         return {row.key: row.checksum for row in self._rows}
 
     def skipped(self) -> int:
-        """How many of the ids in the rows that :meth:`rows` returned last are forgotten there, from the first one on.
+        """How many ids at the beginning of the rows that :meth:`rows` returned last are forgotten already.
 
-        One who reads on from the position has to be told. By itself it might forget those behind them too early: the
-        oldest id that counts keeps all behind it.
+        A worker that reads on from the position has to know. By itself it might forget later ids too early: the oldest
+        id that counts keeps all ids after it.
         """
         done = self._forgotten_at[0][0] if self._forgotten_at and self._forgotten_at[0][1] < 0 else 0
         return max(0, done - self._rows[0].end + self._rows[0].ids) if self._rows else 0
 
     def forget_unwritten(self) -> None:
-        """For a fold that writes no rows: let go of what is remembered only to be written."""
+        """For a fold that writes no rows: drop what is remembered only to be written."""
         self._unwritten = max(self._unwritten, self._live)
         self._forgotten_at = deque([(self._live, -1)])
         self._trim()
 
     def restore(self, key: str, checksum: int, digests: list[bytes], offsets: list[int], times: list[int]) -> None:
-        """Take a row up again, in the order in which they were written; :meth:`skip` has to follow the last one."""
+        """Take the ids of a row. Call it in the order in which rows were written, then :meth:`skip`."""
         for digest, offset, timestamp_ms in zip(digests, offsets, times, strict=True):
             self._accept(digest, offset, timestamp_ms, forget=False)
         self.written(key, checksum, len(digests))
 
     def skip(self, count: int) -> None:
-        """The first ``count`` ids of what was restored are forgotten already."""
+        """Forget the first ``count`` ids of the restored rows."""
         self._forget_below(count, -1)
 
     def offset_of(self, digest: bytes) -> int | None:
-        """Where the record is that an id was accepted with; None if it is not remembered."""
+        """The offset of the accepted record with an id; None if the id is not remembered."""
         found = self._by_digest.get(digest)
         if found is None:
             return None
         return self._offsets[(found if type(found) is int else found[-1]) - self._base]  # type: ignore[index]
 
     def entries(self) -> list[tuple[bytes, int, int]]:
-        """Digest, offset and timestamp of all that are remembered, in order."""
+        """Digest, offset and timestamp of all remembered ids, in order."""
         return [
             (digest, self._offsets[number - self._base], self._times[number - self._base])
             for number, digest in enumerate(self._digests[self._live - self._base :], self._live)

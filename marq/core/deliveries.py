@@ -1,4 +1,4 @@
-"""Choosing what is delivered next, and what is due to be ended by the owner. Reserved here, started by the owner."""
+"""Chooses what is delivered next, and what the owner has to end. Messages are reserved here; the owner starts them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from marq.core.backlog import Backlog, Lane
 from marq.core.order import Order
 from marq.core.policies import QueueSettings, SettingsOf, batch_cap, is_exhausted
 
+#: Groups of a queue with a time to live whose first message is examined in one call: there may be a hundred thousand.
 LANES_AT_ONCE = 1_000
-"""Groups of a queue with a TTL whose first message is looked at in one go."""
 
 
 class Due(NamedTuple):
-    """What the owner has to do now, as offsets. Computed from the state, so a crash neither loses nor repeats it."""
+    """Offsets with which the owner has to do something now. They follow from the state, so a crash loses none."""
 
     dead: list[int]
     expired: list[int]
@@ -30,13 +30,19 @@ class Deliveries(Order):
     def take(
         self, queue: str, limit: int, settings: QueueSettings, shared_fate: bool = False, batch: int = 0
     ) -> list[int]:
-        """Reserve up to ``limit`` ready messages of ``queue`` for a start (strict: never more).
+        """Reserve up to ``limit`` ready messages of ``queue`` for a start; never more.
 
-        Redelivered ones get at most half while first deliveries wait, and the other way round. With ``shared_fate`` a
-        batch that has a suspicious message in it is smaller (:func:`~marq.core.policies.batch_cap`), and all that is
-        taken; else several batches of ``batch`` (0: one) may be taken at once. Groups take turns. In a FIFO queue
+        While both first deliveries and redeliveries wait, each gets at least half. Groups take turns. In a FIFO queue
         messages come group by group, each in order, and a group that was taken from goes behind the others. Messages
-        that are past their maximum or their TTL are left for :meth:`due`.
+        past their maximum or time to live are left for :meth:`due`.
+
+        Args:
+            shared_fate: the messages fail together. A batch with a suspicious message is then smaller
+                (:func:`~marq.core.policies.batch_cap`), and it is all that is taken.
+            batch: messages in a batch, of which several may be taken at once; 0: one batch.
+
+        Raises:
+            RowError: a row can't be read; nothing is reserved.
         """
         self.isolated = False
         self._reads = 0
@@ -63,7 +69,7 @@ class Deliveries(Order):
         return taken
 
     def _take(self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int) -> None:
-        """:meth:`take` of a queue without order."""
+        """:meth:`take` for a queue without order."""
         cap, queue = limit, backlog.name
         if backlog.groups:
             self._join(backlog)
@@ -81,7 +87,7 @@ class Deliveries(Order):
     def _again(
         self, backlog: Backlog, taken: list[int], quota: int, cap: int, settings: QueueSettings, batch: int
     ) -> int:
-        """Redeliveries: one of each lane in turn."""
+        """Take redeliveries, one of each lane in turn."""
         turns = backlog.again_turns
         if not turns:
             return self._take_again(backlog, taken, quota, cap, settings, batch)
@@ -101,7 +107,7 @@ class Deliveries(Order):
         return cap
 
     def _first(self, backlog: Backlog, taken: list[int], cap: int, settings: QueueSettings) -> None:
-        """First deliveries: one of each lane in turn."""
+        """Take first deliveries, one of each lane in turn."""
         turns = backlog.turns
         if not turns:
             self._take_first(backlog, taken, cap, settings)
@@ -124,7 +130,7 @@ class Deliveries(Order):
                 del backlog.groups[lane.group]
 
     def _join(self, backlog: Backlog) -> None:
-        """The lane of no group takes its turn with the others."""
+        """Let the lane without a group take its turn with the others."""
         if backlog.fresh or backlog.returned or self.segments.has_parked(backlog.name):
             backlog.queue_up(backlog)
         if backlog.again:
@@ -139,9 +145,9 @@ class Deliveries(Order):
         settings: QueueSettings,
         batch: int,
     ) -> int:
-        """Move up to ``quota`` redeliveries into ``taken``; how many there may be in all with them among them.
+        """Move up to ``quota`` redeliveries into ``taken``. Returns the limit for all that is taken with them.
 
-        ``batch``: size of the batches that share one fate, 0 if messages don't.
+        ``batch`` is the size of batches whose messages fail together, 0 if they don't.
         """
         again, maximum = lane.again, settings.max_receives
         while again and len(taken) < min(quota, cap):
@@ -167,7 +173,7 @@ class Deliveries(Order):
         return cap
 
     def _take_first(self, lane: Lane, taken: list[int], cap: int, settings: QueueSettings) -> bool:
-        """Fill ``taken`` up to ``cap`` with what was never delivered; False if more would have to be read back."""
+        """Fill ``taken`` up to ``cap`` with new messages. Returns False if more would have to be read back first."""
         name, segments = lane.backlog.name, self.segments
         messages, deliveries, reserved = self.messages, self.deliveries, self.reserved
         parked = name in segments.queues and segments.has_parked(name, lane.group)
@@ -200,7 +206,7 @@ class Deliveries(Order):
         return True
 
     def reserve(self, queue: str, offsets: Iterable[int]) -> list[int]:
-        """Reserve those of ``offsets`` that are ready in ``queue``, ascending, whatever their place in it."""
+        """Reserve those of ``offsets`` that are ready in ``queue``, wherever they are in it. Returns them ascending."""
         found: list[int] = []
         for offset in sorted(set(offsets)):
             parked = offset not in self.messages
@@ -216,7 +222,7 @@ class Deliveries(Order):
         return found
 
     def reserve_current(self, offsets: Iterable[int], epoch: int, delivery: int) -> list[int]:
-        """Reserve those of ``offsets`` that are with the receiver of this delivery: it must not come back meanwhile."""
+        """Reserve those of ``offsets`` that this delivery still has, so that they do not become ready. Returns them."""
         found: list[int] = []
         for offset in offsets:
             delivered = self.deliveries.get(offset)
@@ -227,7 +233,7 @@ class Deliveries(Order):
         return found
 
     def put_back(self, offsets: Iterable[int]) -> None:
-        """End reservations; what is ready goes back to its place."""
+        """End reservations. What is ready goes back to its place."""
         for offset in offsets:
             self.reserved.discard(offset)
             if self.is_ready(offset):
@@ -238,9 +244,10 @@ class Deliveries(Order):
         self.reserved.difference_update(offsets)
 
     def due(self, settings_of: SettingsOf, ttl_queues: Iterable[str] = (), expire: bool = True) -> Due:
-        """What is past its maximum receive count or TTL, is a dead letter's duplicate, or poison; reserved until done.
+        """Reserve, until they are done, messages past their maximum receive count or time to live, duplicates, poison.
 
-        Without ``expire`` nothing expires yet: it is not known how late it is.
+        Args:
+            expire: False: nothing expires yet, because broker time is not known yet.
         """
         dead: list[int] = []
         expired: list[int] = []
@@ -270,7 +277,7 @@ class Deliveries(Order):
     def _end_suspects(
         self, suspects: Iterable[int], settings_of: SettingsOf, expire: bool, dead: list[int], expired: list[int]
     ) -> None:
-        """Reserve those that are past their TTL or maximum."""
+        """Reserve those of ``suspects`` that are past their time to live or maximum receive count."""
         now_ms = self.broker_ms
         for offset in suspects:
             placeless = offset not in self.messages and self.ttls.get(offset, now_ms + 1) <= now_ms
@@ -299,12 +306,12 @@ class Deliveries(Order):
                 self._note_out(queue_of, offset)
 
     def _expired(self, offset: int, settings: QueueSettings) -> bool:
-        """True if the log says that the time to live of ``offset`` is over: an estimate is no reason to end it."""
+        """True if the time to live of ``offset`` is over by the broker time in the log; an estimate does not count."""
         expires_ms = self._expires_ms(offset, settings)
         return expires_ms is not None and expires_ms <= self.broker_ms
 
     def _decided(self, refused: list[int], settings_of: SettingsOf) -> tuple[list[int], list[int]]:
-        """What was refused, without and with that of which the log has yet to say whether it is past its TTL."""
+        """Split refused messages: those that can be decided now, and those that wait for the log to tell the time."""
         decided, open_ones = [], []
         for offset in refused:
             queue = self.queue_of(offset) if offset in self.messages else None
@@ -316,7 +323,7 @@ class Deliveries(Order):
         return decided, open_ones
 
     def _stale_heads(self, queue: str, settings: QueueSettings, found: list[int]) -> None:
-        """Never delivered messages of ``queue`` whose TTL, by the queue's setting, is over."""
+        """Add new messages of ``queue`` to ``heads`` whose time to live, by the queue's setting, is over."""
         backlog = self.backlogs.get(queue)
         if backlog is None and queue in self.segments.queues:
             backlog = self._backlog(queue)

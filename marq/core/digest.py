@@ -5,8 +5,8 @@ An audit that folds the two logs up to the same offsets by itself must come to t
     entry(message)  = "<offset> <queue> <state> <receives>", UTF-8
     digest          = sum of blake2b(entry, digest_size=16), as big-endian numbers, modulo 2^128; 32 hex digits
 
-over all messages that were read and are not done. States: ``delayed``, ``ready``, ``in_flight``; a record without a
-queue counts as one of the queue ``""``. Settings play no part, and time is that of the log.
+over all messages that were read and are not done. States are ``delayed``, ``ready`` and ``in_flight``; a record without
+a queue counts for the queue ``""``. The digest does not depend on settings, and its time is that of the log.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from marq.core.partition import Partition
 from marq.core.segments import Segment
 from marq.core.state import MessageState
 
+#: The states of unfinished messages.
 STATES = (MessageState.READY, MessageState.DELAYED, MessageState.IN_FLIGHT)
-"""Of unfinished messages."""
 
 _MODULUS = 1 << 128
 
@@ -42,9 +42,9 @@ class Digest(NamedTuple):
 
 
 def entries(partition: Partition) -> Iterator[Entry]:
-    """Every message of the partition that was read and is not done, in no order.
+    """Each message of the partition that was read and is not done, in no particular order.
 
-    Nothing may be folded or read meanwhile: make a list of it if something might.
+    The partition must not change meanwhile: make a list if it might.
     """
     yield from entries_among(partition, partition.messages)
     for segment in partition.segments:
@@ -82,7 +82,7 @@ def entries_among(partition: Partition, offsets: Iterable[int]) -> Iterator[Entr
 
 
 def digest_of(found: Iterable[Entry]) -> Digest:
-    """Counts and digest of entries."""
+    """The counts and the digest of ``entries``."""
     queues: dict[str, dict[MessageState, int]] = {}
     total = 0
     for offset, queue, state, receives in found:

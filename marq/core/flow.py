@@ -19,14 +19,15 @@ from marq.core.state import State
 
 FOREVER_MS = 1 << 62
 
+#: Queues with limits that are remembered while they have nothing in flight. When there are more, idle ones are dropped.
 FLOWS_SLACK = 1_000
-"""So many queues with limits are remembered though they have nothing in flight; then those are looked through."""
 
 
 class Breaker:
-    """Opens after so many failures in a row; after a pause one message is tried, the probe.
+    """Opens after a number of failures in a row. After a pause one message is tried: the probe.
 
-    ``probe`` of its methods: whether it was the probe (None: whatever is finished while one is out).
+    The argument ``probe`` of its methods says whether the message was the probe; None: it is not known, and any message
+    that is finished while a probe is out counts as the probe.
     """
 
     __slots__ = ("__weakref__", "failures", "listener", "open_until_ms", "probing", "probing_until_ms")
@@ -44,13 +45,13 @@ class Breaker:
         return "closed" if self.open_until_ms is None else ("probing" if self.probing else "open")
 
     def room(self, now_ms: int) -> int | None:
-        """How many messages may be started now; None: as many as there are."""
+        """How many messages may be started now; None: any number."""
         if self.open_until_ms is None:
             return None
         return 0 if now_ms < (self.probing_until_ms if self.probing else self.open_until_ms) else 1
 
     def tried(self, now_ms: int = 0, for_ms: int = FOREVER_MS) -> bool:
-        """A message was started; True if the breaker is open, so that it is the probe."""
+        """A message was started. Returns True if it is the probe, because the breaker is open."""
         if self.open_until_ms is None:
             return False
         self.probing, self.probing_until_ms = True, now_ms + for_ms
@@ -66,7 +67,7 @@ class Breaker:
             self._tell("succeeded")
 
     def failed(self, limit: int, pause_ms: int, now_ms: int, probe: bool | None = None) -> bool:
-        """A message was given back, or its lease ended; True if that opened the breaker (never for ``limit`` 0)."""
+        """A message was given back, or its lease ended. Returns True if that opened the breaker; 0: no ``limit``."""
         if self.open_until_ms is not None:
             if not limit or not (self.probing if probe is None else probe):
                 return False  # left over from before it opened
@@ -87,7 +88,7 @@ class Breaker:
             self._tell("spared")
 
     def heard(self, event: str, amount: int, limit: int, pause_ms: int, now_ms: int) -> None:
-        """Another owner's breaker of the same queue told this; ``amount``: failures, or milliseconds."""
+        """Take over what another worker's breaker of the queue told. ``amount``: failures, or milliseconds."""
         if event == "failed" and self.open_until_ms is None:
             self.failures += amount
             if limit and self.failures >= limit:
@@ -127,7 +128,7 @@ class Flow:
         self.refused = False  # a receiver got nothing because of the breaker, and waits to be told when that is over
 
     def add(self, offsets: Sequence[int], receiver: str, now_ms: int = 0, probe_ms: int = FOREVER_MS) -> None:
-        """These are being started for ``receiver``; ``probe_ms``: how long to wait for word of a probe."""
+        """These are being started for ``receiver``. A probe among them is given up after ``probe_ms``."""
         for offset in offsets:
             self.remove(offset)
             self.offsets[offset] = receiver
@@ -136,14 +137,14 @@ class Flow:
             self.probe = offsets[0]
 
     def is_probe(self, offset: int) -> bool:
-        """Whether this was the probe; once."""
+        """True if this was the probe. It is only true once."""
         if offset != self.probe:
             return False
         self.probe = -1
         return True
 
     def remove(self, offset: int) -> bool:
-        """This one is not in flight any more; False if it was not."""
+        """Note that a message is not in flight any more. Returns False if it was not."""
         receiver = self.offsets.pop(offset, None)
         if receiver is None:
             return False
@@ -153,14 +154,14 @@ class Flow:
         return True
 
     def expired(self, in_flight: Callable[[int], bool]) -> list[int]:
-        """Take out, and return, what is not in flight any more without anybody having said so."""
+        """Remove and return messages whose lease ended without a word."""
         gone = [offset for offset in self.offsets if not in_flight(offset)]
         for offset in gone:
             self.remove(offset)
         return gone
 
     def room(self, settings: QueueSettings, receiver: str, wanted: int, number: int, partitions: int) -> int:
-        """How many of the ``wanted`` messages the limits of the queue leave to ``receiver``."""
+        """How many of the ``wanted`` messages the limits of the queue allow ``receiver``."""
         room = wanted
         if settings.max_in_flight:
             room = min(room, share(settings.max_in_flight, number, partitions) - len(self.offsets))
@@ -171,7 +172,7 @@ class Flow:
 
 
 class FlowControl:
-    """Limits and breakers of the queues in one partition. Says how much may be started; is told what became of it."""
+    """Limits and breakers of the queues in one partition: says how much may be started, and is told how it ended."""
 
     def __init__(
         self, partition: State, partitions: int, settings_of: SettingsOf, breaker_of: Callable[[str], Breaker]
@@ -185,7 +186,7 @@ class FlowControl:
         self._most = FLOWS_SLACK
 
     def room(self, queue: str, settings: QueueSettings, receiver: str, wanted: int, now_ms: int) -> int:
-        """How many of the ``wanted`` messages the limits and the breaker of ``queue`` leave to ``receiver``."""
+        """How many of the ``wanted`` messages the limits and the breaker of ``queue`` allow ``receiver``."""
         flow = self.flows.get(queue)
         if flow is None:
             if len(self.flows) >= self._most:
@@ -205,12 +206,12 @@ class FlowControl:
         return room
 
     def add(self, queue: str, offsets: Sequence[int], receiver: str, now_ms: int, probe_ms: int) -> None:
-        """These are being started for ``receiver``, who was told that there is room."""
+        """These are being started for ``receiver``, after :meth:`room` allowed it."""
         self.flows[queue].add(offsets, receiver, now_ms, probe_ms)
         self.in_flight.update(dict.fromkeys(offsets, queue))
 
     def landed(self, marker: Marker | None, effect: Iterable[int], now_ms: int) -> None:
-        """Messages were acknowledged, given back or ended; None: they were not even started."""
+        """Messages were acknowledged, given back or ended by ``marker``; None: their start took no effect."""
         for offset in effect:
             queue = self.in_flight.pop(offset, None)
             flow = self.flows.get(queue) if queue is not None else None
@@ -230,7 +231,7 @@ class FlowControl:
                 del self.flows[queue]
 
     def wake_probes(self, now_ms: int) -> None:
-        """Tell receivers that a breaker refused when its pause is over, or it was closed, here or elsewhere."""
+        """Wake receivers that a breaker refused, once its pause is over or it was closed, here or elsewhere."""
         for queue, flow in self.flows.items():
             if flow.refused and flow.breaker.room(now_ms) != 0:
                 flow.refused = False
@@ -241,7 +242,7 @@ class FlowControl:
             self._partition.woken[queue] = None
 
     def _begun(self, queue: str) -> Flow:
-        """What is in flight of a queue that has limits since now, or whose partition was taken over."""
+        """Count what is in flight of a queue whose limits are new, or whose partition was taken over."""
         flow, partition = Flow(self._breaker_of(queue)), self._partition
         for offset, delivered in partition.deliveries.items():
             if partition.is_leased(offset) and offset in partition.messages and partition.queue_of(offset) == queue:
@@ -263,7 +264,7 @@ class FlowControl:
                 flow.breaker.spared(probe)
 
     def _forget(self, now_ms: int) -> None:
-        """A queue that has nothing in flight is made known again when it is asked for, but for failures that matter."""
+        """Drop queues with nothing in flight and no failures that matter. They are made again when they are needed."""
         for queue, flow in list(self.flows.items()):
             breaker = flow.breaker
             failing = breaker.room(now_ms) == 0 or (breaker.failures and self._partition.has_ready(queue))

@@ -1,4 +1,4 @@
-"""The markers log: on which messages a marker takes effect, and what that is."""
+"""Folds the markers log: on which messages a marker takes effect, and how it changes them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from marq.core.segments import Segment
 from marq.core.state import MESSAGE_OVERHEAD_BYTES, DeliveryState, MessageState, block_of, headers_size, size_of
 from marq.errors import InternalError
 
+#: Milliseconds by which one record advances the partition clock at most, so that no lease ends early when the clock of
+#: a broker jumps.
 CLOCK_STEP_MS = 5_000
-"""The partition clock advances by at most this much per record: a broker clock that jumps expires nothing early."""
 
 
 class Folding(Reading):
@@ -23,7 +24,10 @@ class Folding(Reading):
     def fold(self, offset: int, timestamp_ms: int, markers: Iterable[Marker]) -> list[list[int]]:
         """Apply the record at ``offset`` of the markers topic, which must be the next one.
 
-        For each marker: the offsets on which it took effect. A record that is read twice is the caller's to skip.
+        Returns, for each marker, the offsets on which it took effect.
+
+        Raises:
+            InternalError: the record was folded before. The caller has to skip records that are read twice.
         """
         if offset < self.markers_position:
             raise InternalError(f"partition {self.number}: marker record {offset} is folded a second time")
@@ -68,9 +72,9 @@ class Folding(Reading):
         return effects
 
     def _tell_time(self, tick_ms: int) -> None:
-        """A tick tells broker time if the one before it, of the same owner, agrees: one wrong stamp counts for nothing.
+        """A tick tells broker time if the owner's tick before it agrees: a single wrong timestamp has no effect.
 
-        Two of one batch have the same stamp, and prove nothing.
+        Two ticks of one batch have the same timestamp, and prove nothing.
         """
         before = self.tick_ms
         if tick_ms == before:
@@ -85,7 +89,7 @@ class Folding(Reading):
             self._fire_delays()
 
     def _turn_back(self) -> None:
-        """Broker time fell: what was over by a clock that was wrong waits again."""
+        """Broker time went back: delays that were over by the wrong time are pending again."""
         now_ms = self.broker_ms
         again = {offset: due_ms for offset, due_ms in self.elapsed.items() if due_ms > now_ms}
         for offset in again:
@@ -108,7 +112,7 @@ class Folding(Reading):
                         lane.remove(again)
 
     def _clean_dirty(self) -> None:
-        """Blocks that have nothing, and no row, need none; whoever writes no rows would gather them for ever."""
+        """Drop blocks without deliveries and without a row. A fold that writes no rows would keep them for ever."""
         for block in self._dirty:
             if block << state.BLOCK_BITS < self.persisted:
                 self.segments.touch(block << state.BLOCK_BITS, (block + 1) << state.BLOCK_BITS)
@@ -118,7 +122,7 @@ class Folding(Reading):
         self._dirty_max = 2 * len(dirty) + state.CLEAN_SLACK
 
     def skip_markers(self, stop: int) -> None:
-        """The markers topic holds nothing more below ``stop`` (control records, deleted records)."""
+        """Skip to ``stop``: the markers topic has no more records below it (control records, deleted records)."""
         self.markers_position = max(self.markers_position, stop)
 
     def _start(self, m: Start) -> list[int]:
@@ -306,7 +310,7 @@ class Folding(Reading):
         return effect
 
     def _unfinished(self, offset: int) -> bool:
-        """True if ``offset`` is not done. A parked message gets an entry of its own: something happens to it."""
+        """True if ``offset`` is not done. A parked message gets an entry of its own, because its state changes."""
         if offset in self.messages:
             return True
         if offset >= self.position:

@@ -1,9 +1,8 @@
 """What happened to each message, told from what the fold did: the raw material of life cycles, audits and metrics.
 
-:class:`Histories` watches a :class:`~marq.core.partition.Partition` being folded. What took effect on many messages is
-kept once: a message's history is a chain of events that it shares with all that went the same way, so that a million
-waiting or leased messages cost a dict entry each. A history is kept until its message is done. Payloads play no part,
-only their size.
+:class:`Histories` watches the fold of a :class:`~marq.core.partition.Partition`. The history of a message is a chain of
+events. Messages with the same history share it, so that a million waiting or leased messages cost a dict entry each. A
+history is kept until its message is done. Of payloads only the size is kept.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from marq.core.state import MessageState
 from marq.errors import InternalError, RowError
 from marq.protocol.headers import H_DELAY, H_TTL
 
+#: Version of what :meth:`Histories.dump` writes.
 VERSION = 1
-"""Of what :meth:`Histories.dump` writes."""
 
+#: Unfinished messages in one value of :meth:`Histories.dump`, so that a value has a bounded size.
 CHUNK_MESSAGES = 20_000
-"""So many unfinished messages go into one value of :meth:`Histories.dump`."""
 
 
+#: The place of a marker in the log is the offset of its record times this, plus its number in the record.
 PLACES = 1 << 16
-"""A marker's place in the log is the offset of its record times this, and its number in the record (which is less)."""
 
 
 class Envelope(NamedTuple):
@@ -88,7 +87,7 @@ class Delivery(NamedTuple):
 
 
 class MessageHistory(NamedTuple):
-    """What a chain of events comes to."""
+    """A chain of events as deliveries and counts."""
 
     deliveries: list[Delivery]
     receives: int
@@ -97,8 +96,8 @@ class MessageHistory(NamedTuple):
     working_ms: int
 
 
+#: The history of a message that was never delivered.
 NO_HISTORY = MessageHistory([], 0, 0, 0, 0)
-"""The history of a message that was never delivered."""
 
 
 class Ahead(NamedTuple):
@@ -119,7 +118,7 @@ class Early(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Messages that ended alike."""
+    """Messages that ended in the same way."""
 
     envelopes: list[Envelope]
     outcome: str
@@ -168,7 +167,7 @@ class Histories:
                 del self.purges[queue]
 
     def _ended_unread(self, envelope: Envelope, early: Early | None) -> None:
-        """If a purge reached so far before the end that was seen, that was the end; what came later took no effect."""
+        """A message ended before it was read: by the end that was seen, or by a purge that came before that end."""
         offset = envelope.offset
         purges = self.purges.get(self.queue_of(envelope) or "", ())
         purge = next((p for p in purges if offset < p.before and (early is None or p.at < early.at)), None)
@@ -185,7 +184,7 @@ class Histories:
         self.ended.append(Ended([envelope], early.outcome, at_ms, history))
 
     def absent(self, start: int, stop: int) -> None:
-        """The queue log does not hold ``[start, stop)``: no histories."""
+        """The queue log has no records in ``[start, stop)``: drop their histories."""
         for store in (self.last, self.early):
             if store:
                 span: Iterable[int] = range(start, stop) if stop - start < len(store) else list(store)
@@ -194,7 +193,7 @@ class Histories:
                         store.pop(offset, None)
 
     def folded(self, offset: int, at_ms: int, markers: Iterable[Marker], effects: Iterable[Sequence[int]]) -> None:
-        """The markers record at ``offset`` took effect on ``effects``, one list a marker."""
+        """The markers record at ``offset`` was folded. ``effects`` has a list of offsets for each marker."""
         place = offset * PLACES
         for at, (marker, effect) in enumerate(zip(markers, effects, strict=True), place):
             if type(marker) is Own:
@@ -257,7 +256,7 @@ class Histories:
     # ------------------------------------------------------------------ what it comes to
 
     def unfinished(self, partition: Partition) -> Iterator[Unfinished]:
-        """Every message that was read and is not done, in no order; nothing may be folded meanwhile."""
+        """Each message that was read and is not done, in no particular order. Nothing may be folded meanwhile."""
         histories: dict[Event | None, MessageHistory] = {None: NO_HISTORY}
         for offset, envelope in self.sent.items():
             event = self.last.get(offset)
@@ -298,7 +297,7 @@ class Histories:
         *,
         lease_over: bool = False,
     ) -> MessageHistory:
-        """What the chain that ends with ``event`` comes to; ``receipt`` of an ack, None for any other outcome."""
+        """The history that ends with ``event``. ``receipt`` is that of an ack, None for any other outcome."""
         if event is None:
             return NO_HISTORY
         chain = list(self._chain(event))
@@ -378,7 +377,7 @@ class Histories:
     # ------------------------------------------------------------------ between runs
 
     def dump(self) -> list[bytes]:
-        """Everything that :meth:`load` needs, as values of bounded size, each for some of the messages."""
+        """All histories, as values of bounded size for :meth:`load`."""
         offsets = sorted({*self.sent, *self.last, *self.early})
         chunks = [offsets[i : i + CHUNK_MESSAGES] for i in range(0, len(offsets), CHUNK_MESSAGES)] or [[]]
         return [self._dump(chunk) for chunk in chunks]
@@ -407,7 +406,7 @@ class Histories:
 
     @classmethod
     def load(cls, values: Iterable[bytes], *, queue_id: str | None = None) -> Histories:
-        """The inverse of :meth:`dump`. Raises :exc:`RowError` for what it did not write."""
+        """The inverse of :meth:`dump`. Raises :exc:`RowError` for a damaged value or one of another version."""
         self = cls(queue_id=queue_id)
         for value in values:
             try:

@@ -1,4 +1,4 @@
-"""Which extensions and releases had no effect, for those who ask whether theirs had."""
+"""Remembers which extensions and releases had no effect, so that receivers can be told."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from marq.core.markers import Keepalive, Release
 from marq.core.partition import Partition
 from marq.core.ranges import offsets_in
 
+#: Extensions and releases without effect that are remembered, message by message.
 IGNORED_MAX = 10_000
-"""Extensions and releases without effect that are remembered, message by message."""
 
 
 class IgnoredMarkers:
-    """Remembers them from where the state of ``partition`` was restored."""
+    """Remembers extensions and releases without effect, since the state of ``partition`` was restored."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -22,7 +22,7 @@ class IgnoredMarkers:
         self._known_from = partition.markers_position  # of records below it nothing is known
 
     def note(self, record: int, marker: Keepalive | Release, effect: Iterable[int]) -> None:
-        """Of a marker in the record at offset ``record``, only ``effect`` took place."""
+        """A marker in the record at offset ``record`` took effect on ``effect`` only."""
         took, records = set(effect), self._records
         for offset in offsets_in(marker.offsets):
             if offset not in took:
@@ -32,9 +32,9 @@ class IgnoredMarkers:
             self._known_from = max(self._known_from, records.pop(oldest) + 1)
 
     def took_effect(self, record: int, epoch: int, delivery: int, offset: int) -> bool:
-        """Whether the extension or release of a delivery in the record at offset ``record`` had effect.
+        """True if the extension or release of a delivery in the record at offset ``record`` had effect.
 
-        A delivery that is over never comes back: what one record could not extend or release, no later one can.
+        A delivery that is over never comes back: if one record could not extend or release it, no later one can.
         """
         ignored = self._records.get((epoch, delivery, offset))
         if ignored is not None:

@@ -226,6 +226,8 @@ def _lane(p: State, lane: Lane) -> None:
     name, fifo = lane.backlog.name, lane.backlog.fifo
     if lane.blocker >= 0 and (not fifo or p._blockers.get(lane.blocker) is not lane):
         _broken(p, f"a lane of {name!r} waits for {lane.blocker}, and nothing will tell it")
+    if lane.blocker >= 0 and lane.queued:
+        _broken(p, f"a lane of {name!r} waits for {lane.blocker}, and takes turns")
     if fifo and (lane.returned or lane.again):
         _broken(p, f"a lane of {name!r} has redeliveries beside its order")
     if not fifo and lane.out:

@@ -1,4 +1,4 @@
-"""Where messages that become ready go, and what becomes ready by itself."""
+"""Puts messages that become ready into their lanes, and ends leases, delays and times to live."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from marq.core.counts import Counting
 from marq.core.segments import Segment
 from marq.core.state import DeliveryState, MessageState, block_of
 
+#: Timers of finished messages that are kept before a pass removes them: a pass looks at all timers, so it must be rare.
 TIMERS_SLACK = 100_000
-"""So many more timed messages than there are may be kept before the timers are cleared of what is finished."""
 
 
 class Lanes(Counting):
     """Keeps the order of deliveries, and the timers."""
 
     def _lane(self, backlog: Backlog, group: int) -> Lane:
-        """The lane of a group; those of groups that have nothing any more go when there are too many."""
+        """The lane of a group, made if there is none. Lanes of empty groups are dropped when there are too many."""
         if group and group not in backlog.groups and len(backlog.groups) >= backlog.prune_at:
             self._prune(backlog)
         return backlog.lane(group)
@@ -38,8 +38,8 @@ class Lanes(Counting):
         backlog.prune_at = 2 * len(kept) + PRUNE_SLACK
 
     def _clean(self) -> None:
-        """Clear away what is known of finished messages. Entries are hints, which are else dropped when they are taken:
-        nobody may ever take from a queue. The cost is shared by what was listed since the last time.
+        """Drop entries of finished messages. Entries are usually dropped when they are taken, but a queue may have no
+        receiver. A pass comes after as many new entries as it has to look at, so its cost per entry is constant.
         """
         messages = self.messages
         self._listed, self._listed_max = 0, len(messages) + state.CLEAN_SLACK
@@ -94,7 +94,7 @@ class Lanes(Counting):
             self._suspects.append(offset)
 
     def next_due_ms(self) -> int | None:
-        """Milliseconds of log time until something becomes ready or expires by itself; None if nothing will."""
+        """Milliseconds of log time until a message becomes ready or expires by itself; None if none will."""
         waits = [wait for wait in (self.next_lease_ms(), self.next_time_ms()) if wait is not None]
         return min(waits) if waits else None
 
@@ -106,7 +106,7 @@ class Lanes(Counting):
         return max(0, self._timers[0][0] - self.clock_ms) if self._timers else None
 
     def next_time_ms(self) -> int | None:
-        """Milliseconds of broker time until the next delay or time to live is over; None if nothing waits for that."""
+        """Milliseconds of broker time until the next delay or time to live is over; None if there is none."""
         waits: list[int] = []
         while self._delayed and self._delayed[0][1] not in self.delays:
             heappop(self._delayed)
@@ -151,12 +151,12 @@ class Lanes(Counting):
         return self._one_ahead >= 0
 
     def _deliver_again(self) -> None:
-        """Nothing that was not read yet holds FIFO queues up any more."""
+        """No unread message holds FIFO queues up any more: let them deliver."""
         self.woken.update(dict.fromkeys(self._held_up))
         self._held_up.clear()
 
     def _push_in_order(self, backlog: Backlog, offset: int) -> None:
-        """Something that was taken, or about to be ended, is ready again: it is at its place, or gets there."""
+        """A message that was taken, or about to be ended, is ready again: make sure that it is at its place."""
         lane = self._blockers.get(offset)
         if lane is None:
             self._note_out(backlog.name, offset)
@@ -166,7 +166,7 @@ class Lanes(Counting):
         self._recheck(lane)
 
     def _note_out(self, queue: str, offset: int) -> None:
-        """A message that has no place was taken by itself: its group has to know that it is out."""
+        """A message without a place in its lane was taken: note in its group that it is out."""
         backlog = self._backlog(queue)
         if not backlog.fifo:
             self._mixed.add(queue)  # should its order be kept later
@@ -180,7 +180,7 @@ class Lanes(Counting):
             lane.out.insert(i, offset)
 
     def _moved(self, offsets: Iterable[int]) -> None:
-        """Something happened to messages: the lanes that wait for one of them are looked at again."""
+        """The state of messages has changed: examine the lanes that wait for one of them."""
         blockers = self._blockers
         for offset in offsets:
             lane = blockers.get(offset)
@@ -188,7 +188,7 @@ class Lanes(Counting):
                 self._recheck(lane)
 
     def _recheck(self, lane: Lane) -> None:
-        """What ``lane`` waits for may be over: it takes its turn, goes on waiting, or is empty."""
+        """Examine a lane that waited: it takes its turn, goes on waiting, or is empty."""
         backlog = lane.backlog
         self._unblock(lane)
         if self._in_order(lane):
@@ -198,7 +198,7 @@ class Lanes(Counting):
             backlog.groups.pop(lane.group, None)
 
     def _block(self, lane: Lane, offset: int) -> None:
-        """Nothing of ``lane`` may be taken before something happens to ``offset``."""
+        """Take nothing from ``lane`` until the state of ``offset`` changes."""
         lane.blocker = offset
         self._blockers[offset] = lane
 
@@ -208,7 +208,7 @@ class Lanes(Counting):
             lane.blocker = -1
 
     def _deliverable(self, offset: int) -> bool:
-        """True if ``offset`` will be delivered sooner or later: it has its place in the order of its group."""
+        """True if ``offset`` is to be delivered, so that it has a place in the order of its group."""
         return offset in self.messages and offset not in self.poison and offset not in self.duplicates
 
     def _in_order(self, lane: Lane) -> bool:
@@ -235,9 +235,10 @@ class Lanes(Counting):
         return lane.fresh[0] if lane.fresh else -1
 
     def out_of_turn(self, offsets: list[int]) -> list[int]:
-        """Those of a delivery behind a message of their group that is not done, and not in the delivery.
+        """The offsets of a delivery that come after a message of their group which is not done and not in the delivery.
 
-        A lease that was over can be revived by its receiver between the choice of messages and their start.
+        Between the choice of messages and the fold of their start, the receiver of a lease that was over can revive it.
+        Then an earlier message of the group is still with that receiver.
         """
         found: list[int] = []
         if not self._fifo:
@@ -260,7 +261,7 @@ class Lanes(Counting):
             self._clear_timers()
 
     def _clear_timers(self) -> None:
-        """A long lease of what was acked at once must not be kept until it is over, nor the numbers of those acked."""
+        """Drop timers of finished messages, and their offsets from other timers: a long lease may be acked at once."""
         deliveries, lowest = self.deliveries, min(self.deliveries)
         for _, _, delivered in self._timers:
             delivered.offsets = (
@@ -290,14 +291,14 @@ class Lanes(Counting):
         return True
 
     def _come_back(self, delivered: DeliveryState) -> None:
-        """The lease or the wait of ``delivered`` is over: the messages still in it are ready."""
+        """The lease or the wait of ``delivered`` is over: make the messages that it still has ready."""
         deliveries, messages = self.deliveries, self.messages
         for offset in delivered.offsets:
             if deliveries.get(offset) is delivered and offset in messages:
                 self._push(offset, delivered.receives)
 
     def _forget(self, offset: int) -> None:
-        """Nothing is special about ``offset`` any more."""
+        """Drop everything that is known of ``offset``: it is done."""
         self.delays.pop(offset, None)
         self.elapsed.pop(offset, None)
         self.ttls.pop(offset, None)

@@ -1,7 +1,7 @@
 """How late a worker is, against the leases that it gives: how much it may hand out.
 
-Whoever hands out more than can be acknowledged in time makes duplicates of its own. So the *share* of what is asked for
-goes down while the worker is late, to nothing, before leases end for that reason:
+A worker that hands out more than can be acknowledged in time causes duplicates. So the *share* of the requested
+messages that it hands out falls while the worker is late, and is 0 before leases end for that reason:
 
     late = lag of the event loop, for each turn that an ack takes there,
            + age of the oldest ack that is not confirmed                            share
@@ -10,32 +10,32 @@ goes down while the worker is late, to nothing, before leases end for that reaso
     from a third of the lease on                                                    0
 
 Lag counts in full when it is seen, and fades. After a *stall*, in which this process stood still, nothing is handed out
-and no tick is appended for as long as it lasted: what receivers said meanwhile is read first.
+and no tick is appended for as long as the stall lasted, so that acks that arrived meanwhile are read first.
 """
 
 from __future__ import annotations
 
+#: Part of a lease by which acks may be late without any effect.
 FREE = 0.1
-"""Part of a lease by which acks may be late without any effect."""
 
+#: Part of a lease from which on nothing is handed out.
 LATE = 1 / 3
-"""Part of a lease from which on nothing is handed out."""
 
+#: Turns of the event loop between the arrival of an ack and its append: read, decoded, appended.
 LAG_TURNS = 3
-"""Turns of the event loop between the arrival of an ack and its append: read, decoded, appended."""
 
+#: Milliseconds of lag that count as a stall: more than a busy event loop has.
 STALL_MS = 1_000
-"""A lag from which on this process stood still, rather than had much to do."""
 
+#: Milliseconds for which anything is held back after a stall at most.
 STALL_HOLD_MAX_MS = 10_000
-"""Longest time for which anything is held back after a stall."""
 
+#: Milliseconds after which a lag counts half.
 HALF_LIFE_MS = 500
-"""Time in which a lag that was seen counts for half."""
 
 
 class Lateness:
-    """Gathers samples of one worker. Times are monotonic milliseconds."""
+    """Measures how late one worker is. Times are monotonic milliseconds."""
 
     def __init__(self) -> None:
         self.lag_ms = 0.0
@@ -54,11 +54,11 @@ class Lateness:
             self._held_until_ms = max(self._held_until_ms, now_ms + min(lag_ms, STALL_HOLD_MAX_MS))
 
     def held_back(self, now_ms: int) -> bool:
-        """True while time that this process missed is made up for: no ticks, nothing handed out."""
+        """True for a while after a stall: append no ticks and hand nothing out."""
         return now_ms < self._held_until_ms
 
     def share(self, now_ms: int, lease_ms: int, ack_age_ms: float = 0.0) -> float:
-        """Part of what is asked for that may be handed out under a lease of `lease_ms`: 0 to 1.
+        """The part of the requested messages that may be handed out under a lease of `lease_ms`: 0 to 1.
 
         Args:
             ack_age_ms: age of the oldest ack, extension or release that is not confirmed.
@@ -71,6 +71,6 @@ class Lateness:
         return min(1.0, max(0.0, (LATE - late) / (LATE - FREE)))
 
     def room(self, now_ms: int, wanted: int, lease_ms: int, ack_age_ms: float = 0.0) -> int:
-        """How many of `wanted` messages; at least one while the share is not nothing."""
+        """How many of `wanted` messages may be handed out: at least one while the share is not 0."""
         share = self.share(now_ms, lease_ms, ack_age_ms)
         return min(wanted, max(1, int(wanted * share))) if share > 0 and wanted > 0 else 0

@@ -1,8 +1,8 @@
 """The records of the markers topic: JSON, readable in any Kafka tool and by Spark.
 
 One record is a batch ``{"v": 1, "by": …, "seq": …, "markers": […]}`` whose markers are folded in order, at one moment
-of log time. ``by`` and ``seq`` name the writer's incarnation and its running number, so that a writer recognises its
-own records; the fold itself never looks at them. Times are milliseconds, offsets are flat half-open ranges.
+of log time. ``by`` names the writer's incarnation and ``seq`` numbers its records, so that a writer recognises its own;
+the fold never looks at them. Times are milliseconds, offsets are flat half-open ranges.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import msgspec
 from marq.core.ranges import Ranges, count, well_formed
 from marq.errors import MarkerError, NewerVersionError
 
+#: Version of the record format; the owner of a partition stops at a record of a later one.
 VERSION = 1
-"""Version of the record format; the owner of a partition stops at a record of a later one."""
 
+#: Bytes of a record at most; a larger batch is split.
 RECORD_BYTES = 512 * 1024
-"""A record is at most this large; a larger batch is split."""
 
+#: Offsets that a record may name: a range of billions, made by mistake, must not stop each owner that folds it.
 RECORD_OFFSETS = 1 << 24
-"""A record names at most so many offsets: a mistaken range of billions must not stop every owner that folds it."""
 
+#: An epoch, a delivery number, an offset.
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-"""An epoch, a delivery number, an offset."""
 
+#: A duration.
 Millis = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
-"""A duration."""
 
 Outcome = Literal["acked", "dead", "expired", "purged", "poison", "moved"]
 
 
 class Own(msgspec.Struct, tag="own", tag_field="type", frozen=True):
-    """A worker takes the partition. The offset of the record that carries it is the epoch. Always alone in its record.
+    """A worker takes the partition. The offset of its record is the epoch. It is always alone in its record.
 
-    ``nonce`` names the attempt, so that a worker never takes an older ``own`` of itself for its newest.
+    ``nonce`` names the attempt, so that a worker does not mistake an older ``own`` of its own for its newest.
     """
 
     worker: str
@@ -58,7 +58,7 @@ class Start(msgspec.Struct, tag="start", tag_field="type", omit_defaults=True):
 
 
 class Keepalive(msgspec.Struct, tag="keepalive", tag_field="type"):
-    """Still at work: the deadline moves to now + ``redeliver_after_ms``."""
+    """The receiver is still working: the deadline moves to now + ``redeliver_after_ms``."""
 
     epoch: Number
     delivery: Number
@@ -67,7 +67,7 @@ class Keepalive(msgspec.Struct, tag="keepalive", tag_field="type"):
 
 
 class Release(msgspec.Struct, tag="release", tag_field="type", omit_defaults=True):
-    """Given back, ready again after ``delay_ms``; ``counted=False``: it was never handed out."""
+    """The messages are given back, and ready after ``delay_ms``. ``counted=False``: they were never handed out."""
 
     epoch: Number
     delivery: Number
@@ -77,7 +77,7 @@ class Release(msgspec.Struct, tag="release", tag_field="type", omit_defaults=Tru
 
 
 class End(msgspec.Struct, tag="end", tag_field="type", omit_defaults=True):
-    """Finished. ``acked``: ``(epoch, delivery)`` of the receiver; other outcomes: the owner's epoch, delivery 0."""
+    """The messages are done. An ack has the receiver's ``(epoch, delivery)``, other outcomes have the owner's epoch."""
 
     epoch: Number
     offsets: Ranges
@@ -86,7 +86,7 @@ class End(msgspec.Struct, tag="end", tag_field="type", omit_defaults=True):
 
 
 class Purge(msgspec.Struct, tag="purge", tag_field="type"):
-    """Everything of ``queue`` below offset ``before`` is finished."""
+    """All messages of ``queue`` below offset ``before`` are done."""
 
     epoch: Number
     queue: str
@@ -94,9 +94,9 @@ class Purge(msgspec.Struct, tag="purge", tag_field="type"):
 
 
 class Tick(msgspec.Struct, tag="tick", tag_field="type", omit_defaults=True):
-    """Nothing but time. ``fence`` names the checkpoint whose deletions wait for this tick to be folded.
+    """Time passes. ``fence`` names the checkpoint whose deletions wait for this tick to be folded.
 
-    Broker time is told by ticks without a fence, unless their writer has reason to doubt their stamp: not ``sure``.
+    Ticks without a fence tell broker time, if they are ``sure``: their writer has no reason to doubt the timestamp.
     """
 
     fence: str = ""
@@ -116,7 +116,7 @@ class Batch(msgspec.Struct, omit_defaults=True):
 
 
 class _Version(msgspec.Struct):
-    """What is read of a record that can't be read as a whole."""
+    """The part of a record that is read when the rest can't be read."""
 
     v: int
 
@@ -134,8 +134,9 @@ def encode(markers: list[Marker], by: str = "", seq: int = 0) -> bytes:
 def decode(value: bytes | None) -> Batch:
     """The batch in a record's ``value``.
 
-    Raises :exc:`MarkerError` for what is no batch, or has malformed or far too large ranges: such a record changes
-    nothing but the clock. Raises :exc:`NewerVersionError` for a record of a later version, whatever is in it.
+    Raises:
+        MarkerError: it is no batch, or has malformed or far too large ranges. Such a record only moves the clock.
+        NewerVersionError: it is of a later version.
     """
     if value is None:
         raise MarkerError("a marker record without a value")
@@ -175,7 +176,7 @@ def _check_version(value: bytes) -> None:
 
 
 def is_owners(marker: Marker) -> bool:
-    """True for what only the owner of the partition may say; the rest is said for receivers, by any worker."""
+    """True if only the owner of the partition may write this marker. Any worker writes the others, for receivers."""
     kind = type(marker)
     return kind in (Own, Start, Purge, Tick) or (kind is End and marker.outcome != "acked")  # type: ignore[union-attr]
 
@@ -188,7 +189,7 @@ def weight(marker: Marker) -> int:
 
 
 def split(marker: Marker) -> list[Marker]:
-    """``marker`` as one or more markers that each fit a record: a delivery keeps its number in all parts."""
+    """Split ``marker`` into markers that each fit a record. All parts of a delivery have its number."""
     ranges = getattr(marker, "offsets", ())
     step = (RECORD_BYTES - 8192) // 40 * 2
     if len(ranges) <= step:

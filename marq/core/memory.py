@@ -1,4 +1,4 @@
-"""Which payloads are in memory: dropped when they lie in a segment, read back when they are wanted."""
+"""Decides which payloads are in memory: they are dropped once they are in a segment, and read back when needed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from marq.core.folding import Folding
 from marq.core.segments import Segment
 from marq.core.state import MessageState, size_of
 
+#: Bytes. While less than this is in memory beside deliveries, all messages of a segment are read back, not one lane's.
 READ_BACK_BYTES = 32 * 1024 * 1024
-"""While less than this is in memory beside deliveries, a segment that is read back comes back whole."""
 
+#: Segments that a delivery reads back at most once it has a message: each takes a millisecond.
 READS_MAX = 8
-"""A delivery that has something in it reads no more segments back than this (a millisecond each)."""
 
+#: Bytes of the next messages of a queue with receivers that stay in memory when memory is short.
 WANTED_BYTES = 4 * 1024 * 1024
-"""What stays in memory of a queue that has receivers when memory is short: its next messages."""
 
+#: Bytes that all such queues of a partition may keep together in any case; or a quarter of what is in memory, if more.
 WANTED_LEAST_BYTES = 1024 * 1024
-"""All such queues of a partition together may keep this much, and a quarter of what there is, whatever is asked for."""
 
+#: Milliseconds of the partition clock after which another try to shed is worth while: leases may have ended.
 SHED_AGAIN_MS = 1_000
-"""So often, on the partition clock, leases may have ended and reservations gone: what could not be shed now can."""
 
 
 class Memory(Folding):
     """Parks messages and reads them back."""
 
     def shed(self, excess_bytes: int, wanted: Iterable[str] = ()) -> int:
-        """Drop payloads that are in a segment from memory until ``excess_bytes`` are free; how many bytes were freed.
+        """Drop payloads that are in a segment from memory until ``excess_bytes`` are free. Returns the bytes freed.
 
-        Reserved or leased ones stay. Of ``wanted`` queues (with receivers) what need not wait goes last, and the next
-        :data:`WANTED_BYTES` of each stay, or less if that is its share of what there may be.
+        Reserved and leased messages stay. Ready messages of ``wanted`` queues, which have receivers, go last, and the
+        next :data:`WANTED_BYTES` of each queue stay, or its share of the memory if that is less.
         """
         freed = 0
         keep = set(wanted)
@@ -80,7 +80,7 @@ class Memory(Folding):
         return freed
 
     def _let_go(self, going: Iterable[int]) -> None:
-        """Leave payloads to their segments: a message that is new is parked, of others only the payload goes."""
+        """Drop payloads that are in segments. A new message is parked; others keep their entry."""
         parked: dict[tuple[str, int], list[int]] = {}
         for offset in going:
             queue = self.queue_of(offset)
@@ -109,8 +109,8 @@ class Memory(Folding):
     def _unpark(self, lane: Lane) -> None:
         """Read the lowest parked messages of a lane back.
 
-        Those of other lanes in the same segment come along while there is room: else each of them would have the row
-        read again, for one message where there are a thousand queues. Those that would have to wait stay.
+        While there is room, messages of other lanes in the same segment are read back with them. Otherwise each lane
+        would read the row again: for one message, where there are a thousand queues. Blocked lanes stay parked.
         """
         name, group = lane.backlog.name, lane.group
         segment = self.segments.lowest_with(name, group)
@@ -137,7 +137,7 @@ class Memory(Folding):
         lane.add_sorted(offsets)
 
     def _may_read(self) -> bool:
-        """True if a delivery that has something in it may read a further segment back."""
+        """True if a delivery that has a message may read another segment back."""
         return self._reads < READS_MAX and self._has_room()
 
     def _has_room(self) -> bool:
@@ -146,9 +146,9 @@ class Memory(Folding):
         return self.bytes * idle <= READ_BACK_BYTES * len(self.messages)
 
     def quarantine(self, queue: str, reason: str) -> int:
-        """The owner decides that what is ready of ``queue`` is poison; how many messages that is.
+        """Treat all ready messages of ``queue`` as poison. Returns how many there are.
 
-        It is no fact of the log: another owner, after a crash, decides again.
+        The log does not say so: after a crash, the next owner decides again.
         """
         backlog = self._backlog(queue)
         while queue in self.segments.queues:

@@ -1,4 +1,4 @@
-"""Which segments are worth merging: small ones side by side, and those of which little is left."""
+"""Chooses segments to merge: small neighbours, and sparse ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _TIERS = (1024, 256, 64, 16, 4)
 def mergeable(weights: Sequence[int]) -> list[tuple[int, int]]:
     """Runs ``[i, j)`` of adjacent segments that should become one, by how full they are (in parts of ``FULL``).
 
-    As in a log-structured store with size tiers: a run of segments below a tier is merged when together they reach
-    that tier. So each merge lifts a message by a tier at least, and it is rewritten at most once for each of them
-    (five times) while nothing around it is finished; and what is not merged is few: per full segment's worth of
-    messages, some for each tier.
+    This is merging by size tiers, as in a log-structured store: a run of segments below a tier is merged when together
+    they reach that tier. Each merge lifts a message by at least one of five tiers, so a message is rewritten at most
+    five times while nothing around it is finished. Few segments stay unmerged: some per tier for each full segment.
     """
     found: list[tuple[int, int]] = []
     taken = bytearray(len(weights))
@@ -36,7 +35,7 @@ def mergeable(weights: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _filled(weights: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """A run in pieces of several segments that fit into one."""
+    """Cut a run into pieces of several segments that fit into one."""
     i = start
     while i < stop:
         j, total = i + 1, weights[i]

@@ -1,10 +1,9 @@
 """Deliveries of FIFO queues: each group in the order of its offsets.
 
-What comes next of a group are its first messages, up to one that is in flight, about to be started, or waiting. A group
-whose first message is such a one is *blocked*: it is in no rotation, and is looked at again when something happens to
-that message. So a blocked group costs nothing, however many of its messages wait. Whether a queue is FIFO is a setting,
-and so nothing that the fold knows: what a new owner has to know about a queue's groups is gathered when it first
-delivers from it.
+The next messages of a group are its first ones, up to a message that is in flight, about to be started, or waiting. If
+that is the first one, the group is *blocked*: it takes no turns, and is examined again when the state of that message
+changes. So a blocked group costs nothing, however many messages it has. FIFO is a setting, which the fold does not
+know: an owner gathers what it has to know about a queue's groups when it first delivers from it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ class Order(Memory):
     def _take_in_order(
         self, backlog: Backlog, taken: list[int], limit: int, settings: QueueSettings, suspicious: int, batch: int
     ) -> None:
-        """Up to ``limit`` messages, group by group. Those of one group never are in two calls of ``batch`` each."""
+        """Take up to ``limit`` messages, group by group. A group is never in two batches of ``batch`` messages."""
         if self._is_one_ahead():
             # a message that was not read yet is in flight, and nobody knows of which group: reading has to go on
             self._held_up.add(backlog.name)
@@ -55,7 +54,7 @@ class Order(Memory):
     def _take_lane(
         self, lane: Lane, taken: list[int], cap: int, settings: QueueSettings, suspicious: int, most: int
     ) -> int:
-        """Reserve the first messages of a group, of which ``_in_order`` has said that they may be; the new cap."""
+        """Reserve the first messages of a group that is not blocked. Returns the new limit for all that is taken."""
         before, got = len(taken), 0
         maximum = settings.max_receives
         while before + got < cap and got < most:
@@ -92,9 +91,9 @@ class Order(Memory):
         return cap
 
     def _next_in_order(self, lane: Lane, taken: int, before: int) -> tuple[int, bool]:
-        """The lowest message of ``lane`` behind the ``taken`` first ones of ``out``, and if it is one of those.
+        """The next message of ``lane`` after the ``taken`` first ones of ``out``, and whether it is in ``out``.
 
-        -1: there is none, or it would have to be read back by another delivery.
+        -1: there is none, or another delivery has to read it back first.
         """
         name, group = lane.backlog.name, lane.group
         while True:
@@ -133,7 +132,7 @@ class Order(Memory):
     # ------------------------------------------------------------------ a queue becomes one whose order is kept, or not
 
     def _keep_order(self, backlog: Backlog) -> None:
-        """What is not new of a queue gets to its place in its group."""
+        """Put the messages of a queue that are not new at their places in their groups."""
         queue = backlog.name
         if self._apart is None:
             # of all queues at once: each would have to look through all that is in flight
@@ -172,7 +171,7 @@ class Order(Memory):
         backlog.again_turns.clear()
 
     def _in_any_order(self, backlog: Backlog) -> None:
-        """A queue is taken from that is not, or no more, FIFO."""
+        """Forget the order of a queue. Called when a queue is read in any order."""
         self._mixed.add(backlog.name)
         self._held_up.discard(backlog.name)
         if not backlog.fifo:

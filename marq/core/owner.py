@@ -5,9 +5,9 @@
                                                              SERVING ──leave()──► LEFT
                     (any) ──marker of a later protocol version──► STOPPED
 
-The owner hands out only what its *folded* start took effect on. An append of its own whose offset and timestamp came
-back is folded at once when it is the next record; otherwise when it is read. Nothing here does I/O: the caller carries
-out what :meth:`Owner.take_effects` returns, and the step that :meth:`Owner.step` names.
+The owner hands out only messages on which its *folded* start took effect. When an append of its own is confirmed, and
+it is the next record of the log, it is folded at once; otherwise when it is read. Nothing here does I/O: the caller
+carries out the effects of :meth:`Owner.take_effects` and the steps of :meth:`Owner.step`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from marq.core.state import no_rows
 from marq.core.ticker import TICK_MAX_MS, Ticker
 from marq.errors import InternalError, MarkerError, NewerVersionError, RowError
 
+#: Milliseconds without a marker, while a checkpoint waits for its ticks, after which Kafka or this process stood still.
 OUTAGE_MS = 5 * TICK_MAX_MS
-"""Without a marker for longer than this, while a checkpoint waits for its ticks, Kafka or this process stood still."""
 
 
 class Phase(Enum):
-    """Life of an owner."""
+    """The phases of an owner."""
 
     CLAIMING = "claiming"  # the own marker is on its way; nothing is known yet
     CATCHING_UP = "catching up"  # state restored, reading up to the own marker
@@ -50,7 +50,10 @@ class Phase(Enum):
 
 
 class Owner:
-    """Partition ``number``, as one worker owns it. ``nonce`` must be new for each attempt; times are monotonic ms."""
+    """Partition ``number`` and its ownership by one worker.
+
+    ``nonce`` must be new for each attempt to own it. Times are milliseconds of a monotonic clock.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Owner:
     # ------------------------------------------------------------------ claim and recover
 
     def claim(self) -> Own:
-        """The marker to append, alone in its record, before any table is read."""
+        """Returns the own marker. Append it, alone in its record, before any table is read."""
         return Own(self.worker, self.nonce)
 
     def restore(
@@ -94,14 +97,23 @@ class Owner:
         *,
         accept_loss: bool = False,
     ) -> None:
-        """Take the state from the tables, read after the own marker was acknowledged.
+        """Take the state from the tables, which have to be read after the own marker was acknowledged.
 
-        ``manifests``: all of this partition; ``row_keys``: all its rows; ``log_start``: first offsets still in the
-        queue and markers topics; ``own_offset``: where the own marker is. Ends up ``LOST``, with nothing taken, if the
-        newest manifest is of a later epoch: claim again. Raises :exc:`RowError` if a named row is missing or damaged,
-        and :exc:`DeletedError` if a log begins beyond the manifest's position: another owner has gone on (recover
-        again), or somebody has deleted records that no owner had read. ``accept_loss``: go on without those; once the
-        own marker is folded, :meth:`give_up` says what is gone.
+        The owner is ``LOST`` afterwards if the newest manifest is of a later epoch: claim again.
+
+        Args:
+            manifests: all manifests of this partition.
+            row_keys: the keys of all its rows.
+            load: reads a row by its key.
+            log_start: the first offsets that the queue and markers topics still have.
+            own_offset: the offset of the own marker.
+            accept_loss: go on without records that were deleted before an owner had read them. Once the own marker is
+                folded, :meth:`give_up` says what is gone.
+
+        Raises:
+            RowError: a row that the manifest names is missing or damaged.
+            DeletedError: a log begins beyond the position of the manifest. Another owner has gone on (recover again),
+                or somebody has deleted unread records.
         """
         for _ in self.restoring(manifests, row_keys, load, log_start, own_offset, accept_loss=accept_loss):
             pass
@@ -116,7 +128,7 @@ class Owner:
         *,
         accept_loss: bool = False,
     ) -> Generator[None, None, None]:
-        """:meth:`restore` in slices of a few rows each. Until the last one, nothing else may be asked of this owner."""
+        """:meth:`restore` in slices of a few rows each. Call nothing else of this owner before the last one."""
         if self.phase is not Phase.CLAIMING:
             raise InternalError(f"partition {self.number} is restored while it is {self.phase.value}")
         recovered = yield from recovering(
@@ -138,9 +150,9 @@ class Owner:
         self.phase = Phase.CATCHING_UP
 
     def give_up(self, queue_start: int) -> list[rows.Loss]:
-        """Go on where the queue topic begins now, though that is beyond what was read; all that was ever given up.
+        """Go on at the first offset of the queue topic, though that is beyond what was read. Returns all losses so far.
 
-        Every marker up to the own one is folded: what they say is done counts as that.
+        All markers up to the own one are folded, so messages that they ended do not count as lost.
         """
         if self.phase is not Phase.SERVING:
             raise InternalError(f"records of partition {self.number} are given up while it is {self.phase.value}")
@@ -148,7 +160,7 @@ class Owner:
         return list(self.partition.lost)
 
     def _use(self, partition: Partition, orphans: Iterable[str] = (), old_manifests: Iterable[str] = ()) -> None:
-        """Go on with this state, and with what depends on it."""
+        """Use this state, and make everything that depends on it."""
         self.partition = partition
         self.flow = FlowControl(partition, self.limits.partitions, self.settings_of, self._breaker_of)
         self.checkpoints = CheckpointCycle(partition, self.nonce, self.limits, orphans, old_manifests)
@@ -160,7 +172,7 @@ class Owner:
 
     @property
     def phase(self) -> Phase:
-        """Where in its life the owner is. Whoever met the unreadable row, it is ``FAILED`` from then on."""
+        """The phase of the owner. It is ``FAILED`` as soon as any call has met a row that can't be read."""
         if self.partition.damage is not None and self._phase in (Phase.CATCHING_UP, Phase.SERVING):
             self.phase = Phase.FAILED
         return self._phase
@@ -187,27 +199,27 @@ class Owner:
 
     @property
     def error(self) -> Exception | None:
-        """What made the owner ``FAILED``: a `RowError`, which another recovery may mend, or an error of our own."""
+        """The error that made the owner ``FAILED``: a `RowError`, which a recovery may mend, or an error of our own."""
         return self.partition.damage
 
     @property
     def serving(self) -> bool:
-        """True from the folding of the own marker until that of a foreign one, or until a row can't be read."""
+        """True from the fold of the own marker until a foreign one is folded, or a row can't be read."""
         return self.phase is Phase.SERVING
 
     @property
     def stalled(self) -> bool:
-        """True while the markers log takes nothing: nothing is begun until it does."""
+        """True while the markers log takes no records: no delivery is started."""
         return self.starts.stalled
 
     # ------------------------------------------------------------------ what it wants done
 
     def take_effects(self) -> Effects | None:
-        """What is to be done, each thing once; None: nothing. Ask after every other call, until it is None."""
+        """Returns what to do, each effect once, or None. Call it after each other call, until it returns None."""
         return self._agenda.take()
 
     def take_appends(self) -> list[Marker]:
-        """Only the markers, for one who has asked for something and must not be handed anything yet."""
+        """Returns only the markers to append, for a caller that must not be handed messages yet."""
         appends, self._agenda.appends = self._agenda.appends, []
         return appends
 
@@ -226,16 +238,16 @@ class Owner:
     # ------------------------------------------------------------------ the two logs
 
     def ingest(self, start: int, stop: int, records: Sequence[Any]) -> bool:
-        """A chunk of the queue topic; False: seek back to ``partition.position``."""
+        """Take up a chunk of the queue topic. Returns False if it begins too late: seek to ``partition.position``."""
         if self.phase is Phase.FAILED:
             return True
         return self.partition.ingest(start, stop, records)
 
     def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
-        """A chunk of the markers topic (records with offset, timestamp, value); False: seek to its position.
+        """Fold a chunk of the markers topic: records with offset, timestamp and value.
 
-        Ends up ``STOPPED`` in front of a record of a later protocol version: whose the partition is, and what may be
-        deleted of the logs, is unknown from there on.
+        Returns False if it begins too late: seek to ``partition.markers_position``. The owner is ``STOPPED`` in front
+        of a record of a later protocol version: it can't know who owns the partition from there on.
         """
         if self.phase is Phase.FAILED:
             return True
@@ -284,9 +296,9 @@ class Owner:
         self._fold_acked(now_ms)
 
     def failed(self, seq: int) -> None:
-        """The append of record ``seq`` failed or timed out: it may still land.
+        """The append of record ``seq`` failed or timed out, but it may still land.
 
-        What it reserved stays so until it, or a later record of ours, is folded.
+        What it reserved stays reserved until this record, or a later one of this owner, is folded.
         """
         for marker in self._sent.get(seq, ()):
             if isinstance(marker, Start):
@@ -303,7 +315,7 @@ class Owner:
         try:
             self._apply(offset, timestamp_ms, batch, now_ms)
         except Exception as exc:
-            # Half of the record has taken effect, and it would never be folded again: no state to go on from.
+            # half of the record has taken effect, and it would not be folded again: this state can't be used any more
             if self.partition.damage is None:
                 self.partition.damage = exc
                 self.phase = Phase.FAILED
@@ -311,7 +323,7 @@ class Owner:
     def _apply(self, offset: int, timestamp_ms: int, batch: m.Batch, now_ms: int) -> None:
         effects = self.partition.fold(offset, timestamp_ms, batch.markers)
         if now_ms - self._folded_ms > OUTAGE_MS:
-            # no tick came through either: Kafka was away, and the time-out is for a changelog that alone does not move
+            # no tick came through either, so Kafka was away: the time-out is for a changelog that alone is stuck
             self.checkpoints.stood_still(now_ms)
         self._folded_ms = now_ms
         if self.starts.stalled:
@@ -343,9 +355,9 @@ class Owner:
                 self._settle(batch.seq)
 
     def took_effect(self, record: int, epoch: int, delivery: int, offset: int) -> bool:
-        """Whether the extension or release of a delivery in the markers record ``record`` had effect.
+        """True if the extension or release of a delivery in the markers record ``record`` had effect.
 
-        ``record`` has to be folded; -1: some record that is.
+        ``record`` must be folded; -1: any record that is folded.
         """
         if record >= self.partition.markers_position:
             raise InternalError(f"partition {self.number}: record {record} of its markers is not folded yet")
@@ -366,9 +378,9 @@ class Owner:
     def leave(self) -> list[Marker]:
         """Stop serving, because another worker gets the partition. Returns what to append behind all that was sent.
 
-        Each start that was sent but whose messages were not handed out is followed by an uncounted release. It is
-        ignored where the start took no effect. Of what was not sent, only markers of receivers remain: drop all others
-        (:func:`~marq.core.markers.is_owners`).
+        For each start that was sent and not handed out there is an uncounted release, which is ignored if the start
+        takes no effect. The caller has to drop unsent markers that are the owner's
+        (:func:`~marq.core.markers.is_owners`), and to send those of receivers.
         """
         if self.phase is not Phase.SERVING:
             self.phase = Phase.LEFT
@@ -381,7 +393,7 @@ class Owner:
         return last
 
     def _settle(self, seq: int) -> None:
-        """Record ``seq`` was folded: those sent before it, and not folded by now, never landed."""
+        """Record ``seq`` was folded: records that were sent before it and are not folded by now never landed."""
         for number in [n for n in self._sent if n <= seq]:
             markers = self._sent.pop(number)
             if self.ticker.on_its_way:
@@ -410,10 +422,10 @@ class Owner:
         batch: int = 0,
         name: str = "",
     ) -> Pending | None:
-        """Reserve up to ``limit`` ready messages of ``queues`` and append their start; None if there are none.
+        """Reserve up to ``limit`` ready messages of ``queues`` and append their start. Returns None if there are none.
 
-        They are among the effects, as a :class:`Handout`, once the start is folded. ``shared_fate``, ``batch``: see
-        :meth:`~marq.core.partition.Partition.take`.
+        Once the start is folded, the messages are among the effects, as a :class:`Handout`. For ``shared_fate`` and
+        ``batch`` see :meth:`~marq.core.partition.Partition.take`.
         """
         if self.phase is not Phase.SERVING:
             return None
@@ -432,24 +444,24 @@ class Owner:
         lease_ms: int,
         name: str,
     ) -> Pending | None:
-        """Like :meth:`acquire`, of one queue, for whoever is about to end the messages as the owner: without limits.
+        """Like :meth:`acquire`, for one queue and without its limits, to end the messages as the owner.
 
-        ``offsets``: those of them that are ready; None: up to ``limit`` in their order.
+        ``offsets`` takes those that are ready; None takes up to ``limit`` messages in their order.
         """
         if self.phase is not Phase.SERVING:
             return None
         return self.starts.acquire_to_end(queue, offsets, limit, receiver, now_ms, lease_ms=lease_ms, name=name)
 
     def release(self, offsets: list[int], receipt: tuple[int, int], delay_ms: int = 0, counted: bool = True) -> None:
-        """Append that a folded delivery of ``offsets`` is given back."""
+        """Append a release of ``offsets``, whose delivery is folded."""
         self._agenda.release(offsets, receipt, delay_ms, counted)
 
     def extend(self, offsets: list[int], receipt: tuple[int, int], lease_ms: int) -> None:
-        """Append that ``offsets`` are still being worked on."""
+        """Append an extension of the lease of ``offsets``."""
         self._agenda.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(sorted(offsets)), lease_ms))
 
     def acked(self, offsets: list[int], receipt: tuple[int, int]) -> None:
-        """Append that ``offsets`` are finished."""
+        """Append an ack of ``offsets``."""
         self._agenda.appends += m.split(End(receipt[0], ranges_of(sorted(offsets)), "acked", receipt[1]))
 
     def ended_as(self, outcome: m.Outcome, offsets: list[int]) -> None:
@@ -458,14 +470,14 @@ class Owner:
             self._agenda.appends += m.split(End(self.epoch, ranges_of(sorted(offsets)), outcome))
 
     def purge(self, queue: str, before: int) -> None:
-        """Append that everything of ``queue`` below ``before`` is finished."""
+        """Append a purge of all messages of ``queue`` below ``before``."""
         if self.phase is Phase.SERVING:
             self._agenda.appends.append(Purge(self.epoch, queue, before))
 
     # ------------------------------------------------------------------ time
 
     def work(self, now_ms: int, ttl_queues: Iterable[str] = ()) -> Due | None:
-        """Take the effects that are due: ends are appended here, dead letters are started, poison is listed."""
+        """Do what is due: append ends, start dead letters, list poison. Returns what was due."""
         if self.phase is not Phase.SERVING:
             return None
         self.starts.look_for_stall(now_ms, self._folded_ms)
@@ -480,9 +492,9 @@ class Owner:
         return due
 
     def tick(self, now_ms: int, ttl_queues: Iterable[str] = ()) -> bool:
-        """Append a tick if log time has to be known; True if one was appended. Call often: it limits itself.
+        """Append a tick if log time has to be known. Returns True if it did. Call often: the rate of ticks is limited.
 
-        ``ttl_queues``: those with a time to live of their own that have something here.
+        ``ttl_queues`` are the queues with a time to live in their settings that have messages here.
         """
         if self.phase is not Phase.SERVING:
             return False
@@ -504,9 +516,10 @@ class Owner:
         return self.phase is Phase.SERVING and self.checkpoints.is_due(now_ms)
 
     def step(self, now_ms: int) -> Step | None:
-        """What to do next for the checkpoint; call in the event context of a marker of this partition.
+        """Returns the next step of the checkpoint, or None. Call it in the event context of a marker of this partition.
 
-        Raises :exc:`InternalError` if a step was not acknowledged in time, or the state breaks a rule: recover again.
+        Raises:
+            InternalError: a step was not acknowledged in time, or the state breaks a rule: recover again.
         """
         return self.checkpoints.step(now_ms) if self.phase is Phase.SERVING else None
 

@@ -5,12 +5,12 @@
                   │                  │ └──(deadline)────┤
                   └──release, delay──┴─────release──────┘
 
-Both logs are read independently, so the state is the same in whatever order the two interleave. It needs no settings
-and no clock: time is what the broker stamped on the records. Expiry of leases and delays is derived and only makes a
-message ready; done happens only through a marker (or a hole in the log: compaction, aborted and control records).
+The state does not depend on how the reading of the two logs interleaves. The fold needs no settings and no clock: time
+is what the broker stamped on the records. The end of a lease or a delay follows from time, and makes a message ready.
+Only a marker makes it done, or a hole in the log: compaction, aborted and control records.
 
-What is not part of the fold, because it is forgotten in a crash: reservations, the order hints of the backlogs, and
-which payloads are in memory.
+Reservations, the order hints of the backlogs, and which payloads are in memory are not part of the fold: a crash
+forgets them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ __all__ = [
 class Partition(Checkpoints):
     """State of partition ``number``.
 
-    Parameters: ``queue_id``: topic mode, all records belong to this queue whatever their keys; ``origin_keys``: with
-    which origins of copies are sealed that count, none: any counts; ``load``: reads a
-    messages row by its key (from the local RocksDB), raising :exc:`RowError` if it is not there.
+    Args:
+        queue_id: topic mode: all records belong to this queue, whatever their keys.
+        origin_keys: only origins of copies that are sealed with one of these keys count; (): any counts.
+        load: reads a messages row by its key, and raises :exc:`RowError` if it is not there.
     """

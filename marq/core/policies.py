@@ -1,4 +1,4 @@
-"""Decisions that depend on settings. The owner takes each once and writes it down as a marker; a replay never asks."""
+"""Decisions that depend on settings. The owner makes each once and writes it down as a marker; a replay makes none."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from msgspec import Meta
 
 from marq.errors import BadValueError
 
+#: Milliseconds of a lease where neither queue nor receiver names one (Amazon SQS's default).
 VISIBILITY_TIMEOUT_MS = 30_000
-"""Lease of a delivery when nothing else is said (Amazon SQS's default)."""
 
+#: Deliveries to an in-worker handler before a message is dead-lettered, where its queue names no maximum.
 HANDLER_MAX_RECEIVES = 10
-"""Deliveries to an in-worker handler before a message is dead-lettered, where its queue names no maximum."""
 
+#: Attempt from which on a batch is halved with each attempt (as KIP-1206 finds poison records by bisection).
 SUSPECT_FROM_ATTEMPT = 3
-"""From this attempt on a batch is halved per attempt (KIP-1206's bisection of poison records)."""
 
+#: Suffix of the dead-letter queue of a queue that names none.
 DEAD_SUFFIX = ".dead"
-"""Dead letters of a queue that names no dead-letter queue go to the queue of its name with this suffix."""
 
 
+#: Milliseconds of the shortest lease: a shorter one would be over before the answer arrives.
 LEASE_MIN_MS = 100
-"""Shortest lease that can be asked for: a shorter one would be over before the answer arrives."""
 
+#: Milliseconds of the longest lease, a week. It can be extended any number of times.
 TIME_MAX_MS = 7 * 24 * 3600 * 1000
-"""Longest lease: a week. It can be extended without an end."""
 
+#: Milliseconds of the longest delay of a message, a release or a back-off: a year.
 DELAY_MAX_MS = 366 * 24 * 3600 * 1000
-"""Longest delay of a message, a release or a back-off: a year, however it is said."""
 
+#: Milliseconds of the longest time to live: a year.
 TTL_MAX_MS = DELAY_MAX_MS
-"""Longest time that a message is kept unfinished: a year."""
 
+#: Characters of the longest name of a queue.
 QUEUE_NAME_MAX = 255
-"""Longest name of a queue, in characters."""
 
 MESSAGE_BYTES_MIN = 1024
+#: Bytes: the least and the greatest limit that a queue can set for the size of its messages.
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
-"""Least and greatest limit that a queue can set for its messages."""
 
+#: Queues that a dead-letter queue can name as those that may use it.
 SOURCES_MAX = 100
-"""Queues that a dead-letter queue can name as those that may use it."""
 
 Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
 Visibility = Annotated[int, Meta(ge=0, le=TIME_MAX_MS)]
@@ -60,10 +60,10 @@ InFlight = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 
 class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What one logical queue is set to. Times in milliseconds.
+    """The settings of one queue. Times are milliseconds.
 
-    ``max_in_flight`` and ``max_in_flight_per_receiver`` hold for the queue as a whole: the owner of each partition
-    keeps its :func:`share` of them, which is at least 1.
+    ``max_in_flight`` and ``max_in_flight_per_receiver`` hold for the whole queue: the owner of each partition gets a
+    :func:`share` of them, which is at least 1.
     """
 
     visibility_timeout_ms: Visibility = VISIBILITY_TIMEOUT_MS  # 0: a message is ready again as soon as it was received
@@ -99,24 +99,24 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
         return self.dead_letter_queue or queue[: QUEUE_NAME_MAX - len(DEAD_SUFFIX)] + DEAD_SUFFIX
 
     def takes_dead_letters_of(self, queue: str) -> bool:
-        """Whether ``queue`` may name this one as its dead-letter queue."""
+        """True if ``queue`` may name this one as its dead-letter queue."""
         return self.dead_letters_from is None or queue in self.dead_letters_from
 
     def backoff_of(self, attempt: int, random: Random) -> int:
-        """Delay after the failure of ``attempt`` where whoever gives the message back names none."""
+        """Milliseconds of delay after the failure of ``attempt``, where the release names none."""
         if not self.backoff_ms:
             return 0
         return backoff_ms(attempt, self.backoff_ms, self.backoff_max_ms or TIME_MAX_MS, random)
 
 
 def check_delay(delay_ms: int) -> None:
-    """Raises `BadValueError` for a delay that can't be."""
+    """Raises `BadValueError` for a delay that is negative or too long."""
     if not 0 <= delay_ms <= DELAY_MAX_MS:
         raise BadValueError(f"a delay of {delay_ms} ms; at least 0, at most {DELAY_MAX_MS} (366 days)")
 
 
 def share(limit: int, number: int, partitions: int) -> int:
-    """What partition ``number`` of ``partitions`` may use of a limit that holds for a whole queue; at least 1."""
+    """The part of a queue's limit that partition ``number`` of ``partitions`` may use; at least 1."""
     return max(1, limit // partitions + (number < limit % partitions))
 
 
@@ -133,7 +133,7 @@ def name_problem(queue: str) -> str | None:
 
 
 class Limits(NamedTuple):
-    """What the owner of a partition is set to. Milliseconds, offsets."""
+    """The limits of the owner of a partition, in milliseconds and offsets."""
 
     checkpoint_ms: int = 2_000
     window_offsets: int = 100_000
@@ -156,10 +156,11 @@ def is_exhausted(receives: int, settings: QueueSettings) -> bool:
 
 
 def batch_cap(attempt: int, limit: int, max_receives: int) -> int:
-    """How many messages may share a delivery with one that is on its ``attempt``-th (1 = first).
+    """How many messages a delivery may have if one of them is on its ``attempt``-th attempt (1 = first).
 
-    For receivers whose messages share one fate: full batches at first, halved per attempt from the third, alone at the
-    last permitted one, so that a poison message ends up by itself and takes no others to the dead letters.
+    This is for receivers whose messages fail together. Batches are full at first, halved with each attempt from the
+    third on, and a single message at the last permitted attempt. So a poison message ends up by itself and takes no
+    others to the dead-letter queue.
     """
     if max_receives and attempt >= max_receives > 1:
         return 1
@@ -169,6 +170,6 @@ def batch_cap(attempt: int, limit: int, max_receives: int) -> int:
 
 
 def backoff_ms(attempt: int, base_ms: int, max_ms: int, random: Random) -> int:
-    """Delay before attempt ``attempt + 1``: exponential, with full jitter in its upper half."""
+    """Milliseconds of delay before attempt ``attempt + 1``: exponential, with jitter in its upper half."""
     ceiling = min(max_ms, base_ms << min(attempt - 1, 40))
     return ceiling // 2 + random.randint(0, ceiling - ceiling // 2)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
+#: ``[from, next, …]``: ascending, disjoint, each pair non-empty.
 Ranges = list[int]
-"""``[from, next, …]``: ascending, disjoint, each pair non-empty."""
 
 
 def ranges_of(offsets: Iterable[int]) -> Ranges:
@@ -86,7 +86,7 @@ class RangeSet:
         return i >= 0 and offset < self._nexts[i]
 
     def ranges(self) -> Ranges:
-        """The content as flat ranges."""
+        """The set as flat ranges."""
         out: Ranges = []
         for pair in zip(self._froms, self._nexts, strict=True):
             out += pair

@@ -1,4 +1,4 @@
-"""The queue log: what a record of it means, and chunks of it without gaps."""
+"""Reads the queue log: what a record means, in chunks without gaps."""
 
 from __future__ import annotations
 
@@ -16,31 +16,32 @@ from marq.errors import InternalError
 from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_ORIGIN_SEAL, H_POISON, H_TTL, RESERVED
 from marq.protocol.limits import MESSAGE_MAX_BYTES
 
+#: Bytes by which a copy (a dead letter, a moved message: it has an origin header) may be larger than other messages,
+#: for the headers that it adds.
 COPY_ROOM_BYTES = 16 * 1024
-"""So much more may a copy have (a dead letter, a moved message: it has an origin header), for what the copy adds."""
 
+#: Bytes of payload below which a record needs no exact measurement, if its key is small, too.
 PLAIN_MAX_BYTES = MESSAGE_MAX_BYTES - 1024
-"""A larger payload needs a closer look at what else the record has, …"""
 
+#: Bytes of key below which it is small.
 PLAIN_KEY_BYTES = 1024
-"""… and so does a larger key."""
 
+#: Readers put this character into the name of a header that is not UTF-8. Kafka's Java client can't tell such a name
+#: from one that was sent with it, and all readers of the log have to decide alike.
 BAD_NAME = "\ufffd"
-"""In the name of a header that is not UTF-8, readers put this character. Kafka's Java client can't tell such a name
-from one that was sent so, and all readers of the log have to decide alike."""
 
+#: Milliseconds of the longest delay, and time to live, that a header may name.
 SPAN_MAX_MS = DELAY_MAX_MS
-"""Longest delay, and time to live, that a header may name."""
 
+#: Begins the reason of poison that could not be decoded: the jobs of the pipeline recognise it by that.
 UNDECODABLE = "can't be decoded"
-"""Beginning of the reason of what could not be decoded: the jobs of the pipeline go by it."""
 
 
 class Unreadable(NamedTuple):
-    """Stands for a record at an offset that could not be decoded. It is poison, and no marker.
+    """Stands for a record that could not be decoded. It is poison in the queue log, and no marker in the markers log.
 
-    ``value``: the bytes, if this is where they begin; ``timestamp``: that of the batch, if it can be read, or the last
-    one before it; -1 if neither is known.
+    ``value`` has the undecodable bytes if they begin at this offset. ``timestamp`` is that of the batch if it can be
+    read, else the last one before it, or -1.
     """
 
     offset: int
@@ -52,7 +53,7 @@ class Unreadable(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What key and headers of a record say. Milliseconds; ``ttl_ms`` 0: kept."""
+    """What key and headers of a record say. ``ttl_ms`` 0: the message is kept until it is done."""
 
     queue: str
     delay_ms: int | None = None
@@ -66,7 +67,7 @@ class Reading(Lanes):
     """Takes up the queue log."""
 
     def start_at(self, position: int, markers_position: int) -> None:
-        """Begin a partition that has no manifest at the starts of its logs."""
+        """Begin a partition without a manifest at the first offsets of its logs."""
         if self.messages or self.position:
             raise InternalError(f"partition {self.number} begins at {position}, and has been read to {self.position}")
         self.position = self.persisted = position
@@ -75,8 +76,8 @@ class Reading(Lanes):
     def ingest(self, start: int, stop: int, records: Sequence[Any]) -> bool:
         """Take up a chunk of the queue topic: ``records`` and the fetch positions before and after it.
 
-        False, and nothing changed, if the chunk begins beyond what has been read: the reader has to seek back.
-        Offsets absent inside ``[start, stop)`` are done.
+        Returns False, and changes nothing, if the chunk begins beyond what has been read: seek back. Offsets in
+        ``[start, stop)`` without a record are done.
         """
         position = self.position
         if start > position:
@@ -141,7 +142,7 @@ class Reading(Lanes):
         return True
 
     def _take_up(self, record: Any) -> None:
-        """One record with everything that may be special about it."""
+        """Take up one record that may have anything special: headers, a size near the limit, an earlier end."""
         offset = record.offset
         facts = self._facts(record)
         duplicate = type(facts) is Facts and self._is_duplicate(facts, record)
@@ -184,7 +185,7 @@ class Reading(Lanes):
             backlog.queue_up(lane)
 
     def _facts(self, record: Any) -> Facts | str:
-        """What ``record`` says, or why it is poison. Nothing else than the record is asked."""
+        """What ``record`` says, or why it is poison. The answer depends on the record alone."""
         if type(record) is Unreadable:
             return record.reason
         backlog = self._backlog_of(record)
@@ -222,7 +223,7 @@ class Reading(Lanes):
         return Facts(backlog.name, delay_ms, ttl_ms, group, dedup, origin)
 
     def _describe(self, record: Any, facts: Facts | str) -> tuple[str | None, int]:
-        """Note when ``record`` is due and how long it is kept; its queue (None if it is poison) and group."""
+        """Note when ``record`` is due and how long it is kept. Returns its queue (None if it is poison) and group."""
         offset = record.offset
         if type(facts) is not Facts:
             self.poison[offset] = str(facts)
@@ -246,7 +247,7 @@ class Reading(Lanes):
             heapify(self._delayed)
 
     def _is_duplicate(self, facts: Facts, record: Any) -> bool:
-        """True if the same came before: a dead letter's copy, or the sending of a message. Once a record, in order."""
+        """True if it was sent before, or is a second copy. Call it once for each record, in order."""
         offset: int = record.offset
         duplicate = False
         if facts.dedup is not None:
@@ -263,7 +264,7 @@ class Reading(Lanes):
             heapify(self._expiring)
 
     def _absent(self, start: int, stop: int) -> None:
-        """Offsets that the log does not hold: finished for ever."""
+        """The log has no records in ``[start, stop)``: they are done."""
         if self._highest_delivered >= start:
             deliveries = self.deliveries
             within: Iterable[int] = range(start, stop) if stop - start < len(deliveries) else list(deliveries)
@@ -273,12 +274,12 @@ class Reading(Lanes):
 
 
 def is_too_large(size: int, copied: bool) -> bool:
-    """True if a record of this `stored_size` is no message; ``copied``: it has an origin header."""
+    """True if a record of this `stored_size` is too large for a message. ``copied``: it has an origin header."""
     return size > MESSAGE_MAX_BYTES + (COPY_ROOM_BYTES if copied else 0)
 
 
 def _number(digits: bytes) -> int | None:
-    """A number as Spark and others read it too: decimal digits, no sign, spaces or underscores; less than 10**15."""
+    """A number that Spark and others read alike: decimal digits without sign, spaces or underscores, below 10**15."""
     return int(digits) if digits.isdigit() and len(digits) <= 15 else None
 
 

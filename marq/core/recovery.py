@@ -1,4 +1,4 @@
-"""Taking the state of a partition from its tables, and going on without records that were deleted unread."""
+"""Takes the state of a partition from its tables, and goes on without records that were deleted unread."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from marq.core.partition import Partition
 from marq.core.ranges import count
 from marq.errors import DeletedError
 
+#: Losses that a manifest has one by one. When there are more, the two oldest of a log become one.
 LOSSES_MAX = 1_000
-"""Losses that are remembered one by one; of more, the two oldest of a log become one."""
 
 
 class Recovered(NamedTuple):
@@ -34,11 +34,9 @@ def recovering(
     origin_keys: tuple[bytes, ...] = (),
     accept_loss: bool = False,
 ) -> Generator[None, None, Recovered | None]:
-    """The state of partition ``number``, in slices of a few rows.
+    """The state of partition ``number``, in slices of a few rows; None if the newest manifest is of a later epoch.
 
-    None if the newest manifest is of an epoch later than ``own_offset``.
-
-    Args: as those of :meth:`~marq.core.owner.Owner.restore`.
+    For the arguments see :meth:`~marq.core.owner.Owner.restore`.
     """
     decoded = {key: rows.decode_manifest(value) for key, value in manifests.items()}
     newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
@@ -61,7 +59,7 @@ def recovering(
 
 
 def give_up(partition: Partition, queue_start: int) -> None:
-    """Go on where the queue topic begins now, though that is beyond what was read."""
+    """Go on at the first offset of the queue topic, though that is beyond what was read."""
     position = partition.position
     if queue_start > position:
         unfinished = queue_start - position - count(partition.ahead.within(position, queue_start))
@@ -113,7 +111,7 @@ def _check_log_starts(number: int, manifest: rows.Manifest, log_start: tuple[int
 
 
 def _skip_deleted_markers(partition: Partition, start: int) -> None:
-    """Progress that was recorded up to ``start`` is gone: what it finished comes again."""
+    """Markers below ``start`` are gone: messages that they ended are delivered again."""
     position = partition.markers_position
     if start > position:
         unsure = len(partition.messages) + partition.segments.parked_total()

@@ -1,4 +1,4 @@
-"""The state from rows and a manifest: the inverse of a checkpoint."""
+"""Restores the state from rows and a manifest: the inverse of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from marq.core.segments import Page, Segment
 from marq.core.state import DeliveryState
 from marq.errors import RowError
 
-#: Segments that are taken up in one slice of a restore (a thousand queues in each: 0.005 s).
+#: Segments in one slice of a restore: 0.005 s with a thousand queues in each.
 SLICE_SEGMENTS = 2
 
-#: Queue and group, by itself: one object for all equal ones.
+#: Lane (queue and group) -> the one object that stands for all equal lanes.
 _Lanes = dict[tuple[str | None, int], tuple[str | None, int]]
 
 
 class _Times(NamedTuple):
-    """What an index row says of delays and times to live."""
+    """Delays and times to live from an index row."""
 
     delays: list[int]
     ttls: list[int]
 
 
 class Restoring(Deliveries):
-    """Takes the state up from the tables."""
+    """Takes the state from the tables."""
 
     @classmethod
     def restore(
@@ -47,7 +47,7 @@ class Restoring(Deliveries):
 
         Args:
             load: reads a row by its key. Payloads are not read before they are wanted.
-            present: keys of the messages rows that there are; None: it is not known.
+            present: keys of the messages rows in the table; None: not known.
 
         Raises:
             RowError: a row that the manifest names is missing or damaged.
@@ -71,7 +71,7 @@ class Restoring(Deliveries):
         present: Collection[str] | None = None,
         origin_keys: tuple[bytes, ...] = (),
     ) -> Generator[None, None, Self]:
-        """:meth:`restore` in slices of some milliseconds; the generator returns the partition."""
+        """:meth:`restore` in slices of some milliseconds. The generator returns the partition."""
         self = cls(number, queue_id=queue_id, load=load, origin_keys=origin_keys)
         self._take_manifest(manifest)
         pages: list[tuple[int, Page, tuple[rows.PageRow, list[_Times]]]] = []
@@ -177,7 +177,7 @@ class Restoring(Deliveries):
                 yield
 
     def _park_restored(self, segment: Segment, special: Iterable[int]) -> None:
-        """Park what is ready in a segment; the others get an entry, and wait for what they wait for."""
+        """Park the ready messages of a segment. The others get an entry of their own."""
         deliveries, delays, duplicates = self.deliveries, self.delays, self.duplicates
         waiting = [o for o in special if o in deliveries or o in delays or o in duplicates]
         for queue, group in self.segments.park_open(segment, waiting):
@@ -212,7 +212,7 @@ class Restoring(Deliveries):
     # ------------------------------------------------------------------ manifests of version 1
 
     def _restore_unpaged(self, unpaged: list[tuple[str, int]], unfinished: RangeSet) -> Iterator[None]:
-        """Segments of a manifest without pages: what is unfinished is told by the markers rows of all blocks."""
+        """Restore the segments of a manifest without pages: its markers rows say what is unfinished."""
         segments: list[tuple[str, int, bytes]] = []
         for key, checksum in unpaged:
             segments.append((key, checksum, rows.loaded(self.load, key, checksum)))

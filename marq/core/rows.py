@@ -1,6 +1,6 @@
-"""Rows and manifests: what a partition's state is written as, and how it is read back.
+"""Rows and manifests: the form in which the state of a partition is stored.
 
-Rows are immutable: each has a key of its own, ``<partition>/<epoch>/<kind>/<id>``, and is named with its checksum by
+Rows are immutable. Each has a key of its own, ``<partition>/<epoch>/<kind>/<id>``, and is named with its checksum by
 the manifest ``<partition>/<epoch>``, or by a row that the manifest names:
 
     manifest ─► pages ────► index, messages    segments of messages with their payload, below the position
@@ -23,22 +23,22 @@ import msgspec
 from marq.core.ranges import Ranges
 from marq.errors import RowError
 
-#: Of rows.
+#: Version of rows.
 VERSION = 1
-#: Of manifests. In version 1 there were no pages: the manifest named every row, and markers rows what was unfinished.
+#: Versions of manifests. In version 1 the manifest named each row, and markers rows said what was unfinished.
 MANIFEST_VERSION = 2
 
 Kind = Literal["messages", "index", "pages", "markers", "dedup", "origins"]
 
 KINDS: tuple[Kind, ...] = ("messages", "index", "pages", "markers", "dedup", "origins")
 
-#: A manifest has its ranges of done offsets packed when there are more numbers than this.
+#: Numbers in the ranges of done offsets above which a manifest has them compressed.
 PACKED_MIN = 64
 
 Table = Literal["messages", "markers"]
 
+#: Length of what an id is remembered by.
 DIGEST_BYTES = 16
-"""Length of what an id is remembered by."""
 
 
 class Record(NamedTuple):
@@ -100,11 +100,11 @@ class PageRow(msgspec.Struct, array_like=True):
 
 
 class IndexRow(msgspec.Struct, array_like=True):
-    """All about the messages of a segment but their payloads; never changed, as the messages row.
+    """Everything about the messages of a segment except their payloads. Like the messages row, it never changes.
 
-    ``gaps``: distances between the offsets, empty if each is 1; ``lanes``: queues (None: poison) and groups in it,
-    ``of``: for each message its lane, empty if there is one lane; ``delays`` and ``ttls``: number of the message in the
-    segment, and when its delay or its time to live ends, in turn.
+    ``gaps`` has the distances between the offsets, and is empty if each is 1. ``lanes`` has the queues (None: poison)
+    and groups in it; ``of`` has the lane of each message, and is empty if there is one lane. ``delays`` and ``ttls``
+    have pairs: the number of a message in the segment, and when its delay or time to live ends.
     """
 
     v: int
@@ -125,8 +125,7 @@ class IndexRow(msgspec.Struct, array_like=True):
 
 
 class DedupRow(msgspec.Struct, array_like=True):
-    """Ids of messages that were accepted (or origins of copies, in rows of that kind), in the order of their offsets;
-    the digests one behind the other."""
+    """Ids of accepted messages, or origins of copies, in the order of their offsets. The digests are concatenated."""
 
     v: int
     digests: bytes
@@ -146,7 +145,7 @@ class MessagesRow(msgspec.Struct, array_like=True):
 
 
 class Loss(msgspec.Struct, array_like=True, frozen=True):
-    """Records that were deleted before an owner had read them, and that somebody has decided to go on without."""
+    """Records that were deleted before an owner had read them, and that a user has given up."""
 
     log: str  # queue, markers
     start: int
@@ -156,7 +155,7 @@ class Loss(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Manifest(msgspec.Struct):
-    """All that recovery needs beside the rows that it names, or that these name. Offsets; milliseconds."""
+    """Everything that recovery needs besides the rows that it names, directly or through pages."""
 
     v: int
     epoch: int  # of the owner that wrote it
@@ -250,7 +249,7 @@ def decode_index(value: bytes) -> IndexRow:
 
 
 def decode_marker_row(kind: Kind, value: bytes) -> MarkersRow | PageRow | IndexRow:
-    """A row of the markers table that is of this kind, but for ids; raises :exc:`RowError`."""
+    """A row of the markers table of this kind, except ids; raises :exc:`RowError`."""
     if kind == "pages":
         return decode_page(value)
     return decode_index(value) if kind == "index" else decode_markers(value)
@@ -300,7 +299,7 @@ def loaded(load: Callable[[str], bytes], key: str, expected: int) -> bytes:
 
 
 def checksum(value: bytes) -> int:
-    """What a manifest says of a row's value: a row of an older write, or a torn one, doesn't match."""
+    """The checksum by which a manifest names a row: an older or torn row does not match it."""
     return zlib.crc32(value)
 
 
@@ -315,13 +314,13 @@ def index_key_of(messages_key: str) -> str:
 
 
 def epoch_and_number_of(key: str) -> tuple[int, int]:
-    """Which row of its kind ``key`` is."""
+    """The number of the row ``key`` among those of its kind."""
     _, epoch, _, number = key.split("/")
     return int(epoch), int(number)
 
 
 def kind_of(key: str) -> Kind:
-    """What kind of row ``key`` is of."""
+    """The kind of the row ``key``."""
     parts = key.split("/")
     if len(parts) == 4:
         for kind in KINDS:

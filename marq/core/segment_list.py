@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from marq.core.segments import Page, Segment
 from marq.errors import InternalError
 
-#: Of so many segments it is known where the messages of each group are: that takes hundreds of bytes a group.
+#: Segments that have an index of the places of each group at the same time: it takes hundreds of bytes a group.
 INDEXED_MAX = 16
 
-#: A page has at most so many segments: a checkpoint rewrites the page of a message that changed.
+#: Segments in a page at most: a checkpoint writes the whole page for each message of it that changed.
 PAGE_SEGMENTS = 64
 
 
@@ -41,7 +41,7 @@ class SegmentList:
         return self._all[places]
 
     def add(self, segment: Segment) -> None:
-        """Take a segment up, into the page below or a new one."""
+        """Add a segment, to the page below it or a new one."""
         i = bisect_left(self._starts, segment.start)
         below = self._all[i - 1].page if i else None
         self._all.insert(i, segment)
@@ -56,7 +56,7 @@ class SegmentList:
         self.changed.add(segment.page)
 
     def add_page(self, page: Page) -> None:
-        """Take a page up with its segments, which begin above all that there are."""
+        """Add a page with its segments, which must begin above all others."""
         for segment in page.segments:
             if self._all and self._all[-1].stop > segment.start:
                 raise InternalError(f"segment {segment.key} begins inside segment {self._all[-1].key}")
@@ -74,7 +74,7 @@ class SegmentList:
         return segment if offset < segment.stop else None
 
     def at(self, offset: int) -> Segment:
-        """The segment that covers ``offset``; there has to be one."""
+        """The segment that covers ``offset``. Raises :exc:`InternalError` if there is none."""
         segment = self.find(offset)
         if segment is None:
             raise InternalError(f"{offset} is in no segment")
@@ -89,7 +89,7 @@ class SegmentList:
             i += 1
 
     def finish(self, offset: int) -> None:
-        """A message of a segment is done; an empty segment goes."""
+        """A message of a segment is done. A segment without unfinished messages is removed."""
         segment = self.find(offset)
         if segment is None:
             return
@@ -109,7 +109,7 @@ class SegmentList:
             self.dropped.append(segment.index_key)
 
     def replace(self, run: Sequence[Segment], merged: Segment) -> None:
-        """``merged`` takes the place of adjacent segments: it has all of their messages that are not done."""
+        """Put ``merged`` in the place of adjacent segments. It has all of their unfinished messages."""
         loose = [offset for segment in run for offset in segment.loose()]
         page = run[0].in_page
         for segment in run:
@@ -123,7 +123,7 @@ class SegmentList:
         self.park_open(merged, loose)
 
     def tidy(self) -> list[Page]:
-        """The pages whose rows have to be written, ascending. Empty ones go, small neighbours become one."""
+        """The pages whose rows have to be written, ascending. Empty pages are removed, small neighbours are joined."""
         if not self.changed:
             return []
         kept: list[Page] = []
@@ -152,7 +152,7 @@ class SegmentList:
             self.dropped.append(page.key)
 
     def split(self, page: Page) -> tuple[Page, Page]:
-        """The page, and a new one behind it, with half of its segments each."""
+        """Split a page. Returns it and a new page behind it, with half of the segments each."""
         upper = Page()
         half = len(page.segments) // 2
         upper.segments, page.segments = page.segments[half:], page.segments[:half]
@@ -172,7 +172,7 @@ class SegmentList:
                 self._note(queue, group, segment)
 
     def park_open(self, segment: Segment, spared: Iterable[int]) -> list[tuple[str, int]]:
-        """Park all of ``segment`` but ``spared``, done ones and poison; queues and groups of what is parked."""
+        """Park the messages of ``segment``, except ``spared``, done ones and poison. Returns queues and groups."""
         lanes = segment.park_open(spared)
         for queue, group in lanes:
             self._note(queue, group, segment)
@@ -188,7 +188,7 @@ class SegmentList:
         return segment.queue_of(offset) if segment is not None and segment.is_parked(offset) else None
 
     def unpark(self, offset: int) -> Segment | None:
-        """Take ``offset`` off the parked ones; its segment, or None if it was not parked."""
+        """Mark ``offset`` as not parked. Returns its segment, or None if it was not parked."""
         segment = self.find(offset)
         if segment is None or not segment.is_parked(offset):
             return None
@@ -203,7 +203,7 @@ class SegmentList:
         return segments[0] if segments else None
 
     def unpark_lane(self, segment: Segment, queue: str, group: int) -> list[int]:
-        """Take all of one group that is parked in ``segment``."""
+        """Mark all messages of one group in ``segment`` as not parked. Returns their offsets."""
         offsets = self._with_index(segment).take_parked(queue, group)
         self._forget(queue, group, segment)
         return offsets

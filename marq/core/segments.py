@@ -1,9 +1,9 @@
 """Messages whose payload lies in the messages table, in segments of offsets.
 
-A segment is one immutable row of payloads, and an *index row* that says all about its messages but the payloads. Which
-queue and group each of its messages is in, and which of them are *parked* (payload on disk alone, no entry in the
-partition), is known here, in a few bytes a message: a million parked messages must not cost a dict entry each, and a
-message's queue must not cost a read of its row.
+A segment is one immutable row of payloads, and an *index row* with everything else about its messages. In memory it
+knows the queue and group of each message, and which messages are *parked*: their payload is only on disk, and they have
+no entry in the partition. That takes a few bytes a message, so a million parked messages do not cost a dict entry each,
+and the queue of a message is known without reading its row.
 
 Adjacent segments are kept together in *pages*, which are the unit in which a checkpoint writes their state.
 """
@@ -32,7 +32,7 @@ _FROM_DIGITS = bytes(DONE if digit == ord("1") else LOOSE for digit in range(256
 
 
 class Page:
-    """Some adjacent segments, and the row that has their state; ``key`` is None while it has none."""
+    """Some adjacent segments, and the row that has their state. ``key`` is None until the row is written."""
 
     __slots__ = ("checksum", "key", "segments")
 
@@ -79,7 +79,7 @@ class Segment:
         of: Sequence[int],
         row_bytes: int,
     ) -> Segment:
-        """From what its index row says; ``of`` may be empty if all messages are of the first lane."""
+        """A segment made from its index row. ``of`` may be empty if all messages are in the first lane."""
         self = cls.__new__(cls)
         self._set(key, checksum, offsets[0], offsets[-1] + 1, offsets, lanes, of or repeat(0, len(offsets)), row_bytes)
         return self
@@ -134,12 +134,12 @@ class Segment:
 
     @property
     def lane_numbers(self) -> array[int]:
-        """For each of its messages, done ones too, which of the lanes it is in."""
+        """The number of the lane of each of its messages, including done ones."""
         return self._of
 
     @property
     def live_bytes(self) -> int:
-        """About how much of its row belongs to messages that are not done."""
+        """About how many bytes of its row belong to unfinished messages."""
         return self.row_bytes * self.remaining // len(self.offsets)
 
     def queue_of(self, offset: int) -> str | None:
@@ -163,7 +163,7 @@ class Segment:
     def loose(self) -> Iterator[int]:
         """Its unfinished messages that have an entry in the partition, ascending."""
         if not self.has_loose():
-            return iter(())  # most segments: nobody has to look at a thousand states to find none
+            return iter(())  # most segments have none; finding that out from a thousand states takes longer
         return compress(self.offsets, self._states.translate(_IS_LOOSE))
 
     def unfinished(self) -> Iterator[tuple[int, str | None, int]]:
@@ -191,7 +191,7 @@ class Segment:
         self._state = None
 
     def state(self) -> SegmentState:
-        """What its page's row says of it, kept until a message is done: a page is often written for one of many."""
+        """Its state for the row of its page. It is kept until a message is done: pages are often written for others."""
         if self._state is None or self._state.index_checksum != self.index_checksum:
             epoch, number = epoch_and_number_of(self.key)
             self._state = SegmentState(epoch, number, self.checksum, self.index_checksum, self.done_bits())
@@ -248,7 +248,7 @@ class Segment:
         return {(str(self._lanes[n][0]), self._lanes[n][1]): offsets for n, offsets in lanes.items()}
 
     def set_parked(self, offset: int, parked: bool) -> tuple[str, int, int]:
-        """Note that ``offset`` is parked, or no more; its queue, its group, and how many of those are parked now."""
+        """Mark ``offset`` as parked or not. Returns its queue, its group, and how many of that group are parked now."""
         i = self._index(offset)
         number = self._of[i]
         queue, group = self._lanes[number]
@@ -263,7 +263,7 @@ class Segment:
         return queue, group, self._counts[number]
 
     def park_open(self, spared: Iterable[int]) -> list[tuple[str, int]]:
-        """Park all that is not done but for ``spared`` and poison, when none is parked; the lanes that have some."""
+        """Park all unfinished messages except ``spared`` and poison. None may be parked yet. Returns their lanes."""
         states = self._states.translate(_TO_PARKED)
         for offset in spared:
             i = self._index(offset)
@@ -283,7 +283,7 @@ class Segment:
         return self.lanes_with_parked()
 
     def take_parked(self, queue: str, group: int) -> list[int]:
-        """Those of one group of ``queue``, parked no more; there must be an index."""
+        """Mark all messages of one group as not parked. Returns them. There must be an index."""
         offsets, states = self.offsets, self._states
         places = [i for i in self._places_of(queue, group).places if states[i] == PARKED]
         for i in places:
@@ -313,7 +313,7 @@ class Segment:
         return [offsets[i] for i in places if states[i] == PARKED]
 
     def problem(self) -> str:
-        """What of its counts does not agree with the states of its messages; empty if all does."""
+        """What is wrong with its counts, by the states of its messages; empty if nothing is."""
         states = self._states
         remaining, parked = len(states) - states.count(DONE), states.count(PARKED)
         if not 0 < remaining == self.remaining:
@@ -325,19 +325,19 @@ class Segment:
         return ""
 
     def index(self) -> None:
-        """Find out where the messages of each group are."""
+        """Make an index of the places of each group's messages."""
         every = [array("H") for _ in self._lanes]
         for i, number in enumerate(self._of):
             every[number].append(i)
         self._places = {lane: _Places(places) for lane, places in zip(self._lanes, every, strict=True)}
 
     def forget_index(self) -> None:
-        """Free what `index` takes; it is made again when it is needed."""
+        """Drop the index; it is made again when it is needed."""
         self._places = None
 
     @property
     def is_indexed(self) -> bool:
-        """Whether it is known where the messages of each group are."""
+        """True if there is an index of the places of each group's messages."""
         return self._places is not None
 
     def _places_of(self, queue: str, group: int) -> _Places:

@@ -1,4 +1,4 @@
-"""What a queue can be set to, and how it can be changed. Settings come from users: every error is theirs."""
+"""Checks the settings of queues and their changes. Settings come from users, so each error is an answer to a user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marq.errors import BadValueError
 
 
 class QueueSettingsError(BadValueError):
-    """Settings of a queue that can't be."""
+    """Invalid settings of a queue."""
 
 
 def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> QueueSettings:
@@ -73,7 +73,7 @@ def check_name(queue: str) -> None:
 
 
 def check_declared(queues: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Raises `QueueSettingsError` for queues that can't be declared so."""
+    """Raises `QueueSettingsError` for invalid declarations of queues."""
     for queue, values in queues:
         check_name(queue)
         settings_with(queue, QueueSettings(), values)

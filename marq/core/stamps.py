@@ -9,11 +9,11 @@ from itertools import islice
 from marq.core.partition import Partition
 from marq.core.segments import Segment
 
+#: Of a message whose payload is on disk.
 LONG_AGO = -1
-"""Of a message whose payload is on disk."""
 
+#: A larger limit is divided in about so many steps: to look at each message would cost as much as to take it.
 STEPS = 32
-"""A larger limit is divided in about so many steps: to look at each message would cost as much as to take it."""
 
 
 def next_stamps(partition: Partition, queue: str) -> Iterator[int]:

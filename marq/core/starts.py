@@ -23,18 +23,19 @@ from marq.core.ranges import ranges_of
 from marq.core.ticker import Ticker
 from marq.errors import InternalError, RowError
 
+#: Milliseconds of the lease under which the owner has a message while its dead letter is copied: long, because a second
+#: copy is made when it ends too early.
 DEAD_LEASE_MS = 60_000
-"""Lease under which the owner itself has a message while its dead letter is copied."""
 
+#: Milliseconds within which a delivery with a lease of 0, which is over at once, has to be handed out.
 HAND_OUT_MS = 10_000
-"""A delivery with a lease of 0, which is over at once, is handed out within this time."""
 
+#: Milliseconds that a start waits, while nothing else is folded, before the markers log counts as stalled.
 STALLED_MS = 1_500
-"""A start that waited for so long, while nothing else was folded either, is in a log that takes nothing at present."""
 
 DEAD_RECEIVER = "dlq"
+#: The receiver of a start whose receiver was already told that it brings nothing.
 NO_RECEIVER = None
-"""Of a start whose receiver was told that nothing came of it."""
 
 
 class Pending:
@@ -75,12 +76,15 @@ class Pending:
         self.effect: list[int] = []
 
     def cancel(self) -> None:
-        """The receiver went away: what it asked for is given back, uncounted, as soon as its start is folded."""
+        """The receiver went away: release the messages, uncounted, as soon as their start is folded."""
         self.gone = True
 
 
 class Starts:
-    """Chooses messages, starts their deliveries, and hands out what took effect. Times are the owner's own clock."""
+    """Chooses messages, starts their deliveries, and hands out those on which the start took effect.
+
+    Times are the owner's monotonic clock.
+    """
 
     def __init__(
         self, partition: Partition, settings_of: SettingsOf, flow: FlowControl, ticker: Ticker, agenda: Agenda
@@ -182,7 +186,7 @@ class Starts:
         return pending
 
     def due(self, now_ms: int, ttl_queues: Iterable[str]) -> Due | None:
-        """What has to be ended now; None if a row can't be read."""
+        """What the owner has to end now; None if a row can't be read."""
         self._ticker.estimate(now_ms)
         try:
             return self._partition.due(self._settings_of, ttl_queues, self._ticker.told)
@@ -215,18 +219,18 @@ class Starts:
     # ------------------------------------------------------------------ what becomes of it
 
     def failed(self, start: Start) -> None:
-        """The append of ``start`` failed, or timed out: it may still land, but nobody waits so long."""
+        """The append of ``start`` failed or timed out. It may still land, but its receiver does not wait for that."""
         if start.delivery in self.pending:
             self.pending[start.delivery].cancel()
 
     def lost(self, start: Start) -> None:
-        """``start`` never landed, or only in part."""
+        """``start`` is not in the log, or only a part of it."""
         pending = self.pending.pop(start.delivery, None)
         if pending is not None:
             self._resolve(pending, 0, lost=True)
 
     def folded(self, start: Start, effect: list[int], now_ms: int) -> None:
-        """``start`` is folded, and took effect on these."""
+        """``start`` is folded, and took effect on the offsets of ``effect``."""
         pending = self.pending.get(start.delivery)
         if pending is None:
             return
@@ -239,14 +243,14 @@ class Starts:
             self._resolve(pending, now_ms)
 
     def put_back(self, offsets: Iterable[int]) -> None:
-        """An end of these was lost: they are given back, but for those that a later start has reserved by now."""
+        """An end of these messages was lost: put them back, except those that a later start has reserved."""
         starting = {offset for pending in self.pending.values() for offset in pending.offsets}
         self._partition.put_back([offset for offset in offsets if offset not in starting])
 
     def look_for_stall(self, now_ms: int, folded_ms: int) -> None:
-        """Tell those who wait for starts in a log that takes nothing that nothing came of it: others may have more.
+        """Tell receivers whose starts wait in a stalled log that they get nothing, so that they ask other partitions.
 
-        What gets into the log after all is given back.
+        If a start gets into the log after all, its messages are released.
 
         Args:
             folded_ms: when a marker was folded last.
@@ -261,12 +265,12 @@ class Starts:
                 pending.receiver = NO_RECEIVER
 
     def stall_is_over(self) -> None:
-        """The log takes something again."""
+        """The log takes records again."""
         self.stalled = False
         self._partition.woken[""] = None
 
     def unanswered(self, sent: set[int]) -> Iterator[tuple[int, list[int]]]:
-        """Deliveries that were sent, or folded in part, and are not handed out: number and offsets."""
+        """Number and offsets of deliveries whose start was sent, or folded in part, and that are not handed out."""
         for pending in self.pending.values():
             if pending.delivery in sent or pending.effect:
                 yield pending.delivery, pending.offsets
@@ -322,9 +326,12 @@ class Starts:
         agenda.handouts.append(Handout(pending.receiver, receipt, effect, until_ms))
 
     def _check_reserved(self, pending: Pending) -> None:
-        """From the choice of messages until their start is folded they are reserved, but for those that are done.
+        """Messages are reserved from their choice until their start is folded, unless they are done.
 
-        The owner's end of an earlier start, made for a dead letter, ends the reservation with the message.
+        The owner's end of an earlier start, made for a dead letter, ends the reservation together with the message.
+
+        Raises:
+            InternalError: that is not so.
         """
         partition = self._partition
         lost = [o for o in pending.offsets if o not in partition.reserved and o in partition.messages]
@@ -332,13 +339,17 @@ class Starts:
             raise InternalError(f"partition {partition.number}: {lost[:10]} of a start are not reserved any more")
 
     def _check_current(self, offset: int, receipt: tuple[int, int]) -> None:
-        """What a start took effect on is under it, or a later marker of the same record has ended it."""
+        """A message on which a start took effect has its delivery, or a later marker of the record has ended that.
+
+        Raises:
+            InternalError: that is not so.
+        """
         delivered = self._partition.deliveries.get(offset)
         if delivered is not None and (delivered.epoch, delivered.delivery) < receipt:
             raise InternalError(f"{offset} is handed out as {receipt}, and its delivery is {delivered.as_tuple()}")
 
     def _take_dead(self, started: list[int], receipt: tuple[int, int]) -> None:
-        """The owner has started these for their dead letters. Those that need none any more are given back."""
+        """The owner has started these for their dead letters. Release those that need none any more."""
         spared: list[int] = []
         for offset in started:
             (self._agenda.dead if self._is_dead(offset) else spared).append(offset)
@@ -346,9 +357,9 @@ class Starts:
             self._agenda.release(spared, receipt, 0, counted=False)
 
     def _is_dead(self, offset: int) -> bool:
-        """True if ``offset`` still has to become a dead letter; the owner's own start does not count.
+        """True if ``offset`` still has to become a dead letter. The owner's own start does not count as a receive.
 
-        An uncounted release may have been folded after the owner decided so.
+        An uncounted release may have been folded since the owner decided.
         """
         partition = self._partition
         queue = partition.queue_of(offset) if offset in partition.messages else None

@@ -1,7 +1,7 @@
 """What one partition knows: its messages, their deliveries, and the questions that can be asked of it.
 
-What is not part of the fold, because it is forgotten in a crash: reservations, the order hints of the backlogs, and
-which payloads are in memory.
+Reservations, the order hints of the backlogs, and which payloads are in memory are not part of the fold: a crash
+forgets them.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from marq.core.segments import Segment
 from marq.errors import RowError
 from marq.protocol.headers import H_GROUP
 
+#: A markers row covers a block of 2**10 offsets.
 BLOCK_BITS = 10
-"""Markers rows cover blocks of 1,024 offsets."""
 
+#: New entries in lanes after which stale ones are removed, if there are also as many as the last pass kept.
 CLEAN_SLACK = 10_000
-"""Entries of finished messages are cleared away when so many, and as many as were kept the last time, may be there."""
 
+#: Names of queues that are kept for requests that list queues, which come many times a second.
 NAMED_MAX = 10_000
-"""Names of queues that are kept for whoever lists queues, who asks many times a second."""
 
+#: Bytes that a message counts in memory besides its payload (measured: raw record with headers 417, dict entry 196).
 MESSAGE_OVERHEAD_BYTES = 600
-"""Counted per message in memory beside its payload (measured: raw record with headers 417 B, dict entry 196 B)."""
 
+#: Bytes that a header counts besides its name and value: what a row adds to them at most (Kafka's format adds less).
 HEADER_OVERHEAD_BYTES = 11
-"""Counted per header beside its name and its value: what a row adds to them at most (Kafka's format adds less)."""
 
 
 def group_name(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
@@ -48,7 +48,7 @@ def group_name(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
 
 
 class MessageState(StrEnum):
-    """Where a message is between its sending and its end. How it ended is its outcome (:data:`~.markers.Outcome`)."""
+    """The state of a message. How a message ended is its outcome (:data:`~.markers.Outcome`)."""
 
     DELAYED = "delayed"  # its delay, or that of its release, is not over
     READY = "ready"  # it can be delivered
@@ -99,13 +99,13 @@ class DeliveryState:
         return self.leased and clock_ms < self.deadline_ms
 
     def state_at(self, clock_ms: int) -> MessageState:
-        """What it makes of its messages: in flight or delayed until it is over, then ready."""
+        """The state of its messages: in flight or delayed until it is over, then ready."""
         if clock_ms >= self.deadline_ms:
             return MessageState.READY
         return MessageState.IN_FLIGHT if self.leased else MessageState.DELAYED
 
     def as_tuple(self) -> tuple[int, int, int, int, bool]:
-        """What must be equal after any recovery."""
+        """The fields that must be equal after any recovery."""
         return (self.epoch, self.delivery, self.receives, self.deadline_ms, self.leased)
 
 
@@ -130,12 +130,12 @@ class QueueCounts:
 
 
 def no_rows(key: str) -> bytes:
-    """Reads rows where there is no table."""
+    """Stands for the reader of rows of a partition without tables."""
     raise RowError(f"row {key!r} is needed, but no table was given to read it from")
 
 
 class State:
-    """The attributes of a partition, and what is known without changing anything."""
+    """The attributes of a partition, and all questions whose answers change nothing."""
 
     def __init__(
         self,
@@ -226,11 +226,11 @@ class State:
         return self._records(record)[offset] if type(record) is Segment else record
 
     def copy_of(self, offset: int) -> int | None:
-        """Offset of the copy that was made of a message of this partition; None if none is remembered."""
+        """The offset of the copy of a message of this partition; None if no copy is remembered."""
         return self.origins.offset_of(dedup.origin_digest(f"{self.number}:{offset}"))
 
     def records_of(self, segment: Segment) -> dict[int, rows.Record]:
-        """The messages of a segment, finished ones too. Raises :exc:`RowError`."""
+        """The messages of a segment, including done ones. Raises :exc:`RowError`."""
         return self._records(segment)
 
     def _records(self, segment: Segment) -> dict[int, rows.Record]:
@@ -299,11 +299,11 @@ class State:
 
     @property
     def held_up(self) -> bool:
-        """True if FIFO queues deliver nothing until more of the queue log was read, whatever is in memory."""
+        """True if FIFO queues deliver nothing until more of the queue log has been read."""
         return bool(self._held_up)
 
     def state_of(self, offset: int) -> MessageState:
-        """The state of a message. Of one that was not read yet it is what the markers say: delays are not known."""
+        """The state of a message. For an unread message it follows from markers alone: its delay is not known."""
         delivered = self.deliveries.get(offset)
         if delivered is not None and not delivered.is_over(self.clock_ms):
             return delivered.state_at(self.clock_ms)
@@ -314,7 +314,7 @@ class State:
         return MessageState.DONE if self.segments.queue_of(offset) is None else MessageState.READY
 
     def is_ready(self, offset: int) -> bool:
-        """True if ``offset`` may be delivered now: it is ready, not reserved, and a message that can be delivered."""
+        """True if ``offset`` may be delivered now: it is ready, not reserved, no duplicate and no poison."""
         if offset not in self.messages or offset in self.reserved or offset in self.delays:
             return False
         if offset in self.poison or offset in self.duplicates:
@@ -333,18 +333,18 @@ class State:
         return delivered is not None and (delivered.epoch, delivered.delivery) == (epoch, delivery)
 
     def receives(self, offset: int) -> int:
-        """Counted deliveries of an unfinished message so far: the number that receivers are told."""
+        """The counted deliveries of an unfinished message: its receive count."""
         delivered = self.deliveries.get(offset)
         return delivered.receives if delivered is not None else 0
 
     @property
     def undecided(self) -> bool:
-        """True if something waits for the log to say whether its time to live is over."""
+        """True if a message waits for the log to tell whether its time to live is over."""
         return bool(self._refused)
 
     @property
     def latest_ms(self) -> int:
-        """The newest of the stamps that were read last: good enough to say how old something is."""
+        """The newest of the timestamps that were read last: exact enough to tell the age of a message."""
         return max(self.broker_ms, self.last_timestamp_ms, self.queue_timestamp_ms)
 
     def _backlog(self, queue: str) -> Backlog:
@@ -372,14 +372,14 @@ class State:
 
 
 def size_of(record: Any) -> int:
-    """Bytes that a record takes in memory, as they are counted: without its key, which messages of a queue share."""
+    """The bytes that a record counts in memory, without its key, which messages of a queue share."""
     value = record.value
     size = MESSAGE_OVERHEAD_BYTES + (len(value) if value is not None else 0)
     return size + headers_size(record) if record.headers else size
 
 
 def headers_size(record: Any) -> int:
-    """Bytes that the headers of a record take in a row."""
+    """The bytes that the headers of a record take in a row."""
     size = HEADER_OVERHEAD_BYTES * len(record.headers)
     for name, value in record.headers:
         size += len(name) if name.isascii() else len(name.encode())
@@ -389,7 +389,7 @@ def headers_size(record: Any) -> int:
 
 
 def stored_size(record: Any) -> int:
-    """Bytes that all of a record takes in a row: at least what it takes in Kafka, uncompressed."""
+    """The bytes that a record takes in a row: at least as many as in Kafka, uncompressed."""
     key = record.key
     size = size_of(record) - MESSAGE_OVERHEAD_BYTES
     return size if key is None else size + len(key)

@@ -1,9 +1,9 @@
-"""When the log has to tell the time, and what an owner believes of what it tells.
+"""Decides when the log has to tell the time, and whether the owner believes it.
 
 Log time passes only with records. So the owner appends a tick when nothing else is appended and a lease, a delay or a
-time to live may be over, or a step of a checkpoint needs the event of a marker. Ticks tell broker time, too. The owner
-holds that against its own clock: a broker whose clock jumps is believed when it has done so for a while, or by the
-next owner.
+time to live may be over, or a step of a checkpoint needs the event of a marker. Ticks also tell broker time. The owner
+compares it with its own clock. When a broker's clock jumps, the owner believes it only after :data:`DOUBT_MS`; the next
+owner believes it at once.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from marq.core.folding import CLOCK_STEP_MS
 from marq.core.markers import Marker, Tick
 from marq.core.partition import Partition
 
+#: Milliseconds between two ticks of a partition at least: each is a record in Kafka.
 TICK_MIN_MS = 100
-"""At most one tick is appended per this time and partition …"""
 
+#: Milliseconds between two ticks at most while a lease, a delay or a time to live is pending.
 TICK_MAX_MS = 1_000
-"""… and at least one while anything is pending there."""
 
+#: Milliseconds for which the timestamps of ticks have to disagree with the owner's clock before they are believed.
 DOUBT_MS = 120_000
-"""For so long the stamps of ticks have to be at odds with the owner's own clock before they are believed."""
 
 
 class Ticker:
-    """The ticks of one owner. Times are its monotonic clock, unless they are said to be the broker's."""
+    """The ticks of one owner. Times are its monotonic clock, except broker times."""
 
     def __init__(self, partition: Partition) -> None:
         self.told = False  # this owner's own ticks have told broker time
@@ -48,7 +48,7 @@ class Ticker:
         self.on_its_way.pop(seq, None)
 
     def folded(self, seq: int, timestamp_ms: int, now_ms: int) -> None:
-        """An own record with this stamp of the broker was folded by an owner that serves."""
+        """An own record with this timestamp was folded by an owner that serves."""
         sent_ms = self.on_its_way.get(seq)
         if sent_ms is None:
             return
@@ -68,14 +68,14 @@ class Ticker:
                 partition.woken.update(dict.fromkeys(list(partition.queues())))
 
     def estimate(self, now_ms: int) -> None:
-        """Tell the partition how late it is by our own clock: it delivers nothing that has expired by that."""
+        """Tell the partition the broker time by our own clock: it delivers no message that has expired by then."""
         partition = self._partition
         partition.estimate_ms = partition.broker_ms + now_ms - self._told_ms if self.told else -1
 
     def tick(
         self, now_ms: int, folded_ms: int, checkpoints: CheckpointCycle, *, has_sent: bool, has_ttl: bool
     ) -> Tick | None:
-        """The tick to append now; None if none is needed. It limits itself.
+        """The tick to append now, or None. The rate of ticks is limited.
 
         Args:
             folded_ms: when a marker was folded last.
@@ -103,7 +103,7 @@ class Ticker:
         return Tick(sure=sure)
 
     def _wants_time(self, now_ms: int, has_ttl: bool) -> bool:
-        """True if a tick has to tell broker time: other markers move the leases' clock, but say nothing about that."""
+        """True if a tick has to tell broker time: other markers only move the clock of leases."""
         if not self.told:
             return True
         partition = self._partition

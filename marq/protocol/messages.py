@@ -64,6 +64,39 @@ class QueueInfo(msgspec.Struct, frozen=True):
     purging: bool = False
 
 
+class QueueCounts(msgspec.Struct, frozen=True):
+    """How a queue stands: messages by state.
+
+    ``dead``: in its dead-letter queue; ``oldest_ms``: age of the oldest message that is not finished, None if there is
+    none; ``has_receiver``: whether anybody receives from it, None if a worker that may know did not answer.
+    """
+
+    queue: str
+    ready: int
+    delayed: int
+    in_flight: int
+    dead: int
+    oldest_ms: int | None = None
+    has_receiver: bool | None = None
+
+
+class Peeked(msgspec.Struct, frozen=True):
+    """A message that was looked at, and not received.
+
+    ``state``: ready, delayed or in_flight; ``receives``: how often it was delivered; ``payload``: its beginning, of
+    ``size_bytes``; ``headers``: names and values as text.
+    """
+
+    partition: int
+    offset: int
+    state: str
+    receives: int
+    sent_ms: int | None = None
+    size_bytes: int | None = None
+    payload: bytes = b""
+    headers: list[tuple[str, str]] = []
+
+
 class Problem(msgspec.Struct):
     """What went wrong (RFC 9457)."""
 

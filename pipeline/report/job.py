@@ -81,22 +81,20 @@ def report(
 
     path = lifecycle_path(job)
     if update and lifecycle(spark, job) is None and not is_table(spark, path):
-        raise PipelineError(
-            f"{job.path('archive')} holds no message; `python -m pipeline archive --once` brings what is new"
-        )
+        raise PipelineError(f"{job.path('archive')} has no messages; `python -m pipeline archive --once` adds new ones")
     every = read_table(spark, path, "python -m pipeline lifecycle", version=VERSION)
     wanted = matching(queues)
     first_ms, last_ms = extent(every, wanted)
     if first_ms is None or last_ms is None:
         what = f"no message of {' or '.join(queues)}" if queues and last_ms is not None else "no message"
-        raise PipelineError(f"there is {what} in {path}; `python -m pipeline archive --once` brings what is new")
+        raise PipelineError(f"there is {what} in {path}; `python -m pipeline archive --once` adds new ones")
     # the last event of all queues: in a queue where nothing happens messages grow older all the same
     start_ms = first_ms if limits[0] is None else limits[0]
     stop_ms = last_ms + 1 if limits[1] is None else limits[1]
     if start_ms >= stop_ms or start_ms > last_ms or stop_ms <= first_ms:
         raise PipelineError(
-            f"nothing happened between --from and --to: the first message is of {_iso(first_ms)}, the last that is "
-            f"known of {_iso(last_ms)}"
+            f"nothing happened between --from and --to: the first message is from {_iso(first_ms)}, the last "
+            f"known event from {_iso(last_ms)}"
         )
     span = Span.of(start_ms, min(stop_ms, last_ms + 1))
     about = {
@@ -132,7 +130,7 @@ def _check_place(out: Path) -> None:
     """Check that the page can be written, before minutes are spent on it."""
     folder = out.resolve().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise PipelineError(f"{folder} is no folder that we may write to; correct --out")
+        raise PipelineError(f"{folder} is not a folder that we can write to; correct --out")
 
 
 def _write(out: Path, html: str) -> None:

@@ -79,5 +79,5 @@ def moment_ms(text: str, now: datetime, option: str) -> int:
         return round(at.timestamp() * 1000)
     except (ValueError, OverflowError):
         raise PipelineError(
-            f"{option} {text} is no time; give one like 2026-01-31T08:00, or how long ago: 90m, 24h, 7d"
+            f"{option} {text} is not a time; give one like 2026-01-31T08:00, or how long ago: 90m, 24h, 7d"
         ) from None

@@ -1,9 +1,13 @@
-"""A real broker whose clock is wrong, or goes on while no worker runs. Needs libfaketime (Debian: `faketime`)."""
+"""A real broker whose clock is wrong, or goes on while no worker runs.
+
+Needs libfaketime: Debian's package `faketime`, or `pip install libfaketime` on Linux.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,11 +20,15 @@ from tests.integration.json_client import Client
 HOUR_S = 3_600
 HOUR_MS = 1_000 * HOUR_S
 MINUTE_MS = 60_000
-LIBRARY = next(iter(sorted(map(str, Path("/usr/lib").glob("*/faketime/libfaketime.so.1")))), "")
+FOLDERS = [
+    *Path("/usr/lib").glob("*/faketime"),
+    *map(Path, getattr(find_spec("libfaketime"), "submodule_search_locations", None) or ()),
+]
+LIBRARY = next((str(file) for folder in FOLDERS for file in sorted(folder.rglob("libfaketime.so.1"))), "")
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not LIBRARY, reason="libfaketime is not installed (Debian: apt-get install faketime)"),
+    pytest.mark.skipif(not LIBRARY, reason="libfaketime is not installed"),
 ]
 
 

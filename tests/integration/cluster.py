@@ -78,6 +78,7 @@ class Seen(NamedTuple):
     pid: int
     batch: int  # messages in the call
     headers: dict[str, str]
+    payload_crc: int
 
 
 @dataclass(frozen=True)
@@ -469,7 +470,7 @@ class Cluster:
                     event, messages = json.loads(line)
                 except ValueError:
                     continue  # the last line of a killed process
-                found += [Seen(event, *m[:6], pid, len(messages), m[6]) for m in messages]
+                found += [Seen(event, *m[:6], pid, len(messages), *m[6:]) for m in messages]
         return sorted((s for s in found if queue is None or s.queue == queue), key=lambda s: s.at_s)
 
     def begun(self, queue: str | None = None) -> list[Seen]:
@@ -558,7 +559,8 @@ class Cluster:
         for record in self.read(self.environment.get("MARQ_MARKERS_TOPIC", f"{self.name}.markers"), self.partitions):
             markers[record.partition].append(record)
         assert all(records and records[0].offset == 0 for records in markers.values()), "the logs were trimmed"
-        killed = {w.pid for w in self.workers if w.process.poll()}
+        # one that ended by an error of its own explains nothing
+        killed = {w.pid for w in self.workers if (w.process.poll() or 0) < 0}
         return explain(done, markers, killed=killed, refused=refused)
 
     def errors_logged(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.protocol.limits import MESSAGE_MAX_BYTES
-from tests.foreign_producers import CLIENTS, CODECS, MODES, Batch, Record, send
+from tests.foreign_producers import CLIENTS, CODECS, MODES, Batch, Record, content, send
 from tests.integration.cluster import Cluster, until
 from tests.kafka import unique
 from tests.raw_batches import CODECS as RAW_CODECS
@@ -81,7 +82,7 @@ def matrix(
 
 
 def check(cluster: Cluster, queue: str, expected: list[tuple[int, Record]], poison: int) -> None:
-    """All of `expected` (offset, record) was delivered once, in order, with its headers; so much is poison."""
+    """All of `expected` (offset, record) was delivered once, in order, as it was sent; so much is poison."""
     cluster.settle(120)
     seen = cluster.begun(queue)
     assert [s.offset for s in seen] == sorted(offset for offset, _ in expected)
@@ -92,6 +93,7 @@ def check(cluster: Cluster, queue: str, expected: list[tuple[int, Record]], pois
         headers = {name: "" if value is None else value for name, value in sent["headers"]}
         assert one.headers == headers, one
         assert one.id == headers["id"]
+        assert one.payload_crc == zlib.crc32(content(sent["value"]) or b""), one
     assert cluster.counters()["poison"] == poison
     assert not cluster.errors_logged()
     assert all(worker.running for worker in cluster.workers)
@@ -148,7 +150,7 @@ def test_what_can_be_written_by_hand_only(multiplexed: Cluster) -> None:
     multiplexed.settle()
     seen = multiplexed.begun(queue)
     assert len(seen) == count
-    assert all(one.headers == {"id": "good", "h": "v"} for one in seen)
+    assert all(one.headers == {"id": "good", "h": "v"} and one.payload_crc == zlib.crc32(b"x") for one in seen)
     copies = [dict(r.headers) for r in multiplexed.read(f"{multiplexed.name}.poison")]
     reasons = {copy["marq-poison-reason"].decode() for copy in copies}
     assert "the name of a header is not UTF-8" in reasons

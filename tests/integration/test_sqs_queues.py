@@ -337,7 +337,7 @@ def test_a_move_task_ends_with_its_target_and_the_rest_stays(cluster: Cluster) -
     queue, dead = dead_letters(cluster, 20)
     target = Queue.make(cluster.workers[1])
     dead.sqs.start_message_move_task(SourceArn=dead.arn, DestinationArn=target.arn, MaxNumberOfMessagesPerSecond=5)
-    target.wait_for(visible=1)
+    until(lambda: tasks_of(dead)[0]["ApproximateNumberOfMessagesMoved"] > 0, "some are moved")
     target.sqs.delete_queue(QueueUrl=target.url)
     until(lambda: tasks_of(dead)[0]["Status"] == "FAILED", "the task has failed")
     (task,) = tasks_of(dead)

@@ -169,6 +169,7 @@ def test_whoever_asks_is_told_who_it_is(relaxed: Worker, secured: Worker, method
     fields = ("UserId", "Account", "Arn")
     told = sts_client_of(secured.url, SENDER).get_caller_identity()
     assert [told[f] for f in fields] == ["SENDER", "0" * 12, f"arn:aws:iam::{'0' * 12}:user/SENDER"]
+    assert f"SQS account {ACCOUNT}" in relaxed.log
     told = sts_client_of(relaxed.url).get_caller_identity()
     assert [told[f] for f in fields] == [ACCOUNT, ACCOUNT, f"arn:aws:iam::{ACCOUNT}:root"]
     answer = ask(relaxed.url + "/", "GetCallerIdentity", method=method, Version="2011-06-15")

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def note(event: str, *messages: Any) -> None:
             _id(m),
             now,
             {name: (value or b"").decode(errors="replace") for name, value in m._record.headers},
+            zlib.crc32(m.payload),
         ]
         for m in messages
     ]

@@ -111,7 +111,7 @@ def test_a_job_that_is_killed_at_any_moment_loses_and_doubles_nothing(
     assert all(row.receives == 1 and len(row.deliveries) == 1 for row in found.values())
 
     set_property(spark, here.job.path("lifecycle_state"), SOURCE, "another topic")
-    with pytest.raises(PipelineError, match="is of another topic or Kafka"):
+    with pytest.raises(PipelineError, match="belongs to another topic or Kafka"):
         lifecycle(spark, here.job)
 
 

@@ -296,10 +296,10 @@ def test_a_window_is_final_once_the_logs_are_behind_its_end_and_what_is_lost_is_
     with pytest.raises(PipelineError, match=r"windows of 1 s; give --window 1, or choose another folder"):
         count(window_ms=2_000)
     other = installation(partitions=1)
-    with pytest.raises(PipelineError, match="is of another topic or Kafka"):
+    with pytest.raises(PipelineError, match="belongs to another topic or Kafka"):
         Counting(Job(other.settings, here.data), window_ms=1_000).run(spark)
     shutil.rmtree(here.job.path(STATE))
-    with pytest.raises(PipelineError, match=rf"{STATE} is gone, but .*{CHECKPOINT} goes on behind"):
+    with pytest.raises(PipelineError, match=rf"{STATE} is gone, but .*{CHECKPOINT} continues after"):
         count()
 
 
@@ -344,7 +344,7 @@ def test_without_its_topics_nothing_is_made(installation: Make) -> None:
 
 def test_topics_of_marqs_own_are_not_written_to(installation: Make) -> None:
     here = installation(partitions=1)
-    with pytest.raises(PipelineError, match="is a topic of marq's own; choose another with --topic"):
+    with pytest.raises(PipelineError, match="is one of marq's own topics; choose another with --topic"):
         Counting(here.job, topic=here.settings.queue_topic).check()
     with pytest.raises(TopicError, match="could not be created"):
         Counting(here.job, topic="no/topic").check()

@@ -80,7 +80,7 @@ def test_chosen_dead_letters_go_back_to_their_queue_once(
     assert run(job, "orders.dead", where, url=url, dry_run=True) == Moved()
     assert "chosen: 5 messages" in capsys.readouterr().out
     assert is_empty(orders)
-    with pytest.raises(PipelineError, match="say --yes"):
+    with pytest.raises(PipelineError, match="add --yes"):
         run(job, "orders.dead", where, url=url)
 
     assert run(job, "orders.dead", where, url=url, yes=True) == Moved(moved=5)
@@ -98,8 +98,8 @@ def test_what_cant_be_chosen_is_an_error_of_one_line(
 ) -> None:
     bury(target, service, [b"x"], "timeout")
     for queue, where, message in (
-        ("orders.dead", "no_column = 1", "is no condition on these messages"),
-        ("orders.dead", "reason ==== 1", "is no condition on these messages"),
+        ("orders.dead", "no_column = 1", "is not a valid condition on these messages"),
+        ("orders.dead", "reason ==== 1", "is not a valid condition on these messages"),
         ("nobody", "true", "there is no queue 'nobody'"),
     ):
         with pytest.raises(PipelineError, match=message) as caught:

@@ -49,7 +49,7 @@ def test_a_message_is_sent_again_with_all_that_its_sender_gave_it(
 
     run(job, What("attributes['to'] = 'LAX' OR payload_text = 'third'"), dry_run=True)
     assert "chosen: 2 messages" in capsys.readouterr().out
-    with pytest.raises(PipelineError, match="nothing was sent: look at what was chosen, then say --yes"):
+    with pytest.raises(PipelineError, match="nothing was sent: look at what was chosen, then add --yes"):
         run(job, What("queue = 'orders'"))
     assert len(committed(target, 5)) == 5
 
@@ -110,7 +110,7 @@ def test_a_predicate_that_is_none_is_an_error_of_one_line(target: Installation, 
         ("queue = ", "--where 'queue = '"),
         ("queue", "--where 'queue'"),
     ):
-        with pytest.raises(PipelineError, match="is no condition on these messages") as caught:
+        with pytest.raises(PipelineError, match="is not a valid condition on these messages") as caught:
             run(job, What(where), yes=True)
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)

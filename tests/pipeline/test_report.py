@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from pipeline.report.page import page as rendered
 from pipeline.report.span import BUCKETS_MAX, Span, moment_ms
 from tests.pipeline.lab import Installation, finish
 from tests.pipeline.tables_lab import run_archive
+from tests.ui.browser import opened as real_browser
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -197,7 +197,7 @@ def test_moments_are_dates_or_so_long_ago() -> None:
     assert moment_ms("2026-01-31T07:30", now, "--from") == moment_ms("30m", now, "--from")
     assert moment_ms("2026-01-31T09:30+02:00", now, "--from") == moment_ms("2026-01-31T07:30", now, "--to")
     for wrong in ("yesterday", "5 m", "2026-13-01", "99999999w"):
-        with pytest.raises(PipelineError, match="is no time; give one like 2026-01-31T08:00, or how long ago: 90m"):
+        with pytest.raises(PipelineError, match="is not a time; give one like 2026-01-31T08:00, or how long ago: 90m"):
             moment_ms(wrong, now, "--from")
 
 
@@ -235,14 +235,8 @@ def page_file(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def browser(page_file: Path) -> Iterator[Browser]:
     """A real browser, once the page is there: while it runs, this thread has an event loop."""
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    found = [path for name in ("chromium", "google-chrome", "chromium-browser") if (path := shutil.which(name))]
-    if not found:
-        pytest.skip("no Chromium on the path; `apt-get install chromium` brings one")
-    with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found[0])
-        yield browser
-        browser.close()
+    with real_browser() as found:
+        yield found
 
 
 def opened(browser: Browser, file: Path, troubles: list[str], **options: Any) -> Page:
@@ -340,7 +334,7 @@ def test_where_there_is_nothing_it_says_so(spark: SparkSession, installation: Ma
     empty = Archiving(here.job)
     empty.check()
     empty.open(spark)
-    with pytest.raises(PipelineError, match="holds no message; `python -m pipeline archive --once` brings what is new"):
+    with pytest.raises(PipelineError, match="has no messages; `python -m pipeline archive --once` adds new ones"):
         report(spark, here.job)
     with pytest.raises(PipelineError, match="lifecycle is not a table; `python -m pipeline lifecycle` makes it"):
         report(spark, here.job, update=False)
@@ -357,9 +351,9 @@ def test_patterns_choose_queues(lives: DataFrame) -> None:
 def test_mistakes_are_one_line_before_spark_is_started(installation: Make, tmp_path: Path) -> None:
     here = installation(create=False)
     for arguments, said in (
-        (("--from", "soon"), "marq: --from soon is no time; give one like"),
+        (("--from", "soon"), "marq: --from soon is not a time; give one like"),
         (("--from", "1h", "--to", "2h"), "marq: --from 1h is not before --to 2h\n"),
-        (("--out", str(tmp_path / "no" / "r.html")), f"marq: {tmp_path / 'no'} is no folder that we may write to"),
+        (("--out", str(tmp_path / "no" / "r.html")), f"marq: {tmp_path / 'no'} is not a folder that we can write to"),
     ):
         job = finish(here.start_job("report", *arguments))
         assert (job.returncode, job.stderr.count("\n")) == (2, 1)

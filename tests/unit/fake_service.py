@@ -161,7 +161,18 @@ class FakeService:
             value = {"results": [self._settle(parts[0], receipt, body) for receipt in body["receipts"]]}
         return web.Response(body=msgspec.msgpack.encode(value), content_type=MSGPACK)
 
+    async def _stats(self, queue: str, body: Any, request: web.Request) -> Any:
+        counts = {"ready": len(self.ready[queue]), "delayed": 0, "in_flight": len(self.out), "dead": 0}
+        return {"queue": queue, "oldest_ms": None, "has_receiver": False, **counts}
+
     async def _messages(self, queue: str, body: Any, request: web.Request) -> Any:
+        if request.method == "GET":
+            seen = [
+                {"partition": 0, "offset": m["offset"], "state": "ready", "receives": m["attempt"]}
+                | {"sent_ms": 1, "size_bytes": len(m["payload"]), "payload": m["payload"], "headers": []}
+                for m in self.ready[queue]
+            ]
+            return {"messages": seen[: int(request.query["limit"])], "after": "", "missing": []}
         results: list[Any] = []
         for message in body["messages"]:
             if message["payload"] == b"refused":

@@ -13,8 +13,10 @@ from aiokafka import TopicPartition
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from app.streaming import batches
-from app.streaming.batches import PATIENCE, DecodingError, Fault, FetchedRecords, decode_with, decompress
+from app.streaming import compression
+from app.streaming.batches import Fault, FetchedRecords
+from app.streaming.compression import DecodingError, decompress
+from app.streaming.fetching import PATIENCE, decode_with
 from marq.core.reading import Unreadable
 from tests.raw_batches import CODECS, MS, Raw, batch, offsets_from
 
@@ -66,7 +68,7 @@ def test_what_decompresses_to_too_much_is_refused_and_no_more_memory_is_taken(
     with pytest.raises(DecodingError, match="larger than 999999 bytes"):
         decompress(number, data, 999_999)
 
-    monkeypatch.setattr(batches.decompress, "__defaults__", (1_000,))
+    monkeypatch.setattr(compression.decompress, "__defaults__", (1_000,))
     bomb = batch(Raw(b"x" * 10_000), Raw(b"y"), codec=codec)
     read = Read(offsets_from((bomb, 2), (batch(*THREE), 3)))
     assert list(read.bad) == [0, 1]

@@ -20,8 +20,10 @@ import msgspec
 import pytest
 from aiohttp import StreamReader
 from aiohttp.test_utils import make_mocked_request
+from aiohttp.web_protocol import RequestHandler
 
 from app import bodies
+from gateway import connections
 from gateway.routes import VALUES_MAX, Body
 from gateway.schemas import BATCH_MAX, RECEIPTS_BYTES, Send
 from gateway.sqs import query_protocol
@@ -324,6 +326,86 @@ def test_the_room_is_free_again_when_a_client_goes_away(tmp_path: Path) -> None:
             writer.close()
             while http.app.room.used_bytes:
                 await asyncio.sleep(0.01)
+
+    attack(tmp_path, test, keys=KEY)
+
+
+def _chunks(body: bytes) -> bytes:
+    """A body in chunks of a byte each."""
+    return b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+
+
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Bytes and lines of what is parsed at once."""
+    found: list[tuple[int, int]] = []
+    real = RequestHandler.data_received
+
+    def spy(self: RequestHandler, data: bytes) -> None:
+        found.append((len(data), data.count(b"\n")))
+        real(self, data)
+
+    monkeypatch.setattr(RequestHandler, "data_received", spy)
+    return found
+
+
+def in_turns(parsed: list[tuple[int, int]]) -> bool:
+    return all(lines <= connections.LINES_MAX or size <= connections.PIECE_BYTES for size, lines in parsed)
+
+
+def test_a_body_in_many_short_lines_is_parsed_in_turns(tmp_path: Path, parsed: list[tuple[int, int]]) -> None:
+    receipts = {"receipts": [f"{i}" * 20 for i in range(1000)]}
+    chunked = head_of("POST", "/v1/ack", Transfer_Encoding="chunked", **JSON) + _chunks(json.dumps(receipts).encode())
+    pretty = json.dumps(receipts, indent=0).encode() + b"\n " * 100_000
+    plain = head_of("POST", "/v1/ack", len(pretty), **JSON) + pretty
+
+    async def test(http: Http) -> None:
+        answers = [await http.send(request) for request in (chunked, plain, chunked + plain, chunked)]
+        for at, (reader, writer) in enumerate(answers):
+            for _ in range(2 if at == 2 else 1):
+                status, _, body = await answer_of(reader)
+                assert (status, len(json.loads(body).get("results", body))) == (200, 1000), (at, body[:300])
+            # the connection goes on as any other
+            writer.write(head_of("GET", "/health/live"))
+            assert (await answer_of(reader))[0] == 200
+            writer.close()
+        server = http.app.web._runner.server
+        assert server.later.put_off_bytes == 0
+
+    attack(tmp_path, test, keys=KEY)
+    assert in_turns(parsed), max(parsed)
+    assert max(size for size, _ in parsed) <= 256 * 1024
+
+
+def test_a_stranger_with_many_short_lines_is_refused_and_forgotten(
+    tmp_path: Path, parsed: list[tuple[int, int]]
+) -> None:
+    async def test(http: Http) -> None:
+        later = http.app.web._runner.server.later
+        sent = head_of("POST", "/v1/ack", Transfer_Encoding="chunked") + b"1\r\n \r\n" * 200_000
+        held = [await http.send(sent) for _ in range(5)]
+        for reader, _ in held:
+            assert (await answer_of(reader))[0] == 401
+        for _, writer in held:
+            writer.close()
+        await until(lambda: not http.app.connections.open)
+        assert later.put_off_bytes == 0 and not later._waiting
+
+    attack(tmp_path, test, keys=KEY)
+    assert in_turns(parsed), max(parsed)
+
+
+def test_what_waits_to_be_parsed_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "PUT_OFF_BYTES", 1000)
+
+    async def test(http: Http) -> None:
+        sent = head_of("POST", "/v1/ack", Transfer_Encoding="chunked", **JSON) + _chunks(b" " * 10_000)
+        reader, _ = await http.send(sent)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        await until(lambda: not http.app.connections.open)
+        assert http.app.connections.refused["lines"] == 1
+        assert http.app.web._runner.server.later.put_off_bytes == 0
 
     attack(tmp_path, test, keys=KEY)
 

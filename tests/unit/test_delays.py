@@ -1,4 +1,4 @@
-"""One limit of delays, however they are said; and where messages with a group go."""
+"""One limit of delays and of leases, however they are said; and where messages with a group go."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 
 import msgspec
 import pytest
+from pydantic import ValidationError
 
 from app.service.meters import Meters
 from app.service.operations import QueueService
+from app.settings import Settings
 from gateway import schemas
 from gateway.sqs.limits import RELAXED
 from marq.client.wire import Outgoing, to_wire
-from marq.core.policies import DELAY_MAX_MS, QueueSettings
-from marq.errors import BadValueError
-from marq.handlers import Retry
+from marq.core.policies import DELAY_MAX_MS, LEASE_MIN_MS, TIME_MAX_MS, QueueSettings
+from marq.core.settings import settings_with
+from marq.errors import BadValueError, HandlerError
+from marq.handlers import HANDLER_LEASE_MIN_MS, Retry, handler
 from marq.message import ManualMessage
 from marq.protocol.messages import Entry
 from tests.unit.core_helpers import TwoLogs
@@ -66,6 +69,27 @@ def sent_by_client(delay_ms: int) -> dict[str, Any]:
 
 def test_a_delay_over_sqs_without_its_limits_is_the_same() -> None:
     assert RELAXED.delay_s * 1000 == DELAY_MAX_MS
+
+
+@pytest.mark.parametrize("lease_ms", [LEASE_MIN_MS - 1, LEASE_MIN_MS, TIME_MAX_MS, TIME_MAX_MS + 1])
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda ms: settings_with("q", QueueSettings(), {"visibility_timeout_ms": ms}),
+        lambda ms: msgspec.json.decode(b'{"visibility_timeout_ms": %d}' % ms, type=schemas.Receive),
+        lambda ms: msgspec.json.decode(b'{"receipts": ["x"], "visibility_timeout_ms": %d}' % ms, type=schemas.Extend),
+        lambda ms: Settings(visibility_timeout_ms=ms),
+        lambda ms: handler("q", visibility_timeout_ms=ms + HANDLER_LEASE_MIN_MS - LEASE_MIN_MS if ms < 1_000 else ms),
+    ],
+    ids=["setting", "receive", "extend", "default", "handler"],
+)
+def test_a_lease_is_a_tenth_of_a_second_to_a_week_wherever_it_is_said(said: Any, lease_ms: int) -> None:
+    """Those of handlers are a second at least: they are extended while the handler runs. A queue may say 0: none."""
+    if LEASE_MIN_MS <= lease_ms <= TIME_MAX_MS:
+        said(lease_ms)
+    else:
+        with pytest.raises((msgspec.ValidationError, ValidationError, BadValueError, HandlerError)):
+            said(lease_ms)
 
 
 # ---------------------------------------------------------------------- groups

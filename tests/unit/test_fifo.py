@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marq.core import memory
+from marq.core import invariants, memory
 from marq.core.agenda import Handout
 from marq.core.markers import End, Keepalive, encode
 from marq.core.policies import QueueSettings
@@ -60,6 +60,20 @@ def test_nothing_of_a_group_is_taken_while_one_is_in_flight() -> None:
     logs = of_groups("a", "a")
     deliver(logs, 1)
     assert take(logs) == []
+
+
+def test_a_group_that_takes_turns_waits_for_nothing_when_a_message_of_it_is_put_back() -> None:
+    logs = of_groups("a", "a", "a")
+    logs.partition.put_back(take(logs, 1))
+    logs.partition.reserve("q", [0])
+    logs.partition.reserve("q", [1])
+
+    logs.partition.put_back([1])
+
+    invariants.check(logs.partition)
+    assert take(logs) == []
+    logs.partition.put_back([0])
+    assert take(logs) == [0, 1, 2]
 
 
 def test_other_groups_go_on() -> None:

@@ -235,6 +235,6 @@ def test_a_body_that_does_not_come_is_not_waited_for_without_end(monkeypatch: py
         with pytest.raises(web.HTTPRequestTimeout):
             await routes.Body(schemas.Message, 1000).read(request)
         with pytest.raises(SqsError, match="did not come within"):
-            await sqs.Server._body(Mock(_body_bytes=1000, _room=None), request)
+            await sqs.Server._body(Mock(_body_bytes=1000, _room=None), request, None)
 
     asyncio.run(run())

@@ -169,6 +169,10 @@ BROKEN: dict[str, tuple[Callable[[Partition], object], str]] = {
         lambda p: setattr(next(iter(p._blockers.values())), "blocker", -1),
         "is listed as waiting for",
     ),
+    "a lane that waits and takes turns": (
+        lambda p: p.backlogs["fifo"].queue_up(next(iter(p._blockers.values()))),
+        "and takes turns",
+    ),
     "a lane that is gone": (gone_lane, "that is gone waits for"),
     "redeliveries beside the order": (lambda p: p.backlogs["fifo"].push(15, 1), "has redeliveries beside its order"),
     "out, where there is no order": (lambda p: setattr(p.backlogs["q"], "out", [9]), "which has no order, has"),

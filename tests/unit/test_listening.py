@@ -105,7 +105,7 @@ def test_an_address_of_ipv6_has_brackets_in_a_url(tmp_path: Path, host: str) -> 
 
 
 def test_a_host_that_is_none_is_named() -> None:
-    with pytest.raises(SettingError, match="no address to listen on"):
+    with pytest.raises(SettingError, match="is not an address to listen on"):
         require_loopback("a name with blanks")
 
 

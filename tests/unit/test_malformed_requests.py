@@ -47,7 +47,7 @@ def attack(folder: Path, test: Callable[[Http], Awaitable[None]], keys: str | No
         ("GET", "/v1/queues?limit=\xff", {}),
         ("GET", "/v1/queues?limit=%FF", {}),
         ("GET", "/v1/queues/%FF%FE", {}),
-        ("PUT", "/v1/queues/%ED%A0%80", {}),
+        ("PUT", "/v1/queues/%ED%A0%80", {"Content-Type": "text/plain"}),
         ("PUT", "/v1/queues/%00", {}),
         ("POST", "/v1/queues/%0A/messages", {}),
         ("POST", "/", {"X-Amz-Target": "\xff"}),

@@ -73,6 +73,17 @@ def test_queues_beyond_the_largest_are_summed_up(app: WorkerApp, collector: Coll
     assert found["q4", "ready"] == 4
 
 
+def test_what_can_not_be_decoded_or_copied_is_counted(app: WorkerApp, collector: Collector) -> None:
+    app.consumer.unreadable.update({"marq.queue": 3, "marq.markers": 2})
+    app.ownership.copies.uncopied = 1
+
+    found = samples(app.meters.registry)
+
+    assert found["marq_unreadable_offsets_total", ("marq.queue",)] == 3
+    assert found["marq_unreadable_offsets_total", ("marq.markers",)] == 2
+    assert found["marq_poison_without_copy_total", ()] == 1
+
+
 def test_no_queue_is_summed_up_while_there_are_few(app: WorkerApp, collector: Collector) -> None:
     collector.counts = {f"q{i}": {"ready": i} for i in range(QUEUES_MAX)}
     found = [labels for name, labels in samples(app.meters.registry) if name == "marq_queue_messages"]

@@ -111,3 +111,21 @@ def test_a_manifest_that_gets_large_is_said_once_long_before_it_is_too_large(
         assert len(said()) == 1
 
     run(scenario)
+
+
+def test_a_partition_whose_unread_records_were_deleted_is_unserved_with_its_reason_and_the_others_are_served() -> None:
+    async def scenario(desk: Desk) -> None:
+        async def log_starts(topics: Any, number: int) -> tuple[int, int]:
+            return (7, 0) if number == 1 else (0, 0)
+
+        desk.changelogs.log_starts = log_starts  # type: ignore[method-assign]
+        desk.ownership.on_assigned(1)
+        await desk.until(lambda: 1 in desk.ownership.unserved and len(desk.ownership.held) == PARTITIONS - 1)
+        await desk.until(lambda: all(held.serving for held in desk.ownership.held.values()))
+        reason = desk.ownership.unserved[1]
+        assert "deleted unread" in reason and "python -m app repair --partition 1" in reason
+        assert desk.ownership.unserved.keys() == {1}
+        assert desk.ownership.ready and not desk.failures
+        assert not desk.tables["messages"].wiped, "nothing that is left is deleted"
+
+    run(scenario)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -381,6 +382,26 @@ def test_a_receive_that_does_not_wait_finds_what_is_in_the_log_and_was_not_read(
         desk.read(1)
         desk.confirm(1)
         assert [(one.partition, one.offset) for one in await asked] == [(1, 1)]
+
+    run(scenario, monkeypatch)
+
+
+def test_who_gets_something_before_all_was_read_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        complaints: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        empty(desk)
+        unread(desk, 0)
+        unread(desk, 1)
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await turns()
+        desk.read(1)  # and 0 is not
+        desk.confirm(1)
+        assert [one.partition for one in await asked] == [1]
+        await turns()
+        gc.collect()
+        await turns()
+        assert not complaints
 
     run(scenario, monkeypatch)
 

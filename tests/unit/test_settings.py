@@ -77,6 +77,9 @@ def test_explicit_settings_are_told_from_defaults_even_with_the_same_value(monke
         ("MARQ_QUEUES_TOPIC", "marq.queue", "MARQ_QUEUE_TOPIC"),
         ("MARQ_KAFKA_CA_FILE", "/does/not/exist", "file"),
         ("MARQ_DEAD_LETTER_TOPIC", "dead", "MARQ_QUEUE_ID"),
+        ("MARQ_WEB_URL", "worker:9324", "http://"),
+        ("MARQ_SQS_ACCOUNT", "12345678901", "12 digits"),
+        ("MARQ_SQS_ACCOUNT", "my-account-x", "12 digits"),
     ],
 )
 def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(

@@ -122,6 +122,44 @@ def test_who_knows_the_id_of_a_key_alone_takes_nothing_of_its_share(
     attack(tmp_path, test)
 
 
+def test_who_knows_the_id_of_a_key_alone_leaves_room_for_the_bodies_of_others(tmp_path: Path) -> None:
+    async def test(http: Http) -> None:
+        http.app.room.most_bytes = 400_000
+        keep_catalog(http)
+        whole = signed_request(http.url, "SendMessage", b" " * 90_000, GREEDY, "wrong" * 4)
+        held = await http.send(whole[:-10])
+        await until(lambda: http.app.room.used_bytes > 89_000)
+
+        # the id has a quarter of the room, and the key itself its half
+        reader, _ = await http.send(whole[:-10])
+        assert (await answer_of(reader))[0] == 503
+        start = head(GREEDY, "POST", "/v1/queues/q/messages", 190_000)
+        assert (await http.ask(start + b" " * 190_000))[0] == 400
+        assert (await sqs(http, OTHER, "SendMessage", QueueUrl="q" * 90_000))[0] in (400, 404)
+        held[1].close()
+
+    attack(tmp_path, test)
+
+
+def test_a_body_that_was_signed_counts_as_that_of_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(http: Http) -> None:
+        seen = []
+        credential = http.app.keys.credential(GREEDY)
+        share, unproven = credential.grants.share, credential.unproven
+        real = Share.begin
+
+        def begin(self: Share) -> None:
+            seen.append((share.body_bytes, unproven.body_bytes))
+            real(self)
+
+        monkeypatch.setattr(Share, "begin", begin)
+        await sqs(http, GREEDY, "ListQueues", QueueNamePrefix="x" * 1000)
+        assert seen[0][0] > 1000 and seen[0][1] == 0
+        assert (share.body_bytes, unproven.body_bytes) == (0, 0)
+
+    attack(tmp_path, test)
+
+
 def test_bodies_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> None:
     async def test(http: Http) -> None:
         http.app.room.most_bytes = 200_000

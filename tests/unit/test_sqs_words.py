@@ -201,12 +201,15 @@ def test_the_attribute_that_differs_is_named(attributes: Attributes) -> None:
     queue = made(attributes, VisibilityTimeout="30", DelaySeconds="5")
 
     def differing(**given: str) -> str | None:
-        return attributes.difference(queue, attributes.changed("q", queue, given), given, PLACE)
+        return attributes.difference("q", queue, given, PLACE)
 
     assert differing(VisibilityTimeout="30", DelaySeconds="6") == "DelaySeconds"
     assert differing(VisibilityTimeout="30", DelaySeconds="5", Policy="", SqsManagedSseEnabled="true") is None
     policy = json.dumps({"deadLetterTargetArn": PLACE.arn_of("dead"), "maxReceiveCount": 1})
     assert differing(RedrivePolicy=policy) == "RedrivePolicy"
+    fifo = made(attributes, "q.fifo", FifoQueue="true")
+    given = {"FifoQueue": "true", "DeduplicationScope": "messageGroup"}
+    assert attributes.difference("q.fifo", fifo, given, PLACE) == "DeduplicationScope"
 
 
 def test_no_key_means_no_encryption(attributes: Attributes) -> None:

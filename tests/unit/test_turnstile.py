@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from app.service.turnstile import Turnstile
+import pytest
+
+from app.service.turnstile import TURN_MESSAGES, Turnstile
+from tests.unit.test_service_stalls import Desk, entry
 
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
@@ -58,5 +61,28 @@ def test_one_who_went_away_takes_nobodys_turn() -> None:
         gone.cancel()
         await stays
         assert not turnstile.waiting
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("what", ["send", "receive"])
+def test_sends_and_receives_wait_for_their_turn_and_acks_do_not(what: str) -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        service, turnstile = desk.operations, desk.operations.turnstile
+        before = [asyncio.ensure_future(turnstile.turn(TURN_MESSAGES)) for _ in range(50)]
+        request = service.send("q", [entry()]) if what == "send" else service.receive("q")
+        waits = asyncio.ensure_future(request)
+        await asyncio.sleep(0)
+        assert turnstile.waiting == len(before)
+
+        receipt = service.receipts.make(0, 5, 1, 0, 1, 0)
+        assert await service.ack([receipt]) == [None]
+
+        assert desk.said[0]
+        assert not desk.sent
+        assert not waits.done() and turnstile.waiting > len(before) // 2
+        waits.cancel()
+        await asyncio.gather(*before)
 
     run(scenario)

@@ -1,0 +1,449 @@
+"""How things stand, and how they went in the last 15 minutes: rates and counts of the cluster and of each queue.
+
+Every worker samples itself, in memory, and keeps a bounded history. The worker that is asked puts together what all of
+them tell. To count the messages of queues, every message has to be looked at; that is done as seldom as it has to be to
+take no more than `COUNTING_SHARE` of the time, however many there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+from mode import Service
+
+from app.cluster.peers import Peers, peer_call
+from app.engine.ownership import Ownership
+from app.engine.stalls import Stall
+from app.service.census import Census
+from app.service.watches import Receivers
+from marq.errors import MarqError
+
+#: Seconds between two points of a history, and how many points there are: 15 minutes.
+STEP_S = 5
+POINTS = 180
+#: Queues with a history: those in which something happened.
+QUEUES_MAX = 10_000
+#: Seconds for which counts of queues are used again while somebody looks, and the share of its time that a worker may
+#: spend on them.
+COUNTED_S = 2.0
+COUNTING_SHARE = 0.02
+#: Seconds for which what all workers told is used again, however many ask.
+GATHERED_S = 2.0
+#: Points over which a rate is the mean.
+RATE_POINTS = 2
+#: What is counted in all queues together.
+FLOWS = ("sent", "delivered", "redelivered", "acked", "dead", "other_ends")
+#: The greatest number of a history: four bytes each, as there may be many.
+_NUMBER_MAX = (1 << 32) - 1
+_OTHER_ENDS = ("expired", "purged", "poison", "moved")
+
+
+class QueueNow(msgspec.Struct, array_like=True):
+    """A queue at one moment. Rates: messages a second; ``oldest_ms`` -1: there is none."""
+
+    ready: int = 0
+    delayed: int = 0
+    in_flight: int = 0
+    dead: int = 0  # topic mode: in a topic of the user's
+    oldest_ms: int = -1
+    sent_rate: float = 0.0
+    done_rate: float = 0.0
+
+    @property
+    def unfinished(self) -> int:
+        return self.ready + self.delayed + self.in_flight
+
+    def add(self, other: QueueNow) -> None:
+        """What another worker has of the queue."""
+        self.ready += other.ready
+        self.delayed += other.delayed
+        self.in_flight += other.in_flight
+        self.dead += other.dead
+        self.oldest_ms = max(self.oldest_ms, other.oldest_ms)
+        self.sent_rate += other.sent_rate
+        self.done_rate += other.done_rate
+
+
+class Point(msgspec.Struct, array_like=True):
+    """All queues of a worker, in one step: how many messages went by, and how it stood at the end."""
+
+    step: int  # number of the step since 1970
+    flows: tuple[int, int, int, int, int, int]  # as `FLOWS`
+    unfinished: int
+    in_flight: int
+    oldest_ms: int
+
+
+class WorkerNow(msgspec.Struct):
+    """What one worker tells for a page that is looked at."""
+
+    worker: str
+    ready: bool
+    rebalancing: bool
+    partitions: list[int]
+    waiting_receives: int
+    memory_bytes: int
+    counted: int  # how often its messages were counted
+    counted_s_ago: float
+    queues: dict[str, QueueNow]
+    without_receiver: dict[str, int]
+    unserved: dict[int, str]
+    stalled: dict[int, Stall]
+    breakers: list[str]  # queues whose circuit breaker is open
+    history: list[Point]
+
+
+class SeriesWanted(msgspec.Struct):
+    """The histories of some queues."""
+
+    queues: list[str]
+
+
+class Series(msgspec.Struct):
+    """The history of a queue: from the step ``first`` on, one number a step."""
+
+    first: int
+    sent: list[int]
+    unfinished: list[int]
+    in_flight: list[int]
+
+    def since(self, step: int) -> Series:
+        """The part from a step on, with two points at least."""
+        cut = max(0, min(step - self.first, len(self.sent) - 2))
+        return Series(self.first + cut, self.sent[cut:], self.unfinished[cut:], self.in_flight[cut:])
+
+    @property
+    def done(self) -> list[int]:
+        """How many messages were finished in each step: those that came, and are not there any more."""
+        changes = [0, *(after - before for before, after in pairwise(self.unfinished))]
+        return [max(0, sent - change) for sent, change in zip(self.sent, changes, strict=True)]
+
+
+class Cluster(msgspec.Struct):
+    """All workers together."""
+
+    at_s: float  # monotonic
+    names: list[str]  # of all queues, in order
+    workers: dict[str, WorkerNow]  # by URL
+    missing: list[str]
+    queues: dict[str, QueueNow]
+    first: int  # step
+    history: list[Point]  # without gaps
+    shown: dict[Any, Any] = {}  # what pages made of it; kept for as long as it stays true
+
+
+class History:
+    """The last points of one queue: three rings of numbers."""
+
+    __slots__ = ("in_flight", "sent", "step", "unfinished")
+
+    def __init__(self, step: int, unfinished: int) -> None:
+        self.step = step  # of the last point
+        self.sent = array("I", [0] * POINTS)
+        self.unfinished = array("I", [min(unfinished, _NUMBER_MAX)] * POINTS)
+        self.in_flight = array("I", [0] * POINTS)
+
+    def note(self, step: int, sent: int, unfinished: int, in_flight: int) -> None:
+        """How it stands at the end of a step. What happened since the last point is spread over the steps between."""
+        sent, unfinished, in_flight = (min(number, _NUMBER_MAX) for number in (sent, unfinished, in_flight))
+        gap = step - self.step
+        if gap <= 0:
+            place = self.step % POINTS
+            self.sent[place] = min(self.sent[place] + sent, _NUMBER_MAX)
+            self.unfinished[place], self.in_flight[place] = unfinished, in_flight
+            return
+        before = self.step % POINTS
+        stood, flew = self.unfinished[before], self.in_flight[before]
+        steps = min(gap, POINTS)
+        for i in range(1, steps + 1):
+            place = (step - steps + i) % POINTS
+            self.sent[place] = sent * i // steps - sent * (i - 1) // steps
+            self.unfinished[place] = stood + (unfinished - stood) * i // steps
+            self.in_flight[place] = flew + (in_flight - flew) * i // steps
+        self.step = step
+
+    def series(self) -> Series:
+        """From the oldest point on."""
+        first = self.step + 1
+        cut = first % POINTS
+
+        def turned(ring: array[int]) -> list[int]:
+            return [*ring[cut:], *ring[:cut]]
+
+        return Series(first - POINTS, turned(self.sent), turned(self.unfinished), turned(self.in_flight))
+
+    def rates(self) -> tuple[float, float]:
+        """Messages sent and finished a second, lately."""
+        sent = done = 0
+        for step in range(self.step - RATE_POINTS + 1, self.step + 1):
+            came = self.sent[step % POINTS]
+            sent += came
+            done += max(0, came - self.unfinished[step % POINTS] + self.unfinished[(step - 1) % POINTS])
+        return sent / (RATE_POINTS * STEP_S), done / (RATE_POINTS * STEP_S)
+
+
+class Trends(Service):
+    """Samples this worker, and tells of all."""
+
+    def __init__(
+        self,
+        ownership: Ownership,
+        census: Census,
+        receivers: Receivers,
+        peers: Peers,
+        waiting_receives: Callable[[], int],
+        memory_bytes: Callable[[], int],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self._ownership = ownership
+        self._census = census
+        self._receivers = receivers
+        self._peers = peers
+        self._waiting_receives = waiting_receives
+        self._memory_bytes = memory_bytes
+        self._points: list[Point] = []
+        self._seen: dict[int, tuple[object, dict[str, int]]] = {}  # partition -> its owner, counters when last looked
+        self._read = 0
+        self._histories: dict[str, History] = {}  # the one with the latest change last
+        self._now: dict[str, QueueNow] = {}
+        self._counted_s = -1e9  # monotonic
+        self._counted = 0
+        self._cost_s = 0.0  # of the last counting
+        self._counting = asyncio.Lock()
+        self._gathering = asyncio.Lock()
+        self._cluster: Cluster | None = None
+        self._left: dict[str, list[Point]] = {}  # histories that workers told, which may be gone meanwhile
+        peers.register(self)
+
+    # ------------------------------------------------------------------ this worker
+
+    @Service.task
+    async def _sample(self) -> None:
+        while not self.should_stop:
+            await asyncio.sleep(STEP_S - time.time() % STEP_S)
+            await self.sample(int(time.time()) // STEP_S - 1)
+
+    async def sample(self, step: int) -> None:
+        """Note how the step that is over went."""
+        await self._count(STEP_S - 0.5, step)
+        now = self._now.values()
+        self._points.append(
+            Point(
+                step,
+                self._flows(),
+                sum(one.unfinished for one in now),
+                sum(one.in_flight for one in now),
+                max((one.oldest_ms for one in now), default=-1),
+            )
+        )
+        del self._points[:-POINTS]
+
+    def _flows(self) -> tuple[int, int, int, int, int, int]:
+        """What happened since this was last asked. What a partition's counters said when it came is not news."""
+        intake = self._ownership.intake
+        sent, self._read = intake.total - self._read, intake.total
+        found = dict.fromkeys(FLOWS, 0)
+        seen: dict[int, tuple[object, dict[str, int]]] = {}
+        for number, held in self._ownership.held.items():
+            if not held.serving:
+                continue
+            counters = dict(held.owner.partition.counters)
+            owner, before = self._seen.get(number, (None, {}))
+            seen[number] = held.owner, counters
+            if owner is not held.owner:
+                continue
+            for name, count in counters.items():
+                name = "other_ends" if name in _OTHER_ENDS else name
+                if name in found:
+                    found[name] += count
+            for name, count in before.items():
+                name = "other_ends" if name in _OTHER_ENDS else name
+                if name in found:
+                    found[name] -= count
+        self._seen = seen
+        found["sent"] = sent
+        return tuple(max(0, found[name]) for name in FLOWS)  # type: ignore[return-value]
+
+    async def _count(self, kept_s: float, step: int) -> None:
+        """Count the messages of queues, unless that was done a moment ago, or took too long for that."""
+        async with self._counting:
+            if time.monotonic() - self._counted_s < max(kept_s, self._cost_s / COUNTING_SHARE):
+                return
+            began_s = time.thread_time()
+            counts, ages = self._census.counts(), await self._census.ages()
+            sent = self._ownership.intake.take()
+            now: dict[str, QueueNow] = {}
+            for queue in counts.keys() | sent.keys() | self._now.keys():
+                states, came = counts.get(queue), sent.get(queue, 0)
+                one = now[queue] = QueueNow()
+                if states is not None:
+                    one.ready, one.delayed, one.in_flight = states["ready"], states["delayed"], states["in_flight"]
+                    one.dead, one.oldest_ms = states.get("dead", 0), ages.get(queue, -1)
+                self._note(step, queue, came, one, self._now.get(queue))
+                if not (one.unfinished or one.dead or one.sent_rate or one.done_rate):
+                    del now[queue]
+            self._now = now
+            # what other work took in its turns counts too: who is busy counts less often
+            self._cost_s = time.thread_time() - began_s
+            self._counted_s = time.monotonic()
+            self._counted += 1
+
+    def _note(self, step: int, queue: str, sent: int, now: QueueNow, before: QueueNow | None) -> None:
+        history = self._histories.get(queue)
+        stood = before.unfinished if before is not None else 0
+        if history is None:
+            if not sent and now.unfinished == stood:
+                return
+            history = History(step - 1, stood)
+            if len(self._histories) >= QUEUES_MAX:
+                del self._histories[next(iter(self._histories))]
+            self._histories[queue] = history
+        elif sent or now.unfinished != stood:
+            self._histories[queue] = self._histories.pop(queue)  # the latest one
+        history.note(step, sent, now.unfinished, now.in_flight)
+        now.sent_rate, now.done_rate = history.rates()
+
+    @peer_call("now")
+    async def now_here(self, _: None) -> WorkerNow:
+        """How this worker stands."""
+        ownership = self._ownership
+        await self._count(COUNTED_S, int(time.time()) // STEP_S)
+        held = ownership.held
+        return WorkerNow(
+            worker=ownership.worker_name,
+            ready=ownership.ready,
+            rebalancing=self._peers.rebalancing,
+            partitions=sorted(number for number, one in held.items() if one.serving),
+            waiting_receives=self._waiting_receives(),
+            memory_bytes=self._memory_bytes(),
+            counted=self._counted,
+            counted_s_ago=round(time.monotonic() - self._counted_s, 1),
+            queues=self._now,
+            without_receiver=self._receivers.without,
+            unserved={n: reason for n, reason in ownership.unserved.items() if n not in held},
+            stalled=ownership.stalls.now(),
+            breakers=sorted(q for q, b in ownership.breakers.states().items() if b.state != "closed"),
+            history=self._points,
+        )
+
+    @peer_call("series")
+    async def series_here(self, wanted: SeriesWanted) -> dict[str, Series]:
+        """The histories of some queues in this worker."""
+        found: dict[str, Series] = {}
+        for queue in wanted.queues:
+            history = self._histories.get(queue)
+            if history is not None:
+                found[queue] = history.series()
+            elif queue in self._now:
+                now = self._now[queue]
+                step = int(time.time()) // STEP_S
+                found[queue] = Series(step, [0], [now.unfinished], [now.in_flight])
+        return found
+
+    # ------------------------------------------------------------------ all workers
+
+    async def cluster(self) -> Cluster:
+        """How all workers stand, a moment ago at most."""
+        async with self._gathering:
+            if self._cluster is None or time.monotonic() - self._cluster.at_s > GATHERED_S:
+                self._cluster = await self._gather(self._cluster)
+            return self._cluster
+
+    async def _gather(self, before: Cluster | None) -> Cluster:
+        workers: dict[str, WorkerNow] = {}
+        missing: list[str] = []
+        for url, told in (await self._peers.everywhere(self.now_here, None)).items():
+            if isinstance(told, MarqError):
+                missing.append(url)
+            else:
+                workers[url] = told
+        names = self._ownership.catalog.names()
+        last = int(time.time()) // STEP_S - 1
+        self._left |= {url: told.history for url, told in workers.items()}
+        self._left = {url: h for url, h in self._left.items() if h and h[-1].step > last - POINTS}
+        first, history = merged(self._left.values(), last)
+        now = Cluster(time.monotonic(), names, workers, sorted(missing), {}, first, history)
+        if before is not None and _counts_of(before) == _counts_of(now):
+            now.queues = before.queues
+            if before.names == names:
+                now.shown = before.shown
+            return now
+        for told in workers.values():
+            for queue, one in told.queues.items():
+                total = now.queues.get(queue)
+                if total is None:
+                    total = now.queues[queue] = QueueNow()
+                total.add(one)
+            await asyncio.sleep(0)
+        return now
+
+    async def series(self, queues: list[str]) -> dict[str, Series]:
+        """The histories of some queues, in all workers that answer: all of one length."""
+        last = int(time.time()) // STEP_S - 1
+        told = [
+            answer
+            for answer in (await self._peers.everywhere(self.series_here, SeriesWanted(queues))).values()
+            if not isinstance(answer, MarqError)
+        ]
+        return {queue: summed([one[queue] for one in told if queue in one], last) for queue in queues}
+
+
+def _counts_of(cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """Which counts of its workers it was made of."""
+    return {url: (told.worker, told.counted) for url, told in cluster.workers.items()}
+
+
+def merged(histories: Iterable[Sequence[Point]], last: int) -> tuple[int, list[Point]]:
+    """The sum of what workers told: its first step, and the points from there to the step ``last``."""
+    points: dict[int, Point] = {}
+    for history in histories:
+        for point in history:
+            if not last - POINTS < point.step <= last:
+                continue
+            total = points.get(point.step)
+            if total is None:
+                points[point.step] = point
+                continue
+            flows: Any = tuple(a + b for a, b in zip(total.flows, point.flows, strict=True))
+            points[point.step] = Point(
+                point.step,
+                flows,
+                total.unfinished + point.unfinished,
+                total.in_flight + point.in_flight,
+                max(total.oldest_ms, point.oldest_ms),
+            )
+    if not points:
+        return last + 1, []
+    first = min(points)
+    nothing = Point(0, (0, 0, 0, 0, 0, 0), 0, 0, -1)
+    found: list[Point] = []
+    for step in range(first, last + 1):
+        if step in points:
+            found.append(points[step])
+        else:  # no worker was sampled in time: as it stood before
+            before = found[-1]
+            found.append(Point(step, nothing.flows, before.unfinished, before.in_flight, before.oldest_ms))
+    return first, found
+
+
+def summed(told: Sequence[Series], last: int) -> Series:
+    """The sum of histories of a queue, of `POINTS` steps up to ``last``."""
+    first = last - POINTS + 1
+    total = Series(first, [0] * POINTS, [0] * POINTS, [0] * POINTS)
+    for one in told:
+        end = one.first + len(one.sent) - 1
+        for i in range(POINTS):
+            step = first + i
+            at = min(max(step - one.first, 0), len(one.sent) - 1)
+            total.unfinished[i] += one.unfinished[at]
+            total.in_flight[i] += one.in_flight[at]
+            if one.first <= step <= end:
+                total.sent[i] += one.sent[at]
+    return total

@@ -1,0 +1,100 @@
+"""`python -m bench ui`: what ten open pages of the cockpit cost a worker with many queues and messages."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from itertools import count
+from pathlib import Path
+from urllib.parse import quote
+
+from aiohttp import ClientSession
+
+from app.kafka.broker import EmbeddedBroker
+from app.processes import WorkerProcess
+from bench.cycle import Bench, percentile, result
+from bench.rebalance import READ, wait_parked
+from bench.service import _cpu_s
+
+#: Seconds between two questions of a page, as the page has it.
+PAGE_S = 3.0
+#: Seconds between two sends that are timed.
+SEND_S = 0.05
+#: Seconds after which the worker is at rest.
+REST_S = 15.0
+#: What ten people look at.
+PAGES = (
+    "overview",
+    "overview",
+    "overview",
+    "queues",
+    "queues?sort=unfinished&desc=true",
+    "queues?sort=sent&desc=true&page=3",
+    "queues?search=q77",
+    "queues?sort=oldest&desc=true",
+    "queues/q0",
+    "queues/q9999",
+)
+
+
+def run(*, queues: int, messages: int, size: int, seconds: float) -> None:
+    """Measure the processor time of the worker and the time of a send, without pages, with one, and with ten."""
+    with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder, EmbeddedBroker(Path(folder) / "kafka") as broker:
+        bench = Bench(broker.bootstrap, Path(folder), size)
+        name = bench.new_name("ui")
+        topic = asyncio.run(bench.create(name))
+        asyncio.run(bench.send(topic, messages, names=[f"q{i}" for i in range(queues)]))
+        # with a handler for another queue: without any, messages that nobody receives are not even read
+        with bench.worker(name, MARQ_HANDLERS="bench.gaps", BENCH_QUEUES=READ, MARQ_PERSIST_AFTER_MS="1000") as worker:
+            wait_parked(bench, [worker], messages * 9 // 10)
+            time.sleep(REST_S)
+            for pages in (0, 1, len(PAGES)):
+                asyncio.run(_look(worker, pages, seconds))
+
+
+async def _look(worker: WorkerProcess, pages: int, seconds: float) -> None:
+    async with ClientSession() as session:
+        answers: list[float] = []
+        lookers = [asyncio.ensure_future(_page(session, worker.url, path, answers)) for path in PAGES[:pages]]
+        sends: list[float] = []
+        sender = asyncio.ensure_future(_send(session, worker.url, sends))
+        await asyncio.sleep(PAGE_S * 2)
+        answers.clear()
+        sends.clear()
+        cpu_s, began_s = _cpu_s(worker.process.pid), time.monotonic()
+        await asyncio.sleep(seconds)
+        cpu_s, wall_s = _cpu_s(worker.process.pid) - cpu_s, time.monotonic() - began_s
+        for task in (*lookers, sender):
+            task.cancel()
+        await asyncio.gather(*lookers, sender, return_exceptions=True)
+    result(
+        phase=f"ui:{pages}-pages",
+        core_percent=round(100 * cpu_s / wall_s, 1),
+        send_p50_ms=round(percentile(sends, 0.5) * 1000, 1),
+        send_p95_ms=round(percentile(sends, 0.95) * 1000, 1),
+        send_longest_ms=round(max(sends) * 1000, 1),
+        answers=len(answers),
+        answer_p50_ms=round(percentile(answers, 0.5) * 1000, 1),
+        answer_longest_ms=round(max(answers, default=0) * 1000, 1),
+    )
+
+
+async def _page(session: ClientSession, url: str, path: str, answers: list[float]) -> None:
+    while True:
+        began_s = time.monotonic()
+        async with session.get(f"{url}/ui/api/{path}") as response:
+            assert response.status == 200, await response.text()
+            await response.read()
+        answers.append(time.monotonic() - began_s)
+        await asyncio.sleep(PAGE_S)
+
+
+async def _send(session: ClientSession, url: str, sends: list[float]) -> None:
+    for number in count():
+        began_s = time.monotonic()
+        path = f"/v1/queues/{quote(f'q{number % 100}')}/messages"
+        async with session.post(url + path, json={"messages": [{"text": "x"}]}) as response:
+            assert response.status == 200, await response.text()
+        sends.append(time.monotonic() - began_s)
+        await asyncio.sleep(SEND_S)

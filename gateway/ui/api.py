@@ -1,0 +1,513 @@
+"""What pages ask beside the JSON API: the overview, lists of queues, histories, tasks that move messages."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable
+from itertools import islice
+from typing import Annotated, Any, Literal, NamedTuple
+from uuid import uuid4
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from app import bodies
+from app.engine.catalog import MoveTask
+from app.service.census import Census
+from app.service.moves import Moves
+from app.service.operations import QueueService
+from app.service.takers import Takers
+from app.service.timelines import Timelines
+from app.service.trends import FLOWS, STEP_S, Cluster, QueueNow, Series, Trends
+from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser, may_see
+from gateway.routes import GRANTS, Body, answer, query_of, secured
+from gateway.schemas import SETTINGS_BYTES, Name
+from gateway.ui.fields import FIELDS
+from gateway.ui.sessions import Sessions
+from marq import __version__
+from marq.core.policies import DEAD_SUFFIX, QUEUE_NAME_MAX
+from marq.errors import BadValueError, NotAllowedError, NotAuthenticatedError, NotFoundError, NotPossibleError
+
+#: Queues, of each kind of trouble, that the overview names.
+NAMED_MAX = 8
+#: Points of the small chart in a list.
+SPARK_POINTS = 30
+#: Messages a second that a task moves at most, if it is told.
+PER_SECOND_MAX = 100_000
+#: Bytes of a login.
+LOGIN_BYTES = 4096
+#: Orders of queues that are remembered until they are counted again.
+ORDERS_MAX = 50
+
+Sort = Literal["name", "unfinished", "ready", "delayed", "in_flight", "dead", "oldest", "sent", "done"]
+
+
+class QueuesWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """A page of queues."""
+
+    search: Name = ""
+    sort: Sort = "name"
+    desc: bool = False
+    page: Annotated[int, Meta(ge=1, le=100_000)] = 1
+    per: Annotated[int, Meta(ge=1, le=200)] = 50
+
+
+class Login(msgspec.Struct, forbid_unknown_fields=True):
+    key: Annotated[str, Meta(max_length=1_000)]
+
+
+class MoveWanted(msgspec.Struct, forbid_unknown_fields=True):
+    """A task that moves all messages of a queue; see `app.service.moves`."""
+
+    to: Annotated[str, Meta(max_length=QUEUE_NAME_MAX)] = ""
+    per_second: Annotated[int, Meta(ge=0, le=PER_SECOND_MAX)] = 0
+
+
+class _Counted(NamedTuple):
+    """What the overview says of all queues."""
+
+    shown: dict[str, QueueNow]
+    totals: dict[str, Any]
+    dead: list[tuple[str, int, int]]  # dead-letter queues that have something: name, count, age of the oldest
+    busiest: list[dict[str, Any]]
+    at_ms: int
+
+
+class Api:
+    """Answers pages."""
+
+    def __init__(
+        self,
+        operations: QueueService,
+        trends: Trends,
+        timelines: Timelines,
+        takers: Takers,
+        census: Census,
+        moves: Moves,
+        room: bodies.Room,
+    ) -> None:
+        self._operations = operations
+        self._catalog = operations.catalog
+        self._trends = trends
+        self._timelines = timelines
+        self._moves = moves
+        self._takers = takers
+        self._census = census
+        self._move = Body(MoveWanted, SETTINGS_BYTES, room)
+
+    # ------------------------------------------------------------------ overview
+
+    async def overview(self, request: web.Request) -> web.Response:
+        grants = request[GRANTS]
+        cluster = await self._trends.cluster()
+        everywhere = grants.allow_everywhere("inspect")
+        counted: _Counted = _kept(cluster, ("overview", id(grants)), lambda: self._counted(cluster, grants))
+        workers = cluster.workers.values()
+        return answer(
+            request,
+            {
+                "now_ms": _now_ms(),
+                "totals": counted.totals,
+                "queues": len(self._names(cluster, grants)),
+                "history": _history(cluster) if everywhere else None,
+                "workers": {
+                    "count": len(workers),
+                    "ready": sum(worker.ready for worker in workers),
+                    "missing": cluster.missing if everywhere else len(cluster.missing),
+                    "rebalancing": any(worker.rebalancing for worker in workers),
+                    "waiting_receives": sum(worker.waiting_receives for worker in workers),
+                },
+                "partitions": self._operations.ownership.topics.partitions,
+                "counted_s_ago": max((worker.counted_s_ago for worker in workers), default=0),
+                "trouble": self._trouble(cluster, grants, counted),
+                "busiest": counted.busiest,
+            },
+        )
+
+    def _counted(self, cluster: Cluster, grants: Grants) -> _Counted:
+        """What the overview says of all queues that may be looked at."""
+        shown = self._visible(cluster, grants)
+        total = QueueNow()
+        for now in shown.values():
+            total.add(now)
+        dead = self._dead_letters(shown)
+        totals = _told(total) | {"dead": total.dead + sum(count for _, count, _ in dead)}
+        busiest = [_told(shown[queue]) | {"name": queue} for queue in self._busiest(shown)]
+        return _Counted(shown, totals, dead, busiest, _now_ms())
+
+    def _visible(self, cluster: Cluster, grants: Grants) -> dict[str, QueueNow]:
+        """Queues with messages that may be looked at; "" has what is in no queue."""
+        if grants.allow_everywhere("inspect"):
+            return cluster.queues
+        return {q: now for q, now in cluster.queues.items() if q and grants.allow("inspect", q)}
+
+    @staticmethod
+    def _busiest(shown: dict[str, QueueNow]) -> list[str]:
+        def weight(queue: str) -> tuple[float, int]:
+            now = shown[queue]
+            return now.sent_rate + now.done_rate, now.unfinished
+
+        return heapq.nlargest(NAMED_MAX, (q for q in shown if q), key=weight)
+
+    def _dead_letters(self, shown: dict[str, QueueNow]) -> list[tuple[str, int, int]]:
+        """Dead-letter queues that have something: name, count, age of the oldest."""
+        targets = {record.settings.dead_letter_queue for record in self._catalog.records.values() if record.active}
+        return [
+            (queue, now.unfinished, now.oldest_ms)
+            for queue, now in shown.items()
+            if now.unfinished and (queue.endswith(DEAD_SUFFIX) or queue in targets)
+        ]
+
+    def _trouble(self, cluster: Cluster, grants: Grants, counted: _Counted) -> list[dict[str, Any]]:
+        """What is wrong, the worst first; the page has the words for it."""
+        found: list[dict[str, Any]] = []
+        shown, dead, now_ms = counted.shown, counted.dead, counted.at_ms
+        if grants.allow_everywhere("inspect"):
+            found += [{"kind": "missing", "worker": url} for url in cluster.missing]
+            served = {n for worker in cluster.workers.values() for n in worker.partitions}
+            reasons = {n: r for worker in cluster.workers.values() for n, r in worker.unserved.items()}
+            for number in range(self._operations.ownership.topics.partitions):
+                if number not in served:
+                    found.append({"kind": "unserved", "partition": number, "reason": reasons.get(number, "")})
+            for number, stall in {n: s for w in cluster.workers.values() for n, s in w.stalled.items()}.items():
+                found.append({"kind": "stalled", "partition": number, "topic": stall.topic, "seconds": stall.seconds})
+            if "" in cluster.queues:
+                found.append({"kind": "poison", "count": cluster.queues[""].unfinished})
+        breakers = {queue for worker in cluster.workers.values() for queue in worker.breakers}
+        found += [{"kind": "breaker", "queue": queue} for queue in sorted(breakers) if queue in shown]
+        without: dict[str, int] = {}
+        for worker in cluster.workers.values():
+            for queue, count in worker.without_receiver.items():
+                if queue in shown:
+                    without[queue] = without.get(queue, 0) + count
+        for queue, count in _largest(without):
+            found.append({"kind": "without_receiver", "queue": queue, "count": count})
+        more = len(without) - NAMED_MAX
+        if more > 0:
+            found.append({"kind": "more_without_receiver", "count": more})
+        by_count = sorted(dead, key=lambda one: one[1], reverse=True)
+        for queue, count, oldest_ms in by_count[:NAMED_MAX]:
+            since_ms = now_ms - oldest_ms if oldest_ms >= 0 else None
+            found.append({"kind": "dead", "queue": queue, "count": count, "since_ms": since_ms})
+        if len(by_count) > NAMED_MAX:
+            found.append({"kind": "more_dead", "count": len(by_count) - NAMED_MAX})
+        for queue, record in islice(self._catalog.moving.items(), NAMED_MAX):
+            if grants.allow("inspect", queue):
+                found += [{"kind": "moving", "queue": queue} | _task(t) for t in record.moves if t.active]
+        return found
+
+    # ------------------------------------------------------------------ queues
+
+    async def queues(self, request: web.Request) -> web.Response:
+        wanted, grants = query_of(request, QueuesWanted), request[GRANTS]
+        cluster = await self._trends.cluster()
+        names = self._ordered(cluster, wanted, grants)
+        pages = max(1, -(-len(names) // wanted.per))
+        page = min(wanted.page, pages)
+        shown = names[(page - 1) * wanted.per : page * wanted.per]
+        series = await self._trends.series(shown)
+        return answer(
+            request,
+            {
+                "now_ms": _now_ms(),
+                "total": len(names),
+                "page": page,
+                "pages": pages,
+                "counted_s_ago": max((w.counted_s_ago for w in cluster.workers.values()), default=0),
+                "missing": len(cluster.missing),
+                "queues": [self._row(cluster, queue, series[queue]) for queue in shown],
+            },
+        )
+
+    def _row(self, cluster: Cluster, queue: str, series: Series) -> dict[str, Any]:
+        settings, record = self._catalog.settings_of(queue), self._catalog.records.get(queue)
+        return {
+            "name": queue,
+            "fifo": settings.fifo,
+            "purging": bool(record is not None and record.purge),
+            "spark": _thin(series.unfinished),
+            **_told(cluster.queues.get(queue, QueueNow())),
+            "dead": self._dead_of(cluster, queue),
+        }
+
+    def _dead_of(self, cluster: Cluster, queue: str) -> int:
+        own = cluster.queues.get(queue)
+        if own is not None and own.dead:
+            return own.dead
+        letters = cluster.queues.get(self._catalog.settings_of(queue).dead_letters_of(queue))
+        return letters.unfinished if letters is not None else 0
+
+    def _names(self, cluster: Cluster, grants: Grants) -> list[str]:
+        """Queues that may be looked at, in order."""
+        if grants.allow_everywhere("inspect"):
+            return cluster.names
+        allowed: list[str] = _kept(
+            cluster, ("names", id(grants)), lambda: [q for q in cluster.names if grants.allow("inspect", q)]
+        )
+        return allowed
+
+    def _ordered(self, cluster: Cluster, wanted: QueuesWanted, grants: Grants) -> list[str]:
+        def ordered() -> list[str]:
+            names = self._names(cluster, grants)
+            if wanted.search:
+                text = wanted.search.casefold()
+                names = [name for name in names if text in name.casefold()]
+            if wanted.sort != "name":
+                # of equal ones the order of names stays
+                return sorted(names, key=self._weight(cluster, wanted.sort), reverse=wanted.desc)
+            return names[::-1] if wanted.desc else names
+
+        names: list[str] = _kept(cluster, (wanted.search, wanted.sort, wanted.desc, id(grants)), ordered)
+        return names
+
+    def _weight(self, cluster: Cluster, sort: str) -> Callable[[str], float]:
+        queues, nothing = cluster.queues, QueueNow()
+        if sort == "dead":
+            return lambda queue: self._dead_of(cluster, queue)
+        attribute = {"oldest": "oldest_ms", "sent": "sent_rate", "done": "done_rate"}.get(sort, sort)
+        return lambda queue: getattr(queues.get(queue, nothing), attribute)
+
+    async def queue(self, request: web.Request) -> web.Response:
+        queue, grants = request.match_info["queue"], request[GRANTS]
+        if not may_see(grants, queue):
+            raise NotAllowedError(f"this key has no permission for queue {queue!r}")
+        info = self._operations.get_queue(queue)
+        target = self._catalog.settings_of(queue).dead_letters_of(queue)
+        told: dict[str, Any] = {
+            "now_ms": _now_ms(),
+            "info": info,
+            "can": sorted(p for p in PERMISSIONS if grants.allow(p, queue)),
+            "may_send_everywhere": grants.allow_everywhere("send"),
+            "dead_letter_queue": target,
+            "is_dead_letter_queue": self._takes_dead_letters(queue),
+        }
+        if grants.allow("inspect", queue):
+            cluster = await self._trends.cluster()
+            series = (await self._trends.series([queue]))[queue].since(cluster.first)
+            record = self._catalog.records.get(queue)
+            told |= {
+                "now": _told(cluster.queues.get(queue, QueueNow())) | {"dead": self._dead_of(cluster, queue)},
+                "missing": len(cluster.missing),
+                "history": {
+                    "first_ms": series.first * STEP_S * 1000,
+                    "step_ms": STEP_S * 1000,
+                    "sent": series.sent,
+                    "done": series.done,
+                    "unfinished": series.unfinished,
+                    "in_flight": series.in_flight,
+                },
+                "takers": await self._takers.of(queue),
+                "moves": [_task(task) for task in record.moves] if record is not None and record.active else [],
+                "breaker_open": any(queue in worker.breakers for worker in cluster.workers.values()),
+            }
+        return answer(request, told)
+
+    def _takes_dead_letters(self, queue: str) -> bool:
+        return queue.endswith(DEAD_SUFFIX) or any(
+            record.settings.dead_letter_queue == queue for record in self._catalog.records.values() if record.active
+        )
+
+    # ------------------------------------------------------------------ tasks that move messages
+
+    async def start_move(self, request: web.Request) -> web.Response:
+        queue, grants = request.match_info["queue"], request[GRANTS]
+        wanted = await self._move.read(request)
+        self._catalog.require(queue)
+        if self._operations.settings.queue_id is not None:
+            raise NotPossibleError("in topic mode marq never writes to the topic: messages can't be moved there")
+        grants.require("send", wanted.to or None, everywhere=True)
+        if wanted.to:
+            self._catalog.require(wanted.to)
+            if wanted.to == queue:
+                raise BadValueError("messages can't be moved to the queue they are in")
+        topics = self._operations.ownership.topics
+        task = MoveTask(
+            id=str(uuid4()),
+            to=wanted.to,
+            started_ms=_now_ms(),
+            before=await self._catalog.end_offsets(topics.queue, topics.partitions),
+            per_second=wanted.per_second,
+            total=sum((await self._census.counts_of(queue)).values()),
+        )
+        await self._moves.begin(queue, task)
+        return answer(request, _task(task), 202)
+
+    async def stop_move(self, request: web.Request) -> web.Response:
+        queue, task_id = request.match_info["queue"], request.match_info["task"]
+        record = self._catalog.records.get(queue)
+        if record is None or not any(task.id == task_id for task in record.moves):
+            raise NotFoundError("there is no such task")
+        await self._moves.cancel(queue, task_id)
+        return answer(request, {"ok": True}, 202)
+
+    # ------------------------------------------------------------------ messages, tables, settings
+
+    async def timeline(self, request: web.Request) -> web.Response:
+        numbers = [request.match_info["partition"], request.match_info["offset"]]
+        if not all(text.isascii() and text.isdigit() and len(text) <= 18 for text in numbers):
+            raise BadValueError("partition and offset are numbers")
+        told = await self._timelines.of(int(numbers[0]), int(numbers[1]))
+        if told.queue:
+            request[GRANTS].require("inspect", told.queue)
+        else:
+            request[GRANTS].require("inspect", None, everywhere=True)
+        return answer(request, told)
+
+    async def settings(self, request: web.Request) -> web.Response:
+        return answer(request, {"fields": FIELDS, "default": self._catalog.default})
+
+
+class SessionApi:
+    """Login and logout. Guards itself."""
+
+    def __init__(self, sessions: Sessions, keys: Keys, operations: QueueService, room: bodies.Room) -> None:
+        self._sessions = sessions
+        self._keys = keys
+        self._settings = operations.settings
+        self._login = Body(Login, LOGIN_BYTES, room)
+
+    def _check(self, request: web.Request) -> None:
+        """Raises `NotAllowedError` for what a page of another origin asks."""
+        check_browser(request.method, request.headers) if not self._keys else _check_origin(request)
+
+    async def get(self, request: web.Request) -> web.Response:
+        self._check(request)
+        session = self._sessions.session_in(request.headers)
+        return self._told(request, session if self._keys else "")
+
+    async def begin(self, request: web.Request) -> web.Response:
+        self._check(request)
+        if not self._keys:
+            raise NotPossibleError("this installation has no keys: there is nothing to sign in with")
+        session = self._sessions.begin((await self._login.read(request)).key)
+        response = self._told(request, session)
+        self._sessions.set_cookie(response, session, self._is_secure(request))
+        return response
+
+    async def end(self, request: web.Request) -> web.Response:
+        self._check(request)
+        session = self._sessions.session_in(request.headers)
+        if not self._sessions.has_token(session, request.headers):
+            raise NotAuthenticatedError("the session is over")
+        response = self._told(request, "")
+        self._sessions.set_cookie(response, "", self._is_secure(request))
+        return response
+
+    def _is_secure(self, request: web.Request) -> bool:
+        """Whether the browser talks HTTPS, to us or to a proxy in front of us."""
+        return request.secure or (self._settings.web_url or "").startswith("https:")
+
+    def _told(self, request: web.Request, session: str) -> web.Response:
+        grants = ALL if not self._keys else self._sessions.grants_of_session(session) if session else None
+        told: dict[str, Any] = {
+            "name": self._settings.name,
+            "version": __version__,
+            "keys": bool(self._keys),
+            "signed_in": grants is not None,
+            "topic_mode": self._settings.queue_id is not None,
+        }
+        if grants is not None:
+            told |= {
+                "token": self._sessions.token_of(session),
+                "everywhere": sorted(p for p in PERMISSIONS if grants.allow_everywhere(p)),
+                "somewhere": sorted(p for p in PERMISSIONS if grants.allow_somewhere(p)),
+            }
+        return answer(request, told)
+
+
+def _check_origin(request: web.Request) -> None:
+    origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "same-origin")
+    if request.method != "GET" and (
+        site not in ("same-origin", "none")
+        or (origin is not None and origin.partition("://")[2] != request.headers.get("Host"))
+    ):
+        raise NotAllowedError("a page of another origin can't ask for that")
+
+
+def _kept(cluster: Cluster, key: Any, made: Callable[[], Any]) -> Any:
+    """What was made of the counts of the cluster for a page, or is made now."""
+    if key in cluster.shown:
+        return cluster.shown[key]
+    value = made()
+    if len(cluster.shown) < ORDERS_MAX:
+        cluster.shown[key] = value
+    return value
+
+
+def _largest(counts: dict[str, int]) -> list[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda one: one[1], reverse=True)[:NAMED_MAX]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _told(now: QueueNow) -> dict[str, Any]:
+    return {
+        "ready": now.ready,
+        "delayed": now.delayed,
+        "in_flight": now.in_flight,
+        "unfinished": now.unfinished,
+        "dead": now.dead,
+        "oldest_ms": now.oldest_ms if now.oldest_ms >= 0 else None,
+        "sent_rate": round(now.sent_rate, 1),
+        "done_rate": round(now.done_rate, 1),
+    }
+
+
+def _history(cluster: Cluster) -> dict[str, Any]:
+    columns = list(zip(*(point.flows for point in cluster.history), strict=True)) or [()] * len(FLOWS)
+    return {
+        "first_ms": cluster.first * STEP_S * 1000,
+        "step_ms": STEP_S * 1000,
+        **dict(zip(FLOWS, columns, strict=True)),
+        "unfinished": [point.unfinished for point in cluster.history],
+        "in_flight": [point.in_flight for point in cluster.history],
+        "oldest_ms": [max(0, point.oldest_ms) for point in cluster.history],
+    }
+
+
+def _thin(values: list[int]) -> list[int]:
+    """About `SPARK_POINTS` of them: the highest of each stretch."""
+    size = -(-len(values) // SPARK_POINTS)
+    return [max(values[i : i + size]) for i in range(0, len(values), size)]
+
+
+def _task(task: MoveTask) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "to": task.to,
+        "state": task.state,
+        "moved": task.moved,
+        "total": task.total,
+        "started_ms": task.started_ms,
+        "per_second": task.per_second,
+        "reason": task.reason,
+    }
+
+
+def define(router: web.UrlDispatcher, api: Api, session: SessionApi) -> None:
+    """Register the routes."""
+    queue = "/ui/api/queues/{queue:[^/]+}"
+    for method, path, permission, handler in (
+        ("GET", "/ui/api/overview", "inspect", api.overview),
+        ("GET", "/ui/api/queues", "inspect", api.queues),
+        ("GET", "/ui/api/settings", "", api.settings),
+        ("GET", queue, "", api.queue),
+        ("POST", f"{queue}/moves", "receive", api.start_move),
+        ("DELETE", f"{queue}/moves/{{task}}", "receive", api.stop_move),
+        ("GET", "/ui/api/messages/{partition}/{offset}", "inspect", api.timeline),
+    ):
+        router.add_route(method, path, secured(permission, handler) if permission else handler)
+
+    def guarding_itself(handler: Any) -> Any:
+        async def answered(request: web.Request) -> web.Response:
+            return await handler(request)  # type: ignore[no-any-return]
+
+        answered.guards_itself = True  # type: ignore[attr-defined]
+        return answered
+
+    for method, handler in (("GET", session.get), ("POST", session.begin), ("DELETE", session.end)):
+        router.add_route(method, "/ui/api/session", guarding_itself(handler))

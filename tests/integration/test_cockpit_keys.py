@@ -1,0 +1,172 @@
+"""The cockpit with keys, in a real browser: who sees and does what, at any worker; and a worker that dies meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from marq.client import Service
+from tests.integration.cluster import Cluster, until
+from tests.integration.json_client import Client
+from tests.kafka import unique
+from tests.ui.browser import opened
+from tests.ui.cockpit import Cockpit, looking
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+ADMIN, READER, SENDER = "admin-key-of-enough-length", "reader-key-of-enough-length", "sender-key-of-enough-length"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with opened() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    keys = f"{ADMIN},{READER}=inspect:shop-*,{SENDER}=send:shop-*"
+    folder = tmp_path_factory.mktemp("keys")
+    with Cluster(kafka, folder, partitions=2, handlers="", keys=keys) as found:
+        workers = [found.start(ready=False) for _ in range(2)]
+        for worker in workers:
+            until(worker.ready, "it is ready", 40)
+        admin = Client(workers[0].url, ADMIN)
+
+        def owners() -> set[str]:
+            answer = admin.request("GET", "/v1/partitions?scope=cluster")
+            return {p["owner"] for p in answer.body["partitions"] if p["phase"] == "serving"}
+
+        until(lambda: len(owners()) == 2, "both own something", 40)
+        yield found
+
+
+@pytest.fixture
+def admin(cluster: Cluster) -> Client:
+    return Client(cluster.running[0].url, ADMIN)
+
+
+def sign_in(cockpit: Cockpit, key: str) -> None:
+    cockpit.page.goto(cockpit.url + "/")
+    cockpit.fill("Key", key)
+    cockpit.click("Sign in")
+
+
+def test_a_key_lets_in_and_the_session_is_good_at_every_worker(
+    browser: Browser, cluster: Cluster, admin: Client
+) -> None:
+    first, second = cluster.running
+    with looking(browser, first.url) as cockpit:
+        sign_in(cockpit, "x" * 30)
+        cockpit.sees("This key is not known here.")
+        cockpit.fill("Key", ADMIN)
+        cockpit.click("Sign in")
+        cockpit.sees("2 workers serve")
+        (cookie,) = cockpit.page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"], cookie["name"]) == (True, "Strict", f"marq-{cluster.name}")
+        assert ADMIN not in str(cookie)
+        assert cockpit.page.evaluate("() => document.cookie") == ""
+        cockpit.asked.clear()
+        cockpit.url = second.url
+        cockpit.open("/ui/workers")
+        cockpit.sees("2 workers, 2 partitions")
+        cockpit.asked.clear()
+        cockpit.url = first.url
+        cockpit.open("/")
+        cockpit.click("Sign out")
+        cockpit.page.get_by_label("Key").wait_for()
+        cockpit.asked.clear()
+        assert not cockpit.page.context.cookies()
+
+
+def test_what_a_key_may_do_decides_what_is_shown(browser: Browser, cluster: Cluster, admin: Client) -> None:
+    shop, other = unique("shop"), unique("other")
+    for queue in (shop, other):
+        admin.send(queue, b"hello")
+    url = cluster.running[0].url
+    with looking(browser, url) as cockpit:
+        sign_in(cockpit, READER)
+        cockpit.page.locator(".state").wait_for()
+        assert cockpit.page.get_by_role("link", name="Tables").count() == 0, "rows are of all queues"
+        cockpit.click("Queues", "link")
+        cockpit.page.get_by_role("link", name=shop).click()
+        cockpit.until_figure("Ready", "1")
+        for button in ("Send a message", "Purge", "Delete", "New queue"):
+            assert cockpit.page.get_by_role("button", name=button).count() == 0
+        cockpit.click("Settings", "link")
+        cockpit.sees("may look at the settings, and not change them")
+        cockpit.open("/ui/queues")
+        assert cockpit.page.get_by_text(other).count() == 0
+        cockpit.queue(other)
+        cockpit.sees("Not allowed")
+    with looking(browser, url) as cockpit:
+        sign_in(cockpit, SENDER)
+        cockpit.sees("This key sees nothing here")
+        cockpit.queue(shop)
+        cockpit.click("Send a message")
+        cockpit.fill("Payload", "from a browser")
+        cockpit.click("Send")
+        cockpit.sees("Sent: ")
+        assert cockpit.page.get_by_role("link", name="Messages").count() == 0
+    refused = Client(url, READER).request("POST", f"/ui/api/queues/{shop}/moves", {"to": other})
+    assert refused.status == 403
+
+
+def test_a_forged_request_with_the_cookie_does_nothing(browser: Browser, cluster: Cluster, admin: Client) -> None:
+    queue = unique("shop")
+    admin.send(queue, b"stays")
+    with looking(browser, cluster.running[0].url) as cockpit:
+        sign_in(cockpit, ADMIN)
+        cockpit.page.locator(".state").wait_for()
+        forged = {"method": "DELETE", "headers": {"X-Marq-Token": "a" * 40}}
+        json = {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": "{}"}
+        statuses = [
+            cockpit.page.evaluate(
+                "([path, options]) => fetch(path, {credentials: 'same-origin', ...options}).then((r) => r.status)",
+                [path, options],
+            )
+            for path, options in (
+                (f"/v1/queues/{queue}/purge", {"method": "POST"}),
+                (f"/v1/queues/{queue}", forged),
+                (f"/ui/api/queues/{queue}/moves", json),
+                ("/ui/api/session", {"method": "DELETE"}),
+            )
+        ]
+        assert statuses == [401] * 4
+        cockpit.queue(queue)
+        cockpit.until_figure("Ready", "1")
+
+
+def test_the_client_tells_counts_and_looks_without_receiving(cluster: Cluster) -> None:
+    with Service([worker.url for worker in cluster.running], key=ADMIN) as service:
+        queue = service.queue(unique("shop"))
+        queue.send_many([b"one", b"two"])
+        until(lambda: queue.stats().ready == 2, "both are read")
+        assert sorted(message.payload for message in queue.peek()) == [b"one", b"two"]
+        assert [message.receives for message in queue.peek(1, state="ready")] == [0]
+        assert queue.peek(state="delayed") == []
+        assert queue.stats().has_receiver is False
+
+
+def test_a_worker_that_dies_is_told_and_its_partitions_are_seen_to_move(browser: Browser, cluster: Cluster) -> None:
+    first, second = cluster.running
+    queue = unique("shop")
+    admin = Client(first.url, ADMIN)
+    admin.send(queue, *[b"%d" % i for i in range(20)])
+    with looking(browser, first.url) as cockpit:
+        sign_in(cockpit, ADMIN)
+        cockpit.page.locator(".state").wait_for()
+        cockpit.open("/ui/workers")
+        cockpit.sees("2 workers, 2 partitions")
+        cockpit.open("/ui/workers")
+        second.kill()
+        cockpit.sees("does not answer")
+        cockpit.page.get_by_role("log").get_by_text("took it over from").wait_for(timeout=45_000)
+        cockpit.sees("1 worker, 2 partitions")
+        cockpit.open("/")
+        cockpit.sees("1 worker serves")
+        cockpit.queue(queue)
+        cockpit.until_figure("Ready", "20")

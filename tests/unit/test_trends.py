@@ -1,0 +1,85 @@
+"""Rates and histories: what a step says, gaps, sums over workers, and that all of it is bounded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from app.engine.intake import Intake
+from app.service.trends import POINTS, STEP_S, History, Point, Series, merged, summed
+
+
+def records(*keys: bytes | None) -> list[SimpleNamespace]:
+    return [SimpleNamespace(key=key) for key in keys]
+
+
+def point(step: int, sent: int, unfinished: int, oldest_ms: int = 0) -> Point:
+    return Point(step, (sent, 0, 0, 0, 0, 0), unfinished, 0, oldest_ms)
+
+
+def test_records_are_counted_by_queue_until_somebody_asks() -> None:
+    intake = Intake()
+    intake.read(None, records(b"a", b"b", b"a", None, b"\xff"))
+    intake.read("topic", records(b"x", b"y"))
+    assert intake.take() == {"a": 2, "b": 1, "\ufffd": 1, "topic": 2}
+    assert intake.take() == {}
+    assert intake.total == 7
+
+
+def test_what_was_finished_is_what_came_and_is_not_there_any_more() -> None:
+    history = History(9, 4)
+    history.note(10, 10, 6, 1)
+    history.note(11, 0, 1, 0)
+    series = history.series()
+    assert (series.first, len(series.sent)) == (11 - POINTS + 1, POINTS)
+    assert (series.sent[-2:], series.unfinished[-3:], series.in_flight[-2:]) == ([10, 0], [4, 6, 1], [1, 0])
+    assert series.done[-2:] == [8, 5]
+    assert history.rates() == (10 / (2 * STEP_S), 13 / (2 * STEP_S))
+
+
+def test_what_happened_since_the_last_point_is_spread_over_the_steps_between() -> None:
+    history = History(0, 0)
+    history.note(4, 10, 8, 0)
+    series = history.series()
+    assert series.sent[-4:] == [2, 3, 2, 3]
+    assert series.unfinished[-5:] == [0, 2, 4, 6, 8]
+
+
+def test_a_gap_that_is_longer_than_the_history_leaves_it_full() -> None:
+    history = History(0, 1)
+    history.note(10 * POINTS, POINTS, 1, 0)
+    assert history.series().sent == [1] * POINTS
+
+
+def test_two_notes_of_one_step_add_up() -> None:
+    history = History(1, 0)
+    history.note(2, 3, 3, 0)
+    history.note(2, 2, 4, 1)
+    series = history.series()
+    assert (series.sent[-1], series.unfinished[-1], series.in_flight[-1]) == (5, 4, 1)
+
+
+def test_the_histories_of_workers_are_added_and_gaps_stay_as_they_stood() -> None:
+    first, found = merged([[point(5, 1, 10, 7), point(7, 2, 20)], [point(5, 4, 1, 9)]], 8)
+    assert first == 5
+    assert [(p.flows[0], p.unfinished, p.oldest_ms) for p in found] == [
+        (5, 11, 9),
+        (0, 11, 9),
+        (2, 20, 0),
+        (0, 20, 0),
+    ]
+
+
+def test_points_that_are_too_old_or_not_over_yet_are_in_no_sum() -> None:
+    first, found = merged([[point(1, 9, 9), point(POINTS + 5, 1, 1), point(POINTS + 7, 9, 9)]], POINTS + 6)
+    assert (first, [p.flows[0] for p in found]) == (POINTS + 5, [1, 0])
+    assert merged([], 6) == (7, [])
+
+
+def test_the_histories_of_a_queue_are_added_step_by_step() -> None:
+    last = 1_000
+    total = summed([Series(last - 1, [1, 2], [5, 6], [0, 1]), Series(last - 3, [7], [3], [0])], last)
+    assert total.first == last - POINTS + 1
+    assert total.sent[-4:] == [7, 0, 1, 2]
+    assert total.unfinished[-4:] == [8, 8, 8, 9]
+    assert total.since(last - 1).sent == [1, 2]
+    assert total.since(last + 5).sent == [1, 2], "a chart needs two points"
