@@ -76,11 +76,11 @@ lock: setup
 	$(COMPILE) --group pyproject.toml:build -c requirements/dev.txt -o requirements/build.txt
 	$(BIN)/python -m requirements.lock_jars
 
-# Known holes in what is locked. Asks pypi.org; pip-audit says which packages it could not look up.
+# Known holes in what is locked. Asks pypi.org; without --strict, packages that could not be looked up would pass.
 audit:
 	@$(UV) --version >/dev/null || { echo "make audit needs uv (pip install uv), or UV=/path/to/uv"; exit 1; }
 	for file in requirements/dev.txt requirements/build.txt; do \
-		$(UV) tool run pip-audit --disable-pip --require-hashes -r $$file $(ARGS) || exit 1; \
+		$(UV) tool run pip-audit --strict --disable-pip --require-hashes -r $$file $(ARGS) || exit 1; \
 	done
 
 clean:

@@ -1,4 +1,4 @@
-"""`python -m app …`: the same as `faust -A app …`."""
+"""`python -m app …`."""
 
 from app.commands import main
 

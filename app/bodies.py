@@ -52,6 +52,7 @@ class Holder(Protocol):
     """A client with requests in progress."""
 
     body_bytes: int
+    unread_bytes: int  # of answers that its clients have not read
     room_parts: int  # it gets at most the room divided by this
 
 

@@ -1,6 +1,6 @@
-"""The commands: Faust's own (`worker`, `agents`, `tables`, …) with ours added.
+"""The commands: `python -m app …`. `faust -A app …` has them beside Faust's own (`agents`, `tables`, …).
 
-`python -m app …` is `faust -A app …`. Errors that a user can mend are one line and exit status 2.
+Errors that a user can mend are one line and exit status 2.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
-import sys
+import signal
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -19,22 +19,68 @@ import click
 import uvloop
 from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's commands
 from faust.cli.base import cli
+from faust.cli.worker import worker as _worker_of_faust
 
 from app.kafka.broker import EmbeddedBroker, bootstrap_of
 from app.kafka.folders import UMASK
 from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
+from marq import __version__
+from marq.cli.group import SETTINGS, SuggestingGroup
 from marq.errors import MarqError
 from marq.text import cleaned
 
+#: Status of a worker that could not start.
+CAN_NOT_START = 2
+#: Deaths of a worker, each within so many seconds of its start, after which `up` gives up.
+DEATHS_MAX, LASTING_S = 5, 60.0
 
-def _command(function: Callable[..., Any]) -> Callable[..., Any]:
+# a worker's first line says what the banner does
+_worker_of_faust.on_worker_created = lambda self, worker: None  # type: ignore[method-assign]
+
+
+class OwnGroup(SuggestingGroup):
+    """The commands of `python -m app`: ours, in the order in which one needs them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self.commands:
+            from marq.cli.commands import cli as operators
+
+            for where, group in ((f"marq {name}", operators), (f"faust -A app {name}", cli)):
+                if name in group.commands:
+                    raise click.UsageError(f"there is no command {name!r} here; it is `{where}`", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(
+    cls=OwnGroup,
+    context_settings=SETTINGS,
+    epilog="Queues and messages: `marq --help`. Jobs on the logs: `python -m pipeline --help`. Faust's own commands: "
+    "`faust -A app --help`.",
+)
+@click.version_option(__version__, "--version", prog_name="marq", message="%(prog)s %(version)s")
+def own() -> None:
+    """Run marq, a message queue on Kafka: its worker, an embedded Kafka, a demo.
+
+    All settings are environment variables: `python -m app.settings` lists them.
+    """
+
+
+def _command(function: Callable[..., Any]) -> click.Command:
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         with errors_as_lines():
             return function(*args, **kwargs)
 
-    return cli.command(help=function.__doc__)(run)
+    made: click.Command = cli.command(help=function.__doc__)(run)
+    own.add_command(made)
+    return made
 
 
 def app_for_faust() -> Any:
@@ -50,18 +96,7 @@ def app_for_faust() -> Any:
 def main() -> None:
     """`python -m app`."""
     os.umask(UMASK)
-    cli.main(args=["-A", "app", *sys.argv[1:]], prog_name="python -m app")
-
-
-@_command
-def broker() -> None:
-    """Run the embedded Kafka broker alone, until stopped."""
-    with embedded_broker(load()) as embedded, stop_signals() as stopped:
-        click.echo(f"Kafka on {embedded.bootstrap}, data in {load().data_dir.resolve()}")
-        while not stopped():
-            if not embedded.is_running:
-                _end_for_dead(embedded)
-            time.sleep(0.1)
+    own.main(prog_name="python -m app")
 
 
 @_command
@@ -74,17 +109,79 @@ def up() -> None:
         if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
             click.echo("Starting Kafka …")
             embedded = stack.enter_context(embedded_broker(settings))
-        worker = stack.enter_context(WorkerProcess())
-        worker.wait_ready(stopped)
-        if not stopped():
-            click.echo(f"marq is ready: {worker.url}  (Ctrl-C stops it)")
-        while not stopped() and worker.process.poll() is None:
-            if embedded is not None and not embedded.is_running:
+        _keep_up(stopped, embedded)
+
+
+def _keep_up(stopped: Callable[[], bool], embedded: EmbeddedBroker | None) -> None:
+    """Run a worker until we are stopped; one that dies is started again, unless it does so again and again."""
+    deaths = 0
+    while True:
+        began_s = time.monotonic()
+        with WorkerProcess() as worker:
+            try:
+                worker.wait_ready(stopped)
+            except SystemExit:
+                if worker.process.returncode == CAN_NOT_START:
+                    raise  # it said why, and another try would say the same
+            else:
+                if not stopped():
+                    click.echo(f"marq is ready: {worker.url}  (Ctrl-C stops it)")
+            while not stopped() and worker.process.poll() is None:
+                if embedded is not None and not embedded.is_running:
+                    _end_for_dead(embedded)
+                time.sleep(0.1)
+            if stopped():
+                click.echo("Stopping …")
+                return
+            status = worker.process.returncode
+        if embedded is not None and not embedded.is_running:
+            _end_for_dead(embedded)
+        deaths = 1 if time.monotonic() - began_s > LASTING_S else deaths + 1
+        again = f"starting it again ({deaths} of {DEATHS_MAX})" if deaths <= DEATHS_MAX else "not starting it again"
+        click.echo(f"marq: the worker ended {_how(status)}; {again}", err=True)
+        if deaths > DEATHS_MAX:
+            raise SystemExit(1)
+        for _ in range(10 * deaths):
+            if not stopped():
+                time.sleep(0.1)
+
+
+def _how(status: int) -> str:
+    """How a process ended, for whoever reads the lines that it wrote."""
+    if status >= 0:
+        return f"with status {status}; its last line says why"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
+    guess = ", maybe for want of memory" if name == "SIGKILL" else ""
+    return f"by signal {name}{guess}"
+
+
+@own.command(context_settings={**SETTINGS, "ignore_unknown_options": True, "allow_extra_args": True})
+@click.option("-l", "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="MARQ_LOG_LEVEL.")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="MARQ_LOG_FORMAT.")
+@click.pass_context
+def worker(context: click.Context, log_level: str | None, log_format: str | None) -> None:
+    """Run a worker, until stopped: on the Kafka of MARQ_KAFKA, or the embedded one of the data folder.
+
+    Start it again for another one: workers share the partitions. SIGTERM hands them over.
+
+    Exit status 0: it was stopped. 1: it failed; the last line says why. 2: it could not start, and says why.
+    """
+    for name, value in (("MARQ_LOG_LEVEL", log_level), ("MARQ_LOG_FORMAT", log_format)):
+        if value is not None:
+            os.environ[name] = value
+    # what is not ours Faust knows, or refuses
+    cli.main(args=["-A", "app", "worker", *context.args], prog_name="python -m app")
+
+
+@_command
+def broker() -> None:
+    """Run the embedded Kafka broker alone, until stopped."""
+    with embedded_broker(load()) as embedded, stop_signals() as stopped:
+        click.echo(f"Kafka on {embedded.bootstrap}, data in {load().data_dir.resolve()}")
+        while not stopped():
+            if not embedded.is_running:
                 _end_for_dead(embedded)
             time.sleep(0.1)
-        if not stopped():
-            raise SystemExit(worker.process.returncode or 1)
-        click.echo("Stopping …")
 
 
 def _end_for_dead(embedded: EmbeddedBroker) -> NoReturn:
@@ -174,3 +271,6 @@ def demo(context: click.Context) -> None:
     from app.demo import demo as command  # not before it is asked for: its packages are an extra
 
     command.main(args=context.args, prog_name="python -m app demo")
+
+
+own.add_command(demo)

@@ -59,6 +59,8 @@ SENDING = 8
 RECEIVERS = 2
 #: Seconds that a receive waits for messages.
 WAIT_S = 2.0
+#: Part of the messages that are not dropped over which the rate of processing is measured.
+MEASURED = 0.9
 #: Seconds over which rates are shown.
 RATES_S = 3.0
 
@@ -272,32 +274,77 @@ class Rates:
         return (sent - first[1]) / seconds, (acked - first[2]) / seconds
 
 
+class Course:
+    """How fast a run was: sending and processing apart, and both apart from the wait for the last leases to end."""
+
+    def __init__(self, ledger: Ledger, drop: float, clock: Callable[[], float] = time.monotonic) -> None:
+        totals = ledger.totals()
+        self._ledger = ledger
+        self._clock = clock
+        self._began_s = clock()
+        self._sent, self._acked = totals["sent"], totals["acked"]
+        # of what is acknowledged when it comes first, so much that dropped messages are not waited for
+        self._goal = self._acked + max(1, int(MEASURED * (1 - drop) * ledger.missing))
+        self._send_s: float | None = None
+        self._process_s: float | None = None
+        self._measured = 0
+
+    def look(self) -> None:
+        """Look at the ledger; often."""
+        sent, acked = (self._ledger.total - counts[:].count(0) for counts in (self._ledger.sent, self._ledger.acked))
+        if self._send_s is None and sent == self._ledger.total:
+            self._send_s = self._clock() - self._began_s
+        if self._process_s is None and acked >= self._goal:
+            self._process_s, self._measured = self._clock() - self._began_s, acked - self._acked
+
+    def summary(self) -> dict[str, Any]:
+        """The last line. `lost`: confirmed sends that were never acknowledged, once all is said to be done."""
+        totals, seconds = self._ledger.totals(), self._clock() - self._began_s
+        return totals | {
+            "seconds": round(seconds, 2),
+            "rate": _rate(totals["acked"] - self._acked, seconds),
+            "send_rate": _rate(totals["sent"] - self._sent, self._send_s or seconds),
+            "process_rate": _rate(self._measured, self._process_s) if self._process_s else None,
+        }
+
+
+def _rate(count: int, seconds: float) -> int:
+    return round(count / max(seconds, 0.001))
+
+
 def _progress(ledger: Ledger, rates: Rates) -> Table:
     totals = ledger.totals()
     sent_rate, acked_rate = rates.now()
     table = Table(title=f"{ledger.total:,} flights, run {ledger.run}", show_header=False)
     table.add_row("sent", f"{totals['sent']:,}", f"{sent_rate:,.0f}/s")
-    table.add_row("acknowledged", f"{totals['acked']:,}", f"{acked_rate:,.0f}/s")
+    table.add_row("processed", f"{totals['acked']:,}", f"{acked_rate:,.0f}/s")
+    table.add_row("backlog", f"{totals['sent'] - totals['acked']:,}")
     table.add_row("redelivered", f"{totals['redelivered']:,}")
     table.add_row("done twice", f"{totals['duplicates']:,}")
     table.add_row("still to do", f"{ledger.missing:,}")
     return table
 
 
-async def watch(ledger: Ledger, stopped: Callable[[], bool]) -> None:
+async def watch(ledger: Ledger, stopped: Callable[[], bool], course: Course) -> None:
     """Show the ledger until everything is acknowledged."""
     rates = Rates(ledger)
     with Live(_progress(ledger, rates), console=Console(stderr=True), refresh_per_second=4) as live:
         while ledger.missing and not stopped():
             await asyncio.sleep(0.25)
+            course.look()
             live.update(_progress(ledger, rates))
+        course.look()
         live.update(_progress(ledger, rates))
 
 
-def summary(ledger: Ledger, seconds: float, before: int) -> dict[str, Any]:
-    """The last line. `lost`: confirmed sends that were never acknowledged, once all is said to be done."""
-    totals = ledger.totals()
-    return totals | {"seconds": round(seconds, 2), "rate": round((totals["acked"] - before) / max(seconds, 0.001))}
+def in_words(found: dict[str, Any]) -> str:
+    """The numbers that matter, for people."""
+    processed = f"processed at {found['process_rate']:,}/s" if found["process_rate"] else "not processed to the end"
+    return (
+        f"{found['sent']:,} sent at {found['send_rate']:,}/s, {processed}; {found['redelivered']:,} redelivered, "
+        f"{found['duplicates']:,} done twice, {found['lost']:,} lost; {found['seconds']:.1f} s, the last of them until "
+        "the leases of dropped messages were over"
+    )
 
 
 # ------------------------------------------------------------------ commands
@@ -335,24 +382,47 @@ def demo(context: click.Context, messages: int, drop: float, timeout: float) -> 
         settings = load()
         with contextlib.ExitStack() as stack:
             url = _running_or_own(settings, stack, stopped)
-            click.echo(f"{url}/v1/stats has the queues, {url}/metrics the worker", err=True)
+            click.echo(f"Look at {url}/ in a browser, or run: marq top --url {url}", err=True)
             ledger = Ledger.open(settings.data_dir, messages)
-            before, began = ledger.totals()["acked"], time.monotonic()
-            asyncio.run(_all(ledger, settings, url, drop, timeout, stopped))
-            seconds = time.monotonic() - began
+            course = Course(ledger, drop)
+            with _first_error():
+                asyncio.run(_all(ledger, settings, url, drop, timeout, stopped, course))
+            found = course.summary()
         if ledger.missing:
             click.echo(f"{ledger.missing} flights are not done yet; run it again to go on", err=True)
-        click.echo(json.dumps(summary(ledger, seconds, before)))
+        else:
+            click.echo(in_words(found), err=True)
+        click.echo(json.dumps(found))
     raise SystemExit(1 if ledger.missing else 0)
 
 
+@contextlib.contextmanager
+def _first_error() -> Iterator[None]:
+    """Of errors that come together, the first that a user can mend."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        known, _ = group.split(MarqError)
+        while isinstance(known, BaseExceptionGroup):
+            known = known.exceptions[0]  # type: ignore[assignment]
+        if known is None:
+            raise
+        raise known from None
+
+
 async def _all(
-    ledger: Ledger, settings: Settings, url: str, drop: float, timeout_s: float, stopped: Callable[[], bool]
+    ledger: Ledger,
+    settings: Settings,
+    url: str,
+    drop: float,
+    timeout_s: float,
+    stopped: Callable[[], bool],
+    course: Course,
 ) -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(send(ledger, settings, stopped))
         tasks.create_task(process(ledger, url, drop, timeout_s, stopped))
-        tasks.create_task(watch(ledger, stopped))
+        tasks.create_task(watch(ledger, stopped, course))
 
 
 def _running_or_own(settings: Settings, stack: contextlib.ExitStack, stopped: Callable[[], bool]) -> str:
@@ -362,6 +432,7 @@ def _running_or_own(settings: Settings, stack: contextlib.ExitStack, stopped: Ca
         click.echo("Starting Kafka …", err=True)
         stack.enter_context(embedded_broker(settings))
     settings.data_dir.mkdir(parents=True, exist_ok=True)
+    click.echo("Starting a worker …", err=True)
     log = stack.enter_context((settings.data_dir / "demo-worker.log").open("ab"))
     worker = stack.enter_context(WorkerProcess(output=log))
     try:
@@ -400,7 +471,7 @@ def demo_watch() -> None:
     """Only watch; exit status 0 once every message is acknowledged."""
     with errors_as_lines(), stop_signals() as stopped:
         ledger = Ledger.open(load().data_dir, None)
-        began, before = time.monotonic(), ledger.totals()["acked"]
-        asyncio.run(watch(ledger, stopped))
-        click.echo(json.dumps(summary(ledger, time.monotonic() - began, before)))
+        course = Course(ledger, 0.0)
+        asyncio.run(watch(ledger, stopped, course))
+        click.echo(json.dumps(course.summary()))
     raise SystemExit(0 if not ledger.missing else 1)

@@ -7,12 +7,17 @@ a second while a broker is away. Faust logs each step of each service.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import re
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import faust
 import mode
 
 from marq.text import cleaned
@@ -127,6 +132,64 @@ def calm_client() -> None:
         logger = logging.getLogger(name)
         if not any(isinstance(f, Calm) for f in logger.filters):
             logger.addFilter(calm)
+
+
+#: What mode puts before the text of a service: how deep it is, and its name.
+_LABEL = re.compile(r"\[\^-*[^\]]*\]: ")
+#: Where the libraries are whose steps nobody wants to read.
+_STEPS = tuple(f"{Path(one.__file__ or '').parent}/" for one in (faust, mode))
+#: That they end with an error which our own last line tells.
+_TWICE = ("We experienced a crash! Reraising original exception...",)
+
+
+class OurSteps(logging.Filter):
+    """Leaves out the steps of Faust's services, however the class is called that logs them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.INFO and record.pathname.startswith(_STEPS):
+            return False
+        return not str(record.msg).endswith(_TWICE)
+
+
+class Lines(logging.Formatter):
+    """A record as a line: when, how bad, what."""
+
+    default_msec_format = "%s.%03d"
+
+    def __init__(self) -> None:
+        super().__init__("[%(asctime)s] [%(levelname)s] %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _LABEL.sub("", record.message, count=1)
+        return super().formatMessage(record).rstrip(" ")
+
+
+class Objects(logging.Formatter):
+    """A record as JSON, on a line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = {
+            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{record.msecs:03.0f}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _LABEL.sub("", record.getMessage(), count=1).rstrip(" "),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            found["error"] = "".join(traceback.format_exception(*record.exc_info))
+        return json.dumps(found)
+
+
+def set_up(level: str, form: str) -> None:
+    """Let this process log to its standard error, as `text` or `json`."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Objects() if form == "json" else Lines())
+    if level != "DEBUG":
+        handler.addFilter(OurSteps())
+    root = logging.getLogger()
+    for other in list(root.handlers):
+        root.removeHandler(other)
+    root.addHandler(handler)
+    root.setLevel(level)
 
 
 @contextlib.contextmanager

@@ -143,6 +143,7 @@ class Settings(BaseSettings):
         (), description="Python modules with handlers, comma-separated; a worker imports them."
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Lowest level that is logged.")
+    log_format: Literal["text", "json"] = Field("text", description="How a worker writes its log: lines, or JSON.")
 
     # HTTP
     secret: Secret | None = Field(

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,7 +43,9 @@ from app.engine.ownership import Ownership
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials, until_kafka_takes_it
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
-from app.logs import clean_records, quiet_steps
+from app.life import Life
+from app.logs import clean_records, quiet_steps, set_up
+from app.processes import disk_errors
 from app.service.census import Census
 from app.service.inspection import Inspection, memory_bytes
 from app.service.meters import Meters
@@ -62,11 +65,14 @@ from gateway.sqs import server as sqs
 from gateway.ui import api as cockpit
 from gateway.ui import pages
 from gateway.ui.sessions import Sessions
+from marq import __version__
 from marq.errors import MarqError, SettingError
 from marq.text import cleaned
 from tables import markers as markers_table
 from tables import messages as messages_table
 from tables import progress as progress_table
+
+log = logging.getLogger(__name__)
 
 #: Version of the Faust app, which is part of its changelogs' names. Workers that share partitions have the same.
 APP_VERSION = 1
@@ -125,6 +131,7 @@ class WorkerApp(MarqApp):
     keys: Keys
     meters: Meters
     ownership: Ownership
+    life: Life
     catalog: Catalog
     handlers: handlers.Handlers
     door: QueueService
@@ -188,6 +195,10 @@ class WorkerApp(MarqApp):
         self.timelines = Timelines(self.ownership, settings)
         self.takers = Takers(self.ownership, self.operations, self.meters, self.peers, self.handlers.is_handled)
         self.redelivery = Redelivery(self.ownership, beacon=self.beacon)
+        self.life = Life(self.ownership.log.info)
+        self.ownership.on_settled = lambda number, serving: self.life.settled(
+            number, self.topics_in_use.partitions, serving=serving
+        )
         queue.define(self.ownership, self.topic(settings.queue_topic))
         markers.define(self.ownership, self.topic(settings.markers_topic))
         health.define(self, self.ownership, self.keys)
@@ -341,6 +352,8 @@ class WorkerApp(MarqApp):
 
     def on_rebalance_end(self) -> None:
         super().on_rebalance_end()
+        assigned = {tp.partition for tp in self.consumer.assignment() if tp.topic == self.topics_in_use.markers}
+        self.life.assigned(assigned, self.topics_in_use.partitions)
         self.ownership.on_assigned(self.consumer_generation_id)
         self.operations.receives.polling.members_changed()
         self.handlers.elsewhere.renew_soon()
@@ -372,6 +385,7 @@ OPTIONS_OF_FAUST = {
     "with_web": "",
     "datadir": "MARQ_DATA_DIR",
     "debug": "MARQ_LOG_LEVEL=DEBUG",
+    "logfile": "",
 }
 
 
@@ -401,21 +415,26 @@ class FaustWorker(faust.Worker):
     """Prepares the app before Faust starts it. Used by `faust -A app worker` through the `Worker` setting."""
 
     def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
+        self._stopped_by = ""
         if isinstance(app, WorkerApp):
+            if not _is_option_given("loglevel"):
+                kwargs["loglevel"] = app.settings.log_level
+            set_up(str(kwargs["loglevel"]).upper(), app.settings.log_format)
+            kwargs["override_logging"] = False
             try:
-                app.prepare()
+                with disk_errors():
+                    app.prepare()
             except MarqError as error:
                 _say(*error.lines)
                 raise SystemExit(2) from None
-            if not _is_option_given("loglevel"):
-                kwargs["loglevel"] = app.settings.log_level
             assert app.place is not None
             kwargs["debug"] = False  # it would open a console for every user of this machine
             # output of handlers is printed at once, also into a pipe, and not logged as warnings
             kwargs["redirect_stdouts"] = False
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            print(app.banner(), flush=True)
+            log.info("%s, version %s, process %s", app.banner(), __version__, os.getpid())
         super().__init__(app, *args, **kwargs)
+        self.spinner = None
 
     async def stop(self) -> None:
         # Libraries may wait for Kafka without end, in threads too. Being killed is harmless, hanging is not.
@@ -433,13 +452,27 @@ class FaustWorker(faust.Worker):
         self._flag_as_shutdown_by_signal()
         self._schedule_shutdown(signal.SIGINT)
 
+    def _schedule_shutdown(self, number: signal.Signals) -> None:
+        if not self._stopped_by:
+            self._stopped_by = number.name
+            log.info("stopping: %s", number.name)
+        super()._schedule_shutdown(number)
+
     def execute_from_commandline(self) -> NoReturn:
         _spare_collections()
         try:
             super().execute_from_commandline()
         except SystemExit as end:
-            _end(int(end.code or 0))
+            _end(int(end.code or 0), self._tell_why)
             raise
+
+    def _tell_why(self) -> None:
+        """The last line."""
+        failure = self.app.failure if isinstance(self.app, WorkerApp) else None
+        if failure is not None:
+            log.critical("ended: %s", str(failure) or repr(failure))
+        else:
+            log.info("ended: %s", self._stopped_by or "nothing was left to do")
 
 
 def _spare_collections() -> None:
@@ -453,7 +486,7 @@ def _spare_collections() -> None:
     gc.set_threshold(*COLLECT)
 
 
-def _end(status: int) -> None:
+def _end(status: int, tell: Callable[[], None]) -> None:
     """End the process although handler calls still run in threads: nothing can stop them, and Python would wait.
 
     Their messages were given back when the grace time of these calls was over.
@@ -463,11 +496,13 @@ def _end(status: int) -> None:
         if time.monotonic() > deadline:
             names = ", ".join(sorted({thread.name.rpartition("_")[0] or thread.name for thread in threads}))
             _say(f"ended while {len(threads)} calls had not returned, their messages are given back: {names}")
+            tell()
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
         time.sleep(0.01)
+    tell()
 
 
 def _user_threads() -> list[threading.Thread]:

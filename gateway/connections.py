@@ -23,12 +23,16 @@ from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 from aiohttp.web_runner import BaseSite
 from aiohttp.web_server import Server
 
+from app.bodies import TAKEN, Holder
+
 #: Seconds until the head of a request has to be there, from the connection or from its first byte; and of a handshake.
 HEAD_S = 10.0
 #: Seconds that a connection is kept between requests.
 KEEPALIVE_S = 75.0
 #: Seconds in which a client has to read something of an answer that waits for it.
 STUCK_S = 60.0
+#: Bytes of an answer that counts as unread until nearly all of it is sent.
+LARGE_BYTES = 64 * 1024
 #: Times in these seconds that connections are looked at for that.
 STUCK_LOOKS = 3
 #: Bytes of a body that a connection reads ahead of whoever reads the body (aiohttp takes up to twice as many).
@@ -262,6 +266,30 @@ class Connection(RequestHandler):
         self.force_close()
 
     # -- answers that nobody reads
+
+    def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> Any:  # of aiohttp's own: a coroutine less for small answers
+        body = resp.body if isinstance(resp, web.Response) else None
+        if isinstance(body, bytes) and len(body) > LARGE_BYTES:
+            taken = request.get(TAKEN)
+            if taken is not None and taken.holder is not None:
+                return self._finish_large(request, resp, start_time, taken.holder, len(body))
+        return super().finish_response(request, resp, start_time)
+
+    async def _finish_large(
+        self,
+        request: web.BaseRequest,
+        resp: web.StreamResponse,
+        start_time: float | None,
+        holder: Holder,
+        size_bytes: int,
+    ) -> tuple[web.StreamResponse, bool]:
+        holder.unread_bytes += size_bytes
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            holder.unread_bytes -= size_bytes
 
     def look(self) -> None:
         """Called `STUCK_LOOKS` times in `STUCK_S`: end the connection if its client has read nothing meanwhile."""

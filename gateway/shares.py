@@ -13,6 +13,9 @@ from marq.errors import UnavailableError
 REQUESTS_MAX = 1_000
 #: Receives of one key that wait at a worker.
 KEY_WAITING_MAX = WAITING_MAX // 2
+#: Bytes of answers that clients of one key have not read: above the first its receives are refused, above the second
+#: all its requests.
+UNREAD_BYTES, UNREAD_MAX_BYTES = 64 * 1024 * 1024, 256 * 1024 * 1024
 #: Queues that one key makes in a minute, at a worker; as many at once.
 QUEUES_A_MINUTE = 600
 
@@ -20,24 +23,25 @@ QUEUES_A_MINUTE = 600
 class Unproven:
     """What requests have that name a key, and whose signature is not checked before they are read."""
 
-    __slots__ = ("body_bytes",)
+    __slots__ = ("body_bytes", "unread_bytes")
     room_parts = 4
 
     def __init__(self) -> None:
-        self.body_bytes = 0
+        self.body_bytes = self.unread_bytes = 0
 
 
 class Share:
     """What the requests of one key have at this worker."""
 
     room_parts = 2
-    __slots__ = ("_clock", "_made", "_made_s", "body_bytes", "requests", "waiting")
+    __slots__ = ("_clock", "_made", "_made_s", "body_bytes", "requests", "unread_bytes", "waiting")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.requests = 0  # under way, receives that wait aside
         self.waiting = 0  # receives that wait
         self.body_bytes = 0
+        self.unread_bytes = 0  # of answers
         self._made = 0.0  # queues that were made, less those that time has forgiven
         self._made_s = 0.0
 
@@ -45,6 +49,7 @@ class Share:
         """A request begins. Raises `UnavailableError` if there are too many; else call `end` when it has ended."""
         if self.requests >= REQUESTS_MAX:
             raise UnavailableError(f"this key has {REQUESTS_MAX} requests under way here; try again later", 1.0)
+        self._check_unread(UNREAD_MAX_BYTES)
         self.requests += 1
 
     def end(self) -> None:
@@ -54,6 +59,7 @@ class Share:
     @contextlib.contextmanager
     def wait(self, wait_ms: int) -> Iterator[None]:
         """Around a receive that may wait. Raises `UnavailableError` if too many of the key do."""
+        self._check_unread(UNREAD_BYTES)
         if not wait_ms:
             yield
             return
@@ -66,6 +72,10 @@ class Share:
         finally:
             self.waiting -= 1
             self.requests += 1
+
+    def _check_unread(self, limit_bytes: int) -> None:
+        if self.unread_bytes > limit_bytes:
+            raise UnavailableError(f"{self.unread_bytes} bytes of answers to this key are still to be read", 1.0)
 
     def make_queue(self) -> None:
         """A queue is about to be made. Raises `UnavailableError` if the key makes too many."""

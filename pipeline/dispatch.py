@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from marq.errors import BadValueError, BrokerError, PipelineError
+from pipeline import progress
 from pipeline.console import say
 from pipeline.ledger import Done, Input, Ledger, State, ledger_topic
 from pipeline.sending import PATIENCE_S, RESULT_SCHEMA, Plan, Row, new_producer, send_batches
@@ -109,13 +110,14 @@ class Dispatch:
                 f"{self.plan.partitions} now, so the job can't go on: give another name with --job"
             )
 
-    def send(self, staged: DataFrame, state: State, skipped: int = 0) -> Outcome:
+    def send(self, staged: DataFrame, state: State, skipped: int = 0, total: int = 0) -> Outcome:
         """Send the staged rows that are not sent yet, and record that the job is done.
 
         Args:
             staged: the rows that can be sent.
             state: of the job when it was taken over.
             skipped: rows that were set aside, to be recorded.
+            total: rows that can be sent; only to show how far it is.
 
         Raises:
             PipelineError: Kafka did not take them. The next run goes on from there.
@@ -131,6 +133,8 @@ class Dispatch:
             rows = rows.coalesce(1).sortWithinPartitions("row")
         for key, value in _BATCH.items():
             rows.sparkSession.conf.set(key, value)
+        if total:
+            progress.of_rows("sending", total, lambda: plan.ledger.read().sent)
         results = rows.mapInArrow(lambda batches: send_batches(plan, batches), RESULT_SCHEMA).collect()
         for result in results:
             if result["error"] is not None:

@@ -19,7 +19,7 @@ import msgspec
 
 from marq.errors import BadValueError, PipelineError
 from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, RESERVED
-from pipeline import inputs
+from pipeline import inputs, progress
 from pipeline.console import say
 from pipeline.dispatch import Dispatch, Outcome, echo_outcome
 from pipeline.ledger import State
@@ -296,13 +296,14 @@ def run(
         spark = spark or stack.enter_context(job.session("load"))
         staging = Staging(spark, job, dispatch.name, dispatch.fingerprint)
         if not staging.exists():
+            progress.of_spark("reading and checking rows", spark)
             source = open_source(spark, path, what)
             staging.write(staged_rows(source, what, queues.delay_ms(what.queue), queues.fifo()))
         rows, counts = numbered(staging.read(), what.queue)
         if dry_run:
             return _tell(counts, what.queue, state)
         staging.reject(rows, counts, skip=skip_bad)
-        outcome = dispatch.send(rows.where("error IS NULL"), state, counts.bad)
+        outcome = dispatch.send(rows.where("error IS NULL"), state, counts.bad, counts.rows)
         staging.clear()
     return outcome
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from pathlib import Path
@@ -14,6 +14,7 @@ import click
 
 from app.settings import Settings, load
 from marq.errors import BadValueError, PipelineError
+from pipeline import progress
 from pipeline.kafka import Kafka
 
 if TYPE_CHECKING:
@@ -38,11 +39,18 @@ class Job:
         """A path in the data folder, which may be in any file system that Spark knows."""
         return "/".join([self.data.rstrip("/"), *parts])
 
-    def session(self, name: str, *, lasting: bool = False) -> AbstractContextManager[SparkSession]:
+    @contextmanager
+    def session(self, name: str, *, lasting: bool = False) -> Iterator[SparkSession]:
         """A Spark session for the `with` block. `lasting`: the job has work for minutes or more."""
-        from pipeline.session import spark_session
+        from pipeline.session import spark_session, starts_slowly
 
-        return spark_session(name, master=self.master, conf=dict(self.conf), lasting=lasting, verbose=self.verbose)
+        hint = ", `python -m pipeline.startup` makes that shorter" if starts_slowly() else ""
+        progress.step(f"starting Spark{hint}")
+        with spark_session(
+            name, master=self.master, conf=dict(self.conf), lasting=lasting, verbose=self.verbose
+        ) as spark:
+            progress.of_spark("reading", spark)
+            yield spark
 
 
 def default_data(settings: Settings) -> str:
@@ -70,9 +78,10 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if kafka is not None:
             os.environ["MARQ_KAFKA"] = kafka
-        settings = load()
-        job = Job(settings, data or default_data(settings), master, tuple(_pair(text) for text in conf), verbose)
-        return function(job, *args, **rest)
+        with progress.shown(click.get_current_context().info_name or "job"):
+            settings = load()
+            job = Job(settings, data or default_data(settings), master, tuple(_pair(text) for text in conf), verbose)
+            return function(job, *args, **rest)
 
     return run
 

@@ -149,7 +149,7 @@ def run(
         if not begun:
             agree(f"Send {counts.rows} messages to {what.to or 'the queues that they were in'}?", yes=yes)
         state = dispatch.take_over()
-        outcome = dispatch.send(rows.where("error IS NULL"), state, counts.bad)
+        outcome = dispatch.send(rows.where("error IS NULL"), state, counts.bad, counts.rows)
         staging.clear()
     return outcome
 

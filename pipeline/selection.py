@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from marq.errors import PipelineError
 from marq.protocol.headers import RESERVED
 from marq.text import cleaned
+from pipeline import progress
 from pipeline.console import say
 from pipeline.session import explain
 
@@ -91,5 +92,7 @@ def agree(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise PipelineError("nothing was sent: look at what was chosen, then add --yes")
-    if not click.confirm(question):
+    with progress.paused():
+        agreed = click.confirm(question)
+    if not agreed:
         raise PipelineError("nothing was sent")

@@ -52,6 +52,15 @@ logger.gateway.level = {level}
 """
 
 
+def starts_slowly() -> bool:
+    """Whether the file that makes Java's start short could be made, and is not there."""
+    if is_submitted():
+        return False
+    with contextlib.suppress(PipelineError, OSError):
+        return not java_start.class_cache(java_home()).exists()
+    return False
+
+
 def is_submitted() -> bool:
     """Whether this process was started by `spark-submit`."""
     return "PYSPARK_GATEWAY_PORT" in os.environ

@@ -1,9 +1,9 @@
-"""One circuit breaker a queue: shared by the partitions of this worker, and told to the other workers.
+"""One circuit breaker for each queue: shared by the partitions of this worker, and told to the other workers.
 
-What happens to a breaker here is gathered for a moment and sent to all others, which do the same to theirs: failures,
-that it opened, that a probe is out, that it closed. So a run of failures counts wherever the messages lie, and after
-the pause one message is tried. It takes milliseconds until the others know, in which more messages may fail. After a
-pause, workers begin with the probe one after the other (`STAGGER_MS`), so that the rest knows of the first one.
+The events of a breaker (a failure, opened, a probe is out, closed) are gathered for a moment and sent to all workers,
+which apply them to theirs. So a run of failures counts wherever the messages are, and after the pause one message is
+tried. The others know after some milliseconds, in which more messages may fail. After a pause, workers begin with the
+probe one after the other (`STAGGER_MS`), so that the others learn of the first probe.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from app.cluster.peers import Peers, peer_call
 from marq.core.flow import Breaker
 from marq.core.policies import SettingsOf
 
-#: Seconds for which events are gathered.
+#: Seconds for which events are gathered into one request: short beside any pause.
 GATHER_S = 0.01
 #: Milliseconds by which each next worker begins later with the probe of a pause that is over.
 STAGGER_MS = 250
 
-#: Of each queue what happened, in order: event, and failures or milliseconds.
+#: Queue -> its events in order, each with a number of failures or milliseconds.
 Events = dict[str, list[tuple[str, int]]]
 
 
 class BreakerState(msgspec.Struct):
-    """How the breaker of a queue is: failures in a row, and how long its pause will be."""
+    """The state of a queue's breaker: failures in a row, and how long its pause will be."""
 
     state: str = "closed"
     failures: int = 0
@@ -59,7 +59,7 @@ class Breakers:
         return breaker
 
     def states(self) -> dict[str, BreakerState]:
-        """Of each queue that has a breaker, how it is."""
+        """The state of each breaker, by queue."""
         now = self._now_ms()
         return {
             queue: BreakerState(
@@ -107,7 +107,7 @@ class Breakers:
 
     @peer_call("breakers")
     async def on_told(self, events: Events) -> None:
-        """What another worker tells."""
+        """Apply events of another worker."""
         now = self._now_ms()
         for queue, told in events.items():
             settings, breaker = self._settings_of(queue), self.of(queue)

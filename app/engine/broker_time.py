@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Milliseconds by which a stamp may be off what is expected and be believed at once. Another one has to agree first.
+#: Milliseconds by which a timestamp may differ from the expected time and be believed at once. Otherwise a second one
+#: has to agree.
 PLAUSIBLE_MS = 5_000
 
 
 class BrokerTime:
-    """An estimate that goes on when nothing is written, and that a single wrong stamp does not move."""
+    """An estimate that advances while nothing is written, and that a single wrong timestamp does not move."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms  # monotonic

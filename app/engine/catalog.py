@@ -1,17 +1,16 @@
-"""Which queues there are and what each is set to: a compacted topic, read whole by every worker with a plain consumer.
+"""The queues and their settings: a compacted topic that each worker reads as a whole, with a plain consumer.
 
-Not a global table: that would sit in the co-partition group of the queue and markers topics and move partitions for
-nothing.
+A global table of Faust would be in the co-partition group of the queue and markers topics, and move their partitions.
 
     key                 value
     <queue>             QueueRecord: settings, and a purge or deletion that is under way
-    \\0auto/<queue>      b"1": made by a message, with defaults; never stands in the way of a record with settings
+    \\0auto/<queue>      b"1": made by a message, with defaults; a record with settings replaces it
     \\0secret/<random>   32 bytes; the first of them in the log is the installation's secret
 
-A record counts only if its version is higher than that of the one before: of two changes that were made of the same
-one, all workers take the first. A writer reads its own record back and makes its change again on top of what counts, so
-no change is lost. Because compaction keeps the last record of a queue, one that does not count must not stay the last:
-if its writer dies, the owner of partition 0 writes what counts once more.
+A record counts only if its version is higher than that of the record before: of two changes to the same record, all
+workers take the first. A writer reads its own record back, and makes its change again on top of the current record, so
+no change is lost. Compaction keeps the last record of a queue, so a record that does not count must not stay the last
+one: if its writer dies, the owner of partition 0 writes the current record again.
 """
 
 from __future__ import annotations
@@ -45,18 +44,18 @@ from marq.errors import UnavailableError, UnknownQueueError
 if TYPE_CHECKING:
     from app.settings import Settings
 
-#: Begin the keys of records that are not of a queue with settings.
+#: Prefixes of the keys of other records than those of queues with settings.
 AUTO_PREFIX = b"\0auto/"
 SECRET_PREFIX = b"\0secret/"
-#: Times that a change is made again because another one came first.
+#: Times that a change is tried again because another one came first: more means that something is wrong.
 ATTEMPTS = 20
-#: Seconds for which a deleted queue's record is kept.
+#: Seconds for which the record of a deleted queue is kept, so that all workers have read it.
 DELETED_KEPT_S = 3600
-#: Seconds that making a queue waits for the end of one of the same name.
+#: Seconds that the creation of a queue waits for the deletion of one with the same name.
 DELETE_WAIT_S = 10.0
-#: Seconds that the writer of a record that does not count gets to write another.
+#: Seconds after which the current record is written again if a record that does not count is the last one.
 OVERWRITTEN_S = 15.0
-#: What origins of copies are sealed for, as `Catalog.keys_for` takes it.
+#: The purpose, for `Catalog.keys_for`, of the keys that seal origins of copies.
 ORIGINS = b"marq-origin"
 
 
@@ -73,11 +72,11 @@ class Catalog(Service):
         self.with_ttl: set[str] = set()
         #: Queues that have a back-off, by the checksum that receipts name them by.
         self.with_backoff: dict[int, str] = {}
-        #: Queues of which something is to be purged.
+        #: Queues with a purge under way.
         self.purging: dict[str, QueueRecord] = {}
         #: Queues whose messages are being moved.
         self.moving: dict[str, QueueRecord] = {}
-        #: Maximum receives of queues that name none, by queue; set by the handlers.
+        #: The maximum receive count of a queue whose settings name none; set by the handlers.
         self.max_receives_of: Callable[[str], int] = lambda queue: 0
         self._effective: dict[str, QueueSettings] = {}
         self._dead_targets: Counter[str] = Counter()
@@ -93,19 +92,19 @@ class Catalog(Service):
 
     @property
     def secret(self) -> bytes:
-        """What all workers of the installation share, and nobody else knows."""
+        """The secret that all workers of the installation share."""
         if self._settings.secret is not None:
             return derived(self._settings.secret.get_secret_value(), self._settings.name)
         return self._secrets[0]
 
     @property
     def previous_secrets(self) -> tuple[bytes, ...]:
-        """Others that are accepted."""
+        """Older secrets that are still accepted."""
         previous = self._settings.secret_previous
         return (derived(previous.get_secret_value(), self._settings.name),) if previous is not None else ()
 
     def keys_for(self, purpose: bytes) -> tuple[bytes, ...]:
-        """Keys of 32 bytes made of the secret: the first is used, all are accepted. `purpose`: at most 16 bytes."""
+        """Keys of 32 bytes derived from the secrets. Use the first, accept all. `purpose` has at most 16 bytes."""
         secrets = (self.secret, *self.previous_secrets)
         return tuple(blake2b(secret, digest_size=32, person=purpose).digest() for secret in secrets)
 
@@ -115,7 +114,7 @@ class Catalog(Service):
         return record.life if record is not None else 0
 
     def settings_of(self, queue: str) -> QueueSettings:
-        """What is in force for `queue`."""
+        """The settings that are in force for `queue`."""
         settings = self._effective.get(queue)
         if settings is None:
             record = self.records.get(queue)
@@ -137,7 +136,7 @@ class Catalog(Service):
         return queue in self.auto or self._dead_targets[queue] > 0 or queue == self._settings.queue_id
 
     def names(self) -> list[str]:
-        """All queues, in order. The list is not to be changed."""
+        """The names of all queues, in order. Do not change the list."""
         if self._names is not None:
             return self._names
         found = {queue for queue, record in self.records.items() if record.active}
@@ -164,7 +163,7 @@ class Catalog(Service):
     # ------------------------------------------------------------------ changes
 
     async def create(self, queue: str, values: dict[str, Any]) -> tuple[QueueRecord, bool]:
-        """Make a queue of exactly these settings, or set it to them; the record, and whether it is new."""
+        """Make a queue with exactly these settings, or set it to them. Returns the record, and True if it is new."""
         check_name(queue)
         await self.until_deleted(queue)
         settings = settings_with(queue, self.default, values)
@@ -183,10 +182,10 @@ class Catalog(Service):
         return self.records[queue], made
 
     async def until_deleted(self, queue: str) -> None:
-        """Wait while a queue is being deleted: made again at once, it would have what was in it.
+        """Wait while a queue is being deleted: if it were made again at once, it would have its old messages.
 
         Raises:
-            UnavailableError: a partition's owner, who has to do it, is not there.
+            UnavailableError: the deletion takes too long, because a partition has no owner.
         """
         deadline = time.monotonic() + DELETE_WAIT_S
         while (record := self.records.get(queue)) is not None and record.state == "deleting":
@@ -199,10 +198,10 @@ class Catalog(Service):
         queue: str,
         draft_of: Callable[[QueueRecord | None], Draft | None],
     ) -> QueueRecord:
-        """Make or change a queue with what protocols keep beside its settings.
+        """Make or change a queue, with its settings and with what protocols keep beside them.
 
         Args:
-            draft_of: what it is to be, of the record that counts now (None: there is none); None: as it is. May raise.
+            draft_of: gets the current record, or None, and returns the new values, or None to leave it. It may raise.
         """
         check_name(queue)
 
@@ -224,7 +223,7 @@ class Catalog(Service):
         return self.records[queue]
 
     async def update(self, queue: str, values: dict[str, Any]) -> QueueRecord:
-        """Set some values of a queue that is there. Raises `UnknownQueueError`, `QueueSettingsError`."""
+        """Set some values of an existing queue. Raises `UnknownQueueError`, `QueueSettingsError`."""
         self.require(queue)
 
         def change(old: QueueRecord | None) -> QueueRecord | None:
@@ -249,7 +248,7 @@ class Catalog(Service):
         return self.records[queue]
 
     async def purged(self, queue: str, by: str) -> None:
-        """What the change `by` wanted purged is gone everywhere."""
+        """The purge that the change `by` began is complete in all partitions."""
 
         def change(old: QueueRecord | None) -> QueueRecord | None:
             if old is None or old.by != by:
@@ -262,7 +261,7 @@ class Catalog(Service):
             await self.topic.write(AUTO_PREFIX + queue.encode(), None)
 
     async def make(self, queue: str) -> None:
-        """A message makes a queue, with defaults; nothing if it is there."""
+        """Make a queue with defaults, because of a message. Does nothing if the queue exists."""
         record = self.records.get(queue)
         if queue == self._settings.queue_id or (record.active if record is not None else queue in self.auto):
             return
@@ -274,11 +273,11 @@ class Catalog(Service):
         await asyncio.shield(task)
 
     def require_receivable(self, queue: str) -> None:
-        """Somebody wants messages of `queue`; where sending makes queues, one that nobody sent to yet is just empty.
+        """Check that messages of `queue` can be received. Where sending makes queues, an unknown queue is an empty one.
 
         Raises:
             UnknownQueueError: there is no such queue.
-            QueueSettingsError: there can't be one.
+            QueueSettingsError: the name is invalid.
         """
         if self._settings.queue_id is not None and queue != self._settings.queue_id:
             raise UnknownQueueError(f"in topic mode there is one queue, {self._settings.queue_id!r}")
@@ -286,7 +285,7 @@ class Catalog(Service):
             self.require(queue)
 
     async def require_or_make(self, queue: str) -> None:
-        """A message is about to be put in `queue`. Raises `UnknownQueueError` where that does not make a queue."""
+        """Make `queue` for a message, if needed. Raises `UnknownQueueError` where messages do not make queues."""
         if not self.exists(queue):
             if not self._settings.auto_create:
                 self.require(queue)
@@ -301,7 +300,7 @@ class Catalog(Service):
         self._names = None
 
     async def _change(self, queue: str, change: Callable[[QueueRecord | None], QueueRecord | None]) -> None:
-        """Write what `change` makes of the queue's record, until that counts."""
+        """Apply `change` to the queue's record and write it, again and again until the new record counts."""
         loop = asyncio.get_running_loop()
         for _ in range(ATTEMPTS):
             old = self.records.get(queue)
@@ -323,7 +322,7 @@ class Catalog(Service):
         raise UnavailableError(f"queue {queue!r} is being changed by too many at once; try again")
 
     def _check_dead_letters(self, queue: str, old: QueueSettings | None, new: QueueSettings) -> None:
-        """Raises `QueueSettingsError` if dead letters are to go where they are not wanted, and did not go before."""
+        """Raises `QueueSettingsError` if the new dead-letter queue does not accept dead letters of this queue."""
         target = new.dead_letters_of(queue)
         if old is not None and old.dead_letters_of(queue) == target:
             return
@@ -334,7 +333,7 @@ class Catalog(Service):
             )
 
     async def share_secret(self) -> None:
-        """Make sure that there is a secret: the first that is in the topic counts, for all workers and for ever."""
+        """Make sure that there is a secret. The first one in the topic counts, for all workers and for ever."""
         if self._settings.secret is not None or self._secrets:
             return
         # a key of its own, so that compaction keeps all and the first stays the first
@@ -343,7 +342,7 @@ class Catalog(Service):
             await asyncio.sleep(0.01)
 
     async def declare(self, queues: dict[str, dict[str, Any]]) -> None:
-        """Set the queues that the configuration file declares to what it says."""
+        """Make the queues that the configuration file declares, with the settings there."""
         for queue, values in queues.items():
             await self.create(queue, values)
 
@@ -359,7 +358,7 @@ class Catalog(Service):
         return await self.topic.end_offsets(topic, partitions)
 
     async def catch_up(self) -> None:
-        """Wait until everything is known that is in the topic now. Raises `UnavailableError`."""
+        """Wait until all records are read that are in the topic now. Raises `UnavailableError`."""
         (end,) = await self.end_offsets(self.topic.name, 1)
         deadline = time.monotonic() + WRITE_TIMEOUT_S
         while self.topic.position < end:
@@ -427,7 +426,7 @@ class Catalog(Service):
             self.purging[queue] = record
 
     async def repeat_overwritten(self) -> None:
-        """Write what counts once more where a record that does not was left the last one."""
+        """Write the current record of a queue again if the last one in the topic does not count."""
         limit = time.monotonic() - OVERWRITTEN_S
         for queue in [queue for queue, since in self._overwritten.items() if since < limit]:
 
@@ -437,7 +436,7 @@ class Catalog(Service):
             await self._change(queue, change)
 
     async def forget_deleted(self) -> None:
-        """Take out of the topic what was deleted long ago."""
+        """Delete the records of queues that were deleted long ago."""
         limit_ms = (time.time() - DELETED_KEPT_S) * 1000
         for queue, record in list(self.records.items()):
             if record.state == "deleted" and record.changed_ms < limit_ms:
@@ -448,10 +447,11 @@ class Catalog(Service):
 
 
 async def change_settings(settings: Settings, queue: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Set some values of a queue and return all of them; without values, only look.
+    """Set some values of a queue, if any are given, and return all of them.
 
     Raises:
-        QueueSettingsError: a name or value that a queue can't have; nothing is changed.
+        QueueSettingsError: an invalid name or value; nothing is changed.
+        UnknownQueueError: no values, and there is no such queue.
         BrokerError: Kafka can't be reached.
     """
     resolve_bootstrap(settings)
@@ -466,6 +466,8 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
         await asyncio.wait_for(catalog.read_up.wait(), 30)
         record = catalog.records.get(queue)
         base = record.settings if record is not None and record.active else catalog.default
+        if not values and not catalog.exists(queue):
+            raise UnknownQueueError(f"there is no queue {queue!r}; a message makes it, or NAME=VALUE does")
         if values:
             settings_with(queue, base, values)
             if record is None or not record.active:

@@ -1,4 +1,4 @@
-"""Reads beside the group: the rest of the changelogs in recovery, where logs begin, and the deletion of old records."""
+"""Access to Kafka outside of the consumer group: changelogs in recovery, first offsets, deletion of old records."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 #: Milliseconds between deletions of old records of one partition.
 TRIM_INTERVAL_MS = 30_000
-#: Seconds until a deletion is left to the next one.
+#: Seconds that a deletion may take before it is left to the next one.
 TRIM_TIMEOUT_S = 20.0
 #: Seconds without progress before a read of a changelog to its end is tried again.
 READ_TIMEOUT_S = 20.0
-#: Partitions whose changelogs are read at once …
+#: Partitions whose changelogs are read at the same time: more would share the same processor.
 READERS = 4
-#: … and seconds without progress after which one of them does not count any more: it waits for Kafka alone.
+#: Seconds without progress after which a read gives up its place to another partition: it only waits for Kafka.
 TURN_S = 1.0
-#: Rows that are put into a local store between two looks at everything else, and their bytes (but at least one row).
+#: Rows, and their bytes, that are written to a local store before the event loop may do other work; at least one row.
 SLICE_ROWS = 64
 SLICE_BYTES = 256 * 1024
-#: Rows that are decoded at once.
+#: Rows that are decoded before the event loop may do other work.
 DECODED_ROWS = 500
-#: Milliseconds that Kafka may hold a fetch. A question behind one on the same connection waits for its answer.
+#: Milliseconds that Kafka may hold a fetch: requests behind it on the same connection wait for its answer.
 FETCH_WAIT_MS = 10
 
 
@@ -59,7 +59,7 @@ def _sliced(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
 
 
 class _Reader:
-    """A plain consumer, and its place among those that read at once."""
+    """A plain consumer, and its place among those that may read at the same time."""
 
     def __init__(self, consumer: AIOKafkaConsumer, leave: Callable[[], None]) -> None:
         self.consumer = consumer
@@ -68,14 +68,14 @@ class _Reader:
         self.advanced()
 
     def advanced(self) -> None:
-        """It is not idle: it keeps its place."""
+        """Note progress: the reader keeps its place."""
         if self._timer is not None:
             self._timer.cancel()
         if self._leave is not None:
             self._timer = asyncio.get_running_loop().call_later(TURN_S, self.leave)
 
     def leave(self) -> None:
-        """Let another one read, if that was not done before."""
+        """Give the place to another reader, once."""
         if self._timer is not None:
             self._timer.cancel()
         leave, self._leave = self._leave, None
@@ -128,7 +128,7 @@ class Changelogs:
         """Bring the local stores of a partition up to the end that their changelogs have now.
 
         Raises:
-            KafkaError, TimeoutError: nothing came for `READ_TIMEOUT_S`. What was read before is in the stores.
+            KafkaError, TimeoutError: nothing came for `READ_TIMEOUT_S`. Rows that were read before are in the stores.
         """
         stores = {TopicPartition(table.changelog_topic_name, number): table for table in tables}
         async with self._reader() as reader:
@@ -175,7 +175,7 @@ class Changelogs:
                 await asyncio.wait_for(asked, READ_TIMEOUT_S)
 
     async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
-        """First offsets that the queue and the markers topic of a partition still have."""
+        """The first offsets of a partition's queue and markers logs."""
         queue, markers = TopicPartition(topics.queue, number), TopicPartition(topics.markers, number)
         async with self._reader() as reader:
             starts = await asyncio.wait_for(reader.consumer.beginning_offsets([queue, markers]), READ_TIMEOUT_S)
@@ -183,7 +183,7 @@ class Changelogs:
 
     @contextlib.asynccontextmanager
     async def _reader(self) -> AsyncIterator[_Reader]:
-        """For one partition's recovery: none waits for that of another one, nor for what Kafka does not answer it."""
+        """A consumer for the recovery of one partition, so that no recovery waits for another one."""
         await self._readers.acquire()
         try:
             consumer = self._idle.pop() if self._idle else await self._new_consumer()
@@ -258,7 +258,7 @@ class Changelogs:
     async def _without_unarchived(
         self, admin: AIOKafkaAdminClient, upto: dict[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """`upto`, lowered to where the archive is, if there is one."""
+        """`upto`, or the position of the archive if there is one and it is lower."""
         found = await admin.list_consumer_group_offsets(self.settings.archive_group)
         archived = {tp: position.offset for tp, position in found.items() if position.offset >= 0}
         topics = {tp.topic for tp in archived}

@@ -1,8 +1,8 @@
 """Copies of messages under another queue's name: dead letters, messages that are moved on demand, and poison.
 
-A copy goes to the same partition, or to that of its group in a FIFO queue, with a header that says of what it is the
-copy, before the message is ended: a crash in between makes a second copy at most, which the partition recognises by
-that header and purges.
+The copy is appended before the message is ended, to the same partition, or to that of its group in a FIFO queue. A
+header names the original. A crash in between causes a second copy at most, which the partition recognises by that
+header and purges.
 """
 
 from __future__ import annotations
@@ -52,28 +52,28 @@ if TYPE_CHECKING:
     from marq.core.agenda import Handout
 
 
-#: Seconds until what was ended has to be folded, and how often that is looked at.
+#: Seconds to wait for the fold of an end, and between two checks.
 FOLD_TIMEOUT_S = 3.0
 FOLD_CHECK_S = 0.01
-#: Seconds until the start of what is moved has to be folded.
+#: Seconds to wait for the fold of the start under which messages are moved.
 START_TIMEOUT_S = 15.0
-#: Lease under which the owner holds what it moves. Were it over too early, a second copy would be made, and purged.
+#: Milliseconds of the lease under which the owner moves messages. If it ends too early, a second copy is made.
 MOVE_LEASE_MS = 15_000
-#: Receiver in whose name the owner holds what it moves.
+#: The name of the receiver under which the owner moves messages.
 MOVER = "move"
 
-#: Bytes of the reason of a dead letter or of poison that a copy tells.
+#: Bytes of a reason in a copy at most.
 REASON_MAX_BYTES = 1024
-#: Bytes of a copy in the poison topic, without what the copy itself says.
+#: Bytes of a copy in the poison topic at most, without the headers that the copy adds.
 POISON_ROOM_BYTES = RECORD_MAX_BYTES - 8 * 1024
-#: The least that a copy in the poison topic is made smaller to, a quarter each time, where Kafka takes no larger one.
+#: Bytes of the smallest copy in the poison topic. Each time Kafka finds a copy too large, it is cut to a quarter.
 POISON_ROOM_MIN_BYTES = 1024
-#: Seconds until a copy that failed is tried again; twice as long each time, up to the second of them.
+#: Seconds before a failed copy is tried again, doubled each time up to the second value.
 COPY_AGAIN_S, COPY_AGAIN_MAX_S = 0.1, 5.0
 #: Seconds during which the poison topic takes nothing, while Kafka takes markers, before poison ends without a copy.
 COPY_GIVE_UP_S = 60.0
 
-#: Headers that describe one stay in one queue: a copy begins anew.
+#: Headers that belong to the stay of a message in one queue. A copy does not get them.
 _OF_THE_STAY = {
     H_DELAY,
     H_TTL,
@@ -86,10 +86,10 @@ _OF_THE_STAY = {
     H_DEAD_AT_MS,
 }
 
-#: Headers of a copy in the poison topic that are not its record's.
+#: Headers that a copy in the poison topic adds.
 _OF_POISON = {H_POISON, H_POISON_CUT, H_ORIGIN, H_ORIGIN_SEAL}
 
-#: Why a message is poison that no dead letter can be made of.
+#: The reason of poison for a message whose dead letter Kafka refuses.
 TOO_LARGE = "no dead letter can be made of it: it is too large"
 
 #: A copy on its way, or why there is none.
@@ -101,7 +101,7 @@ Target = tuple[str, int, bytes | None, list[tuple[str, bytes]]]
 
 
 def _own(record: Any) -> list[tuple[str, bytes]]:
-    """The headers of a message that it has wherever it is."""
+    """The headers of a message that its copy gets."""
     # of several ids the last one counts: the others would make the copy larger than its original
     last = max((i for i, header in enumerate(record.headers) if header[0] == H_DEDUP), default=-1)
     return [
@@ -112,12 +112,12 @@ def _own(record: Any) -> list[tuple[str, bytes]]:
 
 
 def _reason(text: str) -> bytes:
-    """A reason as a copy tells it, whole characters only."""
+    """A reason as the value of a header, cut to whole characters."""
     return text.encode()[:REASON_MAX_BYTES].decode(errors="ignore").encode()
 
 
 def _hopeless(failed: dict[int, Exception]) -> list[int]:
-    """Those that Kafka will never take, in this size."""
+    """The offsets of copies that are too large for Kafka."""
     return [o for o, exc in failed.items() if isinstance(exc, MessageSizeTooLargeError | RecordTooLargeError)]
 
 
@@ -130,14 +130,14 @@ def _places(held: OwnedPartition, offsets: list[int]) -> str:
 
 
 class Rejected(msgspec.Struct):
-    """What became of messages that a receiver rejected, by offset. Those that are in neither are not its any more."""
+    """Offsets of messages that a receiver rejected. Those in neither list do not belong to the receiver any more."""
 
     done: list[int]  # dead letters now
     unsure: list[int]  # Kafka did not confirm it
 
 
 class _Mover:
-    """The receiver of what is about to be moved."""
+    """The receiver of messages that are about to be moved."""
 
     def __init__(self) -> None:
         self.begun: asyncio.Future[Handout] = asyncio.get_running_loop().create_future()
@@ -161,7 +161,7 @@ class Partitions(Protocol):
 
     @property
     def log(self) -> CompositeLogger:
-        """Where it is said what went wrong."""
+        """The log of the worker."""
 
     def drain(self, held: OwnedPartition) -> None:
         """Carry out what the owner has to say."""
@@ -215,9 +215,9 @@ class Copies:
             await self.quarantine(held, [(o, TOO_LARGE) for o in hopeless])
 
     async def reject(self, held: OwnedPartition, offsets: list[int], receipt: tuple[int, int], reason: str) -> Rejected:
-        """Make dead letters of messages that a receiver holds, because it says so; what became of them.
+        """Make dead letters of messages that a receiver has, because it rejects them.
 
-        Those whose delivery is not the current one any more are left alone.
+        Messages that have another delivery by now are left alone.
         """
         partition = held.owner.partition
         taken = partition.reserve_current(offsets, *receipt)
@@ -247,12 +247,15 @@ class Copies:
         to: str | None,
         make: bool = True,
     ) -> dict[int, Place | MarqError]:
-        """Put messages that are ready in `queue` into another queue, each once; by offset where it is now, or why not.
+        """Put ready messages of `queue` into another queue, each once.
 
         Args:
-            offsets: which ones; None: up to `limit` of them, in their order.
-            to: the queue; None: that of which each is a dead letter.
-            make: whether a queue that is not there is made, where sending makes queues.
+            offsets: which messages; None: up to `limit` messages in their order.
+            to: the other queue; None: the queue of which each message is a dead letter.
+            make: make the queue if it does not exist and sending makes queues.
+
+        Returns:
+            By offset: the place of the copy, or why there is none.
         """
         if held.owner.stalled:
             raise self._stalled(held)
@@ -333,8 +336,8 @@ class Copies:
     async def quarantine(self, held: OwnedPartition, poison: list[tuple[int, str]]) -> None:
         """Copy records that are no messages to the poison topic, with the reason, then end them.
 
-        A copy that is too large is made smaller. One that fails is tried again, for `COPY_GIVE_UP_S` at most: then the
-        record is ended without a copy, lest it hold up the partition for ever.
+        A copy that is too large is made smaller. A failed copy is tried again, for `COPY_GIVE_UP_S` at most. Then the
+        record is ended without a copy, so that it does not hold up the partition for ever.
         """
         reasons, partition = dict(poison), held.owner.partition
         self._log_poison(held, reasons)
@@ -375,7 +378,7 @@ class Copies:
         return target
 
     def _log_poison(self, held: OwnedPartition, reasons: dict[int, str]) -> None:
-        """One line for each reason. What could not be decoded has a line already, from when it was read."""
+        """Log a line for each reason. Undecodable records were logged when they were read."""
         messages = held.owner.partition.messages
         offsets_of: dict[str, list[int]] = {}
         for offset, reason in reasons.items():
@@ -400,7 +403,7 @@ class Copies:
     # ------------------------------------------------------------------ copies
 
     def _dead(self, held: OwnedPartition, record: Any, offset: int, reason: str, uncounted: int) -> Target:
-        """Where the dead letter of a record goes, and what it says of it."""
+        """Where the dead letter of a record goes, with its headers."""
         ownership, partition = self._ownership, held.owner.partition
         queue = partition.queue_of(offset)
         assert queue is not None
@@ -418,7 +421,7 @@ class Copies:
         return ownership.topics.dead_letter, 0, record.key, headers
 
     def _to_queue(self, held: OwnedPartition, queue: str, headers: list[tuple[str, bytes]]) -> Target:
-        """Where the copy in a queue goes: to the same partition, unless the queue is FIFO and all of a group in one."""
+        """Where a copy in a queue goes: to the same partition, or in a FIFO queue to the partition of its group."""
         topics, settings = self._ownership.topics, self._ownership.catalog.settings_of(queue)
         number, key = held.number, queue.encode()
         if settings.fifo:
@@ -428,9 +431,9 @@ class Copies:
     def _copies(
         self, held: OwnedPartition, offsets: list[int], target: Callable[[Any, int], Target], room: int | None = None
     ) -> list[Copy]:
-        """Append a copy of each message: where it goes `target` says of its record and offset.
+        """Append a copy of each message, to the `target` for its record and offset.
 
-        `room`: bytes that a copy is cut to; None: it is all of the message, or fails as too large.
+        `room` is the size in bytes to which a copy is cut; None: it is not cut, and may fail as too large.
         """
         partition, copies = held.owner.partition, []
         for offset in offsets:
@@ -459,12 +462,12 @@ class Copies:
 
     @staticmethod
     def _check_size(copy: Record) -> None:
-        """A copy that is no message, because of what was added, must not get into a queue."""
+        """Raises `MessageSizeTooLargeError` if the added headers make a copy too large for a message."""
         if is_too_large(stored_size(copy), True):
             raise MessageSizeTooLargeError(f"a copy of {stored_size(copy)} bytes is no message")
 
     async def _confirmed(self, held: OwnedPartition, copies: list[Copy]) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Which copies are in the log, with their metadata, and which may not be."""
+        """Wait for the copies. Returns the metadata of those in the log, and the errors of the others."""
         done: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
         for offset, future in copies:
@@ -476,7 +479,7 @@ class Copies:
         return done, failed
 
     async def _end(self, held: OwnedPartition, outcome: m.Outcome, offsets: list[int]) -> set[int]:
-        """End messages that were copied; those of which that is folded."""
+        """End the messages that were copied. Returns those whose end was folded in time."""
         if not offsets:
             return set()
         messages = held.owner.partition.messages
@@ -492,5 +495,5 @@ class Copies:
         return {offset for offset in offsets if offset not in messages}
 
     def _still(self, held: OwnedPartition) -> bool:
-        """Whether the partition is still this worker's."""
+        """True if this worker still serves the partition."""
         return self._ownership.held.get(held.number) is held and held.serving

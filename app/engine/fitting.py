@@ -1,4 +1,4 @@
-"""Makes a record small enough for the topic that takes its copy, and says what was cut."""
+"""Cuts a record to the size that a topic takes, and tells what was cut."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from marq.core.state import HEADER_OVERHEAD_BYTES
 
 Headers = list[tuple[str, bytes | None]]
 
-#: Kept of a key that is cut.
+#: Bytes that are kept of a key that is cut.
 KEY_KEPT_BYTES = 1024
-#: Kept of a payload, though headers would take all the room.
+#: Bytes that are kept of a payload, even if headers would take all the room.
 VALUE_KEPT_BYTES = 64 * 1024
-#: Counted per record beside its fields: headers of the batch and of the record, and the lengths of key and value.
+#: Bytes that a record counts besides its fields: headers of the batch and of the record, and the lengths of its fields.
 RECORD_OVERHEAD_BYTES = 128
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes | None]]) -> int:
-    """Bytes of a record that is alone in its batch, at most."""
+    """An upper bound of the bytes of a record that is alone in its batch."""
     return RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"") + sum(map(_header_size, headers))
 
 
@@ -32,7 +32,7 @@ def fit(
     """Key, value and headers that take at most `room_bytes` together: the payload is cut first, then headers.
 
     Returns:
-        What is left of them, and what they were before as JSON (sizes in bytes; number of headers); None if
+        What is left of them, and their sizes before as JSON: bytes, and the number of headers. The last is None if
         everything fits.
     """
     if size_of(key, value, headers) <= room_bytes:

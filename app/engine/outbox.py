@@ -1,8 +1,8 @@
-"""Gathers markers into records and appends them: few, large produces under load, none delayed when idle.
+"""Gathers markers into records and appends them: few large records under load, and no delay when idle.
 
-A partition has at most `IN_FLIGHT` records on their way; what comes meanwhile goes into the next one. What receivers
-say of their deliveries (acks, extensions, releases) goes before everything else. Apart from that, records of one
-partition are written in the order of the calls, which the fold's view of reservations depends on.
+A partition has at most `IN_FLIGHT` records on their way. Markers that come meanwhile go into the next record. Acks,
+extensions and releases of receivers go first. All other markers are written in the order of the calls, because the
+owner relies on it for its reservations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 IN_FLIGHT = 4
 #: Seconds until an append that Kafka did not confirm counts as failed (it may still land).
 APPEND_TIMEOUT_S = 15.0
-#: Seconds before acks and releases that nobody waits for are appended again, after Kafka did not confirm them.
+#: Seconds before acks and releases that Kafka did not confirm, and that nobody waits for, are appended again.
 AGAIN_S = 0.5
 
 
@@ -37,7 +37,7 @@ _Entry = tuple[Marker, _Waiter | None]
 
 
 class Writer:
-    """Who appends to a partition: names its records, and is told what became of them."""
+    """Who appends to a partition. It names its records, and is told whether they are in the log."""
 
     __slots__ = ("failed", "nonce", "sent", "took")
 
@@ -54,7 +54,7 @@ class Writer:
         self.failed = failed  # (seq): nobody knows
 
 
-#: Writes for receivers of a partition that is not ours.
+#: The writer for partitions of other workers: it writes what receivers say.
 NOBODY = Writer("", lambda *_: None, lambda *_: None, lambda *_: None)
 
 
@@ -101,9 +101,9 @@ class Outbox:
         return future
 
     def drop_owners(self) -> None:
-        """Forget what was not sent and only the owner of the partition may say: it is somebody else soon.
+        """Drop unsent markers that only the owner of the partition may write: another worker will own it soon.
 
-        A late own marker would take the partition from its next owner. Their waiters get `BrokerError`.
+        A late own marker would take the partition from its next owner. Who waits for the markers gets `BrokerError`.
         """
         for _, waiter in self._open:
             if waiter is not None and not waiter[0].done():
@@ -187,7 +187,7 @@ class Outbox:
         future.add_done_callback(done)
 
     def _refused(self, entries: list[_Entry], error: BaseException | str | None) -> None:
-        """Kafka did not confirm a record. Whoever waits is told; acks and releases of nobody are said again.
+        """Kafka did not confirm a record. Tell those who wait; append acks and releases that nobody waits for again.
 
         If the record is in the log after all, they change nothing the second time.
         """

@@ -8,28 +8,28 @@ from app.engine.outbox import Outbox
 from marq.core.agenda import Handout
 from marq.core.owner import Owner
 
-#: Milliseconds that reading goes on after a receiver found nothing. A partition that is paused and resumed for every
-#: message is late each time: a fetch that is under way has to end before the partition is part of one again.
+#: Milliseconds for which reading goes on after a receiver found nothing. If a partition were paused and resumed for
+#: each message, each would be late: the fetch that is under way has to end before the next one includes the partition.
 READ_ON_MS = 250
 
 
 class Receiver(Protocol):
-    """Who gets deliveries."""
+    """Gets deliveries: a handler, or the receives of clients."""
 
     def handed(self, held: OwnedPartition, handout: Handout) -> None:
         """A delivery begins now."""
 
     def wake(self, held: OwnedPartition) -> None:
-        """Something became ready in this partition."""
+        """A message became ready in this partition."""
 
     def starving(self, held: OwnedPartition) -> bool:
-        """True if a receiver waits and this partition has nothing ready for it in what was read so far."""
+        """True if a receiver waits, and nothing that was read of this partition is ready for it."""
 
     def wants(self, queue: str) -> bool:
-        """True if messages of this queue should stay in memory when it is short."""
+        """True if messages of this queue should stay in memory when memory is short."""
 
     def forget(self, held: OwnedPartition) -> None:
-        """The partition is no longer ours: what was asked for there never comes."""
+        """The partition is no longer ours: nothing that was asked for there will come."""
 
 
 class OwnedPartition:

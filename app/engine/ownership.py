@@ -2,10 +2,10 @@
 
     assigned ─► taken over (`app.engine.takeover`) ─► served ─► let go of
 
-The log decides who owns a partition, so a rebalance is no reason to stop serving: what stays with this worker is not
-touched, and what leaves is let go of when the new assignment is known. All runs in the event loop of the worker, so
-an owner is never entered twice. Agents call `on_queue_chunk` and `on_markers_chunk`, the timer agent `on_timer`; none
-of them waits for anything.
+The log decides who owns a partition, so a rebalance is no reason to stop serving. Partitions that stay with this worker
+are not touched; those that leave are let go of when the new assignment is known. Everything runs in the event loop of
+the worker, so an owner is never entered twice. Agents call `on_queue_chunk` and `on_markers_chunk`, the timer agent
+calls `on_timer`; none of these waits for anything.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ if TYPE_CHECKING:
     from app.streaming.faust_app import MarqApp
     from app.streaming.raw_table import SegmentTable
 
-#: Seconds before a partition that another worker took, or that was let go of for an error, is taken over again.
+#: Seconds before a partition is taken over again that another worker took, or that was let go of because of an error.
 TAKE_BACK_S = 1.0
-#: Longest such time, and milliseconds in which another row that can't be read doubles it.
+#: Seconds of the longest such pause, and milliseconds within which another unreadable row doubles the pause.
 TAKE_BACK_MAX_S = 60.0
 DAMAGE_MEMORY_MS = 300_000
-#: Milliseconds without progress after which a partition that is not served yet counts as unserved.
+#: Milliseconds without progress in reading up to its own marker after which a partition counts as unserved.
 PROGRESS_MS = 10_000
-#: Milliseconds after which a partition that does not advance, though its log goes on, is read again from its position.
+#: Milliseconds after which a partition is read again from its position if it does not advance though its log goes on.
 STUCK_MS = 2_000
-#: Longest time between two such readings while nothing comes of them.
+#: Milliseconds of the longest pause between two such attempts.
 STUCK_MAX_MS = 30_000
 #: Milliseconds between calls of `Ownership.on_timer`.
 TIMER_MS = 20
-#: Milliseconds before those who were given nothing, because this worker was late, are served again.
+#: Milliseconds before receivers are served again that got nothing because this worker was late.
 AGAIN_MS = 100
 
 
@@ -88,6 +88,8 @@ class Ownership(Service):
         self.held: dict[int, OwnedPartition] = {}
         #: Partitions that are assigned to this worker but can't be served at present: why.
         self.unserved: dict[int, str] = {}
+        #: Called when a partition is served from now on (True), or is known not to be.
+        self.on_settled: Callable[[int, bool], None] = lambda number, serving: None
         self.receivers: list[Receiver] = []
         self.intake = Intake()
         self.worker_name = ""
@@ -127,7 +129,7 @@ class Ownership(Service):
 
     @property
     def ready(self) -> bool:
-        """True if every assigned partition is served, but for those that can't be; of these, not all."""
+        """True if each assigned partition is served. Those that can't be do not count, unless that is all of them."""
         if self._assigned is None or self._leaving or self._closing:
             return False
         served = sum(number in self.held and self.held[number].serving for number in self._assigned)
@@ -136,7 +138,7 @@ class Ownership(Service):
     # ------------------------------------------------------------------ markers
 
     def outbox(self, partition: int) -> Outbox:
-        """Where markers for `partition` go, owned by us or not."""
+        """The outbox for markers of `partition`, whoever owns it."""
         outbox = self._outboxes.get(partition)
         if outbox is None:
             outbox = Outbox(lambda: self.app.producer, self.topics.markers, partition, self.broker_time.stamped)
@@ -144,7 +146,7 @@ class Ownership(Service):
         return outbox
 
     def drain(self, held: OwnedPartition) -> None:
-        """Carry out what the owner has to say, after each call of it."""
+        """Carry out the effects of an owner. Call this after each call of the owner."""
         owner = held.owner
         if self.read_up.rounds:
             self.read_up.advanced(held)
@@ -183,8 +185,8 @@ class Ownership(Service):
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         """Run a side task of the worker.
 
-        A failure that Kafka or a request explains is logged, as the next checkpoint or timer does the same again; any
-        other stops the worker.
+        A failure that Kafka or a request explains is only logged, because the next checkpoint or timer tries again. Any
+        other failure stops the worker.
         """
         task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
         self._background.add(task)
@@ -203,7 +205,7 @@ class Ownership(Service):
     # ------------------------------------------------------------------ what the agents call
 
     def on_queue_chunk(self, chunk: Chunk) -> None:
-        """A chunk of the queue topic."""
+        """Take up a chunk of the queue topic."""
         held = self._held_of(chunk)
         if held is None:
             return
@@ -215,7 +217,7 @@ class Ownership(Service):
             self.drain(held)
 
     def on_markers_chunk(self, chunk: Chunk) -> None:
-        """A chunk of the markers topic. In the context of its event, a step of the checkpoint is made."""
+        """Fold a chunk of the markers topic. A step of the checkpoint is made in the context of its event."""
         held = self._held_of(chunk)
         if held is None:
             return
@@ -224,7 +226,8 @@ class Ownership(Service):
             if not held.owner.read_markers(chunk.start, chunk.next, chunk.records, now_ms()):
                 self._seek(held, self.topics.markers, held.owner.partition.markers_position)
             if held.serving and not was_serving:
-                self.log.info("Serving partition %s, epoch %s", held.number, held.owner.epoch)
+                self.log.debug("Serving partition %s, epoch %s", held.number, held.owner.epoch)
+                self.on_settled(held.number, True)
                 self.unserved.pop(held.number, None)
                 held.owner.wake()
             if current_event() is not None:  # else the group rebalances, and rows have to wait
@@ -232,7 +235,7 @@ class Ownership(Service):
             self.drain(held)
 
     def on_timer(self) -> None:
-        """Time passes: ticks, dead letters, expiry. Many times a second."""
+        """Do what is due by time: ticks, dead letters, expiry. Called many times a second."""
         now = now_ms()
         self._note_lag(now)
         again = 0 <= self._again_ms <= now
@@ -261,7 +264,7 @@ class Ownership(Service):
                 self._read_again(held, now)
 
     def end_due(self) -> None:
-        """Begin with what is past its maximum receive count or its time to live, without waiting for the timer."""
+        """Begin to end messages past their maximum receive count or time to live, without waiting for the timer."""
         now = now_ms()
         for held in list(self.held.values()):
             if held.serving:
@@ -270,7 +273,7 @@ class Ownership(Service):
                     self.drain(held)
 
     def _watch(self, held: OwnedPartition, now: int) -> None:
-        """A partition whose own marker is not folded for long, though that is in the log, is unserved."""
+        """Mark a partition as unserved if its own marker is in the log, but has not been folded for long."""
         position = held.owner.partition.markers_position
         if held.caught_up_to != position:
             held.caught_up_to, held.advanced_ms = position, now
@@ -278,9 +281,10 @@ class Ownership(Service):
             self.is_unserved(held.number, f"its markers can't be read beyond offset {position}; trying again")
 
     def _read_again(self, held: OwnedPartition, now: int) -> None:
-        """A chunk that was dropped, as at a rebalance, is noticed with the next one; this is for the last of a log.
+        """Read a partition again that does not advance: its last chunk was dropped, as at a rebalance.
 
-        Less and less often while nothing comes of it: a Kafka that is slow would be asked anew before it has answered.
+        A dropped chunk is noticed with the next one, but the last of a log has none. The pauses grow while this does
+        not help: a slow Kafka must be able to answer before it is asked again.
         """
         partition, consumer = held.owner.partition, self.app.consumer
         for topic, position in (
@@ -300,7 +304,7 @@ class Ownership(Service):
                     held.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
 
     def _with_ttl(self, held: OwnedPartition) -> list[str]:
-        """Queues with a TTL that have something here: of thousands in the catalog, few do."""
+        """Queues with a time to live in their settings that have messages in this partition."""
         with_ttl = self.catalog.with_ttl
         return [queue for queue in held.owner.partition.queues() if queue in with_ttl] if with_ttl else []
 
@@ -320,12 +324,12 @@ class Ownership(Service):
         self._timer_ms = now
 
     def _note_stall(self, now: int) -> None:
-        """After this process stood still, a request may come before the timer that finds it out."""
+        """Note a stall of this process. After a stall, a request may come before the timer that notices it."""
         if self._timer_ms >= 0 and now - self._timer_ms - TIMER_MS >= STALL_MS:
             self._note_lag(now)
 
     def room(self, held: OwnedPartition, wanted: int, lease_ms: int) -> int:
-        """How many of `wanted` messages may be handed out under such a lease: fewer, or none, while acks are late."""
+        """How many of `wanted` messages may be handed out under this lease: fewer, or none, while acks are late."""
         now = now_ms()
         self._note_stall(now)
         room = self.lateness.room(now, wanted, lease_ms, held.outbox.late_s * 1000)
@@ -336,7 +340,7 @@ class Ownership(Service):
         return room
 
     def is_late(self, held: OwnedPartition, lease_ms: int) -> bool:
-        """True if a partition hands out nothing under such a lease at the moment."""
+        """True if a partition hands out nothing under this lease at present, because acks are late."""
         return self.lateness.share(now_ms(), lease_ms, held.outbox.late_s * 1000) == 0.0
 
     @property
@@ -347,9 +351,9 @@ class Ownership(Service):
     # ------------------------------------------------------------------ assignment
 
     def on_assignment(self, numbers: set[int]) -> None:
-        """What is assigned to this worker from now on. What stays is not touched; what leaves is let go of at once.
+        """Take up a new assignment: let go of partitions that leave, at once, and leave the others alone.
 
-        Called before Faust closes the tables of what leaves.
+        Called before Faust closes the tables of partitions that leave.
         """
         if self._closing:
             return
@@ -381,7 +385,7 @@ class Ownership(Service):
                 self._take_over(number)
 
     def _read_on(self, held: OwnedPartition) -> None:
-        """Open both logs at the positions that the state has."""
+        """Open both logs at the positions of the state."""
         partition, consumer = held.owner.partition, self.app.consumer
         queue, markers = TP(self.topics.queue, held.number), TP(self.topics.markers, held.number)
         held.generation = self._generation
@@ -424,10 +428,11 @@ class Ownership(Service):
         """A partition that is assigned to this worker can't be served at present."""
         if self.unserved.get(number) != reason:
             self.log.warning("Partition %s is not served: %s", number, reason)
+            self.on_settled(number, False)
         self.unserved[number] = reason
 
     def _leave(self, held: OwnedPartition) -> None:
-        """Serve a partition no longer; say what is still to be said."""
+        """Stop serving a partition, and send the last markers for it."""
         del self.held[held.number]
         self.checkpoints.let_go(held.number)
         self.read_up.advanced(held)
@@ -441,7 +446,7 @@ class Ownership(Service):
             receiver.forget(held)
 
     def _lost(self, held: OwnedPartition) -> None:
-        """A foreign own marker was folded, or a row can't be read. While it is assigned to us, we take it back."""
+        """A foreign own marker was folded, or a row can't be read. Take the partition back if it is still assigned."""
         if self.held.get(held.number) is not held:
             return
         failed = held.owner.phase is Phase.FAILED
@@ -464,7 +469,7 @@ class Ownership(Service):
             self._take_over(held.number, TAKE_BACK_S)
 
     def recover_again(self, held: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
-        """Something of one partition is not as it must be: let go of it, and take it over anew.
+        """Let go of a partition whose state or log is not as it must be, and take it over anew.
 
         Args:
             wipe: the local store may be damaged: fill it from the changelogs.
@@ -486,14 +491,14 @@ class Ownership(Service):
             self._take_over(held.number, delay_s)
 
     def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
-        """What has to be read next of a log is gone: another owner has gone on, or somebody deleted it."""
+        """The next record of a log was deleted: another owner has gone on, or a user deleted records."""
         held = self.held.get(number)
         if held is not None:
             self.recover_again(held, f"{topic}:{number} does not hold offset {position} any more")
 
     @contextlib.contextmanager
     def _alone(self, held: OwnedPartition) -> Iterator[None]:
-        """What goes wrong with the rows of one partition concerns no other."""
+        """Take a partition over anew if one of its rows can't be read. Others go on."""
         try:
             yield
         except RowError as exc:
@@ -514,7 +519,7 @@ class Ownership(Service):
             self.log.info("Partitions %s were not taken over within %s s", sorted(self.held), timeout_s)
 
     def stop_serving(self) -> None:
-        """Let go of everything. Nothing is taken over any more."""
+        """Let go of all partitions, and take over none any more."""
         self._closing = True
         for task in self._recoveries.values():
             task.cancel()
@@ -525,9 +530,9 @@ class Ownership(Service):
             outbox.writer = NOBODY
 
     async def hand_over(self, timeout_s: float) -> bool:
-        """Before leaving: let go of everything, and wait until what receivers have acknowledged is in the log.
+        """Let go of all partitions, and wait until all acks of receivers are in the log.
 
-        False if Kafka did not take it.
+        Returns False if Kafka did not take them in time.
         """
         self.stop_serving()
         deadline = asyncio.get_running_loop().time() + timeout_s

@@ -1,4 +1,4 @@
-"""What the queues topic says of one queue: its record, which grows by a version with each change."""
+"""The record of a queue in the queues topic. Its version grows with each change."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ VERSION = 1
 
 
 class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Messages of a queue that are to be moved to others, as many a second as are wished."""
+    """The task to move messages of a queue to other queues, at a limited rate."""
 
     id: str
     to: str  # "": each to the queue of which it is a dead letter
@@ -37,7 +37,7 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the topic says of one queue."""
+    """The state and the settings of one queue."""
 
     v: int
     version: int  # grows with each change
@@ -65,7 +65,7 @@ class _OldPolicy(msgspec.Struct):
 
 
 class Draft(NamedTuple):
-    """What a queue is to be."""
+    """New values for a queue."""
 
     settings: QueueSettings
     attributes: dict[str, str]
@@ -78,7 +78,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(value: bytes) -> QueueRecord:
-    """The record in a value. Raises `QueueSettingsError`."""
+    """Decode a record. Raises `QueueSettingsError`."""
     try:
         return _with_policy(_decoder.decode(value))
     except msgspec.MsgspecError as exc:
@@ -86,7 +86,7 @@ def decode(value: bytes) -> QueueRecord:
 
 
 def _with_policy(record: QueueRecord) -> QueueRecord:
-    """The record with the policy of SQS that stood beside the settings before it was one of them."""
+    """The record with the redrive allow policy of SQS as a setting. Version 0.1 kept it as an attribute."""
     text = record.attributes.get(OLD_POLICY)
     if text is None or record.settings.dead_letters_from is not None:
         return record
@@ -110,7 +110,7 @@ def next_record(
     tags: dict[str, str] | None = None,
     moves: tuple[MoveTask, ...] | None = None,
 ) -> QueueRecord:
-    """The record after `old`, with a new version. What is None stays as it was, if the queue was there."""
+    """The record after `old`, with a new version. Arguments that are None keep the value of an active queue."""
     now_ms = int(time.time() * 1000)
     kept = old.purge if old is not None else ()
     before = old if old is not None and old.active else None

@@ -39,7 +39,7 @@ class ReadAhead:
         self._shed_at_ms = 0  # earliest time of the next look
 
     def regulate(self, held: OwnedPartition) -> None:
-        """Read on or pause: a partition reads ahead of its receivers by so many bytes, the worker holds so many."""
+        """Pause or resume the reading of a partition, by what it has read ahead and what the worker has in memory."""
         partition = held.owner.partition
         share = self._settings.memory_bytes // max(1, len(self._ownership.held))
         wanted = partition.bytes < min(self._settings.read_ahead_bytes, share)
@@ -57,7 +57,7 @@ class ReadAhead:
                 self._ownership.app.consumer.pause_reading(tp)
 
     def _has_memory(self) -> bool:
-        """Keep the worker under its limit by leaving payloads to the messages table; False if that is not enough."""
+        """Drop payloads that are in the messages table while the worker is over its limit. False: it still is."""
         excess = sum(h.owner.partition.bytes for h in self._ownership.held.values()) - self._settings.memory_bytes
         if excess < 0:
             return True

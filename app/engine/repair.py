@@ -1,9 +1,8 @@
-"""`repair`: a partition whose log begins beyond what was read of it goes on without the records that are gone.
+"""The command `repair`: lets a partition go on without records that were deleted before a worker had read them.
 
-Somebody has deleted them: nobody can tell any more what was in them, so no worker goes on by itself. This says what is
-gone, and with `--accept-loss` takes the partition as a worker would (an own marker, the tables, the markers up to it),
-moves its positions to where the logs begin, and writes that as a manifest, with the loss in it. The next worker that
-takes the partition goes on from there.
+What was in these records is not known any more, so no worker goes on by itself. The command says what is gone. With
+`--accept-loss` it takes the partition as a worker would (an own marker, the tables, the markers up to it), moves its
+positions to the first offsets of the logs, and writes a manifest that names the loss. The next owner goes on there.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ from marq.core.rows import Loss, Manifest, decode_manifest, table_of
 from marq.errors import BrokerError, NotPossibleError, RowError
 from marq.protocol.limits import RECORD_MAX_BYTES
 
-#: Seconds for one read of a log to its end, without a record, and for one write.
+#: Seconds that a read may bring no record, and that a write may take.
 TIMEOUT_S = 30.0
-#: Seconds for a worker to say which partitions it serves.
+#: Seconds that a worker may take to say which partitions it serves.
 ASK_TIMEOUT_S = 5.0
 
-#: Name in the own marker.
+#: The name of the owner in the own marker.
 REPAIR = "repair"
 
 
 class Repair(NamedTuple):
-    """What was found, and whether it was mended."""
+    """What was found, and whether the partition was repaired."""
 
     partition: int
     losses: list[Loss]  # that this repair gives up, or would
@@ -52,11 +51,11 @@ class Repair(NamedTuple):
 
 
 async def repair(settings: Settings, number: int, *, accept_loss: bool) -> Repair:
-    """Name what is gone of a partition, and with `accept_loss` go on without it.
+    """Report the deleted records of a partition, and with `accept_loss` let it go on without them.
 
     Raises:
         NotPossibleError: a worker serves the partition, or may do so.
-        RowError: the tables are damaged, which this can't mend.
+        RowError: the tables are damaged, which `repair` can't mend.
         BrokerError: Kafka is away, or too slow.
     """
     topics = await ensure_topics(settings, settings.name)
@@ -90,7 +89,7 @@ def _owner(settings: Settings, topics: Topics, number: int) -> Owner:
 
 
 async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -> list[Loss]:
-    """Take the state as a worker does, up to the own marker (`own`: one that is not in the log); what it gives up."""
+    """Take the state as a worker does, up to the own marker (`own`: one that is not in the log). Returns the losses."""
     tables = await logs.tables()
     manifests = {key: value for key, value in tables.items() if key.count("/") == 1}
     queue_start, markers_start = await logs.starts()
@@ -116,7 +115,7 @@ async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -
 
 
 def newest_of(manifests: dict[str, bytes]) -> Manifest | None:
-    """The manifest that counts."""
+    """The newest manifest."""
     return max(map(decode_manifest, manifests.values()), key=lambda one: one.epoch, default=None)
 
 
@@ -172,13 +171,13 @@ class _Logs:
         return int((await self._consumer.end_offsets([self._tp(topic)]))[self._tp(topic)])
 
     async def starts(self) -> tuple[int, int]:
-        """Where the queue log and the markers log begin."""
+        """The first offsets of the queue log and the markers log."""
         queue, markers = self._tp(self.topics.queue), self._tp(self.topics.markers)
         found = await self._consumer.beginning_offsets([queue, markers])
         return found[queue], found[markers]
 
     async def read(self, topic: str, start: int, stop: int) -> list[Any]:
-        """Records of `[start, stop)` that are there."""
+        """The existing records in `[start, stop)`."""
         tp, records, consumer = self._tp(topic), list[Any](), self._consumer
         if start >= stop:
             return records
@@ -212,7 +211,7 @@ class _Logs:
         return found
 
     async def append(self, topic: str, key: bytes | None, value: bytes) -> int:
-        """Write a record; its offset."""
+        """Write a record. Returns its offset."""
         sent = self._producer.send_and_wait(topic, value, key, self.number)
         return int((await asyncio.wait_for(sent, TIMEOUT_S)).offset)
 
@@ -267,7 +266,7 @@ async def _workers(settings: Settings) -> list[str]:
 
 
 def lines_of(found: Repair) -> list[str]:
-    """The result for people."""
+    """The result as text for users."""
     if not found.losses:
         return [f"partition {found.partition}: no record was deleted unread, there is nothing to repair"]
     lines = []

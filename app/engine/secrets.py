@@ -1,4 +1,4 @@
-"""What the secret that a user sets is turned into, slowly: a receipt lets anybody try guesses at it, offline."""
+"""Derives a key from the secret that a user sets. It is slow, because a receipt lets anybody try guesses offline."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ _MEMORY_BYTES = 64 * 1024 * 1024
 
 @lru_cache(8)
 def derived(secret: str, installation: str) -> bytes:
-    """32 bytes of a secret, the same in all workers of an installation, and others in any other one."""
+    """32 bytes derived from a secret: the same in all workers of an installation, different in any other one."""
     salt = b"marq/" + installation.encode()
     return hashlib.scrypt(secret.encode(), salt=salt, n=_N, r=_R, p=_P, maxmem=_MEMORY_BYTES, dklen=32)

@@ -1,7 +1,7 @@
-"""Partitions in which Kafka confirms nothing, as below the minimum of in-sync replicas: which, where, for how long.
+"""Finds partitions in which Kafka confirms nothing, for example below the minimum of in-sync replicas.
 
-A stall is one partition's. This worker sends nothing more there (`app.service.operations`) and begins no deliveries
-(`Owner.stalled`), and the other partitions go on.
+A stall concerns one partition. This worker sends nothing more there (`app.service.operations`) and starts no deliveries
+(`Owner.stalled`). The other partitions go on.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a record of a partition may wait for Kafka: then no more go there, before they pile up.
+#: Seconds that a record may wait for Kafka before its partition counts as stalled, so that no more pile up.
 STALLED_S = 3.0
 
 
 class Stall(msgspec.Struct):
-    """What has waited longest in a partition."""
+    """The oldest waiting record of a partition."""
 
     topic: str
     seconds: float
 
 
 class Stalls:
-    """Those that this worker sees, of partitions of its own and of others."""
+    """The stalls that this worker sees, in its own partitions and in others."""
 
     def __init__(self, waits: Callable[[float], Mapping[TP, float]], topics: Callable[[], Topics]) -> None:
         self._waits = waits  # partitions whose oldest record has waited for longer than so many seconds
@@ -38,7 +38,7 @@ class Stalls:
         self._named: set[int] = set()
 
     def now(self) -> dict[int, Stall]:
-        """By the number of the partition."""
+        """The present stalls, by the number of the partition."""
         waits = self._waits(STALLED_S)
         if not waits:
             return {}
@@ -52,7 +52,7 @@ class Stalls:
         return dict(sorted(found.items()))
 
     def look(self) -> None:
-        """Log those that are new, and those that are over."""
+        """Log stalls that are new, and stalls that are over."""
         stalled = self.now()
         for number in sorted(stalled.keys() - self._named):
             log.warning(

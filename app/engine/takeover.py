@@ -1,13 +1,13 @@
-"""How one partition gets from assigned to served, each by itself:
+"""Takes one partition over, from assigned to served, independently of all others:
 
     read the changelogs ─► claim (own marker) ─► read the rest ─► restore ─► read both logs up to the claim ─► serve
 
-From the claim on nobody serves the partition, so all that may take long comes before: an owner that leaves the group
-serves until it reads the claim. What has to come after the claim is that the changelogs are read to their end.
+From the claim on nobody serves the partition, so everything that may take long comes before: an owner that leaves the
+group serves until it reads the claim. After the claim, only the rest of the changelogs is read.
 
-What goes wrong is tried again, less and less often, without an end. Meanwhile the partition is *unserved*, with the
-reason, and nothing else of this worker waits for it. There is a limit on the time without progress, and none on the
-whole, which grows with what is there.
+A failed step is tried again, with growing pauses, for ever. Meanwhile the partition is *unserved*, with a reason, and
+nothing else of this worker waits for it. The time without progress is limited; the whole time is not, because it grows
+with the size of the tables.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from marq.core.policies import Limits
 from marq.core.rows import table_of
 from marq.errors import DeletedError, MarqError, RowError, UnavailableError
 
-#: Seconds for Kafka to confirm an own marker before the claim is tried again, with a new nonce.
+#: Seconds that Kafka may take to confirm an own marker before the claim is tried again, with a new nonce.
 CLAIM_TIMEOUT_S = 10.0
 #: Seconds between attempts, doubled up to the maximum.
 AGAIN_S = 0.2
 AGAIN_MAX_S = 30.0
-#: Recoveries from the local store that fail before the store is wiped, and from the wiped store before that is news.
+#: Failed recoveries before the local store is wiped, and from the wiped store before an error is logged.
 ATTEMPTS = 3
-#: Seconds that a restore may take between two looks at everything else. A million parked messages take some hundred
+#: Seconds of a restore before the event loop may do other work. A million parked messages take some hundred
 #: milliseconds in all. A thread would be no better: a store is read under the lock that Python code runs under.
 SLICE_S = 0.005
 
 
 class _Claim(NamedTuple):
-    """An own marker that is durable, at ``own_offset`` (-1: Kafka can't tell)."""
+    """An own marker that is durable, at ``own_offset``; -1: Kafka does not tell the offset."""
 
     owner: Owner
     outbox: Outbox
@@ -71,14 +71,14 @@ class Partitions(Protocol):
 
     @property
     def log(self) -> CompositeLogger:
-        """Where it is said what went wrong."""
+        """The log of the worker."""
 
     @property
     def in_group(self) -> bool:
         """False once the consumer group has given this worker up."""
 
     def outbox(self, partition: int) -> Outbox:
-        """Where markers for a partition go."""
+        """The outbox for markers of a partition."""
 
     def enter(self, number: int, owner: Owner, outbox: Outbox) -> None:
         """The state of a partition is restored: read both logs from there on."""
@@ -101,7 +101,7 @@ class TakeOver:
         self.row_errors = 0
 
     async def run(self, delay_s: float = 0.0) -> None:
-        """Claim and restore, again and again until that succeeds."""
+        """Claim and restore, again and again until both succeed."""
         await asyncio.sleep(delay_s)
         claim: _Claim | None = None
         pause_s = AGAIN_S
@@ -138,7 +138,7 @@ class TakeOver:
             pause_s = min(2 * pause_s, AGAIN_MAX_S)
 
     async def _claim(self) -> _Claim:
-        """Append an own marker and wait until it is durable: before the tables are read, not after."""
+        """Append an own marker and wait until it is durable. Tables may only be read after that."""
         ownership, number, settings = self.ownership, self.number, self.ownership.settings
         if not ownership.in_group:
             # it may have given the partition to another worker, from which this one would take it again and again
@@ -187,7 +187,7 @@ class TakeOver:
         await ownership.changelogs.read_rest(ownership.tables.values(), number)
 
     async def _restore(self, claim: _Claim) -> None:
-        """Take the state from the local store: where the newest manifest is."""
+        """Take the state of the newest manifest from the local store."""
         ownership, number, now = self.ownership, self.number, time.monotonic
         began_s = now()
         await self._read_tables()
@@ -197,7 +197,7 @@ class TakeOver:
         keys: list[str] = []
         await _in_slices(self._read_keys(manifests, keys))
         await _in_slices(claim.owner.restoring(manifests, keys, self._loader(), starts, claim.own_offset))
-        ownership.log.info(
+        ownership.log.debug(
             "Partition %s: tables read in %.2f s, restored in %.2f s", number, read_s - began_s, now() - read_s
         )
 
@@ -231,7 +231,7 @@ class TakeOver:
 
 
 async def _in_slices(steps: Generator[None, None, None]) -> None:
-    """Run `steps` to their end, and everything else of the event loop in between."""
+    """Run `steps` to their end, and let the event loop do other work in between."""
     with contextlib.closing(steps):
         slice_s = time.monotonic() + SLICE_S
         for _ in steps:

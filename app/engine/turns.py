@@ -1,17 +1,17 @@
-"""Partitions take turns at writing rows, so that their checkpoints don't come all in the same second."""
+"""Lets partitions take turns at writing rows, so that their checkpoints do not all come in the same second."""
 
 from __future__ import annotations
 
 #: Partitions that write rows at once: each writes a few MB.
 AT_ONCE = 2
-#: Milliseconds after which one whose rows Kafka does not take keeps no other waiting any more.
+#: Milliseconds after which a partition whose rows Kafka does not take no longer keeps others waiting.
 HELD_MAX_MS = 5_000
-#: Milliseconds for which a place in the queue is kept for one that does not come back.
+#: Milliseconds for which a place in the queue is kept for a partition that does not ask again.
 PLACE_MS = 2_000
 
 
 class Turns:
-    """Who may begin now. First come, first served; times are the worker's monotonic milliseconds."""
+    """Decides who may begin now: first come, first served. Times are the worker's monotonic milliseconds."""
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
@@ -19,7 +19,7 @@ class Turns:
         self._queue: dict[int, int] = {}  # in order; when it last asked
 
     def take(self, number: int, now_ms: int) -> bool:
-        """True if `number` may begin now, which it has to `end`; else it asks again soon."""
+        """True if `number` may begin now; it has to call `end` afterwards. False: ask again soon."""
         self._active = {n: since for n, since in self._active.items() if now_ms - since < HELD_MAX_MS}
         self._queue[number] = now_ms
         self._queue = {n: asked for n, asked in self._queue.items() if now_ms - asked < PLACE_MS}

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import struct
@@ -38,6 +39,8 @@ from marq.protocol.limits import RECORD_MAX_BYTES
 KAFKA_VERSION = "4.3.0"
 
 LOOPBACK = "127.0.0.1"
+#: A disk with fewer bytes left is full for Kafka.
+ROOM_BYTES = 16 * 1024 * 1024
 #: Who clients of a broker that asks for a password are, how they log in, and the file with their password.
 USER, MECHANISM, PASSWORD_FILE = "marq", "PLAIN", "password"
 
@@ -456,9 +459,13 @@ class EmbeddedBroker:
     def log_tail(self, lines: int = 15) -> list[str]:
         """The last lines of the broker's own log."""
         try:
-            return self.log_file.read_text(errors="replace").splitlines()[-lines:]
+            said = self.log_file.read_text(errors="replace").splitlines()[-lines:]
         except OSError:
-            return ["(no log)"]
+            said = []
+        free = shutil.disk_usage(self.home).free if self.home.exists() else ROOM_BYTES
+        if free < ROOM_BYTES:
+            said.append(f"the disk of {self.home} is full: make room, or set MARQ_DATA_DIR to another")
+        return said or ["(it wrote no log)"]
 
     # -- stopping -----------------------------------------------------------------------------------
 

@@ -126,8 +126,11 @@ class _Probe:
                 "set MARQ_KAFKA_CA_FILE to the certificate of the authority that signed it, and MARQ_KAFKA to a host "
                 "name that the certificate has",
             )
-        if not isinstance(error, (socket.gaierror, ConnectionRefusedError)) and (other := await self._other_protocol()):
-            return other
+        if not isinstance(error, (socket.gaierror, ConnectionRefusedError)):
+            if other := await self._other_protocol():
+                return other
+            if stranger := await self._stranger():
+                return stranger
         return self._away(error)
 
     async def _request_failed(self, error: BaseException) -> Trouble:
@@ -156,6 +159,34 @@ class _Probe:
                 "set MARQ_KAFKA_TLS=true, or MARQ_KAFKA_CA_FILE if its authority is not one of the system's",
             )
         return None
+
+    async def _stranger(self) -> Trouble | None:
+        """Whether the port takes connections and what has it is no Kafka: what it answers to a line of text says so."""
+        try:
+            async with asyncio.timeout(ATTEMPT_S):
+                reader, writer = await asyncio.open_connection(self.host, self.port)
+        except (OSError, TimeoutError):
+            return None
+        said = b""
+        try:
+            writer.write(b"GET / HTTP/1.0\r\n\r\n")
+            async with asyncio.timeout(ATTEMPT_S):
+                said = await reader.read(100)
+        except TimeoutError:
+            return self._passing(
+                "it takes connections and answers nothing",
+                "check MARQ_KAFKA: it may be the port of something else, or a broker that hangs",
+            )
+        except OSError:
+            pass
+        finally:
+            writer.close()
+        if not said.isascii() or not said.strip():
+            return None
+        what = "HTTP" if said.startswith(b"HTTP/") else repr(said.decode().splitlines()[0][:40])
+        return self._lasting(
+            f"it speaks no Kafka on this port, it answers {what}", "set MARQ_KAFKA to a broker's address"
+        )
 
     async def _speaks_tls(self) -> bool:
         context = ssl.create_default_context()

@@ -7,10 +7,10 @@ Everything that reaches into the internals of either library is here. May import
 `faust_app`        the Faust app of marq
 `transport`        Faust's transport in chunks: the consumer in the main thread
 `consumer_thread`  the thread that fetches
-`chunks`           what the one hands to the other
+`chunks`           what that thread hands to the agents
 `batches`          decodes what was fetched, also what is damaged
-`compression`      decompresses it
-`fetching`         puts that into aiokafka's fetcher
+`compression`      decompresses batches
+`fetching`         puts our decoder into aiokafka's fetcher
 `paced_client`     asks for leaders at a bounded rate
 `producer`         appends idempotently
 `sender`           sends the producer's batches, each partition by itself

@@ -1,7 +1,7 @@
-"""Which worker gets which partitions: as even as can be, and no partition moves without need.
+"""Decides which worker gets which partitions: evenly, and with as few moves as possible.
 
-Faust's assignor takes partitions from workers down to the lower of two even shares at each rebalance, and deals those
-out anew, so partitions move although nothing has changed. Here a worker keeps what it has, up to its share.
+At each rebalance, Faust's assignor takes partitions from workers down to the lower of two even shares, and assigns
+those anew, so partitions move although nothing has changed. Here a worker keeps its partitions, up to its share.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from faust.assignor.partition_assignor import PartitionAssignor
 
 
 def share_out(count: int, had: Mapping[str, Iterable[int]]) -> dict[str, list[int]]:
-    """Deal `count` partitions out to the members of `had`, of which each said what it had.
+    """Assign `count` partitions to the members of `had`, which has the partitions that each of them reported.
 
-    No two shares differ by more than one, and as few partitions as possible change hands.
+    No two shares differ by more than one, and as few partitions as possible move.
     """
     keeps: dict[str, list[int]] = {}
     taken: set[int] = set()
@@ -38,7 +38,7 @@ def share_out(count: int, had: Mapping[str, Iterable[int]]) -> dict[str, list[in
 
 
 class StickyAssignor(PartitionAssignor):
-    """Faust's assignor, on the wire as well, with another way to deal out. There are no standbys and global tables."""
+    """Faust's assignor, with its format on the wire and another assignment. It has no standbys and no global tables."""
 
     def _perform_assignment(self, cluster: Any, member_metadata: Any) -> Any:
         metadata = {member: self._get_client_metadata(m) for member, m in member_metadata.items()}

@@ -1,16 +1,16 @@
-"""Decodes what the broker answers to a fetch: record batches, of any codec, that any client may have written.
+"""Decodes the record batches in the answer to a fetch, from any client, and also when they are damaged.
 
-aiokafka gives up a partition at the first batch that it can't decode. Here such a batch costs its own offsets and no
-others: they come out as `Unreadable` records, with the reason and the bytes, and reading goes on behind them.
+aiokafka gives up a partition at the first batch that it can't decode. Here only the offsets of such a batch are lost:
+they become `Unreadable` records, with the reason and the bytes, and reading goes on behind them.
 
-What is trusted how far:
-- A batch whose checksum is right was written so: its header says which offsets it covers. Of a damaged record inside,
-  the neighbours are delivered.
-- Where the checksum is wrong, or the format unknown, no field of the header is evidence by itself. The batch ends where
-  the next one begins, or where two fields agree that it does; else it counts for one offset, and the broker is asked
-  for the next.
-- Where not even the length is right, the same: one offset at a time. So reading never stands still, and an offset is
-  never passed without a word.
+How far each part is trusted:
+- If the checksum is right, the header says which offsets the batch covers. The neighbours of a damaged record in it are
+  delivered.
+- If the checksum is wrong, or the format unknown, no single field of the header is evidence. The batch ends where the
+  next one begins, or where two fields agree that it does. Otherwise it counts for one offset, and the next one is
+  fetched.
+- If the length is wrong, too, reading goes on by one offset at a time. So it never stands still, and each lost offset
+  is reported.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _LEGACY_CRC_OFFSET, _LEGACY_MIN, _LEGACY_KEY = 12, 26, {0: 18, 1: 26}  # in form
 
 
 class Fault(NamedTuple):
-    """Offsets `[start, stop)` that can't be read, maybe none, and why.
+    """Offsets `[start, stop)` that can't be read, and why. There may be none.
 
-    `batch_stop`: where their batch ends, for readers that can't go on inside it; 0: others read them.
+    `batch_stop` is where their batch ends, for readers that can't go on inside it; 0: it can be read by others.
     """
 
     start: int
@@ -79,12 +79,12 @@ def _name(raw: bytes | None) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        # As Java's client, put a mark that the core knows; unlike it, keep the bytes.
+        # like Java's client, put in a character that the core knows; unlike it, keep the bytes
         return BAD_NAME + raw.decode(errors="backslashreplace")
 
 
 class _Place(NamedTuple):
-    """What a record says of itself before its key."""
+    """The fields of a record before its key."""
 
     offset: int
     timestamp: int
@@ -117,16 +117,17 @@ def _fields(data: Any, at: int) -> tuple[bytes | None, bytes | None, tuple[tuple
 
 
 class FetchedRecords:
-    """The records in the answer to one fetch of one partition, as an iterator: the part of aiokafka's
-    `PartitionRecords` in its `FetchResult`, for a reader of what is committed.
+    """Iterates over the records of one partition in the answer to a fetch.
+
+    It takes the place of aiokafka's `PartitionRecords` in a `FetchResult`, for a reader of committed records.
 
     Args:
         data: the batches; the last one may be cut off.
         aborted: transactions `(producer id, first offset)` in them that were aborted.
         position: the offset that was asked for.
         end: the offset after the last of the log (-1: not known).
-        patient: leave what has no usable length to the next fetch, for the answer may have been cut off.
-        on_fault: is told of what can't be read.
+        patient: leave a batch without a usable length to the next fetch: the answer may have been cut off.
+        on_fault: is called with each fault.
     """
 
     def __init__(
@@ -170,11 +171,11 @@ class FetchedRecords:
             at = stop
         self._data = b""
         if self.next_fetch_offset == asked and not self._patient:
-            # Nothing moved, so the next fetch would bring the same.
+            # the position did not advance, so the next fetch would bring the same
             yield from self._give_up(asked, asked + 1, "the length or the offset of a batch is wrong", data)
 
     def _batch(self, base: int, raw: bytes, stop: int) -> Iterator[Any]:
-        """The records of one whole batch; `stop` is where the next one begins in the data."""
+        """The records of one complete batch. `stop` is where the next one begins in the data."""
         magic = raw[_MAGIC_OFFSET]
         self._batch_stop = 0
         if magic == 2 and len(raw) >= _V2.size:
@@ -197,7 +198,7 @@ class FetchedRecords:
             yield from self._distrust(base, raw, stop, f"unknown format {magic}")
 
     def _is_message(self, batch: Any) -> bool:
-        """False for what readers of what is committed are not given: control records, aborted transactions."""
+        """False for control records and aborted transactions, which readers of committed records do not get."""
         while self._aborted and self._aborted[0][1] <= batch.base_offset:
             self._aborted_producers.add(self._aborted.pop(0)[0])
         if batch.is_control_batch:
@@ -244,7 +245,7 @@ class FetchedRecords:
             )
 
     def _singly(self, batch: Any, raw: bytes, body: Any) -> Iterator[Any]:
-        """The records of a batch of which at least one is bad, one by one; those taken already are passed over."""
+        """The records of a batch with at least one damaged record, one by one, except those taken already."""
         base, stop = batch.base_offset, batch.next_offset
         broker_time = batch.attributes & _LOG_APPEND_TIME
         count = _V2.unpack_from(raw)[-1]
@@ -284,7 +285,7 @@ class FetchedRecords:
             yield from self._give_up(expected, stop, reason, bytes(body[at:]), batch.max_timestamp)
 
     def _legacy(self, base: int, raw: bytes, stop: int, magic: int) -> Iterator[Any]:
-        """A message of format 0 or 1, or a set of them, compressed into one that has the last one's offset."""
+        """A message of format 0 or 1, or a compressed set of messages, which has the offset of its last message."""
         if zlib.crc32(memoryview(raw)[_MAGIC_OFFSET:]) != struct.unpack_from(">I", raw, _LEGACY_CRC_OFFSET)[0]:
             yield from self._distrust(base, raw, stop, "its checksum is wrong")
             return
@@ -301,7 +302,7 @@ class FetchedRecords:
     # -- what can't be read
 
     def _distrust(self, base: int, raw: bytes, stop: int, reason: str) -> Iterator[Any]:
-        """A batch of which no single field is evidence."""
+        """Pass over a batch of which no single field is evidence."""
         start = self.next_fetch_offset  # also if the batch says that it begins later: that may be what is wrong
         end = self._next_base(stop)
         if end is None and len(raw) >= _V2.size:
@@ -314,7 +315,7 @@ class FetchedRecords:
         yield from self._give_up(start, end, reason, raw)
 
     def _next_base(self, at: int) -> int | None:
-        """Base offset of the batch at `at` in the data, where it is plausible."""
+        """The base offset of the batch at `at` in the data, if it is plausible."""
         if len(self._data) - at <= _MAGIC_OFFSET:
             return None
         base, length = BASE_LENGTH.unpack_from(self._data, at)
@@ -326,7 +327,7 @@ class FetchedRecords:
     def _give_up(
         self, start: int, stop: int, reason: str, raw: bytes, timestamp: int | None = None
     ) -> Iterator[Unreadable]:
-        """Offsets that can't be read. The first has the bytes."""
+        """Yield unreadable offsets. The first one has the bytes."""
         start = max(start, self.next_fetch_offset)
         # A batch may have a fault and yet all its records: then no offset has it.
         stop = max(start, stop)
@@ -350,7 +351,7 @@ def _ends_aborted(batch: Any) -> bool:
 
 
 def _uncompressed(raw: bytes, body: Any) -> bytes:
-    """The batch with its records decompressed; its checksum is not brought up to date."""
+    """The batch with its records decompressed. Its checksum stays as it was."""
     head = bytearray(raw[: _V2.size])
     struct.pack_into(">i", head, _LENGTH_OFFSET, len(head) + len(body) - BASE_LENGTH.size)
     (attributes,) = struct.unpack_from(">h", head, _ATTRIBUTES_OFFSET)

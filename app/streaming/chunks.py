@@ -1,4 +1,4 @@
-"""What the thread that reads Kafka hands to the agents: chunks of records, and how each partition is read."""
+"""Chunks of records, which the thread that reads Kafka hands to the agents, and the state of reading of a partition."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Reader:
         if self.taken - self.returned < MAX_BUFFERED_CHUNKS:
             return True
         self.starved = True
-        # Looked at again after the flag is up, else a chunk that comes back in between wakes nobody.
+        # looked at again after the flag is set: a chunk that came back in between has woken nobody
         return self.taken - self.returned < MAX_BUFFERED_CHUNKS
 
     def give_back(self) -> None:

@@ -93,7 +93,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self._wake.set()
 
     def alive(self) -> None:
-        """Note that the main thread runs: after `broker_max_poll_interval` without it we leave the group."""
+        """Note that the main thread runs: after `broker_max_poll_interval` without it this worker leaves the group."""
         if self._consumer is not None:
             with self._consumer._subscription.fetch_context():
                 pass
@@ -123,7 +123,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
-        """aiokafka only logs what its listener raises, and the worker would go on with half of an assignment."""
+        """Stop the worker if a listener of rebalances fails: aiokafka only logs it, with half of an assignment done."""
         try:
             yield
         except Exception as exc:
@@ -231,7 +231,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
             self.wake()
 
     def set_plain_paused(self, tps: set[TP], paused: bool) -> None:
-        """Carry Faust's pausing over to aiokafka, else paused changelogs are part of every fetch."""
+        """Pause in aiokafka what Faust pauses: otherwise each fetch would ask for paused changelogs."""
         consumer = self._consumer
         if consumer is None or consumer._subscription.subscription is None:
             return
@@ -271,8 +271,10 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         return bool(chunks)
 
     def _take(self, fetcher: Any) -> list[Chunk]:
-        """Take one chunk of each partition that has data, an open gate and room. Nothing here awaits: the positions
-        before and after a chunk are exact only because no seek can come in between."""
+        """Take one chunk of each partition that has data, an open gate and room.
+
+        Nothing here awaits, so that no seek comes in between and the positions before and after a chunk are exact.
+        """
         chunks: list[Chunk] = []
         for tp in list(fetcher._records):
             reader = self.readers.get(tp)

@@ -1,4 +1,4 @@
-"""Errors of our own in callbacks and tasks, which asyncio only logs: the worker stops with the reason."""
+"""Stops the worker at an error of our own in a callback or a task: asyncio only logs it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from marq.errors import InternalError, MarqError
 Fail = Callable[[BaseException], None]
 Context = dict[str, Any]
 
-#: Packages whose callbacks keep the worker's state: after an error in one of them it may be wrong.
+#: Packages whose callbacks change the state of the worker: after an error in one of them, the state may be wrong.
 OURS = ("app", "agents", "gateway", "tables", "marq")
 
 
 def stop_on_faults(loop: asyncio.AbstractEventLoop, fail: Fail) -> None:
-    """Let `fail` have every error that a callback of ours raised, or a task of ours ended with and nobody saw."""
+    """Call `fail` with each error of a callback of ours, and of a task of ours whose result nobody took."""
     before = loop.get_exception_handler()
 
     def handle(loop: asyncio.AbstractEventLoop, context: Context) -> None:
@@ -37,7 +37,7 @@ def stop_on_faults(loop: asyncio.AbstractEventLoop, fail: Fail) -> None:
 
 
 def stop_if_it_fails(task: asyncio.Task[Any], fail: Fail) -> None:
-    """Let `fail` have the error that `task` ends with, if it does, at once."""
+    """Call `fail` with the error of `task` as soon as it ends with one."""
 
     def ended(task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and isinstance(exc := task.exception(), Exception):
@@ -47,8 +47,11 @@ def stop_if_it_fails(task: asyncio.Task[Any], fail: Fail) -> None:
 
 
 def stop_if_reading_ends(consumer: Any, fail: Fail) -> None:
-    """Let `fail` have what ends a task in which aiokafka fetches, or asks who leads what: without the first a consumer
-    reads nothing, without the other it looks for leaders and coordinators for ever, and nobody hears of it."""
+    """Call `fail` with the error of a task in which aiokafka fetches, or asks for leaders.
+
+    Without the first a consumer reads nothing. Without the second it looks for leaders for ever. aiokafka reports
+    neither.
+    """
 
     def ended(task: asyncio.Future[Any]) -> None:
         if not task.cancelled() and isinstance(exc := task.exception(), Exception):
@@ -59,7 +62,7 @@ def stop_if_reading_ends(consumer: Any, fail: Fail) -> None:
 
 
 def is_expected(exc: BaseException | None) -> bool:
-    """True for what Kafka, the network or a request explains."""
+    """True for an error that Kafka, the network or a request explains."""
     return isinstance(exc, MarqError | KafkaError | OSError) and not isinstance(exc, InternalError)
 
 
@@ -70,7 +73,7 @@ def _fault(what: str, exc: BaseException) -> InternalError:
 
 
 def _is_ours(trace: TracebackType | None) -> bool:
-    """True if what asyncio called is ours, not a library's or a handler's."""
+    """True if asyncio called code of ours, not of a library or a handler."""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         package = module.partition(".")[0]

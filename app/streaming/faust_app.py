@@ -1,8 +1,8 @@
 """The Faust app of marq: the settings it depends on, and the checks that Faust does not make.
 
-`MarqApp` is `faust.App` with the transport of `transport` and the tables of `raw_table`. How each of them guards
-against what Faust does is written there; here is what concerns the app as a whole: ownership of a partition is one
-thing, so its queue, its markers and its tables must always be with the same worker.
+`MarqApp` is `faust.App` with the transport of `transport` and the tables of `raw_table`. These files say how they guard
+against what Faust does. This one is about the app as a whole: the queue, the markers and the tables of a partition must
+always be with the same worker.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from app.streaming.transport import ChunkConsumer, ChunkTransport, OffsetOutOfRa
 from marq.errors import MarqError
 from marq.protocol.limits import RECORD_MAX_BYTES
 
-#: Bytes of a batch of smaller records.
+#: Bytes of a batch at most, unless one record is larger.
 MAX_BATCH_BYTES = 256 * 1024
-#: Bytes fetched of one partition at once: about one chunk of small records.
+#: Bytes in one fetch of a partition: about one chunk of small records.
 FETCH_BYTES = 512 * 1024
-#: Changelog records that wait in memory during recovery (each up to a segment, 256 KiB).
+#: Changelog records that wait in memory during recovery; each may be a segment of 256 KiB.
 RECOVERY_BUFFER = 64
 
 
@@ -42,7 +42,7 @@ class CopartitionError(MarqError):
 
 
 class PromptTables(TableManager):
-    """Faust's table manager, without the second that it gives agents to start: ours are declared before."""
+    """Faust's table manager, without the second that it waits for agents to start: ours are declared before."""
 
     async def on_start(self) -> None:
         if not self.should_stop:
@@ -51,9 +51,9 @@ class PromptTables(TableManager):
 
 
 class NoRecovery(Recovery):
-    """Faust's recovery without reading: whoever needs a partition's tables reads them, one partition at a time.
+    """Faust's recovery without reading: the take-over of a partition reads its tables.
 
-    Faust reads the changelogs of all partitions before any of them is of use, and again at each rebalance.
+    Faust would read the changelogs of all partitions before any of them can be used, and again at each rebalance.
     """
 
     def _add(self, table: Any, tp: TP, offsets: Any) -> None:

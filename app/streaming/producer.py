@@ -1,10 +1,10 @@
-"""Appends to Kafka idempotently: Faust's producer, with a fast path for markers and a limit on what waits.
+"""Appends to Kafka idempotently: Faust's producer, with a fast path for markers and a limit on waiting bytes.
 
-What must not wait behind large records gets a *lane*: a producer, and a connection, of its own. How batches are sent so
-that no partition waits for another is in `app.streaming.sender`.
+Records that must not wait behind large ones get a *lane*: a producer, and a connection, of their own. The sender
+(`app.streaming.sender`) takes care that no partition waits for another.
 
-A batch that the broker refuses, a topic that is not known yet, and a Kafka that is away are dealt with here, so that
-the future of an append always gets a result.
+The future of an append always gets a result: also when the broker refuses a batch, when the topic is not known yet, and
+when Kafka is away.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from app.kafka.connection import end_client
 from app.streaming.sender import Sender
 from marq.errors import InternalError, MarqError
 
-#: Seconds that a flush waits at most. Faust flushes while it holds up a rebalance.
+#: Seconds that a flush waits at most: Faust flushes during a rebalance, which has to wait for it.
 FLUSH_TIMEOUT_S = 5.0
 #: Bytes that may wait in the producer for the broker; further appends fail.
 MAX_PENDING_BYTES = 128 * 1024 * 1024
-#: Bytes that a record takes here, beside those that are written.
+#: Bytes that a waiting record takes in memory besides the bytes that are written.
 RECORD_BYTES = 64
 
 
-#: Of a record that waits: topic, partition, value, key, headers, timestamp in milliseconds.
+#: A waiting record: topic, partition, value, key, headers, timestamp in milliseconds.
 _Record = tuple[str, int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]] | None, int | None]
 
 
 class ProducerFull(MarqError):
-    """More waits for Kafka than the producer may hold: Kafka is slower than the senders, or away."""
+    """The producer holds as many bytes as it may: Kafka is slower than the senders, or away."""
 
 
 class _Buffer(ProducerBuffer):
@@ -57,7 +57,7 @@ class _Buffer(ProducerBuffer):
 
 
 class _Batch(MessageBatch):
-    """A batch of the idempotent producer, which knows its size and what to do when the broker refuses it."""
+    """A batch of the idempotent producer, which knows its size and the handling of a refusal."""
 
     producer: IdempotentProducer
     #: Of each record its future and, as aiokafka tells them, its offset, size and timestamp.
@@ -67,7 +67,7 @@ class _Batch(MessageBatch):
 
     def done(self, base_offset: int, timestamp: int | None = None, log_start_offset: int | None = None) -> None:
         if base_offset < 0:
-            # The broker had it already and has forgotten where. aiokafka would count offsets up from -1.
+            # the broker had the batch already, and has forgotten its offset: aiokafka would count up from -1
             self._msg_futures = [(future, metadata) for future, metadata in self._msg_futures if not future.done()]
             for future, _ in self._msg_futures:
                 future.set_result(RecordMetadata(*self.tp, self.tp, -1, timestamp, 1, log_start_offset))
@@ -92,8 +92,8 @@ class _Batch(MessageBatch):
 class IdempotentProducer(driver.Producer):
     """Faust's producer with idempotence, and with `append`, which needs no task and no await per message.
 
-    A future of `append` that fails does not mean that the record is not, or will not be, in the log: idempotent
-    batches are repeated without an end, and only the waiting has one.
+    When a future of `append` fails, the record may still be in the log, or get there later: idempotent batches are
+    repeated for ever, and only the waiting ends.
     """
 
     app: Any
@@ -104,7 +104,7 @@ class IdempotentProducer(driver.Producer):
         self.buffer.app = self.app
         #: Seconds until the future of an append fails.
         self.delivery_timeout_s = 3 * self.request_timeout
-        #: Bytes of records, their headers too, that Kafka has not confirmed yet.
+        #: Bytes of unconfirmed records, including headers.
         self.pending_bytes = 0
         #: Topics whose records another producer writes.
         self.lanes: dict[str, IdempotentProducer] = {}
@@ -122,7 +122,7 @@ class IdempotentProducer(driver.Producer):
 
     @property
     def unconfirmed_bytes(self) -> int:
-        """As `pending_bytes`, with those of the lanes."""
+        """`pending_bytes`, including those of the lanes."""
         return self.pending_bytes + sum(lane.pending_bytes for lane in set(self.lanes.values()))
 
     async def on_start(self) -> None:
@@ -132,7 +132,7 @@ class IdempotentProducer(driver.Producer):
             task.add_done_callback(self._on_sender_end)
 
     def _on_sender_end(self, task: asyncio.Task[None]) -> None:
-        """Without it, or the one that asks who leads what, nothing is sent any more, and aiokafka tells nobody."""
+        """Stop the worker: without this task, or the one that asks for leaders, aiokafka sends nothing any more."""
         if not task.cancelled() and not self.should_stop:
             self.app.fail(InternalError(f"the task that writes to Kafka has ended: {task.exception()!r}"))
 
@@ -178,10 +178,10 @@ class IdempotentProducer(driver.Producer):
     def append_run(
         self, topic: str, partition: int, key: bytes, records: list[tuple[bytes, list[tuple[str, bytes]]]]
     ) -> list[tuple[int, asyncio.Future[RecordMetadata]]]:
-        """Append `(value, headers)` with one key, in order, as `append` would, with one future per batch they get into.
+        """Append many `(value, headers)` with one key, in order, like `append`, with one future for each batch.
 
         Returns:
-            How many records, and the future of the first of them: the offsets of the others follow.
+            For each batch, the number of its records and the future of the first one. The offsets of the others follow.
         """
         if (
             topic in self.lanes
@@ -217,9 +217,9 @@ class IdempotentProducer(driver.Producer):
         return runs
 
     def waited_s(self, topic: str, partition: int) -> float:
-        """Seconds that records of a partition have waited without Kafka confirming any; 0 if none waits.
+        """Seconds for which Kafka has confirmed none of the waiting records of a partition; 0 if none waits.
 
-        Futures that fail for lack of time are not the end of it: this one grows until Kafka takes a record.
+        It grows until Kafka takes a record, also after the futures have failed for lack of time.
         """
         lane = self.lanes.get(topic)
         if lane is not None:
@@ -228,7 +228,7 @@ class IdempotentProducer(driver.Producer):
         return 0.0 if since is None else self.loop.time() - since
 
     def waits(self, longer_s: float) -> dict[TP, float]:
-        """Partitions of which Kafka has confirmed nothing for longer than so many seconds: how many; of lanes, too."""
+        """Partition -> seconds, where Kafka has confirmed nothing for longer than `longer_s`; including lanes."""
         now = self.loop.time()
         found = {tp: now - next(iter(batches.values())) for tp, batches in self._unconfirmed.items()}
         found = {tp: waited_s for tp, waited_s in found.items() if waited_s > longer_s}
@@ -302,8 +302,8 @@ class IdempotentProducer(driver.Producer):
             waiting[first] = self.loop.time() if confirmed else min(since, waiting[first])
 
     def _renew_id(self) -> None:
-        # The batch that the broker refused took sequence numbers with it, and every later one would be refused as out
-        # of order. Batches already sent once keep their own id and number.
+        # The refused batch has used up sequence numbers, so the broker would refuse each later batch as out of order.
+        # Batches that were sent once keep their own id and number.
         if self._producer is not None:
             transactions = self._producer._txn_manager
             transactions._pid_and_epoch = PidAndEpoch(NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
@@ -393,7 +393,7 @@ class IdempotentProducer(driver.Producer):
 
 
 def _size_of(record: _Record) -> int:
-    """Bytes of a record that waits for its topic to be known."""
+    """The bytes of a record that waits for its topic to be known."""
     _, _, value, key, headers, _ = record
     size = RECORD_BYTES + len(value or b"") + len(key or b"")
     return size + sum(len(name.encode()) + len(content or b"") for name, content in headers or ())

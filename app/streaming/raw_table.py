@@ -1,14 +1,14 @@
-"""Tables of raw rows, one RocksDB per partition, changelogged to Kafka: what Faust's tables are for us, and no more.
+"""Tables of raw rows, with a RocksDB for each partition and a changelog in Kafka: what we need of Faust's tables.
 
-A row is written in the event of its partition and never changed in place; keys contain the partition. Guards against
-what Faust's store does (each has its test):
+A row is written in the event of its partition and never changed in place. Keys contain the partition. These rules guard
+against what Faust's store does, and each has its test:
 
-- The *persisted offset* of a partition says: the store holds every changelog record up to here. It moves only by one
-  record at a time, and only for records that this worker wrote, or read, since it owns the partition. Records of
-  another writer in between leave it where it is, and the next recovery reads from there.
+- The *persisted offset* of a partition says that the store has each changelog record up to there. It advances by one
+  record at a time, and only for records that this worker wrote, or read, since it owns the partition. If another writer
+  has written in between, it stays where it is, and the next recovery reads from there.
 - A late acknowledgement, or a late changelog record, of a partition that was given away opens nothing.
-- A rebalance opens and closes nothing in the event loop: a store takes tens of milliseconds for either. It is opened by
-  whoever takes the partition over, and closed in a thread.
+- A rebalance opens and closes no store in the event loop, because that takes tens of milliseconds. The take-over of a
+  partition opens its store, and a thread closes it.
 - Rows are deleted in one partition only. (Faust's `_del` asks an index of keys, and on a miss deletes everywhere.)
 """
 
@@ -29,7 +29,7 @@ from faust.types import TP, EventT
 
 from marq.errors import MarqError, RowError
 
-#: Of each partition's RocksDB: caches are small because rows are read only in recovery.
+#: Options of each partition's RocksDB. Caches are small, because rows are read only in recovery.
 STORE_OPTIONS = {
     "driver": "rocksdict",
     "max_open_files": 64,
@@ -38,16 +38,16 @@ STORE_OPTIONS = {
     "target_file_size_base": 16 * 1024 * 1024,
     "block_cache_size": 4 * 1024 * 1024,
 }
-#: Changelog records (each up to a segment of 256 KiB) that recovery writes to the store at once.
+#: Changelog records that recovery writes to the store at once; each may be a segment of 256 KiB.
 RECOVERY_BATCH = 64
 
 
 class TableError(MarqError):
-    """A row can't be read or written here: outside of an event, or in a partition that this worker does not own."""
+    """A row was read or written outside of an event, or in a partition that this worker does not own."""
 
 
 def is_damage(exc: Exception) -> bool:
-    """True for what rocksdict raises when files of a store are not as they were written."""
+    """True for the errors of rocksdict that mean damaged files."""
     return type(exc) is Exception and str(exc).startswith("Corruption")
 
 
@@ -59,7 +59,7 @@ class SegmentStore(rocksdb.Store):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owned: set[int] = set()
-        #: One object per partition and time that its store was opened or wiped; what was begun before compares unequal.
+        #: Partition -> an object that is new each time its store is opened or wiped, to recognise late calls.
         self._incarnations: dict[int, object] = {}
         #: Stores that are being closed.
         self._closing: dict[int, Future[None]] = {}
@@ -106,10 +106,10 @@ class SegmentStore(rocksdb.Store):
         await super().on_rebalance(assigned, revoked, newly_assigned, generation_id)
 
     def revoke_partitions(self, table: Any, tps: set[TP]) -> None:
-        """Nothing is left to do: `on_rebalance` closes them. Faust's looks for garbage in the whole process."""
+        """Does nothing: `on_rebalance` closes stores. Faust's method runs a garbage collection of the whole process."""
 
     async def assign_partitions(self, table: Any, tps: set[TP], generation_id: int = 0) -> None:
-        """Opens nothing, see `open`."""
+        """Does nothing; see `open`."""
 
     async def open(self, partition: int) -> None:
         """Open the store of a partition, once it is closed if it was open before. Raises `TableError`: not owned."""

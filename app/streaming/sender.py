@@ -1,15 +1,14 @@
-"""Sends the producer's batches: aiokafka's sender, but one partition holds up no other.
+"""Sends the producer's batches. It is aiokafka's sender, except that no partition holds up another one.
 
-aiokafka has one request under way to each broker, with a batch of each partition in it. A broker answers it when it has
-an answer for all of them: a partition whose replicas do not follow keeps the answer of the others for as long as the
-request may take, and one that is refused (too few in-sync replicas) keeps its broker idle during the pause before it is
-tried again. So here
+aiokafka has one request under way to each broker, with a batch of each partition in it. The broker answers when it has
+an answer for all of them. So a partition whose replicas do not follow delays the answer for the others, and one that is
+refused (too few in-sync replicas) keeps its broker idle during the pause before the next attempt. So here
 
-- a broker gets `TAKE_TIMEOUT_MS` for what it can't confirm at once, and then answers for each partition;
-- a partition that was not confirmed is *apart* until it is: it has requests, and connections, without the others;
-- the pause before it is tried again is its own.
+- a broker has `TAKE_TIMEOUT_MS` to confirm batches, and then answers for each partition;
+- an unconfirmed partition is *apart* until it is confirmed: it has requests, and connections, of its own;
+- its pause before the next attempt concerns no other partition.
 
-The order of a partition's batches is as before: it has one under way, and that comes first again after a failure.
+The batches of a partition keep their order: one is under way, and after a failure it comes first again.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ log = logging.getLogger(__name__)
 
 #: Milliseconds that a broker waits for the replicas before it answers that a batch is not confirmed.
 TAKE_TIMEOUT_MS = 2_000
-#: Seconds that a batch waits at most for the news of who leads its partition.
+#: Seconds that a batch waits at most to learn the leader of its partition.
 METADATA_S = 5.0
-#: Seconds that requests under way get to be answered when the producer is stopped.
+#: Seconds that a producer which stops waits for the answers to its requests.
 END_S = 0.5
-#: Connections to one broker that partitions which are apart share.
+#: Connections to one broker that all partitions share which are apart.
 CONNECTIONS_APART = 4
 
 Batches = dict[Any, Any]  # aiokafka's TopicPartition -> its batch
@@ -105,7 +104,7 @@ class Sender(aiokafka_sender.Sender):
             self._in_flight.discard(node_id)
 
     async def _deliver(self, node_id: int, batches: Batches, group: Any) -> None:
-        """Send one request. What has to be sent again stays muted until its pause is over."""
+        """Send one request. Batches that have to be sent again stay muted until their pause is over."""
         request = _Request(self, batches, group)
         answered = await request.do(node_id)
         again = {batch.tp for batch in request.again}

@@ -9,7 +9,7 @@ The way of a chunk, two threads and one hand-over:
     broker -> aiokafka's fetcher -> ChunkThread._pump -> ChunkConsumer.deliver -> queue of the agent -> agent
               (`consumer_thread`)                        (main thread)
 
-The records in what the fetcher gets are decoded by `app.streaming.batches`, which has an answer to what can't be.
+The fetcher's records are decoded by `app.streaming.batches`, also where they are damaged.
 
 Rules, and who keeps them:
 - Gate: after an assignment nothing is delivered from a partition until `start_from` was called in this generation and
@@ -42,7 +42,7 @@ from app.streaming.consumer_thread import COMMIT_TIMEOUT_S, ChunkThread
 from app.streaming.producer import IdempotentProducer
 from marq.errors import MarqError
 
-#: Seconds that the last commit of a worker may take: less than an ordinary one, as nothing depends on it.
+#: Seconds that the last commit of a worker may take: few, because nothing depends on it.
 LAST_COMMIT_TIMEOUT_S = 1.0
 
 
@@ -53,8 +53,8 @@ class OffsetOutOfRange(MarqError):
 class ChunkConsumer(driver.Consumer):
     """Faust's consumer, with chunks for the topics in `app.chunked_topics`.
 
-    All methods are for the main thread. Those that take a partition return False, and do nothing, when it is not (or
-    not any more) assigned in the `generation` given (by default the current one).
+    Call all methods in the main thread. Those that take a partition return False, and do nothing, if it is not assigned
+    in the given `generation` (by default the current one).
     """
 
     app: Any
@@ -66,7 +66,7 @@ class ChunkConsumer(driver.Consumer):
         self._positions: dict[TP, int] = {}
         self._committed_positions: dict[TP, int] = {}
         self._plain_resumed = asyncio.Event()
-        #: Chunks that were fetched but thrown away, because of a seek or a rebalance.
+        #: Chunks that were fetched and dropped, because of a seek or a rebalance.
         self.chunks_dropped = 0
         #: Offsets that could not be decoded, by topic; counted again when they are read again.
         self.unreadable: Counter[str] = Counter()
@@ -99,8 +99,11 @@ class ChunkConsumer(driver.Consumer):
         return True
 
     def seek_chunks(self, tp: TP, offset: int, generation: int | None = None) -> bool:
-        """Go back (or forth) to `offset`. Chunks of the old position are dropped, but for those already in the agent's
-        queue. A second call for the same offset does nothing until a chunk from there was delivered."""
+        """Go back (or forth) to `offset`.
+
+        Chunks of the old position are dropped, except those in the agent's queue. A second call for the same offset
+        does nothing until a chunk from there was delivered.
+        """
         reader = self._reader(tp, generation)
         if reader is None:
             return False
@@ -114,7 +117,7 @@ class ChunkConsumer(driver.Consumer):
         return self._set_paused(tp, False)
 
     def set_commit_position(self, tp: TP, offset: int, generation: int | None = None) -> bool:
-        """Offset that the next commit may commit: everything below it has been dealt with durably."""
+        """Set the offset that the next commit may commit: everything below it is durable elsewhere."""
         if self._reader(tp, generation) is None:
             return False
         self._positions[tp] = offset
@@ -137,7 +140,7 @@ class ChunkConsumer(driver.Consumer):
         return True
 
     def leave_group(self) -> None:
-        """Give the partitions to the others of the group, and read them on: until somebody takes them."""
+        """Leave the group, so that others get the partitions, and read on until somebody takes them."""
         self._thread.call_soon(self._thread.leave_group)
 
     # -- called by the app and the consumer thread
@@ -152,8 +155,8 @@ class ChunkConsumer(driver.Consumer):
     def deliver(self, chunks: list[Chunk]) -> None:
         """Put chunks into the queues of the agents.
 
-        Not by way of Faust's conductor, which makes two tasks per event, adds a gap per chunk and drops what lies
-        before an offset it has seen, as after a seek back.
+        They do not go through Faust's conductor. It makes two tasks for each event, adds a gap for each chunk, and
+        drops chunks below an offset that it has seen, as after a seek back.
         """
         app = self.app
         aside = app.rebalancing
@@ -181,7 +184,7 @@ class ChunkConsumer(driver.Consumer):
     def on_read_error(self, reader: Reader, epoch: int, exc: Exception) -> None:
         if self._reader(reader.tp, reader.generation) is not reader or epoch != reader.want_epoch:
             return
-        # The error answers the seek: a reader may ask for the same offset again.
+        # the error is the answer to the seek: the same offset may be asked for again
         position, reader.pending = reader.state.position, None
         if isinstance(exc, OffsetOutOfRangeError):
             self.app.on_offset_out_of_range(reader.tp, position)
@@ -232,7 +235,7 @@ class ChunkConsumer(driver.Consumer):
         self._plain_resumed.set()
 
     async def _wait_next_records(self, timeout: float) -> tuple[RecordMap | None, set[TP] | None]:
-        # Faust's, which sleeps a second when nothing is active, even if something is resumed meanwhile.
+        # Faust's method sleeps for a second when nothing is active, even if a partition is resumed meanwhile
         if self.app.client_only:
             return await super()._wait_next_records(timeout)
         if not self.flow_active:
@@ -242,7 +245,7 @@ class ChunkConsumer(driver.Consumer):
         active = {tp for tp in self._get_active_partitions() if tp.topic not in chunked}
         if active:
             return await self._getmany(active, timeout), active
-        # Never asked with an empty set: to aiokafka that means all partitions.
+        # an empty set would mean all partitions to aiokafka
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._plain_resumed.wait(), timeout)
         return {}, active

@@ -300,7 +300,7 @@ def partitions(service: Connected) -> None:
 @click.option("--print", "only_print", is_flag=True, help="Print the address, and open nothing.")
 def open_page(service: Connected, queue: str | None, only_print: bool) -> None:
     """Open the service's page in a browser, at QUEUE if one is named."""
-    url = f"{service.url}/" if queue is None else f"{service.url}/ui/queues/{quote(queue, safe='')}"
+    url = f"{service.url}/" if queue is None else f"{service.url}/ui/queue?name={quote(queue, safe='')}"
     if service.as_json:
         out_json({"url": url})
     else:

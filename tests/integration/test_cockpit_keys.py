@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -149,6 +150,32 @@ def test_the_client_tells_counts_and_looks_without_receiving(cluster: Cluster) -
         assert [message.receives for message in queue.peek(1, state="ready")] == [0]
         assert queue.peek(state="delayed") == []
         assert queue.stats().has_receiver is False
+
+
+@pytest.mark.slow
+def test_ten_thousand_queues_are_searched_sorted_and_paged(browser: Browser, cluster: Cluster) -> None:
+    url, name = cluster.running[0].url, unique("shop")
+    queues = [f"{name}-{i:04}" for i in range(10_000)]
+
+    def fill(part: list[str]) -> None:
+        client = Client(url, ADMIN)
+        for queue in part:
+            client.send(queue, b"x", *[b"y"] * (queue == queues[7_654]))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(fill, (queues[i::8] for i in range(8))))
+    with looking(browser, url) as cockpit:
+        sign_in(cockpit, ADMIN)
+        cockpit.page.locator(".state").wait_for()
+        cockpit.open(f"/ui/queues?search={name}&sort=unfinished&desc=true")
+        cockpit.sees("10,000 queues with")
+        row = cockpit.page.locator("tbody tr").first
+        until(lambda: row.inner_text().startswith(queues[7_654]), "the fullest is the first", 60)
+        cockpit.sees("Page 1 of 200")
+        cockpit.fill("Search queues", f"{name}-12")
+        cockpit.sees("100 queues with")
+        cockpit.open(f"/ui/queues?search={name}&page=200")
+        cockpit.page.locator("tbody th", has_text=queues[-1]).wait_for()
 
 
 def test_a_worker_that_dies_is_told_and_its_partitions_are_seen_to_move(browser: Browser, cluster: Cluster) -> None:

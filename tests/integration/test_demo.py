@@ -88,7 +88,13 @@ def test_demo_starts_what_it_needs_loses_nothing_and_brings_back_what_was_droppe
     assert result["sent"] == result["acked"] == 3000
     assert result["lost"] == 0
     assert result["redelivered"] > 0
-    assert set(result) == {"sent", "processed", "acked", "redelivered", "duplicates", "lost", "seconds", "rate"}
+    assert set(result) == {
+        *("sent", "processed", "acked", "redelivered", "duplicates", "lost", "seconds", "rate"),
+        *("send_rate", "process_rate"),
+    }
+    assert min(result["send_rate"], result["process_rate"], result["rate"]) > 0
+    assert "in a browser, or run: marq top --url http" in out
+    assert f"{result['redelivered']:,} redelivered, {result['duplicates']:,} done twice, 0 lost" in out
 
 
 def test_demo_goes_on_with_what_was_left_after_ctrl_c(place: Place, worker: WorkerProcess) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -80,6 +82,36 @@ def test_an_ordinary_rebalance_is_no_warning(cluster: Cluster) -> None:
         assert complaints(worker) == []
 
 
+# -- the log of an ordinary life ------------------------------------------------------------------------
+
+
+def said_by(worker: Worker) -> list[str]:
+    """What its log says, without times."""
+    return [re.sub(r"^\[[^]]*\] ", "", line) for line in worker.log.splitlines()]
+
+
+def test_the_log_of_an_ordinary_life_is_a_few_lines_and_the_last_says_why_it_ended(cluster: Cluster) -> None:
+    first, second = cluster.start_many(2)
+    second.stop()
+    cluster.wait_served()
+    first.stop()
+    said = said_by(first)
+    assert re.match(r"\[INFO\] marq worker 0: http://127.0.0.1:\d+, .*data in .*, version [\d.]+, process \d+", said[0])
+    assert any(re.fullmatch(r"\[INFO\] serving 2 of 2 partitions, \d+\.\d s", line) for line in said), said
+    assert any(line.startswith("[INFO] rebalance: ") for line in said), said
+    assert said[-2:] == ["[INFO] stopping: SIGTERM", "[INFO] ended: SIGTERM"]
+    assert len(said) < 20, said
+    assert not any("ƒ" in line or "[^-" in line for line in said), said
+
+
+def test_a_log_of_json_is_an_object_a_line(cluster: Cluster) -> None:
+    worker = cluster.start(log_format="json")
+    worker.stop()
+    found = [json.loads(line) for line in worker.log.splitlines()]
+    assert all({"time", "level", "logger", "message"} <= one.keys() for one in found)
+    assert found[-1]["message"] == "ended: SIGTERM"
+
+
 # -- a Kafka that is away -----------------------------------------------------------------------------
 
 
@@ -138,6 +170,16 @@ def test_up_says_that_its_broker_has_died_and_stops(up: subprocess.Popen[str], t
     assert up.wait(60) == 1
     assert "marq: the embedded broker ended by itself, with status -9" in log()
     assert running_workers(tmp_path) == []
+
+
+def test_up_says_how_its_worker_died_and_starts_it_again(up: subprocess.Popen[str], tmp_path: Path) -> None:
+    def log() -> str:
+        return (tmp_path / "log").read_text()
+
+    until(lambda: "marq is ready" in log(), "it is up", 60)
+    os.kill(int((tmp_path / "worker-0" / "pid").read_text()), signal.SIGKILL)
+    until(lambda: log().count("marq is ready") == 2, "it is up again", 60)
+    assert "marq: the worker ended by signal SIGKILL, maybe for want of memory; starting it again (1 of 5)" in log()
 
 
 def test_ctrl_c_ends_up_and_all_that_it_started(up: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -176,6 +176,46 @@ def test_bodies_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> No
     attack(tmp_path, test)
 
 
+def test_answers_that_a_key_does_not_read_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shares, "UNREAD_BYTES", 1_000_000)
+    monkeypatch.setattr(shares, "UNREAD_MAX_BYTES", 20_000_000)
+
+    async def test(http: Http) -> None:
+        async def much(*_: Any) -> tuple[list[str], str]:
+            # too much for what the system buffers
+            return ["x" * 15_000_000], ""
+
+        async def ask_for_much() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            reader, writer = await http.send(b"")
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(head(GREEDY, "GET", "/v1/queues", 0))
+            return reader, writer
+
+        monkeypatch.setattr(type(http.app.operations), "list_queues", much)
+        share = http.app.keys.grants_of({"Authorization": f"Bearer {GREEDY}:{SECRET}"}).share
+        assert share is not None and (await ask(http, GREEDY, "PUT", "/v1/queues/q", {}))[0] == 201
+        held = [await ask_for_much()]
+        await until(lambda: share.unread_bytes > 15_000_000)
+
+        assert (await ask(http, GREEDY, "POST", "/v1/queues/q/receive", {}))[0] == 503
+        url = f"{http.url}/000000000000/q"
+        assert (await sqs(http, GREEDY, "ReceiveMessage", QueueUrl=url))[0] == 503
+        assert (await ask(http, GREEDY, "POST", "/v1/ack", {"receipts": ["x"]}))[0] == 200
+        assert (await ask(http, OTHER, "POST", "/v1/queues/q/receive", {}))[0] == 200
+        held.append(await ask_for_much())
+        await until(lambda: share.unread_bytes > 30_000_000)
+        assert (await ask(http, GREEDY, "POST", "/v1/ack", {"receipts": ["x"]}))[0] == 503
+
+        held[0][1].transport.resume_reading()  # type: ignore[attr-defined]
+        assert len((await answer_of(held[0][0]))[2]) > 15_000_000
+        held[1][1].transport.abort()
+        await until(lambda: share.unread_bytes == 0)
+        assert (await ask(http, GREEDY, "POST", "/v1/queues/q/receive", {}))[0] == 200
+        held[0][1].close()
+
+    attack(tmp_path, test)
+
+
 def test_one_key_makes_so_many_queues_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "QUEUES_A_MINUTE", 2)
 

@@ -30,9 +30,10 @@ export function Waiting({ what }) {
   <//>`;
 }
 
-export function Failed({ error, retry }) {
+export function Failed({ error, retry, within = false }) {
+  const title = error.status === 404 ? "Not found" : error.status === 403 ? "Not allowed" : "This did not work";
   return html`<div class="card empty" role="alert">
-    <h2>${error.status === 404 ? "Not found" : error.status === 403 ? "Not allowed" : "This did not work"}</h2>
+    ${within ? html`<h2>${title}</h2>` : html`<h1>${title}</h1>`}
     <p>${error.message}</p>
     ${retry ? html`<button class="btn" onClick=${retry}>Try again</button>` : null}
   </div>`;

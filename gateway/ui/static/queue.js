@@ -144,7 +144,7 @@ function Messages({ name, data, can, refresh }) {
         <button class="btn" disabled=${!marked.length} onClick=${() => move("some")}>${dead ? "Send back" : "Move"} ${marked.length ? number(marked.length) : "chosen"}</button>
         <button class="btn" onClick=${() => move("all")}>${dead ? "Send back" : "Move"} all …</button></div>` : null}
     </div>
-    ${list.error && !list.data ? html`<${Failed} error=${list.error} retry=${list.refresh} />` : !list.data ? html`<${Waiting} what="messages" />`
+    ${list.error && !list.data ? html`<${Failed} within=${true} error=${list.error} retry=${list.refresh} />` : !list.data ? html`<${Waiting} what="messages" />`
       : !listed.length ? html`<div class="card empty"><h2>${dead ? "No dead letters" : state ? `Nothing is ${STATE_TEXT[state].toLowerCase()}` : "The queue is empty"}</h2>
           ${dead ? html`<p>Messages come here that were delivered too often, or were rejected.</p>` : !state ? html`<${Code} label="With curl" text=${`curl -d '{"messages":[{"text":"hello"}]}' ${shellUrl(`${location.origin}/v1/queues/${pathOf(name)}/messages`)}`} />` : null}</div>`
       : html`<div class="card"><div class="scroll" tabindex="0" role="region" aria-label="Messages"><table>
@@ -274,7 +274,7 @@ function Settings({ name, info, editable, saved, target }) {
   const { data, error } = usePoll("/ui/api/settings", 0);
   const [values, set] = useState(() => Object.fromEntries(Object.entries(info.settings).map(([key, value]) => [key, asText(value)])));
   const [busy, setBusy] = useState(false), [problem, setProblem] = useState("");
-  if (!data) return error ? html`<${Failed} error=${error} />` : html`<${Waiting} what="settings" />`;
+  if (!data) return error ? html`<${Failed} within=${true} error=${error} />` : html`<${Waiting} what="settings" />`;
   const groups = [...new Set(data.fields.map((field) => field.group))];
   const changes = Object.fromEntries(data.fields.filter((f) => values[f.name] !== asText(info.settings[f.name])).map((f) => [f.name, asValue(f, values[f.name])]));
   const count = Object.keys(changes).length;

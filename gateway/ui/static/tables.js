@@ -27,7 +27,7 @@ export function Tables() {
         ${[...new Set([...known.map(String), partition])].map((n) => html`<option key=${n} value=${n} selected=${n === partition}>Partition ${n}</option>`)}</select></div>
     </div>
     <${Stale} error=${rows.error} data=${rows.data} />
-    ${!rows.data ? (rows.error || partitions.error ? html`<${Failed} error=${rows.error || partitions.error} retry=${rows.refresh} />` : html`<${Waiting} what="rows" />`)
+    ${!rows.data ? (rows.error || partitions.error ? html`<${Failed} within=${true} error=${rows.error || partitions.error} retry=${rows.refresh} />` : html`<${Waiting} what="rows" />`)
       : !rows.data.rows.length ? html`<div class="card empty"><h2>No rows</h2><p>${table === "progress" ? "The partition has had no checkpoint yet." : "Messages come here that have been unfinished for about ten seconds. Short work leaves nothing behind."}</p></div>`
       : html`<div class="card"><div class="scroll" tabindex="0" role="region" aria-label="Rows"><table>
         <thead><tr><th scope="col">Key</th><th scope="col" class="num">Size</th><th scope="col">Row</th></tr></thead>
