@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
-from bench.rebalance import READ, wait_parked
+from bench.rebalance import READ
 from bench.service import _cpu_s
 
 #: Seconds between two questions of a page, as the page has it.
@@ -22,7 +22,9 @@ PAGE_S = 3.0
 #: Seconds between two sends that are timed.
 SEND_S = 0.05
 #: Seconds after which the worker is at rest.
-REST_S = 15.0
+REST_S = 10.0
+#: Seconds without progress after which no more is read.
+STUCK_S = 15.0
 #: What ten people look at.
 PAGES = (
     "overview",
@@ -31,10 +33,10 @@ PAGES = (
     "queues",
     "queues?sort=unfinished&desc=true",
     "queues?sort=sent&desc=true&page=3",
-    "queues?search=q77",
+    "queues?search=look-77",
     "queues?sort=oldest&desc=true",
-    "queues/q0",
-    "queues/q9999",
+    "queues/look-0",
+    "queues/look-9999",
 )
 
 
@@ -44,13 +46,24 @@ def run(*, queues: int, messages: int, size: int, seconds: float) -> None:
         bench = Bench(broker.bootstrap, Path(folder), size)
         name = bench.new_name("ui")
         topic = asyncio.run(bench.create(name))
-        asyncio.run(bench.send(topic, messages, names=[f"q{i}" for i in range(queues)]))
+        asyncio.run(bench.send(topic, messages, names=[f"look-{i}" for i in range(queues)]))
         # with a handler for another queue: without any, messages that nobody receives are not even read
         with bench.worker(name, MARQ_HANDLERS="bench.gaps", BENCH_QUEUES=READ, MARQ_PERSIST_AFTER_MS="1000") as worker:
-            wait_parked(bench, [worker], messages * 9 // 10)
+            print(f"{_wait_read(bench, worker, messages):,} messages were read", flush=True)
             time.sleep(REST_S)
             for pages in (0, 1, len(PAGES)):
                 asyncio.run(_look(worker, pages, seconds))
+
+
+def _wait_read(bench: Bench, worker: WorkerProcess, messages: int) -> int:
+    """Wait until all messages are read, or nothing more is; how many are."""
+    read, since_s = 0, time.monotonic()
+    while read < messages and time.monotonic() - since_s < STUCK_S:
+        now = sum(p.get("position", 0) for p in bench.state(worker)["partitions"])
+        if now > read:
+            read, since_s = now, time.monotonic()
+        time.sleep(0.5)
+    return read
 
 
 async def _look(worker: WorkerProcess, pages: int, seconds: float) -> None:
@@ -93,7 +106,7 @@ async def _page(session: ClientSession, url: str, path: str, answers: list[float
 async def _send(session: ClientSession, url: str, sends: list[float]) -> None:
     for number in count():
         began_s = time.monotonic()
-        path = f"/v1/queues/{quote(f'q{number % 100}')}/messages"
+        path = f"/v1/queues/{quote(f'look-{number % 100}')}/messages"
         async with session.post(url + path, json={"messages": [{"text": "x"}]}) as response:
             assert response.status == 200, await response.text()
         sends.append(time.monotonic() - began_s)

@@ -133,6 +133,11 @@ class Collector:
             value=ownership.withheld,
         )
         yield CounterMetricFamily(
+            "marq_late_reads",
+            "Times that an empty answer was given before all was read that Kafka had, because that took too long.",
+            value=ownership.read_up.late,
+        )
+        yield CounterMetricFamily(
             "marq_stalls",
             "Times that this worker stood still for a second or more.",
             value=ownership.lateness.stalls,

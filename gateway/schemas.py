@@ -51,15 +51,16 @@ def _entry_of(message: Message, place: int, is_msgpack: bool) -> Entry:
     given = [message.payload is not UNSET, message.text is not UNSET, bool(message.json)]
     if sum(given) != 1:
         raise BadValueError(f"invalid body: say one of payload (base64), text, json - at `$.messages[{place}]`")
-    if isinstance(message.text, str):
-        payload = message.text.encode()
-    elif is_msgpack:
-        try:
+    try:
+        if isinstance(message.text, str):
+            payload = message.text.encode()
+        elif is_msgpack:
             payload = msgspec.json.encode(msgspec.msgpack.decode(message.json))
-        except (msgspec.MsgspecError, TypeError) as exc:
-            raise BadValueError(f"invalid body: {exc} - at `$.messages[{place}].json`") from None
-    else:
-        payload = bytes(message.json)
+        else:
+            payload = bytes(message.json)
+            payload.decode()  # what is in its strings is not looked at before
+    except (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError) as exc:
+        raise BadValueError(f"invalid body: {exc} - at `$.messages[{place}].json`") from None
     return Entry(
         payload,
         message.key,

@@ -115,7 +115,7 @@ class Ownership(Service):
         self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
         self.changelogs = Changelogs(app, settings)
         self.log_ends = LogEnds(settings)
-        self.read_up = ReadUp(self.log_ends.ask, topics, self.held, self.end_due)
+        self.read_up = ReadUp(self.log_ends.ask, topics, self.held, self.end_due, self.spawn)
 
     @property
     def topics(self) -> Topics:

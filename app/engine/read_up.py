@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
@@ -55,7 +55,8 @@ class LogEnds(Service):
 
     async def ask(self, tps: Sequence[TopicPartition]) -> Ends:
         """The end of each, as readers see it. Raises `KafkaError`."""
-        assert self._consumer is not None
+        if self._consumer is None:
+            return {}
         return await self._consumer.end_offsets(tps)  # type: ignore[no-any-return]
 
     async def of(self, topic: str, partitions: int) -> tuple[int, ...]:
@@ -66,13 +67,14 @@ class LogEnds(Service):
                 ends = await self.ask(tps)
         except (KafkaError, TimeoutError) as exc:
             raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
+        if len(ends) < partitions:
+            raise UnavailableError("this worker has not started")
         return tuple(ends[tp] for tp in tps)
 
     async def on_start(self) -> None:
         consumer = AIOKafkaConsumer(
             isolation_level="read_committed",
             enable_auto_commit=False,
-            request_timeout_ms=int(QUESTION_S * 1000),
             **kafka_client_args(self._settings),
         )
         try:
@@ -112,12 +114,18 @@ class ReadUp:
     """Waits for the partitions of this worker."""
 
     def __init__(
-        self, ask: Ask, topics: Callable[[], Topics], held: Mapping[int, OwnedPartition], look: Callable[[], None]
+        self,
+        ask: Ask,
+        topics: Callable[[], Topics],
+        held: Mapping[int, OwnedPartition],
+        look: Callable[[], None],
+        spawn: Callable[[Any], asyncio.Task[None]],
     ) -> None:
         self._ask = ask
         self._topics = topics
         self._held = held
         self._look = look
+        self._spawn = spawn
         self._next: _Round | None = None  # its question was not sent yet
         self._asking: asyncio.Task[None] | None = None
         #: Times that something was not read in time.
@@ -157,7 +165,7 @@ class ReadUp:
         if self._next is None:
             self._next = _Round()
             if self._asking is None or self._asking.done():
-                self._asking = asyncio.ensure_future(self._ask_on())
+                self._asking = self._spawn(self._ask_on())
         one = self._next
         one.waiting += 1
         try:
@@ -178,8 +186,9 @@ class ReadUp:
             held = [h for h in self._held.values() if h.serving]
             tps = [TopicPartition(topic, h.number) for topic in (topics.queue, topics.markers) for h in held]
             try:
-                ends = await self._ask(tps)
-            except (KafkaError, OSError, AssertionError) as exc:
+                async with asyncio.timeout(QUESTION_S):
+                    ends = await self._ask(tps)
+            except (KafkaError, OSError, TimeoutError) as exc:
                 log.debug("Kafka does not tell where the logs end: %r", exc)
                 ends = {}
             for h in held:

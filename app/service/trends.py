@@ -1,8 +1,8 @@
 """How things stand, and how they went in the last 15 minutes: rates and counts of the cluster and of each queue.
 
 Every worker samples itself, in memory, and keeps a bounded history. The worker that is asked puts together what all of
-them tell. To count the messages of queues, every message has to be looked at; that is done as seldom as it has to be to
-take no more than `COUNTING_SHARE` of the time, however many there are.
+them tell. To find the oldest messages, every message has to be looked at; that is done as seldom as it has to be to
+take no more than `AGING_SHARE` of the time, however many there are.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ STEP_S = 5
 POINTS = 180
 #: Queues with a history: those in which something happened.
 QUEUES_MAX = 10_000
-#: Seconds for which counts of queues are used again while somebody looks, and the share of its time that a worker may
-#: spend on them.
+#: Seconds for which counts of queues are used again while somebody looks.
 COUNTED_S = 2.0
-COUNTING_SHARE = 0.02
+#: Share of its time that a worker may spend on finding the oldest messages: each in memory has to be looked at.
+AGING_SHARE = 0.01
+#: Queues that are looked at before other work has its turn.
+TURN_QUEUES = 2_000
 #: Seconds for which what all workers told is used again, however many ask.
 GATHERED_S = 2.0
 #: Points over which a rate is the mean.
@@ -90,7 +92,6 @@ class WorkerNow(msgspec.Struct):
     waiting_receives: int
     memory_bytes: int
     counted: int  # how often its messages were counted
-    counted_s_ago: float
     queues: dict[str, QueueNow]
     without_receiver: dict[str, int]
     unserved: dict[int, str]
@@ -215,7 +216,9 @@ class Trends(Service):
         self._now: dict[str, QueueNow] = {}
         self._counted_s = -1e9  # monotonic
         self._counted = 0
-        self._cost_s = 0.0  # of the last counting
+        self._ages: dict[str, int] = {}
+        self._aged_s = -1e9  # monotonic
+        self._cost_s = 0.0  # of looking for the oldest messages
         self._counting = asyncio.Lock()
         self._gathering = asyncio.Lock()
         self._cluster: Cluster | None = None
@@ -272,28 +275,39 @@ class Trends(Service):
         return tuple(max(0, found[name]) for name in FLOWS)  # type: ignore[return-value]
 
     async def _count(self, kept_s: float, step: int) -> None:
-        """Count the messages of queues, unless that was done a moment ago, or took too long for that."""
+        """Look at the messages of queues, unless that was done a moment ago."""
         async with self._counting:
-            if time.monotonic() - self._counted_s < max(kept_s, self._cost_s / COUNTING_SHARE):
+            if time.monotonic() - self._counted_s < kept_s:
                 return
-            began_s = time.thread_time()
-            counts, ages = self._census.counts(), await self._census.ages()
-            sent = self._ownership.intake.take()
+            ages = await self._ages_now(kept_s)
+            counts, sent = self._census.counts(), self._ownership.intake.take()
             now: dict[str, QueueNow] = {}
-            for queue in counts.keys() | sent.keys() | self._now.keys():
+            for number, queue in enumerate(counts.keys() | sent.keys() | self._now.keys(), 1):
+                if not number % TURN_QUEUES:
+                    await asyncio.sleep(0)
                 states, came = counts.get(queue), sent.get(queue, 0)
-                one = now[queue] = QueueNow()
+                one = QueueNow()
                 if states is not None:
                     one.ready, one.delayed, one.in_flight = states["ready"], states["delayed"], states["in_flight"]
-                    one.dead, one.oldest_ms = states.get("dead", 0), ages.get(queue, -1)
+                    one.dead, one.oldest_ms = states.get("dead", 0), ages.get(queue, -1) if one.unfinished else -1
                 self._note(step, queue, came, one, self._now.get(queue))
-                if not (one.unfinished or one.dead or one.sent_rate or one.done_rate):
-                    del now[queue]
+                if one.unfinished or one.dead or one.sent_rate or one.done_rate:
+                    now[queue] = one
             self._now = now
-            # what other work took in its turns counts too: who is busy counts less often
-            self._cost_s = time.thread_time() - began_s
             self._counted_s = time.monotonic()
             self._counted += 1
+
+    async def _ages_now(self, kept_s: float) -> dict[str, int]:
+        """How old the oldest message of each queue is: looked up, or as it was when that was done last."""
+        passed_s = time.monotonic() - self._aged_s
+        if passed_s < max(kept_s, self._cost_s / AGING_SHARE):
+            return {queue: age_ms + round(passed_s * 1000) for queue, age_ms in self._ages.items()}
+        began_s = time.thread_time()
+        self._ages = await self._census.ages()
+        # what other work took in its turns counts too: who is busy looks less often
+        self._cost_s = time.thread_time() - began_s
+        self._aged_s = time.monotonic()
+        return self._ages
 
     def _note(self, step: int, queue: str, sent: int, now: QueueNow, before: QueueNow | None) -> None:
         history = self._histories.get(queue)
@@ -324,7 +338,6 @@ class Trends(Service):
             waiting_receives=self._waiting_receives(),
             memory_bytes=self._memory_bytes(),
             counted=self._counted,
-            counted_s_ago=round(time.monotonic() - self._counted_s, 1),
             queues=self._now,
             without_receiver=self._receivers.without,
             unserved={n: reason for n, reason in ownership.unserved.items() if n not in held},

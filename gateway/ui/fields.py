@@ -85,9 +85,10 @@ def _fields() -> list[dict[str, Any]]:
     info = type_info(QueueSettings)
     assert isinstance(info, msgspec.inspect.StructType)
     by_name = {field.encode_name: field for field in info.fields}
-    assert by_name.keys() == _MEANINGS.keys()
     return [_field(by_name[name]) for name in _MEANINGS]
 
 
-#: Of all settings, in the order of the form.
+#: Set by marq itself.
+OURS = frozenset({"placed_by"})
+#: Of all other settings, in the order of the form.
 FIELDS = _fields()

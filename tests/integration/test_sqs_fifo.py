@@ -262,6 +262,13 @@ def test_scope_and_throughput_can_be_changed_and_are_told_as_set(cluster: Cluste
     assert sorted(bodies(queue.drain(2))) == ["a", "b"]
     queue.set(DeduplicationScope="queue", FifoThroughputLimit="perQueue")
     assert told() == ("queue", "perQueue")
+    spread = Queue.make(cluster.workers[0], FifoQueue="true", DeduplicationScope="messageGroup")
+    spread.set(DeduplicationScope="queue")
+    assert spread.attribute("DeduplicationScope") == "queue"
+    for group in ("a", "b", "a"):
+        spread.send(group, MessageGroupId=group, MessageDeduplicationId="id")
+    assert sorted(bodies(spread.drain(2))) == ["a", "b"]
+    assert spread.receive(1, wait_s=0) == []
 
 
 def test_what_a_fifo_queue_needs_is_missed_and_what_a_standard_queue_has_not_is_refused(cluster: Cluster) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from marq.client import Service
 from tests.integration.cluster import Cluster
-from tests.integration.sqs_client import Queue
+from tests.integration.sqs_client import Queue, ask
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,32 @@ def pairs(queues: list[Queue], count: int) -> None:
 
 def test_a_short_poll_finds_what_was_sent_before_it_at_whatever_worker(cluster: Cluster) -> None:
     pairs(at_all(cluster), 40)
+
+
+def test_every_protocol_reads_what_was_answered_in_every_other(cluster: Cluster) -> None:
+    first, second, third = (worker.url for worker in cluster.workers)
+    boto = Queue.make(first)
+    with Service(second) as client, Service(third) as other:
+        for i in range(5):
+            ask(third, "SendMessage", QueueUrl=boto.url, MessageBody=f"query {i}")
+            (message,) = boto.receive(1, wait_s=0)
+            boto.delete(message)
+            boto.send(f"json {i}")
+            received = client.queue(boto.name).receive()
+            assert received is not None
+            assert received.payload == b"json %d" % i
+            received.reject()
+            letter = other.queue(f"{boto.name}.dead").receive()
+            assert letter is not None
+            letter.ack()
+            client.queue(boto.name).send(f"client {i}")
+            answer = ask(first, "ReceiveMessage", QueueUrl=boto.url, VisibilityTimeout=0)
+            assert f"<Body>client {i}</Body>" in answer.text
+            received = other.queue(boto.name).receive()
+            assert received is not None
+            assert received.attempt == 2
+            received.ack()
+            assert boto.receive(1, wait_s=0) == []
 
 
 def test_what_follows_a_delete_a_change_or_a_batch_sees_it(cluster: Cluster) -> None:

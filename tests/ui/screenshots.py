@@ -32,6 +32,16 @@ QUEUES = {
 #: Width and height of the pictures.
 DESK, PHONE = (1280, 860), (390, 844)
 PICTURE_BYTES = 150 * 1024
+PICTURES: tuple[tuple[str, tuple[int, int], Any], ...] = (
+    ("overview", DESK, "light"),
+    ("overview", DESK, "dark"),
+    ("overview", PHONE, "dark"),
+    ("queues", DESK, "light"),
+    ("queues", PHONE, "light"),
+    ("queue", DESK, "dark"),
+    ("dead", DESK, "light"),
+    ("message", DESK, "light"),
+)
 
 
 class Shop:
@@ -141,21 +151,19 @@ def life(client: Client) -> str:
 
 
 def shoot(browser: Browser, url: str, pages: dict[str, str], folder: Path) -> None:
-    """Each page, light and dark, on a desk and on a phone."""
+    """The pictures that are wanted."""
     folder.mkdir(parents=True, exist_ok=True)
-    for scheme in ("light", "dark"):
-        for size, name in ((DESK, ""), (PHONE, "-phone")):
-            context = browser.new_context(
-                viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, timezone_id="Europe/Berlin"
-            )
-            page = context.new_page()
-            page.on("console", lambda message: print("console:", message.text) if message.type == "error" else None)
-            page.on("pageerror", lambda error: print("error:", error))
-            for title, path in pages.items():
-                page.goto(url + path)
-                settle(page)
-                save(page, folder / f"cockpit-{title}{name}-{scheme}.png")
-            context.close()
+    for title, size, scheme in PICTURES:
+        context = browser.new_context(
+            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, timezone_id="Europe/Berlin"
+        )
+        page = context.new_page()
+        page.on("console", lambda message: print("console:", message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: print("error:", error))
+        page.goto(url + pages[title])
+        settle(page)
+        save(page, folder / f"cockpit-{title}{'-phone' if size is PHONE else ''}-{scheme}.png")
+        context.close()
 
 
 def settle(page: Page) -> None:
@@ -193,12 +201,8 @@ def main() -> None:
                 "overview": "/",
                 "queues": "/ui/queues?sort=unfinished&desc=true",
                 "queue": "/ui/queue?name=thumbnails",
-                "messages": "/ui/queue?name=thumbnails&tab=messages",
                 "dead": "/ui/queue?name=invoices.dead&tab=messages",
-                "settings": "/ui/queue?name=orders&tab=settings",
                 "message": message,
-                "workers": "/ui/workers",
-                "tables": "/ui/tables",
             }
             with opened() as browser:
                 shoot(browser, url, pages, arguments.to)

@@ -72,7 +72,7 @@ class Desk:
         self.given_back: list[Any] = []
         catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
         held: Any = dict(enumerate(self.partitions))
-        self.read_up = ReadUp(self.ask, lambda: TOPICS, held, lambda: None)
+        self.read_up = ReadUp(self.ask, lambda: TOPICS, held, lambda: None, asyncio.ensure_future)
         self.receives = Receives(
             SimpleNamespace(  # type: ignore[arg-type]
                 held=held,

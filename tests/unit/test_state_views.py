@@ -48,7 +48,7 @@ class Desk:
         peers = self.network.join("here")
         self.breakers = Breakers(lambda queue: self.settings, lambda: self.clock.now_ms, peers, asyncio.ensure_future)
         topics: Any = SimpleNamespace(queue="t", markers="m", partitions=1)
-        self.read_up = ReadUp(self.ask, lambda: topics, {0: held}, lambda: None)
+        self.read_up = ReadUp(self.ask, lambda: topics, {0: held}, lambda: None, asyncio.ensure_future)
         self.ownership: Any = SimpleNamespace(
             held={0: held},
             read_up=self.read_up,

@@ -28,7 +28,7 @@ export function Queues() {
     go(withQuery({ sort: column === "name" ? null : column, desc: down ? "true" : null, page: null }), { replace: true, scroll: false });
   };
   return html`
-    <div class="head"><div><h1>Queues</h1><p class="lead">${plural(told.total, "queue")}${query.get("search") ? ` with “${query.get("search")}”` : ""}${told.counted_s_ago > 8 ? `; counted ${duration(told.counted_s_ago * 1000)} ago, as there are many messages` : ""}</p></div>
+    <div class="head"><div><h1>Queues</h1><p class="lead">${plural(told.total, "queue")}${query.get("search") ? ` with “${query.get("search")}”` : ""}</p></div>
       <div class="actions">${may("manage") ? html`<button class="btn primary" onClick=${() => make(true)}>New queue</button>` : null}</div></div>
     <${Stale} error=${error} data=${told} /><${Missing} count=${told.missing} />
     <div class="filters"><div class="grow"><label class="hidden" for="search">Search queues</label>
