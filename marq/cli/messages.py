@@ -19,18 +19,13 @@ from marq.cli.service import Connected
 from marq.cli.values import PLACE, Place, duration, number, size
 from marq.client import wire
 from marq.core.policies import DEAD_SUFFIX, QUEUE_NAME_MAX
-from marq.errors import LeaseOverError, MarqError, NotFoundError
+from marq.errors import LeaseOverError, MarqError
 from marq.protocol.limits import MOVE_MAX
 
-STATES = ("ready", "delayed", "in_flight", "dead")
+#: Bytes of a payload that `peek` asks for.
+SHOWN_BYTES = 4 * 1024
 #: Messages that one request moves, so that one sees it go on.
 MOVED_AT_ONCE = 200
-#: Dead-letter headers, and how they are called here.
-_DEAD = {
-    "marq-dead-queue": "from",
-    "marq-dead-reason": "reason",
-    "marq-dead-receives": "receives",
-}
 
 
 # ---------------------------------------------------------------------- looking
@@ -40,14 +35,14 @@ _DEAD = {
 @click.argument("queue", type=QUEUE)
 @click.option("--state", type=click.Choice(["ready", "delayed", "in-flight"]), help="Only those in this state.")
 @click.option("--max", "limit", type=click.IntRange(1), default=10, show_default=True, help="So many at most.")
-@click.option("--no-payload", is_flag=True, help="Places and states only: one request for 1,000 messages.")
+@click.option("--no-payload", is_flag=True, help="Places and states only.")
 def peek(service: Connected, queue: str, state: str | None, limit: int, no_payload: bool) -> int:
     """Look at messages of QUEUE without receiving them.
 
     Exit status 1: there is none.
     """
-    shown, troubles = _listed(service, queue, state, limit)
-    rows = [brief if no_payload else _with_payload(service, brief) for brief in shown]
+    shown, troubles = _listed(service, queue, state, limit, 0 if no_payload else SHOWN_BYTES)
+    rows = [as_object(brief) for brief in shown]
     if service.as_json:
         for row in rows:
             out_json(row)
@@ -60,10 +55,13 @@ def peek(service: Connected, queue: str, state: str | None, limit: int, no_paylo
     return 0 if rows else 1
 
 
-def _listed(service: Connected, queue: str, state: str | None, limit: int) -> tuple[list[dict[str, Any]], list[str]]:
+def _listed(
+    service: Connected, queue: str, state: str | None, limit: int, payload_bytes: int
+) -> tuple[list[dict[str, Any]], list[str]]:
     listed: list[dict[str, Any]] = []
     troubles: list[str] = []
-    query = {"state": state.replace("-", "_") if state else None, "limit": min(limit, 1_000)}
+    query: dict[str, Any] = {"state": state.replace("-", "_") if state else None, "limit": min(limit, 1_000)}
+    query["payload_bytes"] = payload_bytes or None
     for page in service.pages(path_of(queue, "messages"), query):
         listed += page["messages"]
         troubles = troubles_in([page])
@@ -72,19 +70,11 @@ def _listed(service: Connected, queue: str, state: str | None, limit: int) -> tu
     return listed[:limit], troubles
 
 
-def _with_payload(service: Connected, brief: dict[str, Any]) -> dict[str, Any]:
-    try:
-        message = service.message(Place(brief["partition"], brief["offset"]))
-    except NotFoundError:
-        return brief
-    return brief | as_object(message)
-
-
 def as_object(message: dict[str, Any]) -> dict[str, Any]:
     """A message with everything; its payload as `text`, or as `payload` in base64 if it is no text."""
     found = dict(message)
-    payload = base64.b64decode(found.pop("payload", ""))
-    if "size_bytes" in message:
+    if "payload" in message:
+        payload = base64.b64decode(found.pop("payload"))
         found |= payload_object(payload)
         if message["size_bytes"] > len(payload):
             found["cut"] = True

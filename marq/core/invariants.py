@@ -1,4 +1,4 @@
-"""What is true of a partition at any time, whatever was read, folded, delivered or written.
+"""Rules that are true of a partition at any time, whatever was read, folded, delivered or written.
 
 :func:`check` raises :exc:`InternalError` at the first rule that does not hold, and changes nothing. It is called
 
@@ -9,8 +9,8 @@ by :mod:`~marq.core.owner`   when a state was restored, of up to :data:`MANY` me
 by the checkpoint cycle      before a state is written, of up to :data:`SOME` of each (0.1 ms)
 ===========================  ================================================================================
 
-So a state that breaks a rule is neither served nor written down: the partition is recovered from the last checkpoint.
-Rules that only hold between two steps of one call, and what a call is given, are checked where they are relied upon.
+So a state that breaks a rule is neither served nor written: the partition is recovered from the last checkpoint. Rules
+that hold only between two steps of one call, and the arguments of calls, are checked where the code relies on them.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def check(partition: State, most: int | None = None) -> None:
     """Raises :exc:`InternalError` if a rule does not hold.
 
     Args:
-        most: look at no more than so many entries of each structure; None: at all of them.
+        most: check at most this many entries of each structure; None: all of them.
     """
     for _ in checking(partition, most):
         pass
 
 
 def checking(partition: State, most: int | None = None) -> Iterator[None]:
-    """:func:`check` in slices: one for each kind of rule."""
+    """:func:`check` in slices, one for each kind of rule."""
     positions(partition)
     for rules in (messages, deliveries, waits, lanes, segments):
         rules(partition, most)
@@ -59,7 +59,7 @@ def checking(partition: State, most: int | None = None) -> Iterator[None]:
 
 
 def positions(p: State) -> None:
-    """What was read, folded and persisted goes together."""
+    """The positions of reading, folding and persisting agree."""
     if not 0 <= p.persisted <= p.position:
         _broken(p, f"persisted up to {p.persisted}, read up to {p.position}")
     if p.ahead and p.ahead.first() < p.position:
@@ -97,7 +97,7 @@ def messages(p: State, most: int | None = None) -> None:
 
 
 def deliveries(p: State, most: int | None = None) -> None:
-    """Each is of an unfinished message, and of no later epoch or number than were folded."""
+    """A delivery belongs to an unfinished message, and its epoch and number were folded."""
     for offset, delivered in _some(p.deliveries.items(), most):
         done = offset not in p.messages if offset < p.position else offset in p.ahead
         if done:
@@ -115,7 +115,7 @@ def deliveries(p: State, most: int | None = None) -> None:
 
 
 def waits(p: State, most: int | None = None) -> None:
-    """What waits for a time comes up when the time has come."""
+    """Delays, leases and waits end when their time is over."""
     for offset, due_ms in _some(p.delays.items(), most):
         if due_ms <= p.broker_ms or offset in p.deliveries:
             _broken(p, f"{offset} waits until {due_ms}, broker time is {p.broker_ms}")
@@ -135,7 +135,7 @@ def waits(p: State, most: int | None = None) -> None:
 
 
 def lanes(p: State, most: int | None = None) -> None:
-    """The order of deliveries: who takes turns, and who waits for what."""
+    """The order of deliveries agrees: which lanes take turns, and which wait for what."""
     for name, backlog in _some(p.backlogs.items(), most):
         if backlog.name != name or backlog.fifo != (name in p._fifo):
             _broken(p, f"queue {name!r} has the backlog of {backlog.name!r}, fifo {backlog.fifo}")
@@ -152,7 +152,7 @@ def lanes(p: State, most: int | None = None) -> None:
 
 
 def segments(p: State, most: int | None = None) -> None:
-    """What is persisted: segments side by side, each in one page, with counts that agree with their messages."""
+    """Segments do not overlap, each is in one page, and its counts agree with its messages."""
     store, before = p.segments, 0
     chosen = store[:]
     if most is not None and len(store) > most // SEGMENT_ENTRIES:
@@ -179,7 +179,7 @@ def segments(p: State, most: int | None = None) -> None:
 
 
 def sums(p: State) -> None:
-    """Counts that are kept are those that a recount comes to."""
+    """The counts that are kept are the same as a recount."""
     size = sum(size_of(record) for record in p.messages.values() if type(record) is not Segment)
     if size != p.bytes:
         _broken(p, f"{p.bytes} bytes of payload are counted, there are {size}")
@@ -207,7 +207,7 @@ def sums(p: State) -> None:
 
 
 def _turns(p: State, backlog: Backlog, most: int | None) -> None:
-    """A lane is in a rotation once, if it says so."""
+    """A lane is in a rotation once, and only if its flag says so."""
     rotations = [("queued", backlog.turns)] if backlog.fifo else [
         ("queued", backlog.turns), ("queued_again", backlog.again_turns)
     ]  # fmt: skip

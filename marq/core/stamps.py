@@ -1,4 +1,4 @@
-"""When the next messages of a queue were sent: who takes from several partitions begins with the oldest."""
+"""Tells when the next messages of a queue were sent: a receive from several partitions begins with the oldest."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from itertools import islice
 from marq.core.partition import Partition
 from marq.core.segments import Segment
 
-#: Of a message whose payload is on disk.
+#: Stands for the timestamp of a message whose payload is on disk: reading it would cost too much.
 LONG_AGO = -1
 
-#: A larger limit is divided in about so many steps: to look at each message would cost as much as to take it.
+#: Steps into which a larger limit is divided: examining each message would cost as much as taking it.
 STEPS = 32
 
 
 def next_stamps(partition: Partition, queue: str) -> Iterator[int]:
-    """Timestamps of what is ready of ``queue``, about in the order in which it is delivered; of groups, the first ones.
+    """Timestamps of ready messages of ``queue``, about in the order of delivery. Of a group only the first one counts.
 
     Nothing may be folded, read or taken meanwhile.
     """
@@ -43,9 +43,9 @@ def _stamp(record: object) -> int:
 
 
 def shares_of(limit: int, stamps: Sequence[Iterator[int]]) -> list[tuple[int, int]]:
-    """How many of ``limit`` messages to take from which of several partitions, the one with the oldest first.
+    """How many of ``limit`` messages to take from each of several partitions, so that the oldest are taken.
 
-    Of partitions with equally old messages the first one goes first.
+    If two partitions have equally old messages, the first one goes first.
     """
     step = -(-limit // STEPS)
     heads = [(first, i) for i, found in enumerate(stamps) if (first := next(found, None)) is not None]
