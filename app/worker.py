@@ -463,13 +463,15 @@ class FaustWorker(faust.Worker):
         try:
             super().execute_from_commandline()
         except SystemExit as end:
-            _end(int(end.code or 0), self._tell_why)
+            status = int(end.code or 0)
+            _end(status, lambda: self._tell_why(status))
             raise
 
-    def _tell_why(self) -> None:
+    def _tell_why(self, status: int) -> None:
         """The last line."""
         failure = self.app.failure if isinstance(self.app, WorkerApp) else None
-        if failure is not None:
+        # tasks that a stop breaks off may fail; that is nothing to tell
+        if failure is not None and not (self._stopped_by and status == 0):
             log.critical("ended: %s", str(failure) or repr(failure))
         else:
             log.info("ended: %s", self._stopped_by or "nothing was left to do")
