@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import click
 
 from bench import cycle as cycle_bench
@@ -186,9 +188,13 @@ def overload(messages: int, receivers: int, loops: int, demo_loops: int, phases:
 @click.option("--messages", default=1_000_000, show_default=True)
 @click.option("--size", default=100, show_default=True, help="Payload, bytes.")
 @click.option("--seconds", default=40.0, show_default=True, help="Length of each phase.")
-def ui(queues: int, messages: int, size: int, seconds: float) -> None:
+@click.option("--in-process", is_flag=True, help="Without Kafka: messages that are in memory, ten pages.")
+def ui(queues: int, messages: int, size: int, seconds: float, in_process: bool) -> None:
     """The cockpit: what no page, one, and ten open pages cost a worker."""
-    ui_bench.run(queues=queues, messages=messages, size=size, seconds=seconds)
+    if in_process:
+        asyncio.run(ui_bench.run_in_process(queues, messages, seconds))
+    else:
+        ui_bench.run(queues=queues, messages=messages, size=size, seconds=seconds)
 
 
 if __name__ == "__main__":

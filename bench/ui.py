@@ -7,15 +7,19 @@ import tempfile
 import time
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 
 from aiohttp import ClientSession
 
 from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
-from bench.cycle import Bench, percentile, result
+from bench import growth
+from bench.cycle import PARTITIONS, Bench, percentile, result
 from bench.rebalance import READ
 from bench.service import _cpu_s
+from tests.unit.http_lab import keep_catalog, serving
 
 #: Seconds between two questions of a page, as the page has it.
 PAGE_S = 3.0
@@ -90,6 +94,43 @@ async def _look(worker: WorkerProcess, pages: int, seconds: float) -> None:
         answers=len(answers),
         answer_p50_ms=round(percentile(answers, 0.5) * 1000, 1),
         answer_longest_ms=round(max(answers, default=0) * 1000, 1),
+    )
+
+
+async def run_in_process(queues: int, messages: int, seconds: float) -> None:
+    """The same without Kafka: a worker's HTTP over partitions that were filled in memory, and ten pages."""
+    keys = [f"look-{i}".encode() for i in range(queues)]
+    with growth.store() as kept, tempfile.TemporaryDirectory(prefix="marq-bench-") as folder:
+        filled = [growth.fill(kept, messages // PARTITIONS, keys, bytes(100))[0] for _ in range(PARTITIONS)]
+        async with serving(Path(folder)) as http:
+            keep_catalog(http)
+            http.app.catalog.auto.update(key.decode() for key in keys)
+            held: Any = {
+                number: SimpleNamespace(number=number, serving=True, owner=SimpleNamespace(partition=partition))
+                for number, partition in enumerate(filled)
+            }
+            http.app.ownership.held.update(held)
+            members: Any = SimpleNamespace(url=http.url, rebalancing=False, partitions=lambda: {http.url: set(held)})
+            http.app.peers._members = members
+            async with ClientSession() as session:
+                answers: list[float] = []
+                lookers = [asyncio.ensure_future(_page(session, http.url, path, answers)) for path in PAGES]
+                await asyncio.sleep(PAGE_S * 2)
+                answers.clear()
+                cpu_s, began_s = time.process_time(), time.monotonic()
+                await asyncio.sleep(seconds)
+                cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - began_s
+                for task in lookers:
+                    task.cancel()
+                await asyncio.gather(*lookers, return_exceptions=True)
+    result(
+        phase="ui:in-process",
+        queues=queues,
+        messages=messages,
+        core_percent_with_client=round(100 * cpu_s / wall_s, 1),
+        answers=len(answers),
+        answer_p50_ms=round(percentile(answers, 0.5) * 1000, 1),
+        answer_longest_ms=round(max(answers) * 1000, 1),
     )
 
 

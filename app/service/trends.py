@@ -1,8 +1,8 @@
 """How things stand, and how they went in the last 15 minutes: rates and counts of the cluster and of each queue.
 
 Every worker samples itself, in memory, and keeps a bounded history. The worker that is asked puts together what all of
-them tell. To find the oldest messages, every message has to be looked at; that is done as seldom as it has to be to
-take no more than `AGING_SHARE` of the time, however many there are.
+them tell. Where there are many queues or messages, that is done as seldom as it has to be to take no more than
+`COUNTING_SHARE` and `AGING_SHARE` of the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ POINTS = 180
 QUEUES_MAX = 10_000
 #: Seconds for which counts of queues are used again while somebody looks.
 COUNTED_S = 2.0
-#: Share of its time that a worker may spend on finding the oldest messages: each in memory has to be looked at.
+#: Shares of its time that a worker may spend on that, where there are many queues, and on finding the oldest messages:
+#: each that is in memory has to be looked at.
+COUNTING_SHARE = 0.015
 AGING_SHARE = 0.01
 #: Queues that are looked at before other work has its turn.
 TURN_QUEUES = 2_000
@@ -216,9 +218,10 @@ class Trends(Service):
         self._now: dict[str, QueueNow] = {}
         self._counted_s = -1e9  # monotonic
         self._counted = 0
+        self._counting_s = 0.0  # that the last counting took
         self._ages: dict[str, int] = {}
         self._aged_s = -1e9  # monotonic
-        self._cost_s = 0.0  # of looking for the oldest messages
+        self._aging_s = 0.0  # that looking for the oldest messages took
         self._counting = asyncio.Lock()
         self._gathering = asyncio.Lock()
         self._cluster: Cluster | None = None
@@ -280,9 +283,10 @@ class Trends(Service):
     async def _count(self, kept_s: float, step: int) -> None:
         """Look at the messages of queues, unless that was done a moment ago."""
         async with self._counting:
-            if time.monotonic() - self._counted_s < kept_s:
+            if time.monotonic() - self._counted_s < max(kept_s, self._counting_s / COUNTING_SHARE):
                 return
             ages = await self._ages_now(kept_s)
+            began_s = time.thread_time()
             counts, sent = self._census.counts(), self._ownership.intake.take()
             now: dict[str, QueueNow] = {}
             for number, queue in enumerate(counts.keys() | sent.keys() | self._now.keys(), 1):
@@ -297,18 +301,19 @@ class Trends(Service):
                 if one.unfinished or one.dead or one.sent_rate or one.done_rate:
                     now[queue] = one
             self._now = now
+            self._counting_s = time.thread_time() - began_s
             self._counted_s = time.monotonic()
             self._counted += 1
 
     async def _ages_now(self, kept_s: float) -> dict[str, int]:
         """How old the oldest message of each queue is: looked up, or as it was when that was done last."""
         passed_s = time.monotonic() - self._aged_s
-        if passed_s < max(kept_s, self._cost_s / AGING_SHARE):
+        if passed_s < max(kept_s, self._aging_s / AGING_SHARE):
             return {queue: age_ms + round(passed_s * 1000) for queue, age_ms in self._ages.items()}
         began_s = time.thread_time()
         self._ages = await self._census.ages()
         # what other work took in its turns counts too: who is busy looks less often
-        self._cost_s = time.thread_time() - began_s
+        self._aging_s = time.thread_time() - began_s
         self._aged_s = time.monotonic()
         return self._ages
 
