@@ -475,7 +475,8 @@ class QueueService(Service):
 
     @peer_call("move")
     async def move_here(self, asked: MoveHere) -> list[Moved]:
-        """Move messages of a partition of this worker."""
+        """Move messages of a partition of this worker: also those that were sent just before."""
+        await self.ownership.read_up.wait(asked.queue, self.ownership.copies)
         held = self._owners.serving_here(asked.partition)
         found = await self.ownership.copies.move(held, asked.queue, asked.offsets, asked.limit, asked.to, asked.make)
         return [

@@ -231,7 +231,10 @@ class Trends(Service):
     async def _sample(self) -> None:
         while not self.should_stop:
             await asyncio.sleep(STEP_S - time.time() % STEP_S)
-            await self.sample(int(time.time()) // STEP_S - 1)
+            try:
+                await self.sample(int(time.time()) // STEP_S - 1)
+            except MarqError as exc:  # a row that can't be read: its partition is about to be let go of
+                self.log.warning("This worker could not be sampled: %s", exc)
 
     async def sample(self, step: int) -> None:
         """Note how the step that is over went."""
