@@ -255,7 +255,8 @@ class Inspection:
 
     @peer_call("messages")
     async def messages_here(self, wanted: MessagesWanted) -> list[MessageBrief]:
-        """See `messages`, of this worker's partitions."""
+        """See `messages`, of this worker's partitions: also those that were sent, or copied here, just before."""
+        await self._ownership.read_up.wait(wanted.queue, self._ownership.copies)
         found: list[MessageBrief] = []
         room = ANSWER_BYTES
         for number, held in sorted(self._ownership.held.items()):
@@ -281,6 +282,9 @@ class Inspection:
     async def message_here(self, place: Place) -> MessageView:
         """See `message`."""
         held, offset = self._owners.serving_here(place.partition), place.offset
+        if offset >= held.owner.partition.position:  # it may have been sent just before
+            await self._ownership.read_up.wait("")
+            held = self._owners.serving_here(place.partition)
         partition = held.owner.partition
         view = MessageView(self._ownership.topics.queue, held.number, offset)
         if offset >= partition.position:

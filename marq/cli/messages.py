@@ -74,7 +74,8 @@ def as_object(message: dict[str, Any]) -> dict[str, Any]:
     """A message with everything; its payload as `text`, or as `payload` in base64 if it is no text."""
     found = dict(message)
     if "payload" in message:
-        payload = base64.b64decode(found.pop("payload"))
+        told = found.pop("payload")
+        payload = told if isinstance(told, bytes) else base64.b64decode(told)
         found |= payload_object(payload)
         if message["size_bytes"] > len(payload):
             found["cut"] = True

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,7 +130,7 @@ def keep_catalog(http: Http) -> None:
     catalog.end_offsets = end_offsets  # type: ignore[method-assign]
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a test in the event loop that workers have."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(test())

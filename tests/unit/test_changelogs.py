@@ -106,12 +106,16 @@ def test_who_has_given_up_its_place_gives_up_none_of_another(run: Any) -> None:
     run(scenario)
 
 
-def test_a_reader_that_advances_keeps_its_place(run: Any) -> None:
+def test_a_reader_that_advances_keeps_its_place(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "TURN_S", 3_600.0)  # so that nothing but what is said here ends its turn
+
     async def scenario(desk: Desk) -> None:
         async with desk.changelogs._reader() as reader:
             for _ in range(10):
-                await asyncio.sleep(0.005)
+                ends = reader._timer
+                await asyncio.sleep(0.002)
                 reader.advanced()
+                assert ends.cancelled() and reader._timer.when() > ends.when()
             assert desk.changelogs._readers._value == READERS - 1
 
     run(scenario)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from marq.cli import queues, values
+from marq.cli.messages import as_object
 from marq.cli.sending import _Lines
 from marq.cli.top import Rates, Sample, rates_between
 from marq.errors import BadValueError, MarqError
@@ -34,6 +35,14 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 def test_a_setting_has_a_name_and_a_value(text: str) -> None:
     with pytest.raises(BadValueError, match="NAME=VALUE"):
         values.settings_of([text])
+
+
+@pytest.mark.parametrize("told", [b"caf\xc3\xa9", "Y2Fmw6k="], ids=["bytes", "base64"])
+def test_a_payload_is_text_however_it_is_told(told: bytes | str) -> None:
+    assert as_object({"payload": told, "size_bytes": 5}) == {"text": "caf\xe9", "size_bytes": 5}
+    assert as_object({"payload": told, "size_bytes": 9})["cut"] is True
+    assert as_object({"payload": b"\xff", "size_bytes": 1}) == {"payload": "/w==", "size_bytes": 1}
+    assert as_object({"size_bytes": None}) == {"size_bytes": None}
 
 
 # -- rates ----------------------------------------------------------------------------------------------
