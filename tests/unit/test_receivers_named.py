@@ -44,7 +44,7 @@ class Desk:
             raise UnavailableError("planted")
         return queue in self.received[rank]
 
-    async def counts(self) -> dict[str, dict[str, int]]:
+    def counts(self) -> dict[str, dict[str, int]]:
         return {queue: {"ready": ready} for queue, ready in self.ready.items()}
 
     async def ages(self) -> dict[str, int]:
