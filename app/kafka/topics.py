@@ -237,7 +237,8 @@ async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: i
                 f"{message or for_code(code).__name__}; create it yourself, or set MARQ_REPLICATION"
             )
     created = [name for name, code, _message in answer.topic_errors if code == 0]
-    log.info("created topics: %s", ", ".join(created) or "none")
+    if created:
+        log.info("created topics: %s", ", ".join(created))
     return [name for name, code, _message in answer.topic_errors if code == TopicAuthorizationFailedError.errno]
 
 

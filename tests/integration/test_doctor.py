@@ -32,7 +32,9 @@ def test_a_service_that_is_well_has_nothing_wrong_and_a_dead_letter_is_named(
 ) -> None:
     marq = Command(door.workers[0].url)
     wrong = [one for one in marq("doctor", "--json").objects if one["level"] in ("warning", "problem")]
-    assert [one for one in wrong if one["check"] not in ("dead letters", "receivers", "disk")] == []
+    # other tests leave their queues to these workers
+    theirs = ("dead letters", "receivers", "circuit breakers", "disk")
+    assert [one for one in wrong if one["check"] not in theirs] == []
 
     queue = unique("orders")
     assert marq("send", queue, "a").status == 0
