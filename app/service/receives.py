@@ -188,6 +188,9 @@ class Receives:
 
         All owners are asked. What becomes ready here meanwhile comes to the waiter in its turn.
         """
+        if self._is_withheld(waiter):  # something is here; to ask a Kafka that is slow would only keep the receiver
+            await self._look_elsewhere(waiter)
+            return
         self._waiting.setdefault(waiter.queue, deque()).append(waiter)
         self.count += 1
         elsewhere = asyncio.ensure_future(self.polling.ready_at(waiter.queue, watch=False, last_look=True))
@@ -221,14 +224,18 @@ class Receives:
         await self.ownership.read_up.wait(queue, self.ownership.copies)
 
     def _answer_in_time(self, waiter: Waiter) -> list[Received]:
-        if not waiter.messages and any(
-            h.serving and self.ownership.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
-            for h in self.ownership.held.values()
-        ):
+        if not waiter.messages and self._is_withheld(waiter):
             raise UnavailableError(
                 f"this worker is too busy to hand out messages for {waiter.lease_ms} ms: acks would be late", LATE_S
             )
         return self._answer(waiter)
+
+    def _is_withheld(self, waiter: Waiter) -> bool:
+        """Whether a partition has something that it does not hand out because acks would be late."""
+        return any(
+            h.serving and self.ownership.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
+            for h in self.ownership.held.values()
+        )
 
     def _answer(self, waiter: Waiter) -> list[Received]:
         """What the waiter gets. Called last of all: of messages whose lease is over nothing leaves."""
