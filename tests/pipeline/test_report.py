@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
@@ -25,7 +26,7 @@ from tests.pipeline.tables_lab import run_archive
 from tests.ui.browser import opened as real_browser
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
     from pyspark.sql import DataFrame, SparkSession
 
 Make = Callable[..., Installation]
@@ -251,6 +252,22 @@ def opened(browser: Browser, file: Path, troubles: list[str], **options: Any) ->
     return page
 
 
+def wait_drawn(chart: Locator, part: str, state: Literal["attached", "visible"]) -> None:
+    """Scroll to a chart until it is drawn: others that are drawn meanwhile may move it out of sight."""
+    from playwright.sync_api import TimeoutError as NotInTime
+
+    deadline = time.monotonic() + 90
+    while True:
+        chart.scroll_into_view_if_needed()
+        try:
+            chart.locator(part).first.wait_for(state=state, timeout=2_000)
+        except NotInTime:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return
+
+
 def test_a_browser_shows_it_without_a_network_whatever_the_names(browser: Browser, page_file: Path) -> None:
     troubles: list[str] = []
     page = opened(browser, page_file, troubles, viewport={"width": 1280, "height": 900}, color_scheme="light")
@@ -262,8 +279,7 @@ def test_a_browser_shows_it_without_a_network_whatever_the_names(browser: Browse
     charts = page.locator("main > .charts .chart")
     assert charts.count() == 6
     for number in range(6):
-        charts.nth(number).scroll_into_view_if_needed()
-        charts.nth(number).locator(".main-svg .trace path, .main-svg .bars path").first.wait_for(state="attached")
+        wait_drawn(charts.nth(number), ".main-svg .trace path, .main-svg .bars path", "attached")
     # the queue with dead letters, the second busiest, is closed until it is asked for
     page.locator("#table tbody a").nth(1).click()
     page.locator("details.queue").nth(1).locator(".main-svg").first.wait_for()
@@ -302,9 +318,7 @@ def test_what_has_no_neighbours_is_seen_as_a_point(browser: Browser, lives: Data
     troubles: list[str] = []
     charts = opened(browser, file, troubles).locator("main > .charts .chart")
     for number in range(5):  # the sixth has bars
-        charts.nth(number).scroll_into_view_if_needed()
-        point = charts.nth(number).locator(".main-svg .trace path.point").first
-        point.wait_for(state="visible")
+        wait_drawn(charts.nth(number), ".main-svg .trace path.point", "visible")
     assert troubles == []
 
 
