@@ -103,7 +103,7 @@ class Api:
         grants = request[GRANTS]
         cluster = await self._trends.cluster()
         everywhere = grants.allow_everywhere("inspect")
-        counted: _Counted = _kept(cluster, ("overview", id(grants)), lambda: self._counted(cluster, grants))
+        counted: _Counted = _kept(cluster, ("overview", grants), lambda: self._counted(cluster, grants))
         workers = cluster.workers.values()
         return answer(
             request,
@@ -242,7 +242,7 @@ class Api:
         if grants.allow_everywhere("inspect"):
             return cluster.names
         allowed: list[str] = _kept(
-            cluster, ("names", id(grants)), lambda: [q for q in cluster.names if grants.allow("inspect", q)]
+            cluster, ("names", grants), lambda: [q for q in cluster.names if grants.allow("inspect", q)]
         )
         return allowed
 
@@ -257,7 +257,7 @@ class Api:
                 return sorted(names, key=self._weight(cluster, wanted.sort), reverse=wanted.desc)
             return names[::-1] if wanted.desc else names
 
-        names: list[str] = _kept(cluster, (wanted.search, wanted.sort, wanted.desc, id(grants)), ordered)
+        names: list[str] = _kept(cluster, (wanted.search, wanted.sort, wanted.desc, grants), ordered)
         return names
 
     def _weight(self, cluster: Cluster, sort: str) -> Callable[[str], float]:
