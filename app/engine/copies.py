@@ -182,7 +182,7 @@ class Copies:
 
     def begin(self, held: OwnedPartition, offsets: list[int]) -> None:
         """`dead_letter` is about to be called."""
-        self._dying.setdefault(held.number, set()).update(offsets)
+        self._dying[held.number] = {*self._still_dying(held), *offsets}
 
     def forget(self, held: OwnedPartition) -> None:
         """A partition is not served any more."""
@@ -191,13 +191,17 @@ class Copies:
     def are_dying(self, held: OwnedPartition, queue: str) -> bool:
         """True if dead letters of a queue, or for it, are being made in a partition."""
         partition, settings_of = held.owner.partition, self._ownership.catalog.settings_of
-        dying = [o for o in self._dying.get(held.number, ()) if o in partition.messages]
-        self._dying[held.number] = set(dying)
+        dying = self._dying[held.number] = self._still_dying(held)
         for offset in (*dying, *held.owner.starts.dying()):
             source = partition.queue_of(offset) if offset in partition.messages else None
             if source is not None and queue in (source, settings_of(source).dead_letters_of(source)):
                 return True
         return False
+
+    def _still_dying(self, held: OwnedPartition) -> set[int]:
+        """Those whose end is not folded: nothing else says when a dead letter is done."""
+        messages = held.owner.partition.messages
+        return {offset for offset in self._dying.get(held.number, ()) if offset in messages}
 
     async def dead_letter(self, held: OwnedPartition, offsets: list[int]) -> None:
         """Copy messages that the owner holds to their dead-letter queues, then end them."""

@@ -378,3 +378,14 @@ def test_who_moves_messages_of_a_stalled_partition_is_told_so_and_does_not_wait(
             await desk.copies.move(desk.held, "q", [0], 1, "other")
 
     asyncio.run(asyncio.wait_for(scenario(), NOTHING_MORE_S))
+
+
+def test_dead_letters_that_are_done_are_not_remembered_however_many_there_were() -> None:
+    copies = Copies(SimpleNamespace(), lambda: 0)  # type: ignore[arg-type]
+    messages: dict[int, Any] = {}
+    held: Any = SimpleNamespace(number=0, owner=SimpleNamespace(partition=SimpleNamespace(messages=messages)))
+    for offset in range(100_000):  # nobody asks in between, as where all receivers wait for messages
+        messages[offset] = None
+        copies.begin(held, [offset])
+        messages.pop(offset - 5, None)  # its end is folded
+    assert len(copies._dying[0]) <= 10
