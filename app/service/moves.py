@@ -127,6 +127,7 @@ class Moves(Service):
         """Move until nothing is left, or it is cancelled: the state it ends in, how many were moved, why it failed."""
         moved, noted_s, began_s = task.moved, time.monotonic(), time.monotonic()
         already = moved
+        await self._operations.receives.read_up_everywhere(queue)
         left = [n for n in range(self._ownership.topics.partitions) if n < len(task.before) and task.before[n] > 0]
         while left:
             now = self._now(queue, task.id)

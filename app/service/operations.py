@@ -429,6 +429,7 @@ class QueueService(Service):
             UnavailableError: none was moved, because a partition is served by nobody.
         """
         await self._check_movable(queue, to)
+        await self.receives.read_up_everywhere(queue)  # once, not for each partition
         count = self.ownership.topics.partitions
         self._partition_turn += 1
         results: list[Sent | MarqError] = []
@@ -475,8 +476,9 @@ class QueueService(Service):
 
     @peer_call("move")
     async def move_here(self, asked: MoveHere) -> list[Moved]:
-        """Move messages of a partition of this worker: also those that were sent just before."""
-        await self.ownership.read_up.wait(asked.queue, self.ownership.copies)
+        """Move messages of a partition of this worker. Those that are named may have been sent just before."""
+        if asked.offsets is not None:
+            await self.receives.read_up(asked.queue)
         held = self._owners.serving_here(asked.partition)
         found = await self.ownership.copies.move(held, asked.queue, asked.offsets, asked.limit, asked.to, asked.make)
         return [

@@ -219,6 +219,11 @@ class Receives:
                 self._finish(waiter)
             self._leave_line(waiter)
 
+    async def read_up_everywhere(self, queue: str) -> None:
+        """Wait until what was confirmed before is folded at all workers that answer."""
+        await self.peers.everywhere(self.read_up, queue)
+
+    @peer_call("read_up")
     async def read_up(self, queue: str) -> None:
         """Wait until what was confirmed before is folded in this worker's partitions."""
         await self.ownership.read_up.wait(queue, self.ownership.copies)
