@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -20,6 +20,19 @@ from marq.errors import InternalError, UnavailableError
 WRITE_TIMEOUT_S = 10.0
 #: Seconds before the topic is read again after Kafka refused to be read.
 READ_AGAIN_S = 0.5
+
+
+async def ends_of(
+    topic: str, partitions: int, ask: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, int]]]
+) -> tuple[int, ...]:
+    """Where each partition of a topic ends now, as Kafka answers ``ask``. Raises `UnavailableError`."""
+    tps = [TopicPartition(topic, number) for number in range(partitions)]
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            ends = await ask(tps)
+    except (KafkaError, TimeoutError) as exc:
+        raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
+    return tuple(ends[tp] for tp in tps)
 
 
 class QueuesTopic:
@@ -93,13 +106,7 @@ class QueuesTopic:
 
     async def end_offsets(self, topic: str, partitions: int) -> tuple[int, ...]:
         """Where each partition of a topic ends now. Raises `UnavailableError`."""
-        tps = [TopicPartition(topic, n) for n in range(partitions)]
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                ends = await self.consumer.end_offsets(tps)
-        except (KafkaError, TimeoutError) as exc:
-            raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
-        return tuple(ends[tp] for tp in tps)
+        return await ends_of(topic, partitions, self.consumer.end_offsets)
 
     async def write(self, key: bytes, value: bytes | None) -> None:
         """Append a record, and wait until Kafka has it. Raises `UnavailableError`."""

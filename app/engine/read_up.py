@@ -23,7 +23,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.engine.queues_topic import WRITE_TIMEOUT_S
+from app.engine.queues_topic import ends_of
 from app.kafka.connection import end_client, kafka_client_args
 from marq.errors import UnavailableError
 
@@ -61,15 +61,9 @@ class LogEnds(Service):
 
     async def of(self, topic: str, partitions: int) -> tuple[int, ...]:
         """Where each partition of a topic ends now. Raises `UnavailableError`."""
-        tps = [TopicPartition(topic, number) for number in range(partitions)]
-        try:
-            async with asyncio.timeout(WRITE_TIMEOUT_S):
-                ends = await self.ask(tps)
-        except (KafkaError, TimeoutError) as exc:
-            raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
-        if len(ends) < partitions:
+        if self._consumer is None:
             raise UnavailableError("this worker has not started")
-        return tuple(ends[tp] for tp in tps)
+        return await ends_of(topic, partitions, self._consumer.end_offsets)
 
     async def on_start(self) -> None:
         consumer = AIOKafkaConsumer(

@@ -149,8 +149,8 @@ class Census:
             if isinstance(answer, MarqError):
                 missing.append(url)
                 continue
-            for queue, states in answer.items():
-                total = counts.setdefault(queue, dict.fromkeys(STATES, 0))
+            for name, states in answer.items():
+                total = counts.setdefault(name, dict.fromkeys(STATES, 0))
                 for state, count in states.items():
                     total[state] = total.get(state, 0) + count
         return counts, sorted(missing)
