@@ -49,7 +49,7 @@ from app.processes import disk_errors
 from app.service.census import Census
 from app.service.inspection import Inspection, memory_bytes
 from app.service.meters import Meters
-from app.service.moves import Moves
+from app.service.move_tasks import MoveTasks
 from app.service.operations import QueueService
 from app.service.takers import Takers
 from app.service.timelines import Timelines
@@ -137,7 +137,7 @@ class WorkerApp(MarqApp):
     door: QueueService
     peers: Peers
     housekeeping: Housekeeping
-    moves: Moves
+    move_tasks: MoveTasks
     census: Census
     receivers: Receivers
     inspection: Inspection
@@ -173,7 +173,7 @@ class WorkerApp(MarqApp):
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
-        self.moves = Moves(self.operations, beacon=self.beacon)
+        self.move_tasks = MoveTasks(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
         self.receivers = Receivers(
             self.catalog,
@@ -274,11 +274,13 @@ class WorkerApp(MarqApp):
         )
         metrics.define(router, collector, self.census)
         of_sqs = sqs.define(
-            router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings, self.room)
+            router, sqs.Server(self.operations, self.census, self.move_tasks, self.keys, self.settings, self.room)
         )
         cockpit.define(
             router,
-            cockpit.Api(self.operations, self.trends, self.timelines, self.takers, self.census, self.moves, self.room),
+            cockpit.Api(
+                self.operations, self.trends, self.timelines, self.takers, self.census, self.move_tasks, self.room
+            ),
             cockpit.SessionApi(self.sessions, self.keys, self.operations, self.room),
         )
         pages.define(router, self.keys, of_sqs)
@@ -304,7 +306,7 @@ class WorkerApp(MarqApp):
         await self.handlers.start()
         await self.operations.start()
         await self.housekeeping.start()
-        await self.moves.start()
+        await self.move_tasks.start()
         await self.receivers.start()
         await self.trends.start()
         await self.redelivery.start()
@@ -323,7 +325,7 @@ class WorkerApp(MarqApp):
         await self.handlers.stop()
         await self.trends.stop()
         await self.receivers.stop()
-        await self.moves.stop()
+        await self.move_tasks.stop()
         await self.housekeeping.stop()
         await self.operations.stop()
         await self.peers.stop()
