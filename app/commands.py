@@ -19,12 +19,12 @@ import click
 import uvloop
 from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's commands
 from faust.cli.base import cli
-from faust.cli.worker import worker as _worker_of_faust
 
 from app.kafka.broker import EmbeddedBroker, bootstrap_of
 from app.kafka.folders import UMASK
 from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
+from app.streaming import worker_command as _worker_command  # noqa: F401 - registers it instead of Faust's
 from marq import __version__
 from marq.cli.group import SETTINGS, SuggestingGroup
 from marq.errors import MarqError
@@ -34,9 +34,6 @@ from marq.text import cleaned
 CAN_NOT_START = 2
 #: Deaths of a worker, each within so many seconds of its start, after which `up` gives up.
 DEATHS_MAX, LASTING_S = 5, 60.0
-
-# a worker's first line says what the banner does
-_worker_of_faust.on_worker_created = lambda self, worker: None  # type: ignore[method-assign]
 
 
 class OwnGroup(SuggestingGroup):
@@ -199,7 +196,7 @@ def _end_for_dead(embedded: EmbeddedBroker) -> NoReturn:
 @click.argument("assignments", nargs=-1, metavar="[NAME=VALUE]...")
 def queue(queue: str, assignments: tuple[str, ...]) -> None:
     """Show the settings of QUEUE, or change them: `queue orders max_receives=5 ttl_ms=86400000`."""
-    from app.engine.catalog import change_settings
+    from app.engine.queue_command import change_settings
 
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -247,8 +244,8 @@ def doctor(as_json: bool, quiet: bool) -> None:
     Exit status 0: nothing. 1: something. Changes nothing. From other machines, `marq doctor` looks at the workers.
     """
     from app.doctor import findings
-    from app.worker import require_loopback, tls_context
     from gateway.auth import Keys
+    from gateway.listening import require_loopback, tls_context
     from marq.cli.doctor import show
 
     def check_keys(settings: Settings) -> None:

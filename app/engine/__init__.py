@@ -21,6 +21,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `fitting`          makes a copy small enough for its topic
 `catalog`          which queues there are, and how that changes
 `queue_records`    the record of a queue
+`queue_command`    the command that shows and changes settings of a queue
 `queues_topic`     the topic of these records
 `secrets`          the secret that a user sets, derived
 `repair`           the command that gives up deleted records

@@ -16,11 +16,12 @@ from msgspec import Meta
 from app import bodies
 from app.engine.queue_records import MoveTask
 from app.service.census import Census
+from app.service.histories import FLOWS, STEP_S, Series
 from app.service.move_tasks import MoveTasks
 from app.service.operations import QueueService
 from app.service.takers import Takers
 from app.service.timelines import Timelines
-from app.service.trends import FLOWS, STEP_S, Cluster, QueueNow, Series, Trends
+from app.service.trends import Cluster, QueueNow, Trends
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser, may_see
 from gateway.routes import GRANTS, Body, answer, query_of, secured
 from gateway.schemas import SETTINGS_BYTES, Name

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.engine.catalog import QueueRecord, decode
+from app.engine.queue_records import QueueRecord, decode
 from app.service.move_tasks import MoveTasks
 from marq.core.policies import QueueSettings
 from marq.core.settings import QueueSettingsError
