@@ -104,7 +104,7 @@ class Collector:
         yield CounterMetricFamily(
             "marq_poison_without_copy",
             "Records that ended as poison without a copy, because the poison topic took none.",
-            value=ownership.copies.uncopied,
+            value=ownership.copies.poison.uncopied,
         )
         yield from self._handlers()
         yield GaugeMetricFamily("marq_connections", "Connections of clients.", value=self.connections.open)

@@ -17,7 +17,9 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `broker_time`      the time that brokers stamp on records
 `breakers`         circuit breakers, told to other workers
 `stalls`           partitions in which Kafka confirms nothing
-`copies`           dead letters, moved messages, poison
+`copies`           dead letters, moved messages
+`quarantine`       poison
+`copier`           appends copies, and ends what they are copies of
 `fitting`          makes a copy small enough for its topic
 `catalog`          which queues there are, and how that changes
 `queue_records`    the record of a queue

@@ -168,7 +168,7 @@ class Ownership(Service):
                 self.copies.begin(held, effects.dead)
                 self.spawn(self.copies.dead_letter(held, effects.dead))
             if effects.poison:
-                self.spawn(self.copies.quarantine(held, effects.poison))
+                self.spawn(self.copies.poison.quarantine(held, effects.poison))
         if owner.take_woken():
             for receiver in self.receivers:
                 receiver.wake(held)
