@@ -16,6 +16,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `read_up`          waits until what Kafka has confirmed is folded
 `broker_time`      the time that brokers stamp on records
 `breakers`         circuit breakers, told to other workers
+`progress`         whether partitions are read on
 `stalls`           partitions in which Kafka confirms nothing
 `copies`           dead letters, moved messages
 `quarantine`       poison
