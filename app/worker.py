@@ -85,7 +85,7 @@ class WorkerWeb(BareWeb):
     app: WorkerApp
 
     async def start_server(self) -> None:
-        app, runner = self.app, self._runner
+        app, runner = self.app, self.runner
         assert isinstance(runner, listening.Runner)
         assert app.place is not None
         await listening.listen(
@@ -216,7 +216,7 @@ class WorkerApp(PreparedApp):
         self.connections.total = connections_for(raise_file_limit(), settings.max_connections)
         if self.connections.total < settings.max_connections:
             say(f"the system's limit of open files leaves room for {self.connections.total} connections of clients")
-        self.web._runner = listening.Runner(self.web.web_app, self.connections, shutdown_timeout=ANSWERS_S)
+        self.web.runner = listening.Runner(self.web.web_app, self.connections, shutdown_timeout=ANSWERS_S)
         self.define_routes()
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
