@@ -32,7 +32,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from marq.core.policies import LEASE_MIN_MS, TIME_MAX_MS
+from marq.core.policies import LEASE_MAX_MS, LEASE_MIN_MS
 from marq.core.settings import check_declared
 from marq.errors import MarqError, SettingError
 
@@ -64,7 +64,7 @@ def _comma_list(value: object) -> object:
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Count = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=1)]
-Lease = Annotated[int, Field(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
+Lease = Annotated[int, Field(ge=LEASE_MIN_MS, le=LEASE_MAX_MS)]
 Secret = Annotated[SecretStr, Field(min_length=SECRET_MIN)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 

@@ -146,8 +146,8 @@ class WorkerApp(PreparedApp):
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
-        self.move_tasks = MoveTasks(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
+        self.move_tasks = MoveTasks(self.operations, self.census, beacon=self.beacon)
         self.receivers = Receivers(
             self.catalog,
             self.census,

@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from mode import Service
 
 from app.engine.queue_records import Draft, MoveTask, QueueRecord
+from app.service.census import Census
 from app.service.operations import QueueService
-from marq.errors import MarqError, NotPossibleError, UnavailableError, UnknownQueueError
+from marq.core.policies import QueueSettings
+from marq.errors import BadValueError, MarqError, NotPossibleError, UnavailableError, UnknownQueueError
 
 #: Tasks of a queue that are remembered.
 KEPT = 10
@@ -31,22 +34,86 @@ NO_TARGET = "the queue that they are moved to does not exist"
 BATCH = 200
 
 
-class MoveTasks(Service):
-    """Runs while the worker does."""
+class SameQueueError(BadValueError):
+    """The messages would be moved to the queue they are in."""
 
-    def __init__(self, operations: QueueService, **kwargs: Any) -> None:
+
+class OtherTypeError(NotPossibleError):
+    """One of the two queues is a FIFO queue, the other is not."""
+
+
+class UnderWayError(NotPossibleError):
+    """Another task of the queue is not over."""
+
+
+class MoveTasks(Service):
+    """Starts, cancels and runs tasks. Those of all queues run where partition 0 is owned."""
+
+    def __init__(self, operations: QueueService, census: Census, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._operations = operations
+        self._census = census
         self._ownership = operations.ownership
         self._catalog = operations.catalog
         self._running: dict[str, asyncio.Task[None]] = {}  # by id of the task
 
-    async def begin(self, queue: str, task: MoveTask) -> None:
-        """Start a task of a queue. Raises `MarqError`; `NotPossibleError`: it has one that is not over."""
+    def check(self, queue: str, to: str) -> None:
+        """Check that messages of `queue` may be moved to `to`; empty: each to the queue of which it is a dead letter.
 
+        Raises:
+            UnknownQueueError: there is no such queue.
+            SameQueueError: they are the same queue.
+            OtherTypeError: they are of different types.
+            NotPossibleError: topic mode.
+        """
+        self._catalog.require(queue)
+        if self._operations.settings.queue_id is not None:
+            raise NotPossibleError("in topic mode marq never writes to the topic: messages can't be moved there")
+        if not to:
+            return
+        self._catalog.require(to)
+        if to == queue:
+            raise SameQueueError("messages can't be moved to the queue they are in")
+        source, target = self._catalog.settings_of(queue), self._catalog.settings_of(to)
+        if source.fifo != target.fifo:
+            raise OtherTypeError(
+                f"{queue!r} is {_type_of(source)}, {to!r} is {_type_of(target)}: messages can't be moved between them"
+            )
+
+    async def begin(self, queue: str, to: str, per_second: int = 0) -> MoveTask:
+        """Start a task that moves all messages which are in `queue` now. See `check` for more errors.
+
+        Args:
+            per_second: messages a second at most; 0: as fast as possible.
+
+        Raises:
+            UnderWayError: the queue has a task that is not over.
+            UnavailableError: Kafka, or the record of the queue, could not be reached in time.
+        """
+        self.check(queue, to)
+        if any(task.active for task in self.tasks_of(queue)):
+            raise _under_way(queue)
+        topics = self._ownership.topics
+        task = MoveTask(
+            id=str(uuid4()),
+            to=to,
+            started_ms=int(time.time() * 1000),
+            before=await self._catalog.end_offsets(topics.queue, topics.partitions),
+            per_second=per_second,
+            total=sum((await self._census.counts_of(queue)).values()),
+        )
+        await self._write(queue, task)
+        return task
+
+    def tasks_of(self, queue: str) -> tuple[MoveTask, ...]:
+        """The last tasks of a queue, the newest first."""
+        record = self._catalog.records.get(queue)
+        return record.moves if record is not None and record.active else ()
+
+    async def _write(self, queue: str, task: MoveTask) -> None:
         def begun(moves: tuple[MoveTask, ...]) -> tuple[MoveTask, ...]:
             if any(other.active and other.id != task.id for other in moves):
-                raise NotPossibleError(f"a task that moves messages of {queue!r} is under way")
+                raise _under_way(queue)
             return moves if task in moves else (task, *moves)[:KEPT]
 
         await self._change(queue, begun)
@@ -177,3 +244,11 @@ class MoveTasks(Service):
         for running in list(self._running.values()):
             with contextlib.suppress(asyncio.CancelledError):
                 await running
+
+
+def _under_way(queue: str) -> UnderWayError:
+    return UnderWayError(f"a task that moves messages of {queue!r} is under way")
+
+
+def _type_of(settings: QueueSettings) -> str:
+    return "a FIFO queue" if settings.fifo else "a standard queue"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from app.service.sends import RECORD_ROOM_BYTES
-from marq.core.policies import DELAY_MAX_MS, TIME_MAX_MS, TTL_MAX_MS
+from marq.core.policies import DELAY_MAX_MS, LEASE_MAX_MS, TTL_MAX_MS
 from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
 
 Mode = Literal["strict", "relaxed"]
@@ -51,7 +51,7 @@ STRICT = Limits(
 RELAXED = Limits(
     strict=False,
     delay_s=DELAY_MAX_MS // 1000,
-    visibility_s=TIME_MAX_MS // 1000,
+    visibility_s=LEASE_MAX_MS // 1000,
     retention_s=(1, TTL_MAX_MS // 1000),
     wait_s=60,
     body_bytes=None,

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
-from uuid import uuid4
 
 import msgspec
 from aiohttp import web
@@ -314,29 +313,13 @@ class Api:
         queue, grants = request.match_info["queue"], request[GRANTS]
         wanted = await self._move.read(request)
         self._catalog.require(queue)
-        if self._operations.settings.queue_id is not None:
-            raise NotPossibleError("in topic mode marq never writes to the topic: messages can't be moved there")
         grants.require("send", wanted.to or None, everywhere=True)
-        if wanted.to:
-            self._catalog.require(wanted.to)
-            if wanted.to == queue:
-                raise BadValueError("messages can't be moved to the queue they are in")
-        topics = self._operations.ownership.topics
-        task = MoveTask(
-            id=str(uuid4()),
-            to=wanted.to,
-            started_ms=_now_ms(),
-            before=await self._catalog.end_offsets(topics.queue, topics.partitions),
-            per_second=wanted.per_second,
-            total=sum((await self._census.counts_of(queue)).values()),
-        )
-        await self._move_tasks.begin(queue, task)
+        task = await self._move_tasks.begin(queue, wanted.to, wanted.per_second)
         return answer(request, _task(task), 202)
 
     async def stop_move(self, request: web.Request) -> web.Response:
         queue, task_id = request.match_info["queue"], request.match_info["task"]
-        record = self._catalog.records.get(queue)
-        if record is None or not any(task.id == task_id for task in record.moves):
+        if not any(task.id == task_id for task in self._move_tasks.tasks_of(queue)):
             raise NotFoundError("there is no such task")
         await self._move_tasks.cancel(queue, task_id)
         return answer(request, {"ok": True}, 202)
