@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from app.cluster.peers import Peers, peer_call
 from app.engine.owned_partition import OwnedPartition
@@ -22,6 +24,13 @@ TURN_MESSAGES = 2_000
 
 Counts = dict[str, dict[str, int]]
 """Messages by queue and state."""
+
+
+class CountsWanted(msgspec.Struct):
+    """Queues of which another worker wants counts; see `Census.total`."""
+
+    queues: list[str]
+    fresh: str = ""
 
 
 class _Oldest(NamedTuple):
@@ -44,15 +53,16 @@ class Census:
 
     # ------------------------------------------------------------------ here
 
-    def counts(self) -> Counts:
-        """Messages of this worker's partitions."""
+    def counts(self, queues: Sequence[str] | None = None) -> Counts:
+        """Messages of this worker's partitions, in some queues or in all. Queues without messages are left out."""
         counts: Counts = {}
         for held in self._serving():
             partition = held.owner.partition
-            for queue, one in partition.counts.items():
-                if one.total:
+            for queue in partition.counts if queues is None else queues:
+                one = partition.counts.get(queue)
+                if one is not None and one.total:
                     _add(counts.setdefault(queue, dict.fromkeys(STATES, 0)), one)
-            if partition.queue_id is not None:
+            if partition.queue_id is not None and (queues is None or partition.queue_id in queues):
                 # they are in a topic of the user's, which nobody counts
                 dead = counts.setdefault(partition.queue_id, dict.fromkeys(STATES, 0))
                 dead["dead"] = dead.get("dead", 0) + partition.counters["dead"]
@@ -64,22 +74,11 @@ class Census:
         return {queue: max(0, (now or sent_ms) - sent_ms) for queue, sent_ms in oldest.items()}
 
     @peer_call("counts")
-    async def counts_here(self, queue: str | None) -> Counts:
-        """See `counts`; with a queue, once everything is folded that was confirmed before."""
-        if queue is not None:
-            await self._ownership.read_up.wait(queue, self._ownership.copies)
-        return self.counts()
-
-    @peer_call("counts_of")
-    async def counts_of_here(self, queue: str) -> dict[str, int]:
-        """Messages of one queue in this worker's partitions, once everything is folded that was confirmed before."""
-        await self._ownership.read_up.wait(queue, self._ownership.copies)
-        counts: dict[str, int] = dict.fromkeys(STATES, 0)
-        for held in self._serving():
-            one = held.owner.partition.counts.get(queue)
-            if one is not None:
-                _add(counts, one)
-        return counts
+    async def counts_here(self, wanted: CountsWanted) -> Counts:
+        """See `counts`."""
+        if wanted.fresh:
+            await self._ownership.read_up.wait(wanted.fresh, self._ownership.copies)
+        return self.counts(wanted.queues)
 
     @peer_call("oldest")
     async def oldest_here(self, queues: list[str]) -> dict[str, int]:
@@ -132,20 +131,22 @@ class Census:
     # ------------------------------------------------------------------ of the cluster
 
     async def counts_of(self, queue: str) -> dict[str, int]:
-        """Messages of a queue by state, in all workers that answer: those of now."""
-        found = (await self._peers.everywhere(self.counts_of_here, queue)).values()
-        counted = [one for one in found if not isinstance(one, MarqError)]
-        return {state: sum(one[state] for one in counted) for state in STATES}
+        """Messages of a queue by state, in all workers that answer. All that was confirmed before is counted."""
+        counts, _ = await self.total([queue], fresh=queue)
+        found = counts.get(queue, {})
+        return {state: found.get(state, 0) for state in STATES}
 
-    async def total(self, queue: str | None = None) -> tuple[Counts, list[str]]:
-        """Messages by queue and state in all workers, and the URLs of those that did not answer.
+    async def total(self, queues: list[str], fresh: str = "") -> tuple[Counts, list[str]]:
+        """Messages of some queues by state in all workers, and the URLs of those that did not answer.
 
         Args:
-            queue: what the caller wants to know of above all: what was confirmed before is counted.
+            queues: names; those without messages are left out of the answer.
+            fresh: a queue of which everything is counted that was confirmed before.
         """
         counts: Counts = {}
         missing: list[str] = []
-        for url, answer in (await self._peers.everywhere(self.counts_here, queue)).items():
+        wanted = CountsWanted(queues, fresh)
+        for url, answer in (await self._peers.everywhere(self.counts_here, wanted)).items():
             if isinstance(answer, MarqError):
                 missing.append(url)
                 continue

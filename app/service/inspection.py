@@ -205,14 +205,16 @@ class Inspection:
 
     async def stats(self, queues: list[str]) -> tuple[list[QueueStats], list[str]]:
         """Queues with counts by state, and the URLs of workers that did not answer."""
-        counts, missing = await self._census.total(queues[0] if len(queues) == 1 else None)
+        dead_queues = {queue: self._catalog.settings_of(queue).dead_letters_of(queue) for queue in queues}
+        wanted = [*dict.fromkeys([*queues, *dead_queues.values()])]
+        counts, missing = await self._census.total(wanted, fresh=queues[0] if len(queues) == 1 else "")
         ages = await self._census.oldest([queue for queue in queues if queue in counts])
         breakers, received = await self._breakers(queues), await self._receivers.of(queues)
         none: dict[str, int] = dict.fromkeys(STATES, 0)
         stats: list[QueueStats] = []
         for queue in queues:
             own = counts.get(queue, none)
-            dead_letters = counts.get(self._catalog.settings_of(queue).dead_letters_of(queue), none)
+            dead_letters = counts.get(dead_queues[queue], none)
             stats.append(
                 QueueStats(
                     queue=queue,
