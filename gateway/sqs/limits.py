@@ -1,4 +1,4 @@
-"""How much is allowed: AWS's limits, or what marq can do."""
+"""The limits of requests: AWS's, or those of marq."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
 
 Mode = Literal["strict", "relaxed"]
 
-#: Headers that this package adds to those of attributes.
+#: Headers that this package adds to the attributes' own.
 OUR_HEADERS = 3
 KIB, MIB = 1024, 1024 * 1024
 
 
 class Limits(NamedTuple):
-    """Times in seconds."""
+    """One set of limits. Times are in seconds."""
 
     strict: bool
     delay_s: int
     visibility_s: int
     retention_s: tuple[int, int]
     wait_s: int
-    body_bytes: int | None  # of a request; None: as large as any request may be
+    body_bytes: int | None  # of a request; None: only the limit of all requests
     message_bytes: int
-    batch_bytes: int | None  # of all bodies and attributes of a request; None: no limit but that of requests
+    batch_bytes: int | None  # of all bodies and attributes of a request; None: only the limit of all requests
     entries: int  # in a batch
     receive: int  # messages of a receive
     attributes: int  # of a message

@@ -48,7 +48,7 @@ class Moves:
         if request.DestinationArn:
             to = await self._queue(call, request.DestinationArn, "DestinationArn", "send")
         else:
-            call.grants.require("send", None, everywhere=True)  # each goes to where it came from
+            call.grants.require("send", None, everywhere=True)  # each message goes back to the queue it came from
         try:
             task = await self._tasks.begin(queue, to, per_second or 0)
         except SameQueueError:
