@@ -91,6 +91,8 @@ IDLE_THREADS_S = 0.3
 #: Seconds for which a worker that has left the group goes on serving, until others have taken its partitions over:
 #: they learn that it left by their next heartbeat.
 TAKEN_S = 2.5
+#: Seconds between two looks whether a worker that starts is ready, so that it may listen on the shared port.
+OPEN_S = 0.05
 #: Most seconds that a leaving worker waits until its last acknowledgements are durable.
 HAND_OVER_S = 2.0
 
@@ -104,29 +106,44 @@ class WorkerWeb(BareWeb):
     """The web server of a worker. It listens where marq's settings say, whatever Faust's say."""
 
     app: WorkerApp
+    _shared: connections.TlsSite | TCPSite | None = None
 
     async def start_server(self) -> None:
         """Listen. Raises `SettingError` if other machines could connect although there are no keys."""
-        app, runner = self.app, self._runner
+        assert self.app.place is not None
+        await self._runner.setup()
+        await self._listen(self.app.place.web_port)
+
+    async def open_to_all(self, port: int) -> None:
+        """Listen on a port that other workers of this machine listen on as well: the system deals out connections."""
+        self._shared = await self._listen(port, shared=True)
+
+    async def close_to_all(self) -> None:
+        """New connections to the shared port go to the other workers; those that are open stay."""
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            await shared.stop()
+
+    async def _listen(self, port: int, *, shared: bool = False) -> connections.TlsSite | TCPSite:
+        app, runner, host = self.app, self._runner, self.app.settings.web_host
         assert isinstance(runner, connections.Runner)
-        assert app.place is not None
-        host, port, context = app.settings.web_host, app.place.web_port, app.conf.web_ssl_context
-        await runner.setup()
-        site: TCPSite | connections.TlsSite
-        if context is not None:
-            site = connections.TlsSite(runner, host, port, context)
+        site: connections.TlsSite | TCPSite
+        if (context := app.conf.web_ssl_context) is not None:
+            site = connections.TlsSite(runner, host, port, context, shared=shared)
         else:
-            site = TCPSite(runner, host, port, backlog=connections.BACKLOG)
+            site = TCPSite(runner, host, port, backlog=connections.BACKLOG, reuse_port=shared or None)
         await site.start()
         for address in runner.addresses:
             if not app.keys and not is_loopback(address[0]):
                 await site.stop()
                 raise open_to_others(host, address[0])
+        return site
 
 
 class WorkerApp(MarqApp):
     """The Faust app of a marq worker."""
 
+    web: WorkerWeb
     settings: Settings
     keys: Keys
     meters: Meters
@@ -241,7 +258,9 @@ class WorkerApp(MarqApp):
         if settings.web_tls_certificate_file is not None:
             conf.web_ssl_context = tls_context(settings)
             scheme = "https"
-        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
+        url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
+        # of several at one address, the others have to reach just this one
+        conf.canonical_url = url if settings.web_shared_port is None else url.with_port(self.place.web_port)
         for table in self.tables.values():
             table.partitions = self._topics.partitions
         self.connections.total = connections.connections_for(connections.raise_file_limit(), settings.max_connections)
@@ -308,9 +327,17 @@ class WorkerApp(MarqApp):
         await self.receivers.start()
         await self.trends.start()
         await self.redelivery.start()
+        if self.settings.web_shared_port is not None:
+            self.ownership.spawn(self._open_when_ready(self.settings.web_shared_port))
+
+    async def _open_when_ready(self, port: int) -> None:
+        while not self.ownership.ready:
+            await asyncio.sleep(OPEN_S)
+        await self.web.open_to_all(port)
 
     async def leave(self) -> None:
         """Leave the group if there are other workers, and serve until they have taken the partitions over."""
+        await self.web.close_to_all()
         if self.failure is None and self.ownership.held and len(self.peers.members()) > 1:
             self.consumer.leave_group()
             await self.ownership.serve_until_taken(TAKEN_S)
@@ -419,7 +446,11 @@ class FaustWorker(faust.Worker):
         if isinstance(app, WorkerApp):
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
-            set_up(str(kwargs["loglevel"]).upper(), app.settings.log_format)
+            set_up(
+                str(kwargs["loglevel"]).upper(),
+                app.settings.log_format,
+                is_one_of_several=app.settings.web_shared_port is not None,
+            )
             kwargs["override_logging"] = False
             try:
                 with disk_errors():

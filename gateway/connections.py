@@ -433,10 +433,11 @@ class Runner(web.AppRunner):
 class TlsSite(BaseSite):
     """Listens for HTTPS. A connection counts, and its time runs, before its handshake."""
 
-    __slots__ = ("_accepting", "_context", "_host", "_listeners", "_port", "_shaking")
+    __slots__ = ("_accepting", "_context", "_host", "_listeners", "_port", "_shaking", "_shared")
 
-    def __init__(self, runner: Runner, host: str, port: int, context: ssl.SSLContext) -> None:
+    def __init__(self, runner: Runner, host: str, port: int, context: ssl.SSLContext, *, shared: bool = False) -> None:
         super().__init__(runner)
+        self._shared = shared  # with other processes
         self._host, self._port, self._context = host, port, context
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -454,6 +455,8 @@ class TlsSite(BaseSite):
             listener = socket.socket(family, socket.SOCK_STREAM)
             self._listeners.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.bind(address)
