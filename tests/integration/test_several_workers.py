@@ -91,7 +91,8 @@ def several(environment: dict[str, str], tmp_path: Path) -> Iterator[Several]:
 def asked(url: str) -> int:
     """Requests of clients that a worker has answered."""
     text = Client(url).request("GET", "/metrics").body.decode()
-    return sum(int(float(n)) for n in re.findall(r"^marq_http_request_seconds_count\{[^}]*\} (\S+)$", text, re.MULTILINE))
+    counts = re.findall(r"^marq_http_request_seconds_count\{[^}]*\} (\S+)$", text, re.MULTILINE)
+    return sum(int(float(count)) for count in counts)
 
 
 def received(url: str, queue: str, count: int) -> list[bytes]:
