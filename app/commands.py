@@ -18,21 +18,18 @@ import click
 import uvloop
 from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's commands
 from faust.cli.base import cli
-from faust.cli.worker import worker as _worker_of_faust
 
 from app.kafka.broker import EmbeddedBroker, bootstrap_of
 from app.kafka.datadir import MAX_WORKERS
 from app.kafka.folders import UMASK
 from app.processes import embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
+from app.streaming import worker_command as _worker_command  # noqa: F401 - registers it instead of Faust's
 from app.supervisor import Supervisor, end_for_dead, workers_for
 from marq import __version__
 from marq.cli.group import SETTINGS, SuggestingGroup
 from marq.errors import MarqError
 from marq.text import cleaned
-
-# a worker's first line says what the banner does
-_worker_of_faust.on_worker_created = lambda self, worker: None  # type: ignore[method-assign]
 
 
 class OwnGroup(SuggestingGroup):
@@ -163,7 +160,7 @@ def broker() -> None:
 @click.argument("assignments", nargs=-1, metavar="[NAME=VALUE]...")
 def queue(queue: str, assignments: tuple[str, ...]) -> None:
     """Show the settings of QUEUE, or change them: `queue orders max_receives=5 ttl_ms=86400000`."""
-    from app.engine.catalog import change_settings
+    from app.engine.queue_command import change_settings
 
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -211,8 +208,8 @@ def doctor(as_json: bool, quiet: bool) -> None:
     Exit status 0: nothing. 1: something. Changes nothing. From other machines, `marq doctor` looks at the workers.
     """
     from app.doctor import findings
-    from app.worker import require_loopback, tls_context
     from gateway.auth import Keys
+    from gateway.listening import require_loopback, tls_context
     from marq.cli.doctor import show
 
     def check_keys(settings: Settings) -> None:
