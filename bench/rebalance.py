@@ -9,11 +9,17 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
+
+from aiokafka import TopicPartition
 
 from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench.cycle import Bench, percentile, result
 from bench.lag import Pause
+from bench.overload import records_of
+from marq.core.markers import Own, decode
+from tests.integration.duplicates import deliveries
 
 WORKERS = 3
 READ = "q0"
@@ -55,6 +61,7 @@ def run(*, times: int, parked: int, rate: int, pause_s: float) -> None:
                 for worker in others:
                     worker.stop()
         _report(bench.folder / name, began_ms, ended_ms, sent[0], times)
+        asyncio.run(_tell_attempts(broker.bootstrap, name, bench.folder / name))
 
 
 async def _send(bench: Bench, topic: str, rate: int, stop: threading.Event) -> int:
@@ -85,10 +92,10 @@ def _report(folder: Path, began_ms: int, ended_ms: int, sent: int, times: int) -
             attempts += attempt > 1
     stays: list[tuple[int, int]] = []  # gap, and gap without the time that the worker waited for a processor
     moves: list[int] = []
-    for deliveries in seen.values():
-        deliveries.sort()
+    for handed in seen.values():
+        handed.sort()
         moved_ms = -SAME_MOVE_MS
-        for (before_ms, before, waited), (after_ms, after, waited_then) in itertools.pairwise(deliveries):
+        for (before_ms, before, waited), (after_ms, after, waited_then) in itertools.pairwise(handed):
             gap_ms = after_ms - before_ms
             if began_ms <= after_ms <= ended_ms:
                 if before == after:
@@ -121,6 +128,28 @@ def _report(folder: Path, began_ms: int, ended_ms: int, sent: int, times: int) -
         pause_longest_ms=max((pause.ms for pause in pauses), default=0),
         pause_longest_ours_ms=max((pause.ours_ms for pause in pauses), default=0),
     )
+
+
+async def _tell_attempts(bootstrap: str, name: str, folder: Path) -> None:
+    """Print what the log says of each message that a handler got with an attempt number above one."""
+    again: dict[int, set[int]] = defaultdict(set)
+    for file in folder.glob("*.gaps"):
+        for line in file.read_text().splitlines():
+            partition, offset, attempt, *_ = map(int, line.split())
+            if attempt > 1:
+                again[partition].add(offset)
+    for partition, offsets in again.items():
+        records = await records_of(bootstrap, TopicPartition(f"{name}.markers", partition))
+        for offset, life in deliveries(records, offsets).items():
+            print(f"  attempt above one: {partition}:{offset}: {'; '.join(map(str, life))}")
+            owns = [(r.offset, own) for r in records for own in _owns(r)]
+            for at in [place for one in life for place in (one.at, one.given_back_at) if place is not None]:
+                near = [f"own of {own.worker} at {o}" for o, own in owns if abs(o - at) < 50]
+                print(f"    at {at}: {', '.join(near) or 'no change of owner'}")
+
+
+def _owns(record: Any) -> list[Own]:
+    return [marker for marker in decode(record.value).markers if isinstance(marker, Own)]
 
 
 def _now_ms() -> int:
