@@ -117,9 +117,11 @@ def hol(messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
 @click.option("--parked", default=100_000, show_default=True, help="Messages of a queue that nobody reads.")
 @click.option("--rate", default=2000, show_default=True, help="Messages per second.")
 @click.option("--pause", default=3.0, show_default=True, help="Seconds between two changes.")
-def rebalance(times: int, parked: int, rate: int, pause: float) -> None:
+@click.option("--nice", default=0, show_default=True, help="Niceness of the worker that joins.")
+@click.option("--control", is_flag=True, help="Compare with a worker of another installation that starts and stops.")
+def rebalance(times: int, parked: int, rate: int, pause: float, nice: int, control: bool) -> None:
     """Gaps between deliveries while a fourth worker joins and leaves."""
-    rebalance_bench.run(times=times, parked=parked, rate=rate, pause_s=pause)
+    rebalance_bench.run(times=times, parked=parked, rate=rate, pause_s=pause, nice=nice, control=control)
 
 
 @bench.command()
