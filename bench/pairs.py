@@ -34,7 +34,7 @@ from marq.client import Service
 HERE = Path(__file__).resolve().parent.parent
 #: Messages of a request, and of a round.
 BATCH = {"sqs": 10, "client": 500, "json": 100, "cycle": 500}
-MESSAGES = {"sqs": 8_000, "client": 100_000, "json": 40_000, "cycle": 400_000}
+MESSAGES = {"sqs": 8_000, "client": 50_000, "json": 20_000, "cycle": 200_000}
 #: Unmeasured rounds at the start.
 WARM_UP = 2
 #: Worker time is counted until it has been done with a round for that long: what follows requests belongs to them.
