@@ -74,7 +74,11 @@ class FaustWorker(faust.Worker):
         if isinstance(app, PreparedApp):
             if not _is_option_given("loglevel"):
                 kwargs["loglevel"] = app.settings.log_level
-            set_up(str(kwargs["loglevel"]).upper(), app.settings.log_format)
+            set_up(
+                str(kwargs["loglevel"]).upper(),
+                app.settings.log_format,
+                is_one_of_several=app.settings.web_shared_port is not None,
+            )
             kwargs["override_logging"] = False
             try:
                 _refuse_options_of_faust()

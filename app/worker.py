@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from aiohttp.web_runner import BaseSite
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.types import TP
 from yarl import URL
@@ -70,6 +71,8 @@ BODIES_BYTES = 64 * 1024 * 1024
 #: Seconds for which a worker that has left the group goes on serving, until others have taken its partitions over:
 #: they learn that it left by their next heartbeat.
 TAKEN_S = 2.5
+#: Seconds between two looks whether a worker that starts is ready, so that it may listen on the shared port.
+OPEN_S = 0.05
 #: Most seconds that a leaving worker waits until its last acknowledgements are durable.
 HAND_OVER_S = 2.0
 
@@ -83,23 +86,40 @@ class WorkerWeb(BareWeb):
     """The web server of a worker. It listens where marq's settings say, whatever Faust's say."""
 
     app: WorkerApp
+    _shared: BaseSite | None = None
 
     async def start_server(self) -> None:
+        assert self.app.place is not None
+        await self.runner.setup()
+        await self._listen(self.app.place.web_port)
+
+    async def open_to_all(self, port: int) -> None:
+        """Listen on a port that other workers of this machine listen on as well."""
+        self._shared = await self._listen(port, shared=True)
+
+    async def close_to_all(self) -> None:
+        """New connections to the shared port go to the other workers; those that are open stay."""
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            await shared.stop()
+
+    async def _listen(self, port: int, *, shared: bool = False) -> BaseSite:
         app, runner = self.app, self.runner
         assert isinstance(runner, listening.Runner)
-        assert app.place is not None
-        await listening.listen(
+        return await listening.listen(
             runner,
             app.settings.web_host,
-            app.place.web_port,
+            port,
             app.conf.web_ssl_context,
             only_loopback=not app.keys,
+            shared=shared,
         )
 
 
 class WorkerApp(PreparedApp):
     """The Faust app of a marq worker."""
 
+    web: WorkerWeb
     settings: Settings
     keys: Keys
     meters: Meters
@@ -210,7 +230,9 @@ class WorkerApp(PreparedApp):
         if settings.web_tls_certificate_file is not None:
             conf.web_ssl_context = listening.tls_context(settings)
             scheme = "https"
-        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
+        url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
+        # of several at one address, the others have to reach just this one
+        conf.canonical_url = url if settings.web_shared_port is None else url.with_port(self.place.web_port)
         for table in self.tables.values():
             table.partitions = self._topics.partitions
         self.connections.total = connections_for(raise_file_limit(), settings.max_connections)
@@ -279,9 +301,17 @@ class WorkerApp(PreparedApp):
         await self.receivers.start()
         await self.trends.start()
         await self.redelivery.start()
+        if self.settings.web_shared_port is not None:
+            self.ownership.spawn(self._open_when_ready(self.settings.web_shared_port))
+
+    async def _open_when_ready(self, port: int) -> None:
+        while not self.ownership.ready:
+            await asyncio.sleep(OPEN_S)
+        await self.web.open_to_all(port)
 
     async def leave(self) -> None:
         """Leave the group if there are other workers, and serve until they have taken the partitions over."""
+        await self.web.close_to_all()
         if self.failure is None and self.ownership.held and len(self.peers.members()) > 1:
             self.consumer.leave_group()
             await self.ownership.serve_until_taken(TAKEN_S)

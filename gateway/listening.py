@@ -67,10 +67,11 @@ class Runner(web.AppRunner):
 class TlsSite(BaseSite):
     """Listens for HTTPS. A connection is counted, and has to make progress, from before its handshake on."""
 
-    __slots__ = ("_accepting", "_context", "_host", "_listeners", "_port", "_shaking")
+    __slots__ = ("_accepting", "_context", "_host", "_listeners", "_port", "_shaking", "_shared")
 
-    def __init__(self, runner: Runner, host: str, port: int, context: ssl.SSLContext) -> None:
+    def __init__(self, runner: Runner, host: str, port: int, context: ssl.SSLContext, *, shared: bool = False) -> None:
         super().__init__(runner)
+        self._shared = shared  # with other processes
         self._host, self._port, self._context = host, port, context
         self._listeners: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -88,6 +89,8 @@ class TlsSite(BaseSite):
             listener = socket.socket(family, socket.SOCK_STREAM)
             self._listeners.append(listener)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if self._shared:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listener.bind(address)
@@ -140,20 +143,34 @@ class TlsSite(BaseSite):
                 client.close()
 
 
-async def listen(runner: Runner, host: str, port: int, context: ssl.SSLContext | None, *, only_loopback: bool) -> None:
-    """Listen, with HTTPS if there is a context.
+async def listen(
+    runner: Runner,
+    host: str,
+    port: int,
+    context: ssl.SSLContext | None,
+    *,
+    only_loopback: bool,
+    shared: bool = False,
+) -> BaseSite:
+    """Listen, with HTTPS if there is a context. `runner` has to be set up.
+
+    Parameters:
+        shared: other processes listen on this port as well; the system deals new connections out among them.
 
     Raises:
         SettingError: other machines could connect, although `only_loopback` is set.
     """
-    await runner.setup()
-    http = TCPSite(runner, host, port, backlog=BACKLOG)
-    site = http if context is None else TlsSite(runner, host, port, context)
+    site: BaseSite
+    if context is None:
+        site = TCPSite(runner, host, port, backlog=BACKLOG, reuse_port=shared or None)
+    else:
+        site = TlsSite(runner, host, port, context, shared=shared)
     await site.start()
     for address in runner.addresses:
         if only_loopback and not is_loopback(address[0]):
             await site.stop()
             raise open_to_others(host, address[0])
+    return site
 
 
 def require_loopback(host: str) -> None:

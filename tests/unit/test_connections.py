@@ -180,7 +180,9 @@ def test_a_head_that_comes_byte_by_byte_gets_no_more_time() -> None:
                     await asyncio.sleep(0.05)
 
             trickling = asyncio.ensure_future(trickle())
-            assert await asyncio.wait_for(reader.read(), 5) == b""
+            with contextlib.suppress(ConnectionResetError):  # a byte was on its way when it was closed
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            assert server.book.refused["head"] == 1
             trickling.cancel()
 
     run(test)

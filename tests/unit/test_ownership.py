@@ -651,6 +651,30 @@ def test_a_worker_that_has_left_serves_each_partition_until_another_one_takes_it
     run(scenario)
 
 
+def test_a_start_that_is_read_together_with_the_next_owner_goes_back_uncounted() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.ownership._leaving = True
+        messages(desk, 1, 1)
+        receiver = Waits()
+        desk.kafka.silent = {TP("m", 1)}  # so it is confirmed after it was read
+        taken = take(desk, 1, receiver)
+        await asyncio.sleep(0)
+        owner = desk.ownership.held[1].owner
+        ((_, start),) = owner._sent.items()
+        desk.kafka.silent = set()
+        desk.kafka.append("m", 1, m.encode(list(start), owner.nonce, 1))
+        desk.foreign_own(1)
+        desk.read(1)
+        await asyncio.sleep(0.01)
+        assert not receiver.got
+        release = markers_of(desk, 1)[-1]
+        assert isinstance(release, Release)
+        assert (release.delivery, release.offsets, release.counted) == (taken.delivery, [0, 1], False)
+
+    run(scenario)
+
+
 def test_a_worker_that_has_left_claims_nothing_and_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "CLAIM_TIMEOUT_S", 0.02)
 
