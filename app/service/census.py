@@ -1,4 +1,4 @@
-"""How many messages each queue has by state, and how old the oldest one is: in this worker, and in all."""
+"""Counts of messages by queue and state, and the age of the oldest message: in this worker, and in all workers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from marq.core.partition import Partition
 from marq.core.state import MessageState, QueueCounts
 from marq.errors import MarqError
 
-#: Milliseconds for which ages are used again: every message has to be looked at.
+#: Milliseconds for which ages are reused: finding them takes a look at every message.
 OLDEST_KEPT_MS = 500
-#: Messages that are looked at before other work has its turn.
+#: Messages that are examined before other work gets its turn.
 TURN_MESSAGES = 2_000
 
 Counts = dict[str, dict[str, int]]
@@ -47,7 +47,7 @@ class Census:
         self._ownership = ownership
         self._peers = peers
         self._oldest = _Oldest(-1e9, {})
-        self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest when last looked at
+        self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest the last time
         self._looking = asyncio.Lock()
         peers.register(self)
 
@@ -63,7 +63,7 @@ class Census:
                 if one is not None and one.total:
                     _add(counts.setdefault(queue, dict.fromkeys(STATES, 0)), one)
             if partition.queue_id is not None and (queues is None or partition.queue_id in queues):
-                # they are in a topic of the user's, which nobody counts
+                # dead letters are in a topic of the user, which nobody counts
                 dead = counts.setdefault(partition.queue_id, dict.fromkeys(STATES, 0))
                 dead["dead"] = dead.get("dead", 0) + partition.counters["dead"]
         return counts
@@ -96,7 +96,7 @@ class Census:
         return self._oldest
 
     async def _look(self) -> _Oldest:
-        """Look at every message, and at the stamp of the oldest of each queue and partition."""
+        """Find the oldest message of each queue and partition, among all messages, and read its timestamp."""
         lowest: dict[tuple[int, str], int] = {}
         for held in self._serving():
             partition, number = held.owner.partition, held.number
@@ -111,7 +111,7 @@ class Census:
         return _Oldest(time.monotonic(), await self._oldest_of(lowest))
 
     async def _oldest_of(self, lowest: dict[tuple[int, str], int]) -> dict[str, int]:
-        """By queue, when the oldest of the lowest messages of its partitions was sent."""
+        """When the oldest message of each queue was sent, from the lowest offsets of its partitions."""
         known, self._sent_ms = self._sent_ms, {}
         oldest: dict[str, int] = {}
         for (number, queue), offset in lowest.items():
@@ -172,7 +172,7 @@ def _add(counts: dict[str, int], one: QueueCounts) -> None:
 
 
 def _sent_ms(partition: Partition, offset: int) -> int | None:
-    """When a message was sent; None if it is done meanwhile."""
+    """When a message was sent; None if it is done by now."""
     if offset in partition.messages:
         return int(partition.record(offset).timestamp)
     segment = partition.segments.find(offset)
@@ -182,7 +182,7 @@ def _sent_ms(partition: Partition, offset: int) -> int | None:
 
 
 async def entries_in_turns(partition: Partition) -> AsyncIterator[Entry]:
-    """Messages in memory, about as they are at one time: where there are many, other work has its turns between."""
+    """The messages in memory, in slices: other work runs between them, so the result is not of one moment."""
     offsets = list(partition.messages)
     for start in range(0, len(offsets), TURN_MESSAGES):
         for entry in list(entries_among(partition, offsets[start : start + TURN_MESSAGES])):

@@ -1,6 +1,6 @@
-"""Runs the tasks that move messages of a queue to others: the owner of partition 0, wherever they were started.
+"""Tasks that move all messages of a queue. The owner of partition 0 runs them, whichever worker started them.
 
-A task stands in the queue's record. How far it is gets there every second, so another worker goes on with it.
+A task is part of the queue's record. Its progress is written there every second, so another worker can go on with it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from app.service.operations import QueueService
 from marq.core.policies import QueueSettings
 from marq.errors import BadValueError, MarqError, NotPossibleError, UnavailableError, UnknownQueueError
 
-#: Tasks of a queue that are remembered.
+#: Tasks that the record of a queue keeps.
 KEPT = 10
-#: Seconds between looks for tasks, and until a partition that can't be asked is asked again.
+#: Seconds between checks for tasks, and before a partition that did not answer is asked again.
 INTERVAL_S = 0.25
-#: Seconds between notes of how far a task is.
+#: Seconds between updates of a task's progress.
 NOTE_S = 1.0
-#: Why a task failed whose target was deleted.
+#: The reason of a task that failed because its target was deleted.
 NO_TARGET = "the queue that they are moved to does not exist"
 #: Messages of one partition that are moved at once.
 BATCH = 200
@@ -140,7 +140,7 @@ class MoveTasks(Service):
         await self._change(queue, lambda moves: tuple(change(t) if t.id == task_id and t.active else t for t in moves))
 
     def _now(self, queue: str, task_id: str) -> MoveTask | None:
-        """A task as its record says, if it is not over."""
+        """The task in the record of the queue; None if it is over."""
         record = self._catalog.moving.get(queue)
         return next((t for t in record.moves if t.id == task_id and t.active), None) if record is not None else None
 
@@ -188,10 +188,10 @@ class MoveTasks(Service):
             await self._replace(queue, task.id, ended)
         except MarqError as exc:
             self.log.warning("Messages of %r are not moved right now: %s", queue, exc)
-            await asyncio.sleep(1.0)  # another look goes on with it
+            await asyncio.sleep(1.0)  # the next check goes on with the task
 
     async def _move_all(self, queue: str, task: MoveTask) -> tuple[str, int, str]:
-        """Move until nothing is left, or it is cancelled: the state it ends in, how many were moved, why it failed."""
+        """Move until nothing is left or the task is cancelled. Returns its last state, the count, and why it failed."""
         moved, noted_s, began_s = task.moved, time.monotonic(), time.monotonic()
         already = moved
         await self._operations.receives.read_up_everywhere(queue)
@@ -223,7 +223,7 @@ class MoveTasks(Service):
         await self._replace(queue, task_id, lambda task: msgspec.structs.replace(task, moved=moved))
 
     async def _move_in(self, number: int, queue: str, task: MoveTask, limit: int) -> tuple[int, bool, str]:
-        """Move some of one partition: how many, whether it has no more, and why it can't go on."""
+        """Move some messages of one partition. Returns how many, True if there are no more, and why the task fails."""
         found = await self._operations.moves.move_in(number, queue, None, limit, task.to or None, make=False)
         if isinstance(found, UnavailableError):
             await asyncio.sleep(INTERVAL_S)
