@@ -83,7 +83,7 @@ def app_id(settings: Settings) -> str:
 
 
 class WorkerWeb(BareWeb):
-    """The web server of a worker. It listens where marq's settings say, whatever Faust's say."""
+    """The web server of a worker. It listens as marq's settings say, and ignores Faust's."""
 
     app: WorkerApp
     _shared: BaseSite | None = None
