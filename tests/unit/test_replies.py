@@ -9,7 +9,8 @@ import re
 import pytest
 from aiohttp import web
 
-from gateway.connections import Connections, Runner
+from gateway.connection_limits import Connections
+from gateway.listening import Runner
 from gateway.replies import Reply
 from tests.unit.http_lab import run
 
