@@ -98,9 +98,35 @@ def send(sizes: str, seconds: float, batch: int, runs: int) -> None:
 @click.option("--phases", default="cycle,all,single", show_default=True)
 @click.option("--runs", default=1, show_default=True, help="Repeat each phase and take the median.")
 @click.option("--singles", default=1_000, show_default=True, help="Messages of the phase `single`.")
-def sqs(batch: int, messages: int, size: int, phases: str, runs: int, singles: int) -> None:
+@click.option("--clients", default=4, show_default=True, help="Processes of clients of the phase `cycle`.")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice(["elasticmq", "elasticmq-disk"]),
+    help="Run ElasticMQ beside: in memory, or on disk (H2).",
+)
+def sqs(
+    batch: int,
+    messages: int,
+    size: int,
+    phases: str,
+    runs: int,
+    singles: int,
+    clients: int,
+    peers: tuple[str, ...],
+) -> None:
     """Amazon SQS's protocol against one worker process."""
-    sqs_bench.run(batch=batch, messages=messages, size=size, phases=phases.split(","), runs=runs, singles=singles)
+    sqs_bench.run(
+        batch=batch,
+        messages=messages,
+        size=size,
+        phases=phases.split(","),
+        runs=runs,
+        singles=singles,
+        clients=clients,
+        peers=list(peers),
+    )
 
 
 @bench.command()
