@@ -10,7 +10,7 @@ import pytest
 from app.engine import intake as intakes
 from app.engine.intake import Intake
 from app.service import trends as trends_module
-from app.service.trends import POINTS, STEP_S, History, Point, Series, merged, summed
+from app.service.histories import POINTS, STEP_S, History, Point, Series, merged, summed
 from tests.unit.http_lab import run, serving
 
 
