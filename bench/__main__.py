@@ -219,11 +219,11 @@ def overload(messages: int, receivers: int, loops: int, demo_loops: int, phases:
 @click.option("--size", default=100, show_default=True, help="Payload, bytes.")
 @click.option("--seconds", default=20.0, show_default=True, help="Length of each turn.")
 @click.option("--rounds", default=4, show_default=True, help="Turns without pages, and as many with ten.")
-@click.option("--in-process", is_flag=True, help="Without Kafka: messages that are in memory, ten pages.")
+@click.option("--in-process", is_flag=True, help="Without Kafka: messages that are in memory.")
 def ui(queues: int, messages: int, size: int, seconds: float, rounds: int, in_process: bool) -> None:
     """The cockpit: what ten open pages cost a worker, and whether they delay sends and deliveries."""
     if in_process:
-        asyncio.run(ui_bench.run_in_process(queues, messages, seconds))
+        asyncio.run(ui_bench.run_in_process(queues, messages, seconds, rounds))
     else:
         ui_bench.run(queues=queues, messages=messages, size=size, seconds=seconds, rounds=rounds)
 
