@@ -43,6 +43,8 @@ def environment(**values: str) -> dict[str, str]:
     """That of a client, without credentials and settings of this machine."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "MARQ_"))}
     given = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
+    # that the SDK will need another node one day is nothing that the tests ask
+    given["AWS_SDK_JS_NODE_VERSION_SUPPORT_WARNING_DISABLED"] = "true"
     return kept | given | {"AWS_EC2_METADATA_DISABLED": "true"} | values
 
 
@@ -115,6 +117,7 @@ class Program:
 
     def __init__(self, command: list[str], folder: Path, name: str) -> None:
         self.lines: list[dict[str, Any]] = []
+        self._other: list[str] = []  # that it printed
         self._errors = folder / f"{name}.errors"
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -126,16 +129,20 @@ class Program:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if line.endswith(b"\n"):  # else of a killed process
+            if not line.endswith(b"\n"):
+                continue  # of a killed process
+            try:
                 self.lines.append(json.loads(line))
+            except ValueError:
+                self._other.append(line.decode(errors="replace").strip())
 
     def said(self, key: str) -> list[Any]:
         return [line[key] for line in list(self.lines) if key in line]
 
     @property
     def errors(self) -> str:
-        """What it wrote to standard error."""
-        lines = self._errors.read_text(errors="replace").splitlines()
+        """What it wrote beside what it was asked to."""
+        lines = self._other + self._errors.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("Picked up JAVA_TOOL_OPTIONS"))
 
     def until_said(self, key: str, count: int = 1, timeout_s: float = 60.0) -> list[Any]:

@@ -42,6 +42,7 @@ if (scenario === "send") {
 const options = {
   queueUrl,
   sqs,
+  suppressFifoWarning: true, // it is written with every start
   batchSize: 10,
   waitTimeSeconds: 5,
   messageAttributeNames: ["All"],
