@@ -240,8 +240,9 @@ class Thread:
             log.watchers[self, tp] = lambda: self.kafka.later(0.0, self._at_broker, tp, asked, position)
 
     def _answered(self, tp: TP, asked: object, position: int) -> None:
-        if self.fetching.pop(tp, None) is not asked:
+        if self.fetching.get(tp) is not asked:
             return
+        del self.fetching[tp]
         reader, log = self.readers.get(tp), self.kafka.log(*tp)
         if reader is None:
             return

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from marq.core import dedup, invariants
-from marq.core.markers import Batch, Keepalive, Start, decode
+from marq.core.markers import Batch, Keepalive, Release, Start, decode
 from marq.core.owner import Phase
-from marq.core.ranges import offsets_in
 from marq.errors import InternalError, MarqError
 from marq.protocol.messages import Received
 from tests.simulation.checks import Checks as CoreChecks
@@ -47,6 +46,8 @@ class Truth:
         self.markers.on_append = self._marked
         #: (epoch, delivery, offset) -> when its start was appended, and the milliseconds of its lease.
         self.starts: dict[tuple[int, int, int], tuple[float, int]] = {}
+        #: Deliveries that were extended or released, and it took effect.
+        self.changed: set[tuple[int, int, int]] = set()
         self.handed: Counter[int] = Counter()
         self.deliveries: set[tuple[int, int, int]] = set()
         self._core = CoreChecks(SimpleNamespace(reference=self.reference, violated=self._violated))  # type: ignore[arg-type]
@@ -71,6 +72,8 @@ class Truth:
             if isinstance(marker, Start | Keepalive):
                 for offset in effect:
                     self.starts[marker.epoch, marker.delivery, offset] = (now, marker.redeliver_after_ms)
+            if isinstance(marker, Keepalive | Release):
+                self.changed.update((marker.epoch, marker.delivery, offset) for offset in effect)
 
     def _done(self, offset: int, outcome: str, position: int) -> None:
         self.world.message_is_done(self.number, offset, outcome)
@@ -114,6 +117,23 @@ class Truth:
         self.world.count("handed out")
         self.world.count("handed out again", self.handed[offset] > 1)
 
+    def called(self, who: str, message: Any) -> None:
+        """A handler is called."""
+        ref, offset, now = self.reference, message.offset, self.world.loop.now
+        names = [n for n, started in ref.started.items() if n[2] == offset and started.receives == message.attempt]
+        if not names:
+            self._violated("G3 valid", f"{who} calls a handler with @{offset}, attempt {message.attempt}; no start")
+        began_s, lease_ms = self.starts[names[-1]]
+        if now >= began_s + lease_ms / 1000:
+            self._violated("G3 late", f"{who} calls a handler with @{offset}, {now - began_s:.3f} s of {lease_ms} ms")
+        if ref.ended_at.get(offset, 1 << 60) < ref.started[names[-1]].position:
+            self._violated("G2", f"{who} calls a handler with @{offset}, which ended before")
+        if ref.messages[offset].record.value != message.payload:
+            self._violated("G1 payload", f"{who} calls a handler with @{offset} and another payload")
+        self.handed[offset] += 1
+        self.world.count("handled")
+        self.world.count("handed out again", self.handed[offset] > 1)
+
     # -- what workers know
 
     def look(self, worker: Worker) -> None:
@@ -133,6 +153,3 @@ class Truth:
 
     def unfinished(self) -> list[int]:
         return [offset for offset in self.reference.messages if offset not in self.reference.done]
-
-
-__all__ = ["Truth", "Violation", "offsets_in"]

@@ -24,12 +24,15 @@ import app.engine.queues_topic
 import app.engine.read_up
 import app.streaming.raw_table
 import app.worker
+import marq.handlers
 from app.settings import Settings
 from app.streaming.faults import is_expected
-from tests.worksim.clients import Clients
+from marq.errors import MarqError
+from tests.worksim.clients import Clients, Lost
 from tests.worksim.clock import Entropy, Process, Stuck, VirtualLoop, virtual
 from tests.worksim.faults import Faults
 from tests.worksim.group import Group
+from tests.worksim.handlers import HANDLERS
 from tests.worksim.kafka import Admin, Kafka, Odds, PlainConsumer, PlainProducer
 from tests.worksim.network import Network, Session
 from tests.worksim.store import Rows, WriteBatch
@@ -84,6 +87,10 @@ class World:
             _env_file=None,  # type: ignore[call-arg]
             kafka="kafka://10.0.0.1:9092",
             partitions=self.shape.partitions,
+            queues={
+                "order.fifo": {"fifo": True, "deduplication_scope": draws.choice(("queue", "group"))},
+                "few": {"max_receives": 2},
+            },
             data_dir=Path("/nowhere"),
             checkpoint_ms=draws.choice((300, 2_000)),
             persist_after_ms=draws.choice((500, 10_000)),
@@ -178,7 +185,7 @@ class World:
         return not self.healing and self.faults.store_fails(worker)
 
     def is_fifo(self, queue: str) -> bool:
-        return queue.endswith(".fifo")
+        return queue in self.clients.fifo
 
     # -- what is in the logs
 
@@ -241,6 +248,12 @@ class World:
         for _ in range(10):
             await asyncio.sleep(0.3)
         if self.violation is None:
+            try:
+                await self.clients.acceptance()
+            except (Lost, MarqError) as exc:
+                self.violated("well", f"no fault is left, and a worker answers {exc!r}")
+            await asyncio.sleep(3.0)
+        if self.violation is None:
             self.look(all_of_them=True)
             self.end()
         self.count("virtual seconds", int(self.loop.now))
@@ -251,6 +264,8 @@ class World:
         left = {number: offsets for number, offsets in left.items() if offsets}
         if left:
             return f"not done: { {n: offsets[:5] for n, offsets in left.items()} }"
+        if any(line.batches for worker in self.up() for line in worker.producer.lines.values()):
+            return "something is on its way"
         serving = sorted(n for w in self.up() for n, held in w.ownership.held.items() if held.serving)
         if serving != list(range(self.shape.partitions)):
             return f"served are {serving}"
@@ -303,6 +318,7 @@ class World:
             (app.cluster.peers, "TCPConnector", lambda **_: None),
             (app.cluster.peers, "DummyCookieJar", lambda: None),
             (app.worker, "memory_bytes", lambda: 0),
+            (marq.handlers, "_registered", HANDLERS),
             # a set of names, so their order, and that of what they do, would depend on how this process hashes
             (
                 mode.Service,
