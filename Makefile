@@ -53,9 +53,10 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit $(ARGS)
 
-# Random seeds until stopped; a failing seed is printed and replays exactly.
+# Random seeds until stopped, of the core and of whole workers, on a processor each; a failing seed is printed and replays exactly.
 simulate: setup
-	$(BIN)/python -m tests.simulation $(ARGS)
+	@$(BIN)/python -m tests.worksim $(ARGS) & workers=$$!; trap 'kill -INT $$workers; wait $$workers' INT; \
+	$(BIN)/python -m tests.simulation $(ARGS); core=$$?; wait $$workers; workers=$$?; exit $$((core + workers))
 
 test-containers: setup
 	$(BIN)/python -m tests.containers.build_image $(ARGS)
