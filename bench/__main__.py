@@ -12,6 +12,7 @@ from bench import growth as growth_bench
 from bench import hol as hol_bench
 from bench import overload as overload_bench
 from bench import pairs as pairs_bench
+from bench import partitions as partitions_bench
 from bench import pipeline as pipeline_bench
 from bench import rebalance as rebalance_bench
 from bench import restart as restart_bench
@@ -185,6 +186,17 @@ def overload(messages: int, receivers: int, loops: int, demo_loops: int, phases:
     overload_bench.run(
         messages=messages, receivers=receivers, loops=loops, demo_loops=demo_loops, phases=phases.split(",")
     )
+
+
+@bench.command()
+@click.option("--count", default=1_000, show_default=True, help="Partitions.")
+@click.option("--seconds", default=30.0, show_default=True, help="How long the idle worker is watched.")
+@click.option("--messages", default=500_000, show_default=True, help="Of the phase `traffic`.")
+@click.option("--phases", default="start,idle,traffic", show_default=True)
+@click.option("--profile", type=click.Path(path_type=Path, exists=True), help="Folder for what py-spy records.")
+def partitions(count: int, seconds: float, messages: int, phases: str, profile: Path | None) -> None:
+    """One worker with many partitions: its start, what it costs while idle, its rate with messages in all."""
+    partitions_bench.run(count=count, seconds=seconds, messages=messages, phases=phases.split(","), profile=profile)
 
 
 @bench.command()
