@@ -14,6 +14,7 @@ Everything that reaches into the internals of either library is here. May import
 `paced_client`     asks for leaders at a bounded rate
 `producer`         appends idempotently
 `sender`           sends the producer's batches, each partition by itself
+`log_edges`        where logs begin and end, asked for many at once
 `raw_table`        tables of raw rows in RocksDB, with a changelog
 `assignor`         which worker gets which partitions
 `worker_command`   the command `worker`
