@@ -124,6 +124,14 @@ class CheckpointCycle:
             return self.is_due(now_ms) and self.has_to_write
         return self.state in (CycleState.ROWS_WRITTEN, CycleState.RETIRING)
 
+    def event_ms(self, now_ms: int) -> int | None:
+        """The time from which on :meth:`wants_event` is true, if nothing happens until then; None: never."""
+        if self.state is not CycleState.IDLE:
+            return now_ms if self.state in (CycleState.ROWS_WRITTEN, CycleState.RETIRING) else None
+        if not self.has_to_write:
+            return None
+        return now_ms if self._hurried else self._next_ms
+
     # ------------------------------------------------------------------ what happens
 
     def step(self, now_ms: int) -> Step | None:
