@@ -103,6 +103,10 @@ class CheckpointCycle:
         """Memory is short: the next checkpoint comes at once, and writes all payloads."""
         self._hurried = True
 
+    def put_off(self, until_ms: int) -> None:
+        """The next checkpoint does not begin before this time."""
+        self._next_ms = max(self._next_ms, until_ms)
+
     def is_due(self, now_ms: int) -> bool:
         """True if :meth:`step` would begin a checkpoint now."""
         return self.state is CycleState.IDLE and (now_ms >= self._next_ms or self._hurried)

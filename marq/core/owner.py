@@ -551,6 +551,10 @@ class Owner:
         self._touch()
         self.checkpoints.hurry()
 
+    def put_off_checkpoint(self, until_ms: int) -> None:
+        """Others come first: the next checkpoint begins at this time, or later, unless memory is short."""
+        self.checkpoints.put_off(until_ms)
+
     def checkpoint_is_due(self, now_ms: int) -> bool:
         """True if :meth:`step` would begin a checkpoint now, and write up to a few MB."""
         return self.phase is Phase.SERVING and self.checkpoints.is_due(now_ms)
