@@ -44,7 +44,7 @@ def run(*, count: int, seconds: float, messages: int, phases: list[str], profile
         if "start" in phases or "idle" in phases:
             name = bench.new_name("partitions")
             began = time.monotonic()
-            asyncio.run(_create(bench, name, count))
+            asyncio.run(create(bench, name, count))
             result(phase="topics", partitions=count, secs=round(time.monotonic() - began, 1))
             for start in ("empty", "again"):
                 _idle(bench, name, count, start, seconds if start == "again" and "idle" in phases else 0.0, profile)
@@ -53,7 +53,7 @@ def run(*, count: int, seconds: float, messages: int, phases: list[str], profile
             result(phase="traffic", partitions=count, ratio=round(rates[count] / rates[FEW], 2))
 
 
-async def _create(bench: Bench, name: str, count: int) -> str:
+async def create(bench: Bench, name: str, count: int) -> str:
     settings = Settings(kafka=f"kafka://{bench.bootstrap}", name=name, partitions=count)
     await until_kafka_takes_it(lambda: ensure_topics(settings, name), 60, print)
     return settings.queue_topic
@@ -72,7 +72,7 @@ def _idle(bench: Bench, name: str, count: int, start: str, seconds: float, profi
             phase=f"start:{start}",
             partitions=count,
             cpu_s=round(_cpu_s(pid), 1),
-            rss_mib=_rss_mib(pid),
+            rss_mib=rss_mib(pid),
             load=os.getloadavg()[0],
             **{f"{step}_s": round(when, 2) for step, when in sorted(at.items(), key=lambda item: item[1])},
         )
@@ -89,7 +89,7 @@ def _idle(bench: Bench, name: str, count: int, start: str, seconds: float, profi
                 partitions=count,
                 secs=round(seconds),
                 core_percent=round(100 * used, 2),
-                rss_mib=_rss_mib(pid),
+                rss_mib=rss_mib(pid),
                 load=os.getloadavg()[0],
             )
             if spy is not None:
@@ -105,7 +105,7 @@ def _spy(worker: WorkerProcess, profile: Path | None, name: str, seconds: float)
     return subprocess.Popen([command, "record", "-p", str(worker.process.pid), "-d", str(round(seconds)), *target])
 
 
-def _rss_mib(pid: int) -> int:
+def rss_mib(pid: int) -> int:
     fields = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
     return round(int(fields[0]) / 1024)
 
@@ -113,8 +113,8 @@ def _rss_mib(pid: int) -> int:
 def _traffic(bench: Bench, count: int, messages: int) -> float:
     """Messages a second from the first call of the handler to the last acknowledgement."""
     name = bench.new_name("traffic")
-    topic = asyncio.run(_create(bench, name, count))
-    asyncio.run(_spread(bench, topic, count, messages))
+    topic = asyncio.run(create(bench, name, count))
+    asyncio.run(spread(bench, topic, count, messages))
     environment: dict[str, Any] = {"MARQ_PARTITIONS": str(count), "BENCH_BATCH": "500"}
     with bench.worker(name, **environment) as worker:
         ended = bench.wait_acked(worker, messages)
@@ -124,7 +124,7 @@ def _traffic(bench: Bench, count: int, messages: int) -> float:
     return messages / took
 
 
-async def _spread(bench: Bench, topic: str, count: int, messages: int) -> None:
+async def spread(bench: Bench, topic: str, count: int, messages: int) -> None:
     """The same number of messages in each partition."""
     producer = AIOKafkaProducer(bootstrap_servers=bench.bootstrap, acks="all", max_batch_size=512 * 1024)
     await producer.start()
