@@ -149,7 +149,10 @@ class WorkerApp(PreparedApp):
         """Declare agents, tables and the services that run beside them."""
         self.settings = settings
         tables = {
-            table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
+            # of progress, a partition has one manifest
+            table.NAME: self.segment_table(
+                table.NAME, partitions=settings.partitions, small=table is progress_table, help=table.HELP
+            )
             for table in (messages_table, markers_table, progress_table)
         }
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
