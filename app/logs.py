@@ -92,8 +92,8 @@ class _Burst:
         self.left_out = 0
 
 
-#: Loggers whose records are made one line: ours, and those of libraries that may repeat what a stranger sent. Records of
-#: users' handlers stay as they are.
+#: Loggers whose records are made one line: ours, and those of libraries that may repeat what a stranger sent. Records
+#: of users' handlers stay as they are.
 _CLEAN = ("agents", "aiohttp", "aiokafka", "app", "asyncio", "faust", "gateway", "marq", "mode", "pipeline", "tables")
 
 
