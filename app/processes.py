@@ -25,8 +25,8 @@ from marq.errors import DataDirError, MarqError
 
 #: Seconds for a stopping worker to hand its partitions over; then it is killed.
 WORKER_STOP_S = 10.0
-#: Most seconds for a new worker to become ready.
-WORKER_START_S = 90.0
+#: Most seconds for a new worker to become ready: a busy Kafka takes minutes to create some thousand partitions.
+WORKER_START_S = 600.0
 
 _MEND = "set MARQ_DATA_DIR to a folder that can be written"
 _MAKE_ROOM = "make room on the disk of the data folder, or set MARQ_DATA_DIR to another"

@@ -117,6 +117,12 @@ class Connection(RequestHandler):
         size, self._rest = len(self._rest), b""
         return size
 
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # aiohttp calls it twice for each body, and would parse and read on each time. Where nothing is paused, nothing
+        # was held back. A pause for other reasons (`_buffer_paused`, `_rest`) has an end of its own.
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
+
     def _resume_transport_reading(self) -> None:
         if self._rest:
             self._later.put(self, 0)

@@ -15,6 +15,7 @@ from app import bodies
 from app.cluster import peers
 from gateway.auth import ALL, Grants, Keys, check_browser
 from gateway.openapi import Operation
+from gateway.replies import Reply
 from marq.errors import BadValueError, MarqError, TooLargeError, UnavailableError
 from marq.protocol import problems
 
@@ -89,8 +90,8 @@ def answers_msgpack(request: web.Request) -> bool:
 def answer(request: web.Request, value: Any, status: int = 200) -> web.Response:
     """An answer in the codec that the client asked for."""
     if answers_msgpack(request):
-        return web.Response(body=_to_msgpack(value), status=status, content_type=MSGPACK)
-    return web.Response(body=_to_json(value), status=status, content_type=JSON)
+        return Reply(body=_to_msgpack(value), status=status, content_type=MSGPACK)
+    return Reply(body=_to_json(value), status=status, content_type=JSON)
 
 
 def problem(error: BaseException) -> web.Response:

@@ -14,6 +14,7 @@ from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
+from marq.core.stamps import note_lowest
 from marq.core.state import MessageState, QueueCounts
 from marq.errors import MarqError
 
@@ -104,8 +105,8 @@ class Census:
                 offset = partition.segments.lowest_parked(queue)
                 if offset is not None:
                     lowest[number, queue] = offset
-            async for entry in entries_in_turns(partition):
-                place, offset = (number, entry.queue), entry.offset
+            async for queue, offset in _lowest_in_turns(partition):
+                place = number, queue
                 if offset < lowest.get(place, offset + 1):
                     lowest[place] = offset
         return _Oldest(time.monotonic(), await self._oldest_of(lowest))
@@ -179,6 +180,16 @@ def _sent_ms(partition: Partition, offset: int) -> int | None:
     if segment is None or not segment.is_parked(offset):
         return None
     return int(partition.records_of(segment)[offset].timestamp)
+
+
+async def _lowest_in_turns(partition: Partition) -> AsyncIterator[tuple[str, int]]:
+    """Queues and their lowest offsets in memory: where there are many messages, other work has its turns between."""
+    offsets, lowest = list(partition.messages), dict[str, int]()
+    for start in range(0, len(offsets), TURN_MESSAGES):
+        note_lowest(partition, offsets[start : start + TURN_MESSAGES], lowest)
+        await asyncio.sleep(0)
+    for found in lowest.items():
+        yield found
 
 
 async def entries_in_turns(partition: Partition) -> AsyncIterator[Entry]:

@@ -11,6 +11,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -50,6 +51,9 @@ ELSEWHERE_FIRST = 8
 ANSWER_BYTES = 32 * 1024 * 1024
 #: Refused receivers, by name and lease, and skipped receives, after which a partition is not asked for more.
 REFUSED_MAX, PASSED_MAX = 16, 1_000
+
+
+_in_order = attrgetter("sent_ms", "partition", "offset")
 
 
 class ReceiveHere(msgspec.Struct):
@@ -201,7 +205,7 @@ class Receives:
         """The messages for the waiter, without those whose lease is over. Called just before they leave."""
         self._drop_late(waiter)
         if len(waiter.until) > 1 and not self.catalog.settings_of(waiter.queue).fifo:
-            waiter.messages.sort(key=lambda one: (one.sent_ms, one.partition, one.offset))
+            waiter.messages.sort(key=_in_order)
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from gateway.replies import Reply
 from gateway.sqs.errors import SqsError
 from gateway.sqs.model import Action, actions
 
@@ -36,7 +37,7 @@ def read(target: str, body: bytes) -> tuple[Action, Any]:
 
 def answer(result: Any) -> web.Response:
     """Encode a result."""
-    return web.Response(body=_encode(result) if result is not None else b"{}", headers=_HEADERS)
+    return Reply(body=_encode(result) if result is not None else b"{}", headers=_HEADERS)
 
 
 def problem(error: SqsError) -> web.Response:

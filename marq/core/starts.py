@@ -265,6 +265,11 @@ class Starts:
                 self._agenda.handouts.append(Handout(pending.receiver, (self.epoch, pending.delivery), [], now_ms))
                 pending.receiver = NO_RECEIVER
 
+    def stall_ms(self, folded_ms: int) -> int | None:
+        """The time at which :meth:`look_for_stall` finds one, if nothing happens until then; None: never."""
+        oldest = next(iter(self.pending.values()), None)
+        return None if oldest is None else max(oldest.sent_ms, folded_ms) + STALLED_MS
+
     def stall_is_over(self) -> None:
         """The log takes records again."""
         self.stalled = False
