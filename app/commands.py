@@ -229,7 +229,7 @@ def doctor(as_json: bool, quiet: bool) -> None:
 @click.pass_context
 def demo(context: click.Context) -> None:
     """Send real messages, process them, drop some, and see every one acknowledged."""
-    from app.demo import demo as command  # imported only here: its packages are an extra
+    from app.demo.commands import demo as command  # imported only here: its packages are an extra
 
     command.main(args=context.args, prog_name="python -m app demo")
 

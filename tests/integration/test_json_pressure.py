@@ -1,4 +1,4 @@
-"""The door while Kafka is away, and under kill -9 of the worker that a client talks to."""
+"""The JSON API while Kafka is away, and while the worker that a client talks to is killed."""
 
 from __future__ import annotations
 

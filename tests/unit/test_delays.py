@@ -133,9 +133,9 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
     )
 
     async def main() -> None:
-        door = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
+        service = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
         for i in range(16):
-            await door.send("q", [Entry(b"%d" % i, group="same")])
+            await service.send("q", [Entry(b"%d" % i, group="same")])
 
     asyncio.run(main())
     assert len(set(producer.partitions)) == partitions
