@@ -27,7 +27,7 @@ class Call:
         """Where the client reached us."""
         return place_of(self._request, self._account, region_of(self._request) or REGION)
 
-    @property
+    @cached_property
     def trace(self) -> bytes | None:
         """What `X-Amzn-Trace-Id` says: the trace of the messages that it sends."""
         text = self._request.headers.get("X-Amzn-Trace-Id")
