@@ -13,7 +13,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, MessageSizeTooLargeError
 from faust.types import TP
 
-from app.engine import checkpoints, takeover
+from app.engine import checkpoints, progress, takeover
 from app.engine import ownership as module
 from app.engine.owned_partition import READ_ON_MS
 from app.engine.ownership import Ownership
@@ -347,7 +347,7 @@ def test_recovery_goes_on_when_kafka_is_back() -> None:
 def test_a_partition_whose_markers_are_not_read_is_unserved_and_served_when_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PROGRESS_MS", 20)
+    monkeypatch.setattr(progress, "PROGRESS_MS", 20)
 
     async def scenario(desk: Desk) -> None:
         desk.ownership.on_assigned(1)
