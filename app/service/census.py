@@ -15,7 +15,6 @@ from app.engine.ownership import Ownership
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
 from marq.core.stamps import note_lowest
-from marq.core.state import MessageState, QueueCounts
 from marq.errors import MarqError
 
 #: Milliseconds for which ages are reused: finding them takes a look at every message.
@@ -184,11 +183,6 @@ class Census:
                 ages[queue] = max(ages.get(queue, 0), age)
         return ages
 
-
-def _add(counts: dict[str, int], one: QueueCounts) -> None:
-    counts[MessageState.READY] += one.ready
-    counts[MessageState.IN_FLIGHT] += one.in_flight
-    counts[MessageState.DELAYED] += one.delayed
 
 
 def _sent_ms(partition: Partition, offset: int) -> int | None:
