@@ -184,7 +184,6 @@ class Census:
         return ages
 
 
-
 def _sent_ms(partition: Partition, offset: int) -> int | None:
     """When a message was sent; None if it is done by now."""
     if offset in partition.messages:
