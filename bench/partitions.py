@@ -27,7 +27,7 @@ from bench.cycle import Bench, result
 from bench.service import _cpu_s
 
 #: Seconds after a start before an idle worker is measured: first checkpoints are over then.
-SETTLE_S = 15.0
+SETTLE_S = 60.0
 #: Partitions that the rate is compared with.
 FEW = 8
 #: Seconds of a start that are profiled.
@@ -46,8 +46,9 @@ def run(*, count: int, seconds: float, messages: int, phases: list[str], profile
             began = time.monotonic()
             asyncio.run(create(bench, name, count))
             result(phase="topics", partitions=count, secs=round(time.monotonic() - began, 1))
-            for start in ("empty", "again"):
-                _idle(bench, name, count, start, seconds if start == "again" and "idle" in phases else 0.0, profile)
+            starts = ["empty", "again"] if "start" in phases else ["empty"]
+            for start in starts:
+                _idle(bench, name, count, start, seconds if start == starts[-1] and "idle" in phases else 0.0, profile)
         if "traffic" in phases:
             rates = {n: _traffic(bench, n, messages) for n in (FEW, count)}
             result(phase="traffic", partitions=count, ratio=round(rates[count] / rates[FEW], 2))
@@ -80,7 +81,6 @@ def _idle(bench: Bench, name: str, count: int, start: str, seconds: float, profi
             spy.wait()
         if seconds:
             time.sleep(SETTLE_S)
-            spy = _spy(worker, profile, "idle", seconds)
             before_s, since = _cpu_s(pid), time.monotonic()
             time.sleep(seconds)
             used = (_cpu_s(pid) - before_s) / (time.monotonic() - since)
@@ -92,6 +92,7 @@ def _idle(bench: Bench, name: str, count: int, start: str, seconds: float, profi
                 rss_mib=rss_mib(pid),
                 load=os.getloadavg()[0],
             )
+            spy = _spy(worker, profile, "idle", seconds)  # afterwards, because it costs the worker something
             if spy is not None:
                 spy.wait()
 

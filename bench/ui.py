@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import tempfile
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from aiohttp import ClientSession
 
+from app.faust_worker import COLLECT
 from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench import growth
@@ -168,6 +170,9 @@ async def run_in_process(queues: int, messages: int, seconds: float, rounds: int
             http.app.ownership.held.update(held)
             members: Any = SimpleNamespace(url=http.url, rebalancing=False, partitions=lambda: {http.url: set(held)})
             http.app.peers._members = members
+            gc.collect()  # as a worker does
+            gc.freeze()
+            gc.set_threshold(*COLLECT)
             turns: dict[int, list[Turn]] = {0: [], len(PAGES): []}
             for number in range(2 * rounds):
                 pages = 0 if number % 4 in (0, 3) else len(PAGES)

@@ -15,13 +15,16 @@ from app.engine.ownership import Ownership
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
 from marq.core.stamps import note_lowest
-from marq.core.state import MessageState, QueueCounts
 from marq.errors import MarqError
 
 #: Milliseconds for which ages are reused: finding them takes a look at every message.
 OLDEST_KEPT_MS = 500
 #: Messages that are examined before other work gets its turn.
 TURN_MESSAGES = 2_000
+#: Queues of a partition that are looked at before other work has its turn.
+TURN_QUEUES = 500
+
+_READY, _DELAYED, _IN_FLIGHT = STATES
 
 Counts = dict[str, dict[str, int]]
 """Messages by queue and state."""
@@ -59,10 +62,21 @@ class Census:
         counts: Counts = {}
         for held in self._serving():
             partition = held.owner.partition
-            for queue in partition.counts if queues is None else queues:
-                one = partition.counts.get(queue)
-                if one is not None and one.total:
-                    _add(counts.setdefault(queue, dict.fromkeys(STATES, 0)), one)
+            kept = partition.counts
+            some = kept.items() if queues is None else [(q, kept[q]) for q in queues if q in kept]
+            # nobody has a turn meanwhile: with many queues each name that is looked up here holds up the others
+            for queue, one in some:
+                total = one.total
+                if not total:
+                    continue
+                in_flight, delayed = one.in_flight, one.delayed
+                there = counts.get(queue)
+                if there is None:
+                    counts[queue] = {_READY: total - in_flight - delayed, _DELAYED: delayed, _IN_FLIGHT: in_flight}
+                else:
+                    there[_READY] += total - in_flight - delayed
+                    there[_IN_FLIGHT] += in_flight
+                    there[_DELAYED] += delayed
             if partition.queue_id is not None and (queues is None or partition.queue_id in queues):
                 # dead letters are in a topic of the user, which nobody counts
                 dead = counts.setdefault(partition.queue_id, dict.fromkeys(STATES, 0))
@@ -101,7 +115,9 @@ class Census:
         lowest: dict[tuple[int, str], int] = {}
         for held in self._serving():
             partition, number = held.owner.partition, held.number
-            for queue in partition.segments.parked_counts():
+            for looked_at, queue in enumerate(list(partition.segments.parked_counts()), 1):
+                if not looked_at % TURN_QUEUES:
+                    await asyncio.sleep(0)
                 offset = partition.segments.lowest_parked(queue)
                 if offset is not None:
                     lowest[number, queue] = offset
@@ -115,7 +131,9 @@ class Census:
         """When the oldest message of each queue was sent, from the lowest offsets of its partitions."""
         known, self._sent_ms = self._sent_ms, {}
         oldest: dict[str, int] = {}
-        for (number, queue), offset in lowest.items():
+        for looked_at, ((number, queue), offset) in enumerate(lowest.items(), 1):
+            if not looked_at % TURN_QUEUES:
+                await asyncio.sleep(0)
             sent_ms = known.get((number, offset))
             if sent_ms is None:
                 held = self._ownership.held.get(number)
@@ -164,12 +182,6 @@ class Census:
             for queue, age in answer.items() if not isinstance(answer, MarqError) else ():
                 ages[queue] = max(ages.get(queue, 0), age)
         return ages
-
-
-def _add(counts: dict[str, int], one: QueueCounts) -> None:
-    counts[MessageState.READY] += one.ready
-    counts[MessageState.IN_FLIGHT] += one.in_flight
-    counts[MessageState.DELAYED] += one.delayed
 
 
 def _sent_ms(partition: Partition, offset: int) -> int | None:

@@ -14,6 +14,7 @@ from app.engine.stalls import is_stalled, stalled_error
 from app.service.fifo import check_fit, fifo_headers
 from app.service.meters import Meters
 from app.service.turnstile import Turnstile
+from app.service.waits import all_done
 from app.streaming.producer import ProducerFull
 from marq.core.placing import fifo_partition
 from marq.core.state import HEADER_OVERHEAD_BYTES
@@ -63,6 +64,8 @@ class Sends:
         key, settings, generation = queue.encode(), self._catalog.settings_of(queue), self._catalog.generation_of(queue)
         producer = self._ownership.app.producer
         results: list[Any] = [None] * len(messages)
+        unavailable: UnavailableError | None = None
+        sent = 0
         runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
         partition = 0
         stalled = {number for number in range(count) if is_stalled(producer, topic, number)}
@@ -87,7 +90,7 @@ class Sends:
             if settings.fifo:
                 number = fifo_partition(key, (message.group or "").encode(), settings, count)
                 if number in stalled:  # the group keeps its partition
-                    results[i] = stalled_error()
+                    results[i] = unavailable = stalled_error()
                     continue
             run = runs.get(number)
             if run is None:
@@ -99,9 +102,7 @@ class Sends:
             for number, (places, records) in runs.items()
         ]
         futures = [future for _, _, parts in appended for _, future in parts]
-        if futures:
-            await asyncio.wait(futures, timeout=CONFIRM_TIMEOUT_S)
-        unavailable = next((result for result in results if isinstance(result, UnavailableError)), None)
+        await all_done(futures, CONFIRM_TIMEOUT_S)
         accepted = False
         for number, places, parts in appended:
             at = 0
@@ -114,12 +115,13 @@ class Sends:
                 for k in range(length):
                     if isinstance(outcome, int):
                         results[places[at + k]] = Sent(topic, number, outcome + k if outcome >= 0 else -1)
+                        sent += 1
                     else:
                         results[places[at + k]] = outcome
                 at += length
         if unavailable is not None and not accepted:
             raise unavailable
-        self._meters.sent.inc(sum(isinstance(result, Sent) for result in results))
+        self._meters.sent.inc(sent)
         self._meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
         return results
 

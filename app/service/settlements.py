@@ -21,6 +21,7 @@ from app.service.leases import Leases
 from app.service.meters import Meters
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipt, Receipts, by_delivery
+from app.service.waits import all_done
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.errors import BrokerError, LeaseOverError, MarqError, NotPossibleError, UnavailableError
 
@@ -183,11 +184,8 @@ class Settlements:
             for number, markers in by_delivery(good, marker).items()
             if number < topics.partitions
         }
-        if len(confirmed) == 1:
-            outcomes = {number: await _confirmed(future) for number, future in confirmed.items()}
-        else:
-            found = await asyncio.gather(*(_confirmed(future) for future in confirmed.values()))
-            outcomes = dict(zip(confirmed, found, strict=True))
+        await all_done(confirmed.values(), CONFIRM_TIMEOUT_S)
+        outcomes = {number: _outcome_of(future) for number, future in confirmed.items()}
         if any(isinstance(outcome, MarqError) for outcome in outcomes.values()):
             for i, receipt in zip(where, good, strict=True):
                 outcome = outcomes.get(receipt[0])
@@ -223,11 +221,12 @@ class Settlements:
                     results[where[k]] = LeaseOverError(LEASE_OVER)
 
 
-async def _confirmed(future: asyncio.Future[int]) -> int | MarqError:
+def _outcome_of(future: asyncio.Future[int]) -> int | MarqError:
     """The offset of a record (-1: not known), or the error of its append."""
+    if not future.done():
+        future.cancel()
+        return UnavailableError("Kafka did not confirm it in time; it may still take effect")
     try:
-        return await asyncio.wait_for(future, CONFIRM_TIMEOUT_S)
+        return future.result()
     except BrokerError as exc:
         return UnavailableError(f"Kafka did not confirm it; it may still take effect: {exc}")
-    except TimeoutError:
-        return UnavailableError("Kafka did not confirm it in time; it may still take effect")

@@ -32,7 +32,7 @@ COUNTED_S = 2.0
 COUNTING_SHARE = 0.015
 AGING_SHARE = 0.01
 #: Queues that are examined before other work gets its turn.
-TURN_QUEUES = 2_000
+TURN_QUEUES = 250
 #: Seconds for which the answers of all workers are reused, for any number of requests.
 GATHERED_S = 2.0
 _OTHER_ENDS = ("expired", "purged", "poison", "moved")

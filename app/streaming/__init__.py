@@ -11,6 +11,7 @@ Everything that reaches into the internals of either library is here. May import
 `batches`          decodes what was fetched, also what is damaged
 `compression`      decompresses batches
 `fetching`         puts our decoder into aiokafka's fetcher
+`fetch_plan`       what is fetched next, in sessions
 `paced_client`     asks for leaders at a bounded rate
 `producer`         appends idempotently
 `sender`           sends the producer's batches, each partition by itself

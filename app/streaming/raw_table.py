@@ -82,6 +82,9 @@ class SegmentStore(rocksdb.Store):
     def is_open(self, partition: int) -> bool:
         return partition in self._dbs
 
+    def is_owned(self, partition: int) -> bool:
+        return partition in self._owned
+
     def incarnation(self, partition: int) -> object | None:
         return self._incarnations.get(partition)
 
@@ -402,7 +405,7 @@ class SegmentTable(Table[bytes, bytes]):
     def apply_changelog_batch(self, batch: Iterable[EventT[Any]]) -> None:
         # Faust's recovery also brings late records of partitions given away, and even of other tables.
         topic = self.changelog_topic_name
-        mine = [e for e in batch if e.message.topic == topic and self.data.is_open(e.message.partition)]
+        mine = [e for e in batch if e.message.topic == topic and self.data.is_owned(e.message.partition)]
         if mine:
             super().apply_changelog_batch(mine)
 

@@ -27,7 +27,7 @@ class Call:
         """The address by which the client reached this worker."""
         return place_of(self._request, self._account, region_of(self._request) or REGION)
 
-    @property
+    @cached_property
     def trace(self) -> bytes | None:
         """The value of `X-Amzn-Trace-Id`: the trace of the messages that it sends."""
         text = self._request.headers.get("X-Amzn-Trace-Id")

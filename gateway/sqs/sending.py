@@ -122,7 +122,7 @@ class Sending:
         limit = self._limits.batch_bytes
         if limit is None:
             return
-        size = sum(len(entry.MessageBody.encode(errors="replace")) for entry in entries)
+        size = sum(_size_of(entry.MessageBody) for entry in entries)
         for entry in entries:
             for name, value in (entry.MessageAttributes or {}).items():
                 size += len(name.encode(errors="replace")) + len(value.DataType.encode(errors="replace"))
@@ -171,6 +171,11 @@ class Sending:
         if settings.fifo:
             result["SequenceNumber"] = self._ids.sequence_number(sent.partition, sent.offset)
         return result
+
+
+def _size_of(text: str) -> int:
+    """Bytes of a text; of most, none has to be made for that."""
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
 
 
 def _check_fifo_entries(entries: Sequence[Any], settings: QueueSettings) -> None:

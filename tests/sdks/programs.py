@@ -84,11 +84,11 @@ def _java(main: str) -> list[str]:
 
 
 def java() -> list[str]:
-    return _java("Client")
+    return _java("sdks.Client")
 
 
 def spring() -> list[str]:
-    return _java("Listener")
+    return _java("sdks.Listener")
 
 
 def kombu() -> list[str]:

@@ -1,4 +1,4 @@
-// AWS SDK for Go v2. Arguments: see conftest.py.
+// AWS SDK for Go v2. Arguments: see programs.py.
 package main
 
 import (

@@ -1,4 +1,4 @@
-// AWS SDK for JavaScript v3, and sqs-consumer for all that receives. Arguments: see conftest.py.
+// AWS SDK for JavaScript v3, and sqs-consumer for all that receives. Arguments: see programs.py.
 import { SQSClient, SendMessageBatchCommand, SendMessageCommand } from "@aws-sdk/client-sqs";
 import { Consumer } from "sqs-consumer";
 

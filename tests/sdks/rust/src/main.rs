@@ -1,4 +1,4 @@
-//! AWS SDK for Rust. Arguments: see conftest.py.
+//! AWS SDK for Rust. Arguments: see programs.py.
 use std::time::Duration;
 
 use aws_sdk_sqs::config::{Credentials, Region};

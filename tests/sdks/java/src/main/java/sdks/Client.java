@@ -1,3 +1,5 @@
+package sdks;
+
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.net.URI;
 import java.util.ArrayList;
@@ -15,7 +17,7 @@ import software.amazon.awssdk.services.sqs.model.MessageAttributeValue;
 import software.amazon.awssdk.services.sqs.model.MessageSystemAttributeName;
 import software.amazon.awssdk.services.sqs.model.SendMessageBatchRequestEntry;
 
-/** AWS SDK for Java v2. Arguments: see conftest.py. */
+/** AWS SDK for Java v2. Arguments: see programs.py. */
 class Client {
   static SqsClient sqs;
   static String url;

@@ -1,3 +1,5 @@
+package sdks;
+
 import io.awspring.cloud.sqs.annotation.SqsListener;
 import io.awspring.cloud.sqs.config.SqsMessageListenerContainerFactory;
 import io.awspring.cloud.sqs.listener.QueueNotFoundStrategy;
@@ -18,7 +20,7 @@ import org.springframework.messaging.support.MessageBuilder;
 import org.springframework.stereotype.Component;
 import software.amazon.awssdk.services.sqs.SqsAsyncClient;
 
-/** Spring Cloud AWS: SqsTemplate sends, @SqsListener receives. Arguments: see conftest.py. */
+/** Spring Cloud AWS: SqsTemplate sends, @SqsListener receives. Arguments: see programs.py. */
 @SpringBootApplication
 class Listener {
   static void got(Message<String> m) {
