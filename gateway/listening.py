@@ -17,6 +17,7 @@ from app.settings import Settings
 from gateway.auth import is_loopback
 from gateway.connection_limits import HEAD_S, Connections, address_of
 from gateway.connections import ConnectionServer
+from gateway.routing import Routing
 from marq.errors import SettingError
 
 #: Seconds that a connection is kept open between requests.
@@ -56,7 +57,7 @@ class Runner(web.AppRunner):
         made = await super()._make_server()
         return ConnectionServer(
             self.book,
-            made.request_handler,
+            Routing(self.app),
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             loop=asyncio.get_running_loop(),
