@@ -304,15 +304,14 @@ class CeleryApp:
         self.workers.append(worker)
         return worker
 
-    def call(self, code: str, timeout_s: float = 60.0) -> None:
-        """Run a statement in which `tasks` is the module of the application."""
-        subprocess.run(
-            [sys.executable, "-c", f"import tests.integration.celery_app as tasks; {code}"],
-            cwd=ROOT,
-            env=self.environment,
-            check=True,
-            timeout=timeout_s,
-        )
+    def begin(self, code: str) -> subprocess.Popen[bytes]:
+        """Begin to run a statement in which `tasks` is the module of the application."""
+        command = [sys.executable, "-c", f"import tests.integration.celery_app as tasks; {code}"]
+        return subprocess.Popen(command, cwd=ROOT, env=self.environment)
+
+    def call(self, code: str) -> None:
+        """Run such a statement."""
+        assert self.begin(code).wait(60) == 0
 
     def noted(self) -> list[tuple[str, int, float]]:
         lines = [line.split() for line in self.notes.read_text().splitlines()]
@@ -401,12 +400,14 @@ def test_the_task_of_a_killed_celery_worker_is_run_again(celery: CeleryApp) -> N
 @pytest.mark.slow
 def test_no_task_of_thousands_is_lost_when_a_celery_worker_is_killed(celery: CeleryApp) -> None:
     celery.start()
-    celery.call(f"[tasks.note.delay(1000 + i) for i in range({MANY})]", 240)
+    sender = celery.begin(f"[tasks.note.delay(1000 + i) for i in range({MANY})]")
     done = lambda: {what for what in celery.what() if re.fullmatch(r"note-\d{4}", what)}  # noqa: E731
     until(lambda: len(done()) > MANY // 4, "a quarter is done", 120)
     running = [worker for worker in celery.workers if worker.poll() is None]
     os.killpg(running[0].pid, signal.SIGKILL)
     running[0].wait()
+    assert len(done()) < MANY, "it was to be killed while there is work"
+    assert sender.wait(240) == 0
     until(lambda: len(done()) == MANY, "all are done", 120)
     celery.queue().wait_for(visible=0, in_flight=0, delayed=0)
     assert celery.warnings() == []
