@@ -21,7 +21,7 @@ from app.service.descriptions import Place
 from app.service.inspection import Inspection
 from gateway.metrics import QUEUES_MAX, Collector
 from marq.core.policies import Limits, QueueSettings
-from marq.protocol.headers import H_DEDUP
+from marq.protocol.headers import H_DEDUP, H_DELAY
 from tests.unit.core_helpers import Worker
 from tests.unit.peer_helpers import Network, alone
 from tests.unit.test_metrics import app, collector, samples
@@ -122,6 +122,27 @@ def test_for_the_counts_of_a_queue_no_other_queue_is_counted() -> None:
         stats = await desk.stats("q")
         assert (stats["ready"], stats["dead"]) == (3, 2)
         assert not await desk.census.counts_here(CountsWanted(["none"]))
+
+    run(scenario)
+
+
+def test_counts_of_all_queues_are_those_of_all_partitions_together() -> None:
+    async def scenario(desk: Desk) -> None:
+        first, second = desk.worker, Worker().serve()
+        desk.ownership.held[1] = SimpleNamespace(number=1, serving=True, owner=second.owner)
+        for worker, count in ((first, 3), (second, 5)):
+            worker.send(count, "both", headers=())
+            worker.send(1, "both", headers=((H_DELAY, b"60000"),))
+            worker.receive(1, "both")
+        second.send(2, "one")
+        (gone,) = first.receive(1, "both")
+        first.owner.acked(gone.offsets, gone.receipt)
+        first.flush()
+        counts = desk.census.counts()
+        assert counts == {
+            "both": {"ready": 5, "delayed": 2, "in_flight": 2},
+            "one": {"ready": 2, "delayed": 0, "in_flight": 0},
+        }
 
     run(scenario)
 
