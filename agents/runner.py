@@ -157,7 +157,10 @@ class Runner:
             for q, b in partition.backlogs.items()
             if (b.fresh or b.again or b.returned or b.groups or b.out) and route(q) is self
         ]
-        return queues + [q for q in partition.segments.queues if q not in partition.backlogs and route(q) is self]
+        if partition.segments.queues:
+            listed = set(queues)  # a queue may have its messages parked, and something else of it in memory
+            queues += [q for q in partition.segments.queues if q not in listed and route(q) is self]
+        return queues
 
     def _ask(self, held: OwnedPartition, queues: list[str]) -> bool:
         handler, partition = self.handler, held.owner.partition
