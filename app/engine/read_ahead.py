@@ -44,6 +44,8 @@ class ReadAhead:
 
     def regulate(self, held: OwnedPartition) -> None:
         """Pause or resume the reading of a partition, by what it has read ahead and what the worker has in memory."""
+        if self._ownership.held.get(held.number) is not held:
+            return  # it was let go of just now, and must not count any more
         partition = held.owner.partition
         self._weigh(held)
         share = self._settings.memory_bytes // max(1, len(self._ownership.held))

@@ -823,3 +823,54 @@ def test_changed_settings_of_a_queue_count_for_partitions_that_rest(monkeypatch:
         assert sorted(asked) == [0, 1]
 
     run(scenario)
+
+
+def test_the_memory_of_all_partitions_is_a_sum_that_follows_each_and_forgets_those_that_leave() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        read_ahead, held = desk.ownership.read_ahead, dict(desk.ownership.held)
+
+        def total() -> int:
+            return sum(one.owner.partition.bytes for one in desk.ownership.held.values())
+
+        for number, count in ((0, 3), (1, 5), (0, 2)):
+            position = held[number].owner.partition.position
+            records = [Record(position + i, int(time.time() * 1000), b"q", b"x" * 100, ()) for i in range(count)]
+            held[number].owner.ingest(position, position + count, records)
+            desk.ownership.drain(held[number])
+            assert read_ahead._bytes == total() > 0
+        rebalanced(desk, 1)
+        assert read_ahead._bytes == total() > 0
+        read_ahead.regulate(held[0])
+        assert read_ahead._bytes == total(), "one that has left counts no more"
+
+    run(scenario)
+
+
+def test_a_paused_partition_is_read_on_when_somebody_waits_for_it_though_nothing_happens_to_it() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        held = desk.ownership.held[0]
+        starving: list[Any] = []
+        receiver = SimpleNamespace(
+            starving=lambda one: one in starving,
+            wants=lambda queue: False,
+            wake=lambda one: None,
+            forget=lambda one: None,
+        )
+        desk.ownership.receivers = [receiver]  # type: ignore[list-item]
+        records = [Record(0, int(time.time() * 1000), b"q", b"x" * 100, ())]
+        held.owner.ingest(0, 1, records)
+        read_ahead: Any = desk.ownership.read_ahead
+        read_ahead._settings = SimpleNamespace(read_ahead_bytes=1, memory_bytes=1 << 20)
+        held.starved_ms = -READ_ON_MS
+        desk.ownership.read_ahead.regulate(held)
+        assert held.paused
+        desk.ownership.due.forget(0)
+        desk.ownership.on_timer()
+        assert held.paused
+        starving.append(held)
+        desk.ownership.on_timer()
+        assert not held.paused
+
+    run(scenario)
