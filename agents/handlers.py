@@ -12,7 +12,8 @@ from typing import Any
 
 from mode import Service
 
-from agents.elsewhere import Elsewhere, Taken
+from agents.elsewhere import Elsewhere
+from agents.remote_handlers import Taken
 from agents.runner import Runner
 from agents.settlement import Settle
 from app.cluster.peers import Peers
@@ -39,6 +40,7 @@ class Handlers(Service):
         self.runners = [Runner(handler, self) for handler in registry.registered()]
         meters.handlers += [runner.meter for runner in self.runners]
         self.elsewhere = Elsewhere(ownership, peers, self.runners)
+        self.remote_handlers = self.elsewhere.remote_handlers
         self._routes: dict[str, Runner | None] = {}
         self._names: dict[bytes, str] = {}
         ownership.receivers.append(self)
@@ -57,7 +59,7 @@ class Handlers(Service):
 
     def _max_receives_of(self, queue: str) -> int:
         runner = self.route(queue)
-        return runner.handler.max_receives if runner is not None else self.elsewhere.max_receives_of(queue)
+        return runner.handler.max_receives if runner is not None else self.remote_handlers.max_receives_of(queue)
 
     def messages_taken(self, taken: Taken, settle: Settle | None) -> list[Message]:
         """The handler's messages of a delivery that another worker started."""
@@ -102,15 +104,15 @@ class Handlers(Service):
             for runner in self.runners:
                 if runner.room > 0:
                     runner.ask()
-            self.elsewhere.wake()
+            self.remote_handlers.wake()
 
     def starving(self, held: OwnedPartition) -> bool:
         if any(runner.room > 0 and not runner.has_ready(held) for runner in self.runners):
             return True
-        return self.elsewhere.starving(held)
+        return self.remote_handlers.starving(held)
 
     def wants(self, queue: str) -> bool:
-        return self.is_handled(queue) or self.elsewhere.is_handled(queue)
+        return self.is_handled(queue) or self.remote_handlers.is_handled(queue)
 
     def is_handled(self, queue: str) -> bool:
         """Whether a handler of this worker gets the messages of `queue`."""
@@ -119,7 +121,7 @@ class Handlers(Service):
     def forget(self, held: OwnedPartition) -> None:
         for runner in self.runners:
             runner.forget(held.number)
-        self.elsewhere.forget(held)
+        self.remote_handlers.forget(held)
 
     # -- service
 

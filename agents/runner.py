@@ -12,7 +12,8 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-from agents.elsewhere import Elsewhere, Taken
+from agents.elsewhere import Elsewhere
+from agents.remote_handlers import Taken
 from agents.settlement import Delivery, Settle, Settlement
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership

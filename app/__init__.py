@@ -3,8 +3,8 @@
 `faust -A app …` finds the app as `app.app`; it is made when it is first asked for, so that importing a module of this
 package neither reads settings nor registers commands. No module in here may be called `app`.
 
-May import `app.kafka` and `marq`. `app.worker` puts everything together, and `app.commands` is what users call: those
-two may import everything, and nothing imports them.
+May import `app.kafka`, `app.streaming` and `marq`. `app.worker` puts everything together, and `app.commands` is what
+users call: those two may import everything, and nothing imports them.
 """
 
 from __future__ import annotations

@@ -9,34 +9,27 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import time
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import uvloop
 from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's commands
 from faust.cli.base import cli
-from faust.cli.worker import worker as _worker_of_faust
 
 from app.kafka.broker import EmbeddedBroker, bootstrap_of
+from app.kafka.datadir import MAX_WORKERS
 from app.kafka.folders import UMASK
-from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
+from app.processes import embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
+from app.streaming import worker_command as _worker_command  # noqa: F401 - registers it instead of Faust's
+from app.supervisor import Supervisor, end_for_dead, workers_for
 from marq import __version__
 from marq.cli.group import SETTINGS, SuggestingGroup
 from marq.errors import MarqError
 from marq.text import cleaned
-
-#: Status of a worker that could not start.
-CAN_NOT_START = 2
-#: Deaths of a worker, each within so many seconds of its start, after which `up` gives up.
-DEATHS_MAX, LASTING_S = 5, 60.0
-
-# a worker's first line says what the banner does
-_worker_of_faust.on_worker_created = lambda self, worker: None  # type: ignore[method-assign]
 
 
 class OwnGroup(SuggestingGroup):
@@ -100,8 +93,17 @@ def main() -> None:
 
 
 @_command
-def up() -> None:
-    """Run the embedded Kafka broker, unless MARQ_KAFKA is set, and one worker."""
+@click.option(
+    "-n",
+    "--workers",
+    type=click.IntRange(1, MAX_WORKERS),
+    help="Worker processes, at one address. By default one less than there are processors, and at least one.",
+)
+def up(workers: int | None) -> None:
+    """Run the embedded Kafka broker, unless MARQ_KAFKA is set, and workers.
+
+    A worker that dies is started again.
+    """
     settings = load()
     embedded: EmbeddedBroker | None = None
     with contextlib.ExitStack() as stack:
@@ -109,57 +111,20 @@ def up() -> None:
         if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
             click.echo("Starting Kafka …")
             embedded = stack.enter_context(embedded_broker(settings))
-        _keep_up(stopped, embedded)
-
-
-def _keep_up(stopped: Callable[[], bool], embedded: EmbeddedBroker | None) -> None:
-    """Run a worker until we are stopped; one that dies is started again, unless it does so again and again."""
-    deaths = 0
-    while True:
-        began_s = time.monotonic()
-        with WorkerProcess() as worker:
-            try:
-                worker.wait_ready(stopped)
-            except SystemExit:
-                if worker.process.returncode == CAN_NOT_START:
-                    raise  # it said why, and another try would say the same
-            else:
-                if not stopped():
-                    click.echo(f"marq is ready: {worker.url}  (Ctrl-C stops it)")
-            while not stopped() and worker.process.poll() is None:
-                if embedded is not None and not embedded.is_running:
-                    _end_for_dead(embedded)
-                time.sleep(0.1)
-            if stopped():
-                click.echo("Stopping …")
-                return
-            status = worker.process.returncode
-        if embedded is not None and not embedded.is_running:
-            _end_for_dead(embedded)
-        deaths = 1 if time.monotonic() - began_s > LASTING_S else deaths + 1
-        again = f"starting it again ({deaths} of {DEATHS_MAX})" if deaths <= DEATHS_MAX else "not starting it again"
-        click.echo(f"marq: the worker ended {_how(status)}; {again}", err=True)
-        if deaths > DEATHS_MAX:
-            raise SystemExit(1)
-        for _ in range(10 * deaths):
-            if not stopped():
-                time.sleep(0.1)
-
-
-def _how(status: int) -> str:
-    """How a process ended, for whoever reads the lines that it wrote."""
-    if status >= 0:
-        return f"with status {status}; its last line says why"
-    name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)
-    guess = ", maybe for want of memory" if name == "SIGKILL" else ""
-    return f"by signal {name}{guess}"
+        Supervisor(settings, workers or workers_for(settings.partitions), stopped, embedded).run()
 
 
 @own.command(context_settings={**SETTINGS, "ignore_unknown_options": True, "allow_extra_args": True})
 @click.option("-l", "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="MARQ_LOG_LEVEL.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="MARQ_LOG_FORMAT.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, MAX_WORKERS),
+    default=1,
+    help="Several workers, at one address; one that dies is started again.",
+)
 @click.pass_context
-def worker(context: click.Context, log_level: str | None, log_format: str | None) -> None:
+def worker(context: click.Context, log_level: str | None, log_format: str | None, processes: int) -> None:
     """Run a worker, until stopped: on the Kafka of MARQ_KAFKA, or the embedded one of the data folder.
 
     Start it again for another one: workers share the partitions. SIGTERM hands them over.
@@ -169,6 +134,12 @@ def worker(context: click.Context, log_level: str | None, log_format: str | None
     for name, value in (("MARQ_LOG_LEVEL", log_level), ("MARQ_LOG_FORMAT", log_format)):
         if value is not None:
             os.environ[name] = value
+    if processes > 1:
+        if context.args:
+            raise click.UsageError(f"--processes does not go with options of Faust's: {' '.join(context.args)}")
+        with errors_as_lines(), stop_signals() as stopped:
+            Supervisor(load(), processes, stopped).run()
+        return
     # what is not ours Faust knows, or refuses
     cli.main(args=["-A", "app", "worker", *context.args], prog_name="python -m app")
 
@@ -180,18 +151,8 @@ def broker() -> None:
         click.echo(f"Kafka on {embedded.bootstrap}, data in {load().data_dir.resolve()}")
         while not stopped():
             if not embedded.is_running:
-                _end_for_dead(embedded)
+                end_for_dead(embedded)
             time.sleep(0.1)
-
-
-def _end_for_dead(embedded: EmbeddedBroker) -> NoReturn:
-    lines = (
-        f"marq: the embedded broker ended by itself, with status {embedded.wait()}; what was confirmed is kept, start "
-        f"again to go on; the end of {embedded.log_file}:",
-        *embedded.log_tail(5),
-    )
-    click.echo("\n".join(map(cleaned, lines)), err=True)
-    raise SystemExit(1)
 
 
 @_command
@@ -199,7 +160,7 @@ def _end_for_dead(embedded: EmbeddedBroker) -> NoReturn:
 @click.argument("assignments", nargs=-1, metavar="[NAME=VALUE]...")
 def queue(queue: str, assignments: tuple[str, ...]) -> None:
     """Show the settings of QUEUE, or change them: `queue orders max_receives=5 ttl_ms=86400000`."""
-    from app.engine.catalog import change_settings
+    from app.engine.queue_command import change_settings
 
     values: dict[str, Any] = {}
     for assignment in assignments:
@@ -247,8 +208,8 @@ def doctor(as_json: bool, quiet: bool) -> None:
     Exit status 0: nothing. 1: something. Changes nothing. From other machines, `marq doctor` looks at the workers.
     """
     from app.doctor import findings
-    from app.worker import require_loopback, tls_context
     from gateway.auth import Keys
+    from gateway.listening import require_loopback, tls_context
     from marq.cli.doctor import show
 
     def check_keys(settings: Settings) -> None:

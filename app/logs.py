@@ -156,8 +156,9 @@ class Lines(logging.Formatter):
 
     default_msec_format = "%s.%03d"
 
-    def __init__(self) -> None:
-        super().__init__("[%(asctime)s] [%(levelname)s] %(message)s")
+    def __init__(self, *, with_process: bool = False) -> None:
+        process = "[%(process)d] " if with_process else ""
+        super().__init__(f"[%(asctime)s] {process}[%(levelname)s] %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = _LABEL.sub("", record.message, count=1)
@@ -172,6 +173,7 @@ class Objects(logging.Formatter):
             "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{record.msecs:03.0f}Z",
             "level": record.levelname,
             "logger": record.name,
+            "process": record.process,
             "message": _LABEL.sub("", record.getMessage(), count=1).rstrip(" "),
         }
         if record.exc_info and record.exc_info[0] is not None:
@@ -179,10 +181,14 @@ class Objects(logging.Formatter):
         return json.dumps(found)
 
 
-def set_up(level: str, form: str) -> None:
-    """Let this process log to its standard error, as `text` or `json`."""
+def set_up(level: str, form: str, *, is_one_of_several: bool = False) -> None:
+    """Let this process log to its standard error, as `text` or `json`.
+
+    Parameters:
+        is_one_of_several: others write to the same place, so each line says which process it is of.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Objects() if form == "json" else Lines())
+    handler.setFormatter(Objects() if form == "json" else Lines(with_process=is_one_of_several))
     if level != "DEBUG":
         handler.addFilter(OurSteps())
     root = logging.getLogger()

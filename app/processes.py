@@ -97,35 +97,45 @@ class WorkerProcess:
 
     def wait_ready(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Wait until `/health/ready` answers 200. Raises `MarqError` if it takes too long; exits if the worker ends."""
-        settings = load()
         deadline = time.monotonic() + WORKER_START_S
-        data_dir = self._data_dir or settings.data_dir
-        while not stopped():
+        while not stopped() and not self.is_ready():
             if self.process.poll() is not None:
                 raise SystemExit(self.process.returncode or 1)
-            if time.monotonic() > deadline:
-                raise MarqError(f"the worker was not ready within {WORKER_START_S:.0f} s; see what it logged above")
-            for place in running_workers(data_dir):
-                if not _is_of(place.folder, self.process.pid):
-                    continue
-                host = "localhost" if settings.web_host == "127.0.0.1" else settings.url_host
-                scheme = "http" if settings.web_tls_certificate_file is None else "https"
-                self.url = f"{scheme}://{host}:{place.web_port}"
-                with contextlib.suppress(urllib.error.URLError, OSError):
-                    # its certificate may be for another name than the one in our URL
-                    urllib.request.urlopen(f"{self.url}/health/ready", timeout=1, context=_UNVERIFIED).read()
-                    return
+            check_start(deadline)
             time.sleep(0.1)
 
-    def stop(self) -> None:
-        """Send SIGTERM, on which the worker hands its partitions over, and SIGKILL if that takes too long."""
+    def is_ready(self) -> bool:
+        """Whether `/health/ready` answers 200."""
+        settings = load()
+        for place in running_workers(self._data_dir or settings.data_dir):
+            if not _is_of(place.folder, self.process.pid):
+                continue
+            self.url = settings.url_at(place.web_port)
+            with contextlib.suppress(urllib.error.URLError, OSError):
+                # its certificate may be for another name than the one in our URL
+                urllib.request.urlopen(f"{self.url}/health/ready", timeout=1, context=_UNVERIFIED).read()
+                return True
+        return False
+
+    def ask_to_stop(self) -> None:
+        """Send SIGTERM, on which the worker hands its partitions over."""
         if self.process.poll() is None:
             self.process.terminate()
-            try:
-                self.process.wait(WORKER_STOP_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+
+    def stop(self) -> None:
+        """Ask it to stop, and kill it if that takes too long."""
+        self.ask_to_stop()
+        try:
+            self.process.wait(WORKER_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def check_start(deadline_s: float) -> None:
+    """Raises `MarqError` if a worker was not ready by then."""
+    if time.monotonic() > deadline_s:
+        raise MarqError(f"the worker was not ready within {WORKER_START_S:.0f} s; see what it logged above")
 
 
 def _is_of(folder: Any, pid: int) -> bool:

@@ -137,6 +137,11 @@ class Settings(BaseSettings):
         description="Port of HTTP; 0 takes any free one. If it is not set and taken by another worker of the same "
         "data folder, the next free one.",
     )
+    web_shared_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None,
+        description="Port that several workers of one machine listen on together, each besides one of its own, which "
+        "takes the place of the port in `MARQ_WEB_URL`. `up --workers` and `worker --processes` set it.",
+    )
     data_dir: Path = Field(Path("./data"), description="Folder of local tables and of the embedded broker.")
     cache_dir: Path = Field(Path("~/.cache/marq"), description="Folder of downloads (the embedded broker's jars).")
     handlers: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_comma_list)] = Field(
@@ -238,6 +243,11 @@ class Settings(BaseSettings):
     def url_host(self) -> str:
         """`web_host` as it is written in a URL."""
         return f"[{self.web_host}]" if ":" in self.web_host else self.web_host
+
+    def url_at(self, port: int) -> str:
+        """The URL of HTTP at a port of this machine, as one types it here."""
+        scheme = "http" if self.web_tls_certificate_file is None else "https"
+        return f"{scheme}://{'localhost' if self.web_host == '127.0.0.1' else self.url_host}:{port}"
 
     @property
     def archive_group(self) -> str:

@@ -8,24 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
-import signal
 import socket
-import ssl
-import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import click
-import faust
-from aiohttp.web import TCPSite
-from click.core import ParameterSource
+from aiohttp.web_runner import BaseSite
 from faust.exceptions import AlreadyConfiguredWarning
 from faust.types import TP
 from yarl import URL
@@ -40,16 +30,16 @@ from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import Catalog
 from app.engine.ownership import Ownership
+from app.faust_worker import FaustWorker, PreparedApp, say
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials, until_kafka_takes_it
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.life import Life
-from app.logs import clean_records, quiet_steps, set_up
-from app.processes import disk_errors
+from app.logs import clean_records, quiet_steps
 from app.service.census import Census
 from app.service.inspection import Inspection, memory_bytes
 from app.service.meters import Meters
-from app.service.moves import Moves
+from app.service.move_tasks import MoveTasks
 from app.service.operations import QueueService
 from app.service.takers import Takers
 from app.service.timelines import Timelines
@@ -58,16 +48,14 @@ from app.service.watches import Receivers
 from app.settings import Settings, load
 from app.streaming.chunks import Chunk
 from app.streaming.faults import stop_on_faults
-from app.streaming.faust_app import BareWeb, MarqApp, UnreadTables, create_app
-from gateway import connections, health, json_api, leftovers, metrics, routes, views
-from gateway.auth import Keys, is_loopback
+from app.streaming.faust_app import BareWeb, UnreadTables, create_app
+from gateway import health, json_api, leftovers, listening, metrics, routes, views
+from gateway.auth import Keys
+from gateway.connection_limits import Connections, connections_for, raise_file_limit
 from gateway.sqs import server as sqs
 from gateway.ui import api as cockpit
 from gateway.ui import pages
 from gateway.ui.sessions import Sessions
-from marq import __version__
-from marq.errors import MarqError, SettingError
-from marq.text import cleaned
 from tables import markers as markers_table
 from tables import messages as messages_table
 from tables import progress as progress_table
@@ -76,21 +64,15 @@ log = logging.getLogger(__name__)
 
 #: Version of the Faust app, which is part of its changelogs' names. Workers that share partitions have the same.
 APP_VERSION = 1
-#: Seconds after which a thread must let another run: two read and write Kafka, and an answer waits for both in turn.
-SWITCH_INTERVAL_S = 0.0005
-#: New objects until the garbage collector looks for cycles among them, and how often before it includes older ones.
-COLLECT = (10_000, 10, 10)
-#: Seconds from the signal to stop until the process ends, whatever it still waits for.
-STOP_S = 9.0
 #: When the worker stops: seconds for requests in progress to be answered, and again as many to end.
 ANSWERS_S = 1.0
 #: Most bytes of all request bodies in progress, or twice the largest body that is allowed, if that is more.
 BODIES_BYTES = 64 * 1024 * 1024
-#: At the end of the process: seconds for idle threads to end.
-IDLE_THREADS_S = 0.3
 #: Seconds for which a worker that has left the group goes on serving, until others have taken its partitions over:
 #: they learn that it left by their next heartbeat.
 TAKEN_S = 2.5
+#: Seconds between two looks whether a worker that starts is ready, so that it may listen on the shared port.
+OPEN_S = 0.05
 #: Most seconds that a leaving worker waits until its last acknowledgements are durable.
 HAND_OVER_S = 2.0
 
@@ -104,29 +86,40 @@ class WorkerWeb(BareWeb):
     """The web server of a worker. It listens where marq's settings say, whatever Faust's say."""
 
     app: WorkerApp
+    _shared: BaseSite | None = None
 
     async def start_server(self) -> None:
-        """Listen. Raises `SettingError` if other machines could connect although there are no keys."""
-        app, runner = self.app, self._runner
-        assert isinstance(runner, connections.Runner)
-        assert app.place is not None
-        host, port, context = app.settings.web_host, app.place.web_port, app.conf.web_ssl_context
-        await runner.setup()
-        site: TCPSite | connections.TlsSite
-        if context is not None:
-            site = connections.TlsSite(runner, host, port, context)
-        else:
-            site = TCPSite(runner, host, port, backlog=connections.BACKLOG)
-        await site.start()
-        for address in runner.addresses:
-            if not app.keys and not is_loopback(address[0]):
-                await site.stop()
-                raise open_to_others(host, address[0])
+        assert self.app.place is not None
+        await self.runner.setup()
+        await self._listen(self.app.place.web_port)
+
+    async def open_to_all(self, port: int) -> None:
+        """Listen on a port that other workers of this machine listen on as well."""
+        self._shared = await self._listen(port, shared=True)
+
+    async def close_to_all(self) -> None:
+        """New connections to the shared port go to the other workers; those that are open stay."""
+        if self._shared is not None:
+            shared, self._shared = self._shared, None
+            await shared.stop()
+
+    async def _listen(self, port: int, *, shared: bool = False) -> BaseSite:
+        app, runner = self.app, self.runner
+        assert isinstance(runner, listening.Runner)
+        return await listening.listen(
+            runner,
+            app.settings.web_host,
+            port,
+            app.conf.web_ssl_context,
+            only_loopback=not app.keys,
+            shared=shared,
+        )
 
 
-class WorkerApp(MarqApp):
+class WorkerApp(PreparedApp):
     """The Faust app of a marq worker."""
 
+    web: WorkerWeb
     settings: Settings
     keys: Keys
     meters: Meters
@@ -137,7 +130,7 @@ class WorkerApp(MarqApp):
     door: QueueService
     peers: Peers
     housekeeping: Housekeeping
-    moves: Moves
+    move_tasks: MoveTasks
     census: Census
     receivers: Receivers
     inspection: Inspection
@@ -148,7 +141,7 @@ class WorkerApp(MarqApp):
     redelivery: Redelivery
     room: bodies.Room
     place: Worker | None = None
-    connections: connections.Connections
+    connections: Connections
     _topics: Topics | None = None
     _flush_s: float | None = None
 
@@ -173,7 +166,7 @@ class WorkerApp(MarqApp):
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
-        self.moves = Moves(self.operations, beacon=self.beacon)
+        self.move_tasks = MoveTasks(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
         self.receivers = Receivers(
             self.catalog,
@@ -215,16 +208,12 @@ class WorkerApp(MarqApp):
         Raises `MarqError`, which says what is wrong and what to do.
         """
         settings = self.settings
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        _refuse_options_of_faust()
         if not self.keys:
-            require_loopback(settings.web_host)
+            listening.require_loopback(settings.web_host)
         resolve_bootstrap(settings, wait_s=10)
         wait_s = settings.kafka_wait_ms / 1000
-        asyncio.run(await_kafka(settings, wait_s, _say))
-        self._topics = asyncio.run(
-            until_kafka_takes_it(lambda: ensure_topics(settings, app_id(settings)), wait_s, _say)
-        )
+        asyncio.run(await_kafka(settings, wait_s, say))
+        self._topics = asyncio.run(until_kafka_takes_it(lambda: ensure_topics(settings, app_id(settings)), wait_s, say))
         self.place = claim_worker(settings)
         conf = self.conf
         brokers = [URL(url) for url in faust_broker(settings)]
@@ -239,15 +228,17 @@ class WorkerApp(MarqApp):
         conf.web_port = self.place.web_port
         scheme = "http"
         if settings.web_tls_certificate_file is not None:
-            conf.web_ssl_context = tls_context(settings)
+            conf.web_ssl_context = listening.tls_context(settings)
             scheme = "https"
-        conf.canonical_url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
+        url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
+        # of several at one address, the others have to reach just this one
+        conf.canonical_url = url if settings.web_shared_port is None else url.with_port(self.place.web_port)
         for table in self.tables.values():
             table.partitions = self._topics.partitions
-        self.connections.total = connections.connections_for(connections.raise_file_limit(), settings.max_connections)
+        self.connections.total = connections_for(raise_file_limit(), settings.max_connections)
         if self.connections.total < settings.max_connections:
-            _say(f"the system's limit of open files leaves room for {self.connections.total} connections of clients")
-        self.web._runner = connections.Runner(self.web.web_app, self.connections, shutdown_timeout=ANSWERS_S)
+            say(f"the system's limit of open files leaves room for {self.connections.total} connections of clients")
+        self.web.runner = listening.Runner(self.web.web_app, self.connections, shutdown_timeout=ANSWERS_S)
         self.define_routes()
         (self.place.folder / "pid").write_text(f"{os.getpid()}\n")
         self.ownership.worker_name = f"{socket.gethostname()}:{os.getpid()}/{self.place.index}"
@@ -274,11 +265,13 @@ class WorkerApp(MarqApp):
         )
         metrics.define(router, collector, self.census)
         of_sqs = sqs.define(
-            router, sqs.Server(self.operations, self.census, self.moves, self.keys, self.settings, self.room)
+            router, sqs.Server(self.operations, self.census, self.move_tasks, self.keys, self.settings, self.room)
         )
         cockpit.define(
             router,
-            cockpit.Api(self.operations, self.trends, self.timelines, self.takers, self.census, self.moves, self.room),
+            cockpit.Api(
+                self.operations, self.trends, self.timelines, self.takers, self.census, self.move_tasks, self.room
+            ),
             cockpit.SessionApi(self.sessions, self.keys, self.operations, self.room),
         )
         pages.define(router, self.keys, of_sqs)
@@ -308,13 +301,21 @@ class WorkerApp(MarqApp):
         await self.handlers.start()
         await self.operations.start()
         await self.housekeeping.start()
-        await self.moves.start()
+        await self.move_tasks.start()
         await self.receivers.start()
         await self.trends.start()
         await self.redelivery.start()
+        if self.settings.web_shared_port is not None:
+            self.ownership.spawn(self._open_when_ready(self.settings.web_shared_port))
+
+    async def _open_when_ready(self, port: int) -> None:
+        while not self.ownership.ready:
+            await asyncio.sleep(OPEN_S)
+        await self.web.open_to_all(port)
 
     async def leave(self) -> None:
         """Leave the group if there are other workers, and serve until they have taken the partitions over."""
+        await self.web.close_to_all()
         if self.failure is None and self.ownership.held and len(self.peers.members()) > 1:
             self.consumer.leave_group()
             await self.ownership.serve_until_taken(TAKEN_S)
@@ -333,7 +334,7 @@ class WorkerApp(MarqApp):
         await self.handlers.stop()
         await self.trends.stop()
         await self.receivers.stop()
-        await self.moves.stop()
+        await self.move_tasks.stop()
         await self.housekeeping.stop()
         await self.operations.stop()
         await self.peers.stop()
@@ -365,178 +366,6 @@ class WorkerApp(MarqApp):
         self.ownership.on_assigned(self.consumer_generation_id)
         self.operations.receives.polling.members_changed()
         self.handlers.elsewhere.renew_soon()
-
-
-def require_loopback(host: str) -> None:
-    """Raises `SettingError` if other machines could connect to `host`: the worker has no keys."""
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise SettingError(f"MARQ_WEB_HOST={host!r} is not an address to listen on: {error.strerror}") from None
-    for address in sorted(found):
-        if not is_loopback(address):
-            raise open_to_others(host, address)
-
-
-def open_to_others(host: str, address: str) -> SettingError:
-    """The error for a worker without keys that other machines could reach."""
-    which = "" if address == host else f", which is {address},"
-    return SettingError(f"MARQ_WEB_HOST={host!r}{which} lets others in: set MARQ_KEYS, or listen on 127.0.0.1")
-
-
-#: Options of Faust's `worker` that would contradict the settings, and what to set instead.
-OPTIONS_OF_FAUST = {
-    "web_bind": "MARQ_WEB_HOST",
-    "web_host": "MARQ_WEB_HOST",
-    "web_port": "MARQ_WEB_PORT",
-    "web_transport": "",
-    "with_web": "",
-    "datadir": "MARQ_DATA_DIR",
-    "debug": "MARQ_LOG_LEVEL=DEBUG",
-    "logfile": "",
-}
-
-
-def _refuse_options_of_faust() -> None:
-    for name, setting in OPTIONS_OF_FAUST.items():
-        if _is_option_given(name):
-            option = "--without-web" if name == "with_web" else f"--{name.replace('_', '-')}"
-            instead = f"set {setting} instead" if setting else "leave it out"
-            raise SettingError(f"{option} is an option of Faust's that a marq worker does not accept: {instead}")
-
-
-def tls_context(settings: Settings) -> ssl.SSLContext:
-    """The context for HTTPS. Raises `SettingError`."""
-    assert settings.web_tls_certificate_file is not None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(settings.web_tls_certificate_file, settings.web_tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        raise SettingError(
-            f"MARQ_WEB_TLS_CERTIFICATE_FILE={str(settings.web_tls_certificate_file)!r} and "
-            f"MARQ_WEB_TLS_KEY_FILE can't be used: {error.strerror or error}"
-        ) from None
-    return context
-
-
-class FaustWorker(faust.Worker):
-    """Prepares the app before Faust starts it. Used by `faust -A app worker` through the `Worker` setting."""
-
-    def __init__(self, app: Any, *args: Any, **kwargs: Any) -> None:
-        self._stopped_by = ""
-        if isinstance(app, WorkerApp):
-            if not _is_option_given("loglevel"):
-                kwargs["loglevel"] = app.settings.log_level
-            set_up(str(kwargs["loglevel"]).upper(), app.settings.log_format)
-            kwargs["override_logging"] = False
-            try:
-                with disk_errors():
-                    app.prepare()
-            except MarqError as error:
-                _say(*error.lines)
-                raise SystemExit(2) from None
-            assert app.place is not None
-            kwargs["debug"] = False  # it would open a console for every user of this machine
-            # output of handlers is printed at once, also into a pipe, and not logged as warnings
-            kwargs["redirect_stdouts"] = False
-            sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-            log.info("%s, version %s, process %s", app.banner(), __version__, os.getpid())
-        super().__init__(app, *args, **kwargs)
-        self.spinner = None
-
-    async def stop(self) -> None:
-        # Libraries may wait for Kafka without end, in threads too. Being killed is harmless, hanging is not.
-        last = threading.Timer(STOP_S, _exit_now)
-        last.daemon = True
-        last.start()
-        try:
-            if isinstance(self.app, WorkerApp):
-                await self.app.leave()
-        finally:
-            await super().stop()
-
-    def _on_sigint(self) -> None:
-        # like Faust's, without its line on the terminal
-        self._flag_as_shutdown_by_signal()
-        self._schedule_shutdown(signal.SIGINT)
-
-    def _schedule_shutdown(self, number: signal.Signals) -> None:
-        if not self._stopped_by:
-            self._stopped_by = number.name
-            log.info("stopping: %s", number.name)
-        super()._schedule_shutdown(number)
-
-    def execute_from_commandline(self) -> NoReturn:
-        _spare_collections()
-        try:
-            super().execute_from_commandline()
-        except SystemExit as end:
-            status = int(end.code or 0)
-            _end(status, lambda: self._tell_why(status))
-            raise
-
-    def _tell_why(self, status: int) -> None:
-        """The last line."""
-        failure = self.app.failure if isinstance(self.app, WorkerApp) else None
-        # tasks that a stop breaks off may fail; that is nothing to tell
-        if failure is not None and not (self._stopped_by and status == 0):
-            log.critical("ended: %s", str(failure) or repr(failure))
-        else:
-            log.info("ended: %s", self._stopped_by or "nothing was left to do")
-
-
-def _spare_collections() -> None:
-    """Make Python look for garbage cycles rarely, and never in imported modules.
-
-    By default it searches all young objects after 700 new ones, less than one chunk of records; but messages in memory
-    have no cycles. Large answers may have some: see `gateway.leftovers`.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECT)
-
-
-def _end(status: int, tell: Callable[[], None]) -> None:
-    """End the process although handler calls still run in threads: nothing can stop them, and Python would wait.
-
-    Their messages were given back when the grace time of these calls was over.
-    """
-    deadline = time.monotonic() + IDLE_THREADS_S
-    while threads := _user_threads():
-        if time.monotonic() > deadline:
-            names = ", ".join(sorted({thread.name.rpartition("_")[0] or thread.name for thread in threads}))
-            _say(f"ended while {len(threads)} calls had not returned, their messages are given back: {names}")
-            tell()
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(status)
-        time.sleep(0.01)
-    tell()
-
-
-def _user_threads() -> list[threading.Thread]:
-    """Threads that Python would wait for at its end."""
-    return [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
-
-
-def _say(*lines: str) -> None:
-    click.echo("marq: " + "\n".join(map(cleaned, lines)), err=True)
-
-
-def _exit_now() -> None:
-    print(f"marq: this worker did not stop within {STOP_S:.0f} s, ending it", file=sys.stderr, flush=True)
-    os._exit(1)
-
-
-def _is_option_given(name: str) -> bool:
-    """Whether the user gave an option of the command; otherwise it has Faust's default."""
-    context = click.get_current_context(silent=True)
-    while context is not None:
-        if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
-            return True
-        context = context.parent
-    return False
 
 
 def build(settings: Settings | None = None) -> WorkerApp:
@@ -578,7 +407,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
     app.keys = keys
     app.meters = meters
     app.room = room
-    app.connections = connections.Connections(settings.max_connections, settings.max_connections_per_address)
+    app.connections = Connections(settings.max_connections, settings.max_connections_per_address)
     app.set_up(settings)
     app.sessions = Sessions(keys, app.catalog.keys_for, settings.name)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import click
 
@@ -10,6 +11,7 @@ from bench import cycle as cycle_bench
 from bench import growth as growth_bench
 from bench import hol as hol_bench
 from bench import overload as overload_bench
+from bench import pairs as pairs_bench
 from bench import pipeline as pipeline_bench
 from bench import rebalance as rebalance_bench
 from bench import restart as restart_bench
@@ -117,9 +119,11 @@ def hol(messages: int, size: int, rate: int, seconds: float, runs: int) -> None:
 @click.option("--parked", default=100_000, show_default=True, help="Messages of a queue that nobody reads.")
 @click.option("--rate", default=2000, show_default=True, help="Messages per second.")
 @click.option("--pause", default=3.0, show_default=True, help="Seconds between two changes.")
-def rebalance(times: int, parked: int, rate: int, pause: float) -> None:
+@click.option("--nice", default=0, show_default=True, help="Niceness of the worker that joins.")
+@click.option("--control", is_flag=True, help="Compare with a worker of another installation that starts and stops.")
+def rebalance(times: int, parked: int, rate: int, pause: float, nice: int, control: bool) -> None:
     """Gaps between deliveries while a fourth worker joins and leaves."""
-    rebalance_bench.run(times=times, parked=parked, rate=rate, pause_s=pause)
+    rebalance_bench.run(times=times, parked=parked, rate=rate, pause_s=pause, nice=nice, control=control)
 
 
 @bench.command()
@@ -187,14 +191,24 @@ def overload(messages: int, receivers: int, loops: int, demo_loops: int, phases:
 @click.option("--queues", default=10_000, show_default=True, help="Of Zipf-distributed size.")
 @click.option("--messages", default=1_000_000, show_default=True)
 @click.option("--size", default=100, show_default=True, help="Payload, bytes.")
-@click.option("--seconds", default=40.0, show_default=True, help="Length of each phase.")
+@click.option("--seconds", default=20.0, show_default=True, help="Length of each turn.")
+@click.option("--rounds", default=4, show_default=True, help="Turns without pages, and as many with ten.")
 @click.option("--in-process", is_flag=True, help="Without Kafka: messages that are in memory, ten pages.")
-def ui(queues: int, messages: int, size: int, seconds: float, in_process: bool) -> None:
-    """The cockpit: what no page, one, and ten open pages cost a worker."""
+def ui(queues: int, messages: int, size: int, seconds: float, rounds: int, in_process: bool) -> None:
+    """The cockpit: what ten open pages cost a worker, and whether they delay sends and deliveries."""
     if in_process:
         asyncio.run(ui_bench.run_in_process(queues, messages, seconds))
     else:
-        ui_bench.run(queues=queues, messages=messages, size=size, seconds=seconds)
+        ui_bench.run(queues=queues, messages=messages, size=size, seconds=seconds, rounds=rounds)
+
+
+@bench.command()
+@click.argument("other", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path))
+@click.option("--phases", default="sqs,client,json,cycle", show_default=True)
+@click.option("--rounds", default=9, show_default=True)
+def pairs(other: Path, phases: str, rounds: int) -> None:
+    """What a message costs a worker here and one of the tree OTHER, in alternating rounds."""
+    pairs_bench.run(other=other, phases=phases.split(","), rounds=rounds)
 
 
 if __name__ == "__main__":

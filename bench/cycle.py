@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiokafka import AIOKafkaProducer
 
@@ -29,6 +29,12 @@ PARTITIONS = 4
 def result(**values: Any) -> None:
     """Print a line that programs can read."""
     print("RESULT " + " ".join(f"{k}={v}" for k, v in values.items()), flush=True)
+
+
+class Serving(Protocol):
+    """A worker that serves at a URL."""
+
+    url: str
 
 
 class Bench:
@@ -124,14 +130,14 @@ class Bench:
         await producer.stop()
         return total
 
-    def state(self, worker: WorkerProcess) -> dict[str, Any]:
+    def state(self, worker: Serving) -> dict[str, Any]:
         with urllib.request.urlopen(f"{worker.url}/v1/partitions", timeout=10) as response:
             return json.load(response)  # type: ignore[no-any-return]
 
-    def acked(self, worker: WorkerProcess) -> int:
+    def acked(self, worker: Serving) -> int:
         return sum(p["counters"].get("acked", 0) for p in self.state(worker)["partitions"])
 
-    def wait_acked(self, worker: WorkerProcess, total: int, timeout_s: float = 300) -> float:
+    def wait_acked(self, worker: Serving, total: int, timeout_s: float = 300) -> float:
         """Wait until so many are acknowledged. Returns the time (seconds since 1970) when the last end was folded."""
         deadline = time.monotonic() + timeout_s
         while self.acked(worker) < total:

@@ -1,7 +1,8 @@
 """The handler of `bench rebalance`: records when it gets which message, in a file per process.
 
 BENCH_QUEUES (pattern), BENCH_OUT (folder). A line of `<pid>.gaps` has partition, offset, attempt, monotonic ms (one
-clock on a machine), ms that the event loop's thread has waited for a processor. A line of `<pid>.pauses` is a `Pause`.
+clock on a machine), ms that the event loop's thread has waited for a processor, and when the broker got the message (ms
+since 1970). A line of `<pid>.pauses` is a `Pause`.
 """
 
 from __future__ import annotations
@@ -34,4 +35,6 @@ _probe = LoopProbe(_note)
 async def on_batch(messages: list[Any]) -> None:
     _probe.start_once()
     now, waited = time.monotonic_ns() // 1_000_000, round(_probe.waited_ms)
-    os.write(_gaps, "".join(f"{m.partition} {m.offset} {m.attempt} {now} {waited}\n" for m in messages).encode())
+    os.write(
+        _gaps, "".join(f"{m.partition} {m.offset} {m.attempt} {now} {waited} {m.sent_ms}\n" for m in messages).encode()
+    )

@@ -192,7 +192,7 @@ async def _explain(bootstrap: str, name: str, receiving: Receives) -> None:
     if not twice:
         return
     topic = f"{name}.markers"
-    markers = {number: await _records(bootstrap, TopicPartition(topic, number)) for number in range(PARTITIONS)}
+    markers = {number: await records_of(bootstrap, TopicPartition(topic, number)) for number in range(PARTITIONS)}
     done, refused = [], set()
     for batch in receiving.batches:
         refused |= batch.refused
@@ -211,7 +211,7 @@ async def _explain(bootstrap: str, name: str, receiving: Receives) -> None:
         print(f"  NOT EXPLAINED: {line}")
 
 
-async def _records(bootstrap: str, tp: TopicPartition) -> list[Any]:
+async def records_of(bootstrap: str, tp: TopicPartition) -> list[Any]:
     """All records of a partition."""
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
     await consumer.start()

@@ -94,7 +94,7 @@ def run_client(*, batch: int, messages: int, size: int, phases: list[str], runs:
                         if phase == "cycle":
                             values.append(_cycle(worker, queue, batch, messages, size))
                         elif phase == "json":
-                            values.append(asyncio.run(_json(worker, f"bench-{i}", batch, messages, size)))
+                            values.append(asyncio.run(json_cycle(worker, f"bench-{i}", batch, messages, size)))
                         elif phase == "all":
                             values.append(_all(worker, queue, batch, messages, size))
                         else:
@@ -103,13 +103,13 @@ def run_client(*, batch: int, messages: int, size: int, phases: list[str], runs:
                 result(system="marq-client", phase=phase, batch=batch, runs=runs, median=statistics.median(values))
 
 
-def _send(queue: Any, batch: int, messages: int, size: int) -> None:
+def send_all(queue: Any, batch: int, messages: int, size: int) -> None:
     payloads = [bytes(size)] * batch
     for _ in range(messages // batch):
         queue.send_many(payloads)
 
 
-def _consume(queue: Any, batch: int, messages: int) -> int:
+def consume_all(queue: Any, batch: int, messages: int) -> int:
     """Receive and acknowledge. Returns the number of batches."""
     taken = batches = 0
     with queue.consume(prefetch=4 * batch, max_in_flight=16 * batch) as consumer:
@@ -124,10 +124,10 @@ def _consume(queue: Any, batch: int, messages: int) -> int:
 
 def _cycle(worker: WorkerProcess, queue: Any, batch: int, messages: int, size: int) -> float:
     clock = Clock(worker)
-    _send(queue, batch, messages, size)
+    send_all(queue, batch, messages, size)
     result(system="marq-client", phase="send", batch=batch, **clock.rates(messages))
     clock = Clock(worker)
-    batches = _consume(queue, batch, messages)
+    batches = consume_all(queue, batch, messages)
     rates = clock.rates(messages)
     result(system="marq-client", phase="cycle", batch=batch, **rates, taken=round(messages / batches))
     return rates["rate"]
@@ -135,16 +135,16 @@ def _cycle(worker: WorkerProcess, queue: Any, batch: int, messages: int, size: i
 
 def _all(worker: WorkerProcess, queue: Any, batch: int, messages: int, size: int) -> float:
     clock = Clock(worker)
-    sender = threading.Thread(target=_send, args=(queue, batch, messages, size))
+    sender = threading.Thread(target=send_all, args=(queue, batch, messages, size))
     sender.start()
-    batches = _consume(queue, batch, messages)
+    batches = consume_all(queue, batch, messages)
     sender.join()
     rates = clock.rates(messages)
     result(system="marq-client", phase="all", batch=batch, **rates, taken=round(messages / batches))
     return rates["rate"]
 
 
-async def _json(worker: WorkerProcess, queue: str, batch: int, messages: int, size: int) -> float:
+async def json_cycle(worker: Any, queue: str, batch: int, messages: int, size: int) -> float:
     path = f"{worker.url}/v1/queues/{queue}"
     payload = b64encode(bytes(size)).decode()
     send = msgspec.json.encode({"messages": [{"payload": payload}] * batch})

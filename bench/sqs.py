@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from app.processes import WorkerProcess
-from bench.cycle import percentile, result
+from bench.cycle import Serving, percentile, result
 from bench.service import Clock, workers
 
 CONNECTIONS = 8
@@ -74,7 +74,7 @@ class Connection:
 class Queue:
     """A queue of one worker, through several connections."""
 
-    def __init__(self, worker: WorkerProcess, batch: int, size: int) -> None:
+    def __init__(self, worker: Serving, batch: int, size: int) -> None:
         self.connections = [Connection(worker.url) for _ in range(CONNECTIONS)]
         self._batch = batch
         self._body = "x" * size
@@ -136,7 +136,7 @@ async def _in_queue(
         queue.close()
 
 
-class _Taken:
+class Taken:
     """Counts down the messages that are still to be taken."""
 
     def __init__(self, messages: int) -> None:
@@ -148,7 +148,7 @@ class _Taken:
 
 
 async def _warm_up(worker: WorkerProcess, queue: Queue, batch: int, messages: int) -> float:
-    batches, taken = messages // batch // CONNECTIONS, _Taken(messages // batch // CONNECTIONS * batch * CONNECTIONS)
+    batches, taken = messages // batch // CONNECTIONS, Taken(messages // batch // CONNECTIONS * batch * CONNECTIONS)
     await asyncio.gather(*(queue.send(c, batches) for c in queue.connections))
     await asyncio.gather(*(queue.receive(c, taken) for c in queue.connections))
     return 0.0
@@ -161,7 +161,7 @@ async def _cycle(worker: WorkerProcess, queue: Queue, batch: int, messages: int)
     clock = Clock(worker)
     await asyncio.gather(*(queue.send(c, batches) for c in queue.connections))
     result(system="sqs", phase="send", batch=batch, **clock.rates(messages))
-    clock, taken = Clock(worker), _Taken(messages)
+    clock, taken = Clock(worker), Taken(messages)
     await asyncio.gather(*(queue.receive(c, taken) for c in queue.connections))
     result(system="sqs", phase="process", batch=batch, **clock.rates(messages))
     rates = whole.rates(messages)
@@ -173,7 +173,7 @@ async def _all(worker: WorkerProcess, queue: Queue, batch: int, messages: int) -
     half = CONNECTIONS // 2
     batches = messages // batch // half
     messages = batches * batch * half
-    clock, taken = Clock(worker), _Taken(messages)
+    clock, taken = Clock(worker), Taken(messages)
     await asyncio.gather(
         *(queue.send(c, batches) for c in queue.connections[:half]),
         *(queue.receive(c, taken) for c in queue.connections[half:]),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
-from itertools import count
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import quote
 
 from aiohttp import ClientSession
 
@@ -25,6 +25,8 @@ from tests.unit.http_lab import keep_catalog, serving
 PAGE_S = 3.0
 #: Seconds between two sends that are timed.
 SEND_S = 0.05
+#: The queue of what is timed.
+PROBE = "probe"
 #: Seconds after which the worker is at rest.
 REST_S = 10.0
 #: Seconds without progress after which no more is read.
@@ -44,8 +46,8 @@ PAGES = (
 )
 
 
-def run(*, queues: int, messages: int, size: int, seconds: float) -> None:
-    """Measure the processor time of the worker and the time of a send, without pages, with one, and with ten."""
+def run(*, queues: int, messages: int, size: int, seconds: float, rounds: int) -> None:
+    """Measure the worker's processor time, sends and deliveries: without a page, with ten, and so on, in turns."""
     with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder, EmbeddedBroker(Path(folder) / "kafka") as broker:
         bench = Bench(broker.bootstrap, Path(folder), size)
         name = bench.new_name("ui")
@@ -55,8 +57,42 @@ def run(*, queues: int, messages: int, size: int, seconds: float) -> None:
         with bench.worker(name, MARQ_HANDLERS="bench.gaps", BENCH_QUEUES=READ, MARQ_PERSIST_AFTER_MS="1000") as worker:
             print(f"{_wait_read(bench, worker, messages):,} messages were read", flush=True)
             time.sleep(REST_S)
-            for pages in (0, 1, len(PAGES)):
-                asyncio.run(_look(worker, pages, seconds))
+            turns: dict[int, list[Turn]] = {0: [], len(PAGES): []}
+            for number in range(2 * rounds):
+                # now the one and now the other begins: what grows with time is on both sides
+                pages = 0 if number % 4 in (0, 3) else len(PAGES)
+                turns[pages].append(asyncio.run(_look(worker, pages, seconds)))
+    for pages, those in turns.items():
+        result(phase="ui:all", pages=pages, **_figures(those))
+    without, with_pages = (_figures(those)["core_percent"] for those in turns.values())
+    result(phase="ui:cost", pages_core_percent=round(with_pages - without, 1))
+
+
+@dataclass
+class Turn:
+    """What was measured in a stretch of time."""
+
+    cpu_s: float = 0.0
+    wall_s: float = 0.0
+    load: float = 0.0
+    sends: list[float] = field(default_factory=list)  # seconds until a send was confirmed
+    deliveries: list[float] = field(default_factory=list)  # seconds from a send to its message's receiver
+    answers: list[float] = field(default_factory=list)  # seconds until a page was answered
+
+
+def _figures(turns: list[Turn]) -> dict[str, float]:
+    """Of several stretches together."""
+    shown: dict[str, float] = {
+        "core_percent": round(100 * sum(t.cpu_s for t in turns) / sum(t.wall_s for t in turns), 1),
+        "load": round(sum(t.load for t in turns) / len(turns), 1),
+    }
+    for name in ("sends", "deliveries", "answers"):
+        values = [value for turn in turns for value in getattr(turn, name)]
+        if values:
+            shown[name] = len(values)
+            shown |= {f"{name}_p{part}_ms": round(percentile(values, part / 100) * 1000, 1) for part in (50, 95, 99)}
+            shown[f"{name}_longest_ms"] = round(max(values) * 1000, 1)
+    return shown
 
 
 def _wait_read(bench: Bench, worker: WorkerProcess, messages: int) -> int:
@@ -70,31 +106,27 @@ def _wait_read(bench: Bench, worker: WorkerProcess, messages: int) -> int:
     return read
 
 
-async def _look(worker: WorkerProcess, pages: int, seconds: float) -> None:
+async def _look(worker: WorkerProcess, pages: int, seconds: float) -> Turn:
     async with ClientSession() as session:
-        answers: list[float] = []
-        lookers = [asyncio.ensure_future(_page(session, worker.url, path, answers)) for path in PAGES[:pages]]
-        sends: list[float] = []
-        sender = asyncio.ensure_future(_send(session, worker.url, sends))
+        turn = Turn()
+        tasks = [asyncio.ensure_future(_page(session, worker.url, path, turn.answers)) for path in PAGES[:pages]]
+        tasks += [asyncio.ensure_future(_send(session, worker.url, turn.sends))]
+        tasks += [asyncio.ensure_future(_receive(session, worker.url, turn.deliveries))]
         await asyncio.sleep(PAGE_S * 2)
-        answers.clear()
-        sends.clear()
+        for measured in (turn.answers, turn.sends, turn.deliveries):
+            measured.clear()
         cpu_s, began_s = _cpu_s(worker.process.pid), time.monotonic()
         await asyncio.sleep(seconds)
-        cpu_s, wall_s = _cpu_s(worker.process.pid) - cpu_s, time.monotonic() - began_s
-        for task in (*lookers, sender):
+        turn.cpu_s, turn.wall_s = _cpu_s(worker.process.pid) - cpu_s, time.monotonic() - began_s
+        turn.load = os.getloadavg()[0]
+        failed = [task for task in tasks if task.done()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*lookers, sender, return_exceptions=True)
-    result(
-        phase=f"ui:{pages}-pages",
-        core_percent=round(100 * cpu_s / wall_s, 1),
-        send_p50_ms=round(percentile(sends, 0.5) * 1000, 1),
-        send_p95_ms=round(percentile(sends, 0.95) * 1000, 1),
-        send_longest_ms=round(max(sends) * 1000, 1),
-        answers=len(answers),
-        answer_p50_ms=round(percentile(answers, 0.5) * 1000, 1),
-        answer_longest_ms=round(max(answers, default=0) * 1000, 1),
-    )
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in failed:
+        task.result()
+    result(phase="ui", pages=pages, **_figures([turn]))
+    return turn
 
 
 async def run_in_process(queues: int, messages: int, seconds: float) -> None:
@@ -145,10 +177,23 @@ async def _page(session: ClientSession, url: str, path: str, answers: list[float
 
 
 async def _send(session: ClientSession, url: str, sends: list[float]) -> None:
-    for number in count():
+    while True:
         began_s = time.monotonic()
-        path = f"/v1/queues/{quote(f'look-{number % 100}')}/messages"
-        async with session.post(url + path, json={"messages": [{"text": "x"}]}) as response:
+        body = {"messages": [{"text": str(began_s)}]}
+        async with session.post(f"{url}/v1/queues/{PROBE}/messages", json=body) as response:
             assert response.status == 200, await response.text()
         sends.append(time.monotonic() - began_s)
         await asyncio.sleep(SEND_S)
+
+
+async def _receive(session: ClientSession, url: str, deliveries: list[float]) -> None:
+    wanted = {"wait_ms": 5000, "max": 10, "as": "text"}
+    while True:
+        async with session.post(f"{url}/v1/queues/{PROBE}/receive", json=wanted) as response:
+            got = (await response.json())["messages"]
+        now_s = time.monotonic()
+        deliveries += [now_s - float(message["text"]) for message in got]
+        if got:
+            receipts = [message["receipt"] for message in got]
+            async with session.post(f"{url}/v1/ack", json={"receipts": receipts}) as response:
+                assert response.status == 200, await response.text()

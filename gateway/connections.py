@@ -7,36 +7,20 @@ one, waits for a client that does not read its answer without an end, and logs a
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
-import logging
-import resource
-import socket
-import ssl
-import time
-from collections import Counter
 from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
-from aiohttp.web_runner import BaseSite
 from aiohttp.web_server import Server
 
 from app.bodies import TAKEN, Holder
+from gateway.connection_limits import HEAD_S, STUCK_S, Connections, address_of
 
-#: Seconds until the head of a request has to be there, from the connection or from its first byte; and of a handshake.
-HEAD_S = 10.0
-#: Seconds that a connection is kept between requests.
-KEEPALIVE_S = 75.0
-#: Seconds in which a client has to read something of an answer that waits for it.
-STUCK_S = 60.0
 #: Bytes of an answer that counts as unread until nearly all of it is sent.
 LARGE_BYTES = 64 * 1024
 #: Times in these seconds that connections are looked at for that.
 STUCK_LOOKS = 3
-#: Bytes of a body that a connection reads ahead of whoever reads the body (aiohttp takes up to twice as many).
-READ_AHEAD_BYTES = 64 * 1024
 #: Lines of what comes at once that are parsed at once: aiohttp takes 1.6 us for a chunk of one byte, which has two.
 LINES_MAX = 200
 #: Bytes of what has more lines that are parsed in one turn, for all connections together.
@@ -45,102 +29,7 @@ PIECE_BYTES = 16 * 1024
 PUT_OFF_BYTES = 32 * 1024 * 1024
 #: Requests that one connection may send ahead of the answers.
 AHEAD_MAX = 2
-#: Connections that the system may hold until they are accepted.
-BACKLOG = 1024
-#: Open files that are asked of the system …
-FILES_WANTED = 65_536
-#: … and of them those that are not for connections of clients: tables, Kafka, other workers.
-FILES_KEPT = 1_024
-#: Seconds between two lines about connections refused or ended for one reason.
-LOG_S = 10.0
-
 _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-
-#: Why a connection was refused or ended, as the metric and the log say it.
-REASONS = {
-    "total": "the worker has as many connections as it takes (MARQ_MAX_CONNECTIONS)",
-    "address": "one address has as many connections as it may (MARQ_MAX_CONNECTIONS_PER_ADDRESS)",
-    "head": f"no whole head of a request came within {HEAD_S:.0f} s",
-    "handshake": f"no TLS handshake within {HEAD_S:.0f} s",
-    "stuck": f"nothing of an answer was read for {STUCK_S:.0f} s",
-    "malformed": "what came was no HTTP",
-    "lines": "too much came in very short lines",
-}
-
-log = logging.getLogger(__name__)
-
-
-def raise_file_limit() -> int:
-    """Open as many files as the system lets us; how many that is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            soft = wanted
-    return FILES_WANTED if soft == resource.RLIM_INFINITY else soft
-
-
-def connections_for(files: int, wanted: int) -> int:
-    """Connections that can be taken with so many open files."""
-    return max(1, min(wanted, files - min(FILES_KEPT, files // 2)))
-
-
-def address_of(peer: Any) -> str:
-    """By what a client is counted: its IPv4 address, or the network of 64 bits that a single client may have."""
-    host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
-    if ":" not in host:
-        return host
-    try:
-        address = ipaddress.IPv6Address(host.partition("%")[0])
-    except ValueError:
-        return host
-    if address.ipv4_mapped is not None:
-        return str(address.ipv4_mapped)
-    return f"{ipaddress.IPv6Address(int(address) >> 64 << 64)}/64"
-
-
-class Connections:
-    """The book of connections: how many there are, of whom, and how many were refused or ended, and why."""
-
-    def __init__(self, total: int, per_address: int) -> None:
-        self.total = total
-        self.per_address = per_address
-        self.open = 0
-        self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
-        self._of: Counter[str] = Counter()
-        self._lines: dict[str, tuple[float, int]] = {}  # reason -> when it was logged, and how often it was not since
-
-    def admit(self, address: str) -> bool:
-        """Count a new connection, unless there are too many."""
-        if self.open >= self.total:
-            self.note("total", address)
-            return False
-        if self._of[address] >= self.per_address:
-            self.note("address", address)
-            return False
-        self.open += 1
-        self._of[address] += 1
-        return True
-
-    def leave(self, address: str) -> None:
-        """A connection that was admitted has ended."""
-        self.open -= 1
-        self._of[address] -= 1
-        if not self._of[address]:
-            del self._of[address]
-
-    def note(self, reason: str, address: str) -> None:
-        """Count, and seldom log, that a connection was refused or ended."""
-        self.refused[reason] += 1
-        now = time.monotonic()
-        at, silent = self._lines.get(reason, (-LOG_S, 0))
-        if now - at < LOG_S:
-            self._lines[reason] = (at, silent + 1)
-            return
-        self._lines[reason] = (now, 0)
-        more = f" (and {silent} times before)" if silent else ""
-        log.warning("A connection from %s was refused or ended: %s%s", address or "?", REASONS[reason], more)
 
 
 class Connection(RequestHandler):
@@ -393,114 +282,3 @@ class ConnectionServer(Server):
     async def shutdown(self, timeout: float | None = None) -> None:
         self._timer.cancel()
         await super().shutdown(timeout)
-
-
-class Runner(web.AppRunner):
-    """Runs an application with limits."""
-
-    __slots__ = ("book",)
-
-    def __init__(self, app: web.Application, book: Connections, **kwargs: Any) -> None:
-        # bodies are unpacked by `app.bodies`: aiohttp does it to bodies that nobody reads, too
-        super().__init__(
-            app,
-            access_log=None,
-            keepalive_timeout=KEEPALIVE_S,
-            read_bufsize=READ_AHEAD_BYTES,
-            auto_decompress=False,
-            **kwargs,
-        )
-        self.book = book
-
-    @property
-    def addresses(self) -> list[Any]:
-        """Where it listens."""
-        tls = (address for site in self.sites if isinstance(site, TlsSite) for address in site.addresses)
-        return [*super().addresses, *tls]
-
-    async def _make_server(self) -> Server:
-        made = await super()._make_server()
-        return ConnectionServer(
-            self.book,
-            made.request_handler,
-            request_factory=made.request_factory,
-            handler_cancellation=made.handler_cancellation,
-            loop=asyncio.get_running_loop(),
-            **made._kwargs,
-        )
-
-
-class TlsSite(BaseSite):
-    """Listens for HTTPS. A connection counts, and its time runs, before its handshake."""
-
-    __slots__ = ("_accepting", "_context", "_host", "_listeners", "_port", "_shaking")
-
-    def __init__(self, runner: Runner, host: str, port: int, context: ssl.SSLContext) -> None:
-        super().__init__(runner)
-        self._host, self._port, self._context = host, port, context
-        self._listeners: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[None]] = []
-        self._shaking: set[asyncio.Task[None]] = set()
-
-    @property
-    def name(self) -> str:
-        return f"https://{self._host}:{self._port}"
-
-    async def start(self) -> None:
-        await super().start()
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, address in dict.fromkeys((info[0], info[4]) for info in found):
-            listener = socket.socket(family, socket.SOCK_STREAM)
-            self._listeners.append(listener)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-            listener.setblocking(False)
-            self._accepting.append(loop.create_task(self._accept(listener)))
-
-    @property
-    def addresses(self) -> list[Any]:
-        """Where it listens."""
-        return [listener.getsockname() for listener in self._listeners]
-
-    async def stop(self) -> None:
-        for task in (*self._accepting, *self._shaking):
-            task.cancel()
-        await asyncio.gather(*self._accepting, *self._shaking, return_exceptions=True)
-        for listener in self._listeners:
-            listener.close()
-        await super().stop()
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop, server = asyncio.get_running_loop(), self._runner.server
-        assert isinstance(server, ConnectionServer)
-        while True:
-            try:
-                client, peer = await loop.sock_accept(listener)
-            except OSError as exc:  # no file is left, or the client has gone again
-                log.warning("A connection can't be accepted: %s", exc)
-                await asyncio.sleep(0.1)
-                continue
-            address = address_of(peer)
-            if not server.book.admit(address):
-                client.close()
-                continue
-            task = loop.create_task(self._shake_hands(server, client, address))
-            self._shaking.add(task)
-            task.add_done_callback(self._shaking.discard)
-
-    async def _shake_hands(self, server: ConnectionServer, client: socket.socket, address: str) -> None:
-        connection = server(address)
-        try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, client, ssl=self._context, ssl_handshake_timeout=HEAD_S
-            )
-        except (OSError, TimeoutError):
-            server.book.note("handshake", address)
-        finally:
-            if not connection.is_made:
-                connection.leave()
-                client.close()

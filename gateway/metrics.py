@@ -20,7 +20,7 @@ from app.service.census import Census
 from app.service.meters import DURATIONS_S, HandlerMeter, Meters
 from app.service.receives import Receives
 from app.service.watches import Receivers
-from gateway.connections import Connections
+from gateway.connection_limits import Connections
 from gateway.routes import secured
 
 #: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
@@ -104,7 +104,7 @@ class Collector:
         yield CounterMetricFamily(
             "marq_poison_without_copy",
             "Records that ended as poison without a copy, because the poison topic took none.",
-            value=ownership.copies.uncopied,
+            value=ownership.copies.poison.uncopied,
         )
         yield from self._handlers()
         yield GaugeMetricFamily("marq_connections", "Connections of clients.", value=self.connections.open)

@@ -12,7 +12,8 @@ from msgspec import Meta
 
 from app.engine.catalog import Catalog
 from app.service.descriptions import State
-from app.service.inspection import SHOWN_BYTES, Inspection
+from app.service.inspection import Inspection
+from app.service.message_views import SHOWN_BYTES
 from app.service.paging import page_of
 from gateway.openapi import Operation, document
 from gateway.routes import GRANTS, answer, query_of, register

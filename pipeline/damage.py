@@ -104,7 +104,7 @@ async def _find(kafka: Kafka, ranges: Ranges) -> Damaged:
     )
     try:
         await consumer.start()
-        decode_with(consumer._fetcher, lambda topic: True, lambda tp, fault: faults.append(fault))
+        decode_with(consumer, lambda topic: True, lambda tp, fault: faults.append(fault))
         for topic, partitions in ranges.items():
             bounds = kafka.bounds(topic)
             for number, parts in partitions.items():

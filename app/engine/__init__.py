@@ -16,11 +16,15 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `read_up`          waits until what Kafka has confirmed is folded
 `broker_time`      the time that brokers stamp on records
 `breakers`         circuit breakers, told to other workers
+`progress`         whether partitions are read on
 `stalls`           partitions in which Kafka confirms nothing
-`copies`           dead letters, moved messages, poison
+`copies`           dead letters, moved messages
+`quarantine`       poison
+`copier`           appends copies, and ends what they are copies of
 `fitting`          makes a copy small enough for its topic
 `catalog`          which queues there are, and how that changes
 `queue_records`    the record of a queue
+`queue_command`    the command that shows and changes settings of a queue
 `queues_topic`     the topic of these records
 `secrets`          the secret that a user sets, derived
 `repair`           the command that gives up deleted records

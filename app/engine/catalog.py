@@ -28,17 +28,13 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import msgspec
-from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.engine.queue_records import Draft, MoveTask, QueueRecord, decode, encode, next_record
+from app.engine.queue_records import Draft, QueueRecord, decode, encode, next_record
 from app.engine.queues_topic import WRITE_TIMEOUT_S, QueuesTopic
 from app.engine.secrets import derived
-from app.kafka.connection import unreachable
-from app.kafka.datadir import resolve_bootstrap
-from app.logs import silenced
 from marq.core.policies import QueueSettings, name_problem
-from marq.core.settings import QueueSettingsError, check_kind, check_name, placed_as, settings_with, told
+from marq.core.settings import QueueSettingsError, check_kind, check_name, placed_as, settings_with
 from marq.errors import UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
@@ -55,8 +51,6 @@ DELETED_KEPT_S = 3600
 DELETE_WAIT_S = 10.0
 #: Seconds after which the current record is written again if a record that does not count is the last one.
 OVERWRITTEN_S = 15.0
-#: The purpose, for `Catalog.keys_for`, of the keys that seal origins of copies.
-ORIGINS = b"marq-origin"
 
 
 class Catalog(Service):
@@ -444,40 +438,3 @@ class Catalog(Service):
 
     async def on_stop(self) -> None:
         await self.topic.stop()
-
-
-async def change_settings(settings: Settings, queue: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Set some values of a queue, if any are given, and return all of them.
-
-    Raises:
-        QueueSettingsError: an invalid name or value; nothing is changed.
-        UnknownQueueError: no values, and there is no such queue.
-        BrokerError: Kafka can't be reached.
-    """
-    resolve_bootstrap(settings)
-    check_name(queue)
-    catalog = Catalog(settings, lambda: settings.queues_topic)
-    try:
-        with silenced("aiokafka"):
-            await catalog.start()
-    except KafkaError as error:
-        raise await unreachable(settings, error) from None
-    try:
-        await asyncio.wait_for(catalog.read_up.wait(), 30)
-        record = catalog.records.get(queue)
-        base = record.settings if record is not None and record.active else catalog.default
-        if not values and not catalog.exists(queue):
-            raise UnknownQueueError(f"there is no queue {queue!r}; a message makes it, or NAME=VALUE does")
-        if values:
-            settings_with(queue, base, values)
-            if record is None or not record.active:
-                await catalog.create(queue, values)
-            else:
-                await catalog.update(queue, values)
-            base = catalog.records[queue].settings
-    finally:
-        await catalog.stop()
-    return told(base)
-
-
-__all__ = ["ATTEMPTS", "ORIGINS", "Catalog", "Draft", "MoveTask", "QueueRecord", "change_settings", "decode"]

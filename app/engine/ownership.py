@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from aiokafka.errors import KafkaError
 from faust.streams import current_event
 from faust.types import TP
 from mode import Service
@@ -29,6 +28,7 @@ from app.engine.copies import Copies
 from app.engine.intake import Intake
 from app.engine.outbox import NOBODY, Outbox
 from app.engine.owned_partition import OwnedPartition, Receiver
+from app.engine.progress import STUCK_MS, Progress
 from app.engine.read_ahead import ReadAhead
 from app.engine.read_up import LogEnds, ReadUp
 from app.engine.stalls import Stalls
@@ -54,12 +54,6 @@ TAKE_BACK_S = 1.0
 #: Seconds of the longest such pause, and milliseconds within which another unreadable row doubles the pause.
 TAKE_BACK_MAX_S = 60.0
 DAMAGE_MEMORY_MS = 300_000
-#: Milliseconds without progress in reading up to its own marker after which a partition counts as unserved.
-PROGRESS_MS = 10_000
-#: Milliseconds after which a partition is read again from its position if it does not advance though its log goes on.
-STUCK_MS = 2_000
-#: Milliseconds of the longest pause between two such attempts.
-STUCK_MAX_MS = 30_000
 #: Milliseconds between calls of `Ownership.on_timer`.
 TIMER_MS = 20
 #: Milliseconds before receivers are served again that got nothing because this worker was late.
@@ -113,6 +107,7 @@ class Ownership(Service):
         self.read_ahead = ReadAhead(self, lambda: now_ms())
         self.checkpoints = CheckpointWriter(self, lambda: now_ms())
         self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
+        self.progress = Progress(app, topics, self.is_unserved)
         self.changelogs = Changelogs(app, settings)
         self.log_ends = LogEnds(settings)
         self.read_up = ReadUp(self.log_ends.ask, topics, self.held, self.end_due, self.spawn)
@@ -168,7 +163,7 @@ class Ownership(Service):
                 self.copies.begin(held, effects.dead)
                 self.spawn(self.copies.dead_letter(held, effects.dead))
             if effects.poison:
-                self.spawn(self.copies.quarantine(held, effects.poison))
+                self.spawn(self.copies.poison.quarantine(held, effects.poison))
         if owner.take_woken():
             for receiver in self.receivers:
                 receiver.wake(held)
@@ -248,7 +243,7 @@ class Ownership(Service):
                 if held.owner.phase is Phase.FAILED:
                     self.drain(held)
                 else:
-                    self._watch(held, now)
+                    self.progress.look(held, now)
                 continue
             if self.lateness.held_back(now):
                 continue  # acks that came while this process stood still are read before any lease ends
@@ -261,7 +256,7 @@ class Ownership(Service):
             self._watched_ms = now
             self.stalls.look()
             for held in self.held.values():
-                self._read_again(held, now)
+                self.progress.read_again(held, now)
 
     def end_due(self) -> None:
         """Begin to end messages past their maximum receive count or time to live, without waiting for the timer."""
@@ -271,37 +266,6 @@ class Ownership(Service):
                 with self._alone(held):
                     held.owner.work(now, self._with_ttl(held))
                     self.drain(held)
-
-    def _watch(self, held: OwnedPartition, now: int) -> None:
-        """Mark a partition as unserved if its own marker is in the log, but has not been folded for long."""
-        position = held.owner.partition.markers_position
-        if held.caught_up_to != position:
-            held.caught_up_to, held.advanced_ms = position, now
-        elif now - held.advanced_ms > PROGRESS_MS:
-            self.is_unserved(held.number, f"its markers can't be read beyond offset {position}; trying again")
-
-    def _read_again(self, held: OwnedPartition, now: int) -> None:
-        """Read a partition again that does not advance: its last chunk was dropped, as at a rebalance.
-
-        A dropped chunk is noticed with the next one, but the last of a log has none. The pauses grow while this does
-        not help: a slow Kafka must be able to answer before it is asked again.
-        """
-        partition, consumer = held.owner.partition, self.app.consumer
-        for topic, position in (
-            (self.topics.queue, partition.position),
-            (self.topics.markers, partition.markers_position),
-        ):
-            before, again_ms, pause_ms = held.watched.get(topic, (-1, 0, 0))
-            if position != before:
-                held.watched[topic] = (position, 0, STUCK_MS)
-                continue
-            if now < again_ms or (held.paused and topic == self.topics.queue):
-                continue
-            tp = TP(topic, held.number)
-            with contextlib.suppress(KafkaError):  # not assigned any more
-                if position < (consumer.highwater(tp) or 0):
-                    consumer.seek_chunks(tp, position, held.generation)
-                    held.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
 
     def _with_ttl(self, held: OwnedPartition) -> list[str]:
         """Queues with a time to live in their settings that have messages in this partition."""

@@ -12,7 +12,7 @@ from mode.utils.logging import CompositeLogger
 
 from app.kafka.connection import end_client, kafka_client_args
 from app.settings import Settings
-from app.streaming.faults import stop_if_reading_ends
+from app.streaming.faults import has_ended, stop_if_reading_ends
 from app.streaming.fetching import decode_with
 from marq.errors import InternalError, UnavailableError
 
@@ -76,7 +76,7 @@ class QueuesTopic:
         tp = TopicPartition(self.name, 0)
         # others may write here too: what can't be decoded must not keep the rest from being read
         decode_with(
-            consumer._fetcher,
+            consumer,
             tp.topic.__eq__,
             lambda tp, fault: self._log.warning("%s [%s, %s) can't be decoded: %s", tp.topic, *fault[:3]),
         )
@@ -113,7 +113,7 @@ class QueuesTopic:
         try:
             async with asyncio.timeout(WRITE_TIMEOUT_S):
                 async with self._producer_lock:
-                    if self._producer is not None and self._producer._sender.sender_task.done():
+                    if self._producer is not None and has_ended(self._producer):
                         # it would refuse everything from now on
                         ended, self._producer = self._producer, None
                         self._log.error("What writes changes of queues has ended, and begins anew")

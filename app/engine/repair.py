@@ -11,20 +11,18 @@ import asyncio
 import contextlib
 import time
 import uuid
-import zlib
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
-from faust.assignor.client_assignment import ClientMetadata
 
 from app.kafka.connection import end_client, kafka_client_args
 from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
+from app.streaming.assignor import url_of_member
 from marq.core import markers as m
 from marq.core.checkpoint_cycle import WriteManifest, WriteRows
 from marq.core.owner import Owner, Phase
@@ -256,8 +254,7 @@ async def _workers(settings: Settings) -> list[str]:
     urls = []
     for _, client_id, host, _, assignment in (member[:5] for member in members):
         try:
-            told = ConsumerProtocolMemberAssignment.decode(assignment).user_data
-            urls.append(str(ClientMetadata.loads(zlib.decompress(told)).url))
+            urls.append(url_of_member(assignment))
         except Exception as exc:
             raise NotPossibleError(
                 f"member {client_id} at {host} of group {settings.name} is no worker of marq"

@@ -1,6 +1,6 @@
 """Finds partitions in which Kafka confirms nothing, for example below the minimum of in-sync replicas.
 
-A stall concerns one partition. This worker sends nothing more there (`app.service.operations`) and starts no deliveries
+A stall concerns one partition. This worker sends nothing more there (`app.service.sends`) and starts no deliveries
 (`Owner.stalled`). The other partitions go on.
 """
 
@@ -13,13 +13,26 @@ from typing import TYPE_CHECKING
 import msgspec
 from faust.types import TP
 
+from marq.errors import UnavailableError
+
 if TYPE_CHECKING:
     from app.kafka.topics import Topics
+    from app.streaming.producer import IdempotentProducer
 
 log = logging.getLogger(__name__)
 
 #: Seconds that a record may wait for Kafka before its partition counts as stalled, so that no more pile up.
 STALLED_S = 3.0
+
+
+def is_stalled(producer: IdempotentProducer, topic: str, partition: int) -> bool:
+    """True if a record has waited for Kafka in a partition for too long: more must not pile up behind it."""
+    return producer.waited_s(topic, partition) > STALLED_S
+
+
+def stalled_error() -> UnavailableError:
+    """The error for a request that a stalled partition would have to take."""
+    return UnavailableError("Kafka has not confirmed what came earlier; try again later", 2.0)
 
 
 class Stall(msgspec.Struct):

@@ -23,7 +23,7 @@ from aiokafka.errors import KafkaError
 from mode.utils.logging import CompositeLogger
 
 from app.engine.breakers import Breakers
-from app.engine.catalog import ORIGINS, Catalog
+from app.engine.catalog import Catalog
 from app.engine.changelogs import Changelogs
 from app.engine.outbox import Outbox, Writer
 from app.kafka.topics import Topics
@@ -42,6 +42,8 @@ AGAIN_S = 0.2
 AGAIN_MAX_S = 30.0
 #: Failed recoveries before the local store is wiped, and from the wiped store before an error is logged.
 ATTEMPTS = 3
+#: The purpose, for `Catalog.keys_for`, of the keys that seal origins of copies.
+ORIGINS = b"marq-origin"
 #: Seconds of a restore before the event loop may do other work. A million parked messages take some hundred
 #: milliseconds in all. A thread would be no better: a store is read under the lock that Python code runs under.
 SLICE_S = 0.005

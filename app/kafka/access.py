@@ -16,6 +16,8 @@ from aiokafka.protocol.admin import DescribeGroupsRequest_v3, DescribeGroupsResp
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Schema, String
 
+from app.kafka.internals import ask
+
 #: Numbers of the operations in Kafka's protocol.
 OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Delete": 6, "Describe": 8, "DescribeConfigs": 10}
 #: How Kafka says that it does not list the operations.
@@ -123,7 +125,7 @@ async def missing_rights(
 async def _allowed_on_topics(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, int]:
     """The allowed operations of each topic, as bits. Topics for which Kafka lists none are left out."""
     try:
-        answer: Any = await admin._send_request(_AccessRequest(names))
+        answer: Any = await ask(admin, _AccessRequest(names))
     except (NotImplementedError, IncompatibleBrokerVersion):
         return {}
     bits = {}
@@ -140,7 +142,7 @@ async def _may_use_group(admin: AIOKafkaAdminClient, group: str, operation: str)
     while True:
         try:
             coordinator = await admin.find_coordinator(group)
-            answer: Any = await admin._send_request(_GroupAccessRequest(group), coordinator)
+            answer: Any = await ask(admin, _GroupAccessRequest(group), coordinator)
         except GroupAuthorizationFailedError:
             return False
         except (NotImplementedError, IncompatibleBrokerVersion):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import ssl
 import time
@@ -12,9 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
+from app.kafka import internals as _internals  # noqa: F401 - errors of connections
 from app.kafka.datadir import kafka_login, resolve_bootstrap
 from app.kafka.probe import Trouble, find_trouble
 from app.logs import silenced
@@ -31,34 +30,6 @@ REQUEST_TIMEOUT_MS = 10_000
 END_TIMEOUT_S = 1.0
 #: Seconds between two attempts to reach a Kafka that is away.
 LOOK_INTERVAL_S = 0.5
-
-
-# -- broken connections -------------------------------------------------------------------------------
-
-
-def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
-    """As `send`, but a request on a connection that was just reset fails with a `KafkaError`.
-
-    For a turn or two of the event loop nobody but the transport knows of a reset. Then uvloop's raises RuntimeError,
-    with which a background task of aiokafka ends for good, as it expects a `KafkaError`: no metadata any more, or no
-    heartbeats, fetches, produce requests. asyncio's only warns.
-    """
-
-    @functools.wraps(send)
-    def guarded(connection: AIOKafkaConnection, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return send(connection, *args, **kwargs)
-        except KafkaError:  # which is a RuntimeError
-            raise
-        except RuntimeError as exc:
-            connection.close(reason=CloseReason.CONNECTION_BROKEN)
-            raise KafkaConnectionError(f"Connection at {connection.host}:{connection.port} broken: {exc}") from exc
-
-    return guarded
-
-
-AIOKafkaConnection.send = _with_errors_of_kafka(AIOKafkaConnection.send)
-AIOKafkaConnection._send_sasl_token = _with_errors_of_kafka(AIOKafkaConnection._send_sasl_token)
 
 
 # -- addresses and credentials ------------------------------------------------------------------------

@@ -70,6 +70,11 @@ def claim_worker(settings: Settings) -> Worker:
     return Worker(folder, port, index)
 
 
+def free_web_port(settings: Settings) -> int:
+    """The port that a worker would take now. Raises `SettingError`, as `claim_worker` does."""
+    return _web_port(settings, {worker.web_port for worker in running_workers(settings.data_dir)})
+
+
 def running_workers(data_dir: Path) -> list[Worker]:
     """The workers that have claimed a part of a data folder and still live, by number."""
     if not data_dir.is_dir():

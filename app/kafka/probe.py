@@ -23,13 +23,36 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
 )
-from aiokafka.protocol.admin import SaslHandShakeRequest
+from aiokafka.protocol.admin import (
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DescribeConfigsRequest,
+    SaslHandShakeRequest,
+)
+from aiokafka.protocol.api import Request
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.group import JoinGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.transaction import InitProducerIdRequest
 
 from app.settings import Settings
 
 #: Seconds for one attempt to find out which protocol a listener speaks.
 ATTEMPT_S = 3.0
+#: What a worker asks of Kafka, and the first version that is enough: headers in records, idempotent producers.
+NEEDED: tuple[tuple[type[Request[Any]], int], ...] = (
+    (MetadataRequest, 0),
+    (ProduceRequest, 3),
+    (FetchRequest, 4),
+    (JoinGroupRequest, 0),
+    (InitProducerIdRequest, 0),
+    (CreateTopicsRequest, 0),
+    (DeleteRecordsRequest, 0),
+    (DescribeConfigsRequest, 0),
+)
+#: The first version of Kafka with all of that.
+OLDEST = "0.11"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +104,9 @@ class _Probe:
             connection = await self._connect(**self.security)
         except (KafkaError, OSError, TimeoutError) as error:
             return await self._connect_failed(error)
+        if odd := self._version_trouble(connection._versions):
+            connection.close()
+            return odd
         try:
             # this version lists topics by name; we name none
             metadata = await connection.send(MetadataRequest([]))
@@ -92,6 +118,27 @@ class _Probe:
 
     async def _connect(self, **security: Any) -> AIOKafkaConnection:
         return await create_conn(self.host, self.port, request_timeout_ms=int(self.timeout_s * 1000), **security)
+
+    def _version_trouble(self, offered: Mapping[int, tuple[int, int]]) -> Trouble | None:
+        """Whether the broker is too old, or so new that the client knows none of its requests any more.
+
+        Parameters:
+            offered: the lowest and highest version of each request that it takes.
+        """
+        for request, first in NEEDED:
+            known = [one.API_VERSION for one in request._CLASSES]
+            name = request.__name__.removesuffix("Request")
+            lowest, highest = offered.get(request.API_KEY, (0, -1))
+            if highest < first:
+                return self._lasting(
+                    f"it is too old: it has no {name} of version {first}", f"use Kafka {OLDEST} or later"
+                )
+            if not any(lowest <= version <= highest and version >= first for version in known):
+                return self._lasting(
+                    f"it is too new: it takes {name} from version {lowest} on, and our client knows {max(known)}",
+                    "install a version of marq that supports it",
+                )
+        return None
 
     def _lasting(self, what: str, mend: str) -> Trouble:
         return Trouble(self.address, what, mend, passing=False)

@@ -7,10 +7,9 @@ names those workers that did not answer.
 from __future__ import annotations
 
 import asyncio
-import base64
 import resource
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,9 +20,8 @@ from app.engine.breakers import BreakerState
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from app.engine.stalls import Stall
-from app.service.census import Census, entries_in_turns
+from app.service.census import Census
 from app.service.descriptions import (
-    DeliveryView,
     DigestView,
     MessageBrief,
     MessagesWanted,
@@ -37,26 +35,21 @@ from app.service.descriptions import (
     WorkerPartitions,
     WorkerView,
 )
+from app.service.message_views import brief_of, describe_message, wanted_entries
 from app.service.owners import Owners
 from app.service.paging import smallest
 from app.service.receives import Receives
 from app.service.vitals import vitals_of
 from app.service.watches import Receivers
-from marq.core.digest import STATES, Entry, digest_of, entries
-from marq.core.partition import Partition
+from marq.core.digest import STATES, digest_of, entries
 from marq.core.state import MessageState
-from marq.errors import MarqError, NotFoundError, RowError
+from marq.errors import MarqError, NotFoundError
 from tables import markers, messages, progress
 
-#: Segments that are looked at in one turn.
-TURN_SEGMENTS = 10
 #: Where Linux says how much memory a process has.
 _STATM = Path("/proc/self/statm")
-#: Bytes of a payload that is shown, and of all payloads in a list.
-SHOWN_BYTES = 64 * 1024
+#: Bytes of all payloads in a list of messages.
 ANSWER_BYTES = 4 * 1024 * 1024
-#: Characters of a header that is shown in a list.
-HEADER_CHARACTERS = 1_000
 
 Argument = TypeVar("Argument")
 Answer = TypeVar("Answer")
@@ -264,12 +257,12 @@ class Inspection:
                 continue
             partition, first = held.owner.partition, wanted.after[1] + 1 if number == wanted.after[0] else 0
             listed = await smallest(
-                _wanted(partition, wanted, first), wanted.limit - len(found), lambda entry: entry.offset
+                wanted_entries(partition, wanted, first), wanted.limit - len(found), lambda entry: entry.offset
             )
             for entry in listed:
                 # some may have been finished since they were looked at
                 if partition.state_of(entry.offset) is not MessageState.DONE:
-                    brief = _brief(held, entry, min(wanted.payload_bytes, room))
+                    brief = brief_of(held, entry, min(wanted.payload_bytes, room))
                     room -= len(brief.payload) if isinstance(brief.payload, bytes) else 0
                     found.append(brief)
         return found
@@ -289,28 +282,7 @@ class Inspection:
         view = MessageView(self._ownership.topics.queue, held.number, offset)
         if offset >= partition.position:
             raise NotFoundError(f"partition {held.number} has been read up to offset {partition.position} only")
-        state = partition.state_of(offset)
-        if state is MessageState.DONE:
-            return view
-        queue = partition.segments.queue_of(offset)
-        if queue is not None:
-            segment = partition.segments.find(offset)
-            assert segment is not None
-            record = partition.records_of(segment)[offset]
-        else:
-            queue, record = partition.queue_of(offset), partition.record(offset)
-        payload = record.value or b""
-        view.state, view.queue, view.receives = state, queue or "", partition.receives(offset)
-        view.sent_ms = record.timestamp
-        view.age_ms = max(0, (self._ownership.broker_time.now_ms or record.timestamp) - record.timestamp)
-        view.headers = [(name, _text(value)) for name, value in record.headers]
-        view.payload = base64.b64encode(payload[:SHOWN_BYTES]).decode()
-        view.size_bytes = len(payload)
-        view.poison = partition.poison.get(offset)
-        view.reserved = offset in partition.reserved
-        view.ready_at_ms = partition.delays.get(offset)
-        view.expires_at_ms = partition.ttls.get(offset)
-        view.delivery = _delivery(partition, offset)
+        describe_message(view, partition, self._ownership.broker_time.now_ms)
         return view
 
     # ------------------------------------------------------------------ tables
@@ -349,79 +321,6 @@ class Inspection:
         if not 0 <= number < partitions:
             raise NotFoundError(f"there are partitions 0 to {partitions - 1}, not {number}")
         return await self._owners.ask(number, operation, argument)
-
-
-async def _wanted(partition: Partition, wanted: MessagesWanted, first: int) -> AsyncIterator[Entry]:
-    """Messages from offset `first` on, in no order, looked at in turns."""
-    async for entry in entries_in_turns(partition):
-        if entry.queue == wanted.queue and entry.offset >= first and wanted.state in (None, entry.state):
-            yield entry
-    if wanted.state not in (None, MessageState.READY):
-        return
-    left = wanted.limit
-    for number, segment in enumerate(list(partition.segments), 1):  # in order: those that are parked
-        if left <= 0:
-            return
-        if segment.stop > first:
-            for offset in segment.parked_of(wanted.queue):
-                if offset >= first:
-                    left -= 1
-                    yield Entry(offset, wanted.queue, MessageState.READY, 0)
-        if not number % TURN_SEGMENTS:
-            await asyncio.sleep(0)
-
-
-def _brief(held: OwnedPartition, entry: Entry, payload_bytes: int) -> MessageBrief:
-    partition, offset = held.owner.partition, entry.offset
-    brief = MessageBrief(held.number, offset, entry.state, entry.receives, None, None)
-    try:
-        record = _record_of(partition, offset)
-    except RowError:
-        return brief
-    if record is None:
-        return brief
-    payload = record.value or b""
-    brief.sent_ms, brief.size_bytes = record.timestamp, len(payload)
-    if payload_bytes:
-        brief.payload = payload[:payload_bytes]
-        brief.headers = [(name, _text(value)[:HEADER_CHARACTERS]) for name, value in record.headers]
-    delivered = partition.deliveries.get(offset)
-    if entry.state is MessageState.IN_FLIGHT and delivered is not None:
-        brief.receiver, brief.left_ms = delivered.receiver, max(0, delivered.deadline_ms - partition.clock_ms)
-    elif entry.state is MessageState.DELAYED:
-        due_ms = partition.delays.get(offset)
-        if due_ms is not None:
-            brief.left_ms = max(0, due_ms - partition.broker_ms)
-        elif delivered is not None:
-            brief.left_ms = max(0, delivered.deadline_ms - partition.clock_ms)
-    return brief
-
-
-def _record_of(partition: Partition, offset: int) -> Any:
-    """The record of an unfinished message; None if it is done. Raises `RowError`."""
-    if offset in partition.messages:
-        return partition.record(offset)
-    segment = partition.segments.find(offset)
-    if segment is None or not segment.is_parked(offset):
-        return None
-    return partition.records_of(segment)[offset]
-
-
-def _delivery(partition: Partition, offset: int) -> DeliveryView | None:
-    delivered = partition.deliveries.get(offset)
-    if delivered is None:
-        return None
-    return DeliveryView(
-        epoch=delivered.epoch,
-        delivery=delivered.delivery,
-        receiver=delivered.receiver,
-        leased=delivered.leased,
-        left_ms=max(0, delivered.deadline_ms - partition.clock_ms),
-    )
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode(errors="backslashreplace")
 
 
 def memory_bytes() -> int:

@@ -1,179 +1,136 @@
-"""Runs the tasks that move messages of a queue to others: the owner of partition 0, wherever they were started.
-
-A task stands in the queue's record. How far it is gets there every second, so another worker goes on with it.
-"""
+"""Moves: puts messages of one queue into another, where they are ready. Tasks that move a whole queue: `move_tasks`."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import time
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+import random
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-from mode import Service
 
-from app.engine.catalog import Draft, MoveTask, QueueRecord
-from app.service.operations import QueueService
-from marq.errors import MarqError, NotPossibleError, UnavailableError, UnknownQueueError
+from app.cluster.peers import Peers, peer_call
+from app.engine.ownership import Ownership
+from app.service.owners import OPERATION_TIMEOUT_S, Owners
+from app.service.receives import Receives
+from marq.errors import BadValueError, MarqError, NotFoundError, NotPossibleError
+from marq.protocol import problems
+from marq.protocol.messages import Sent
 
-#: Tasks of a queue that are remembered.
-KEPT = 10
-#: Seconds between looks for tasks, and until a partition that can't be asked is asked again.
-INTERVAL_S = 0.25
-#: Seconds between notes of how far a task is.
-NOTE_S = 1.0
-#: Why a task failed whose target was deleted.
-NO_TARGET = "the queue that they are moved to does not exist"
-#: Messages of one partition that are moved at once.
-BATCH = 200
+if TYPE_CHECKING:
+    from app.settings import Settings
 
 
-class Moves(Service):
-    """Runs while the worker does."""
+class MoveHere(msgspec.Struct):
+    """Messages of one partition that are to be moved: those named, or up to `limit`; see `Moves.move`.
 
-    def __init__(self, operations: QueueService, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._operations = operations
-        self._ownership = operations.ownership
-        self._catalog = operations.catalog
-        self._running: dict[str, asyncio.Task[None]] = {}  # by id of the task
+    ``make``: a queue that is not there is made, where sending makes queues.
+    """
 
-    async def begin(self, queue: str, task: MoveTask) -> None:
-        """Start a task of a queue. Raises `MarqError`; `NotPossibleError`: it has one that is not over."""
+    partition: int
+    queue: str
+    offsets: list[int] | None
+    limit: int
+    to: str | None
+    make: bool = True
 
-        def begun(moves: tuple[MoveTask, ...]) -> tuple[MoveTask, ...]:
-            if any(other.active and other.id != task.id for other in moves):
-                raise NotPossibleError(f"a task that moves messages of {queue!r} is under way")
-            return moves if task in moves else (task, *moves)[:KEPT]
 
-        await self._change(queue, begun)
+class Moved(msgspec.Struct):
+    """What the owner of a partition says of a message that was to be moved: where its copy is, or an error."""
 
-    async def cancel(self, queue: str, task_id: str) -> None:
-        """End a task before it is done."""
-        await self._replace(queue, task_id, lambda task: msgspec.structs.replace(task, state="cancelling"))
+    offset: int
+    partition: int = -1
+    place: int = -1
+    error: dict[str, str] | None = None
 
-    # ------------------------------------------------------------------ records
 
-    async def _change(self, queue: str, change: Callable[[tuple[MoveTask, ...]], tuple[MoveTask, ...]]) -> None:
-        default = self._catalog.default
+class Moves:
+    """Asks the owners of partitions to move messages."""
 
-        def draft(base: QueueRecord | None) -> Draft | None:
-            old = (
-                Draft(default, {}, {}) if base is None else Draft(base.settings, base.attributes, base.tags, base.moves)
+    def __init__(self, ownership: Ownership, settings: Settings, receives: Receives, peers: Peers) -> None:
+        self._ownership = ownership
+        self._catalog = ownership.catalog
+        self._settings = settings
+        self._receives = receives
+        self._owners = Owners(ownership, peers)
+        self._partition_turn = random.randrange(1 << 16)
+        peers.register(self)
+
+    async def move(self, queue: str, places: Sequence[tuple[int, int]], to: str | None) -> list[Sent | MarqError]:
+        """See `app.service.operations.QueueService.move`."""
+        await self._check_movable(queue, to)
+        partitions: dict[int, list[int]] = {}
+        for number, offset in places:
+            partitions.setdefault(number, []).append(offset)
+        moved = dict(
+            zip(
+                partitions,
+                await asyncio.gather(*(self.move_in(n, queue, o, len(o), to) for n, o in partitions.items())),
+                strict=True,
             )
-            new = old._replace(moves=change(old.moves))
-            return None if new == old else new
+        )
+        results: list[Sent | MarqError] = []
+        for number, offset in places:
+            found = moved[number]
+            results.append(found if isinstance(found, MarqError) else found[offset])
+        return results
 
-        await self._catalog.edit(queue, draft)
+    async def move_some(self, queue: str, limit: int, to: str | None) -> list[Sent | MarqError]:
+        """See `app.service.operations.QueueService.move_some`."""
+        await self._check_movable(queue, to)
+        await self._receives.read_up_everywhere(queue)  # once, not for each partition
+        count = self._ownership.topics.partitions
+        self._partition_turn += 1
+        results: list[Sent | MarqError] = []
+        unavailable: MarqError | None = None
+        for i in range(count):
+            if len(results) >= limit:
+                break
+            number = (self._partition_turn + i) % count
+            found = await self.move_in(number, queue, None, limit - len(results), to)
+            if isinstance(found, MarqError):
+                unavailable = found
+            else:
+                results += found.values()
+        if unavailable is not None and not results:
+            raise unavailable
+        return results
 
-    async def _replace(self, queue: str, task_id: str, change: Callable[[MoveTask], MoveTask]) -> None:
-        await self._change(queue, lambda moves: tuple(change(t) if t.id == task_id and t.active else t for t in moves))
+    async def _check_movable(self, queue: str, to: str | None) -> None:
+        if self._settings.queue_id is not None:
+            raise NotPossibleError("in topic mode marq never writes to the topic: messages can't be moved there")
+        self._catalog.require_receivable(queue)
+        if to == queue:
+            raise BadValueError(f"messages of {queue!r} can't be moved to the queue they are in")
+        if to is not None:
+            await self._catalog.require_or_make(to)
 
-    def _now(self, queue: str, task_id: str) -> MoveTask | None:
-        """A task as its record says, if it is not over."""
-        record = self._catalog.moving.get(queue)
-        return next((t for t in record.moves if t.id == task_id and t.active), None) if record is not None else None
+    async def move_in(
+        self, number: int, queue: str, offsets: list[int] | None, limit: int, to: str | None, make: bool = True
+    ) -> dict[int, Sent | MarqError] | MarqError:
+        """Move messages of one partition; see `move` and `move_some`. By offset, or why none of them could be.
 
-    # ------------------------------------------------------------------ run
-
-    def _is_ours(self) -> bool:
-        held = self._ownership.held.get(0)
-        return held is not None and held.serving
-
-    @Service.task
-    async def _watch(self) -> None:
-        while not self.should_stop:
-            await asyncio.sleep(INTERVAL_S)
-            if not self._is_ours():
-                for running in self._running.values():
-                    running.cancel()
-                continue
-            for queue, record in list(self._catalog.moving.items()):
-                for task in record.moves:
-                    if task.active and task.id not in self._running:
-                        running = self._running[task.id] = asyncio.ensure_future(self._run(queue, task))
-                        running.add_done_callback(partial(self._ended, task.id))
-
-    def _ended(self, task_id: str, _: asyncio.Task[None]) -> None:
-        self._running.pop(task_id, None)
-
-    async def _run(self, queue: str, task: MoveTask) -> None:
+        Args:
+            make: whether a queue that is not there is made, where sending makes queues.
+        """
+        if number >= self._ownership.topics.partitions:
+            return NotFoundError(f"there is no partition {number}")
+        asked = MoveHere(number, queue, offsets, limit, to, make)
         try:
-            try:
-                state, moved, reason = await self._move_all(queue, task)
-            except MarqError:
-                raise
-            except Exception as exc:
-                self.log.exception("Messages of %r can't be moved", queue)
-                now = self._now(queue, task.id)
-                state, moved, reason = (
-                    "failed",
-                    now.moved if now is not None else task.moved,
-                    f"internal error: {exc!r}",
-                )
-
-            def ended(now: MoveTask) -> MoveTask:
-                return msgspec.structs.replace(now, state=state, moved=moved, reason=reason)
-
-            await self._replace(queue, task.id, ended)
+            moved = await self._owners.ask(number, self.move_here, asked, OPERATION_TIMEOUT_S)
         except MarqError as exc:
-            self.log.warning("Messages of %r are not moved right now: %s", queue, exc)
-            await asyncio.sleep(1.0)  # another look goes on with it
+            return exc
+        topic = self._ownership.topics.queue
+        return {m.offset: problems.error_in(m.error) if m.error else Sent(topic, m.partition, m.place) for m in moved}
 
-    async def _move_all(self, queue: str, task: MoveTask) -> tuple[str, int, str]:
-        """Move until nothing is left, or it is cancelled: the state it ends in, how many were moved, why it failed."""
-        moved, noted_s, began_s = task.moved, time.monotonic(), time.monotonic()
-        already = moved
-        await self._operations.receives.read_up_everywhere(queue)
-        left = [n for n in range(self._ownership.topics.partitions) if n < len(task.before) and task.before[n] > 0]
-        while left:
-            now = self._now(queue, task.id)
-            if now is None or now.state == "cancelling":
-                return "cancelled", moved, ""
-            for number in list(left):
-                room = BATCH
-                if task.per_second:
-                    allowed = int((time.monotonic() - began_s) * task.per_second) + 1 - (moved - already)
-                    room = max(0, min(room, allowed))
-                if room == 0:
-                    break
-                count, done, reason = await self._move_in(number, queue, task, room)
-                moved += count
-                if reason:
-                    return "failed", moved, reason
-                if done:
-                    left.remove(number)
-            if time.monotonic() - noted_s > NOTE_S:
-                noted_s = time.monotonic()
-                await self._note(queue, task.id, moved)
-            await asyncio.sleep(1 / task.per_second if task.per_second and task.per_second < 20 else 0.02)
-        return "completed", moved, ""
-
-    async def _note(self, queue: str, task_id: str, moved: int) -> None:
-        await self._replace(queue, task_id, lambda task: msgspec.structs.replace(task, moved=moved))
-
-    async def _move_in(self, number: int, queue: str, task: MoveTask, limit: int) -> tuple[int, bool, str]:
-        """Move some of one partition: how many, whether it has no more, and why it can't go on."""
-        found = await self._operations.move_in(number, queue, None, limit, task.to or None, make=False)
-        if isinstance(found, UnavailableError):
-            await asyncio.sleep(INTERVAL_S)
-            return 0, False, ""
-        if isinstance(found, MarqError):
-            return 0, False, str(found)
-        errors = [result for result in found.values() if isinstance(result, MarqError)]
-        count = len(found) - len(errors)
-        if any(isinstance(error, UnknownQueueError) for error in errors):
-            return count, False, NO_TARGET
-        if errors and not count and not any(isinstance(error, UnavailableError) for error in errors):
-            return 0, False, str(errors[0])
-        return count, not found or min(found) >= task.before[number], ""
-
-    async def on_stop(self) -> None:
-        for running in list(self._running.values()):
-            running.cancel()
-        for running in list(self._running.values()):
-            with contextlib.suppress(asyncio.CancelledError):
-                await running
+    @peer_call("move")
+    async def move_here(self, asked: MoveHere) -> list[Moved]:
+        """Move messages of a partition of this worker. Those that are named may have been sent just before."""
+        if asked.offsets is not None:
+            await self._receives.read_up(asked.queue)
+        held = self._owners.serving_here(asked.partition)
+        found = await self._ownership.copies.move(held, asked.queue, asked.offsets, asked.limit, asked.to, asked.make)
+        return [
+            Moved(offset, error=problems.entry(place)) if isinstance(place, MarqError) else Moved(offset, *place)
+            for offset, place in found.items()
+        ]

@@ -13,9 +13,9 @@ import time
 import msgspec
 
 from app.cluster.peers import Peers, peer_call
-from app.engine.catalog import QueueRecord
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
+from app.engine.queue_records import QueueRecord
 from marq.errors import MarqError
 
 log = logging.getLogger(__name__)

@@ -20,12 +20,13 @@ from app.engine.ownership import Ownership
 from app.service.meters import Meters
 from app.service.polling import PeerPolling
 from app.service.receipts import Receipts, by_delivery, queue_crc
+from app.service.waiter import Waiter
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import Release
 from marq.core.segments import Segment
 from marq.core.stamps import next_stamps, shares_of
-from marq.core.starts import HAND_OUT_MS, Pending
+from marq.core.starts import HAND_OUT_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarqError, RowError, UnavailableError
 from marq.protocol.headers import DEAD, H_GROUP, HEADER_KEY, RESERVED
@@ -63,52 +64,6 @@ class ReceiveHere(msgspec.Struct):
     name: str
     whole: bool = False
     read_up: bool = False
-
-
-class Waiter:
-    """A receive under way: the receiver of what it asked partitions for."""
-
-    __slots__ = (
-        "away",
-        "done",
-        "future",
-        "gone",
-        "lease_ms",
-        "limit",
-        "messages",
-        "name",
-        "over",
-        "pending",
-        "queue",
-        "size_bytes",
-        "until",
-        "whole",
-    )
-
-    def __init__(
-        self,
-        queue: str,
-        limit: int,
-        lease_ms: int,
-        name: str,
-        gone: Callable[[], bool],
-        future: asyncio.Future[None],
-        whole: bool,
-    ) -> None:
-        self.queue = queue
-        self.limit = limit
-        self.lease_ms = lease_ms
-        self.name = name
-        self.gone = gone
-        self.whole = whole  # our own headers are for it too
-        self.future = future  # done when there is something to answer
-        self.messages: list[Received] = []
-        self.size_bytes = 0
-        self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
-        self.pending: list[tuple[OwnedPartition, Pending]] = []  # starts on their way
-        self.away = False  # another worker is being asked for it
-        self.over = False  # its time is: it waits for what is on its way, and for nothing else
-        self.done = False  # answered or given up: whatever still comes goes back
 
 
 class Ask:

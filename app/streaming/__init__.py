@@ -16,6 +16,7 @@ Everything that reaches into the internals of either library is here. May import
 `sender`           sends the producer's batches, each partition by itself
 `raw_table`        tables of raw rows in RocksDB, with a changelog
 `assignor`         which worker gets which partitions
+`worker_command`   the command `worker`
 `faults`           an error of our own in a callback or task stops the worker
 =================  ===================================================================================================
 """

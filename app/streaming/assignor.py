@@ -6,10 +6,12 @@ those anew, so partitions move although nothing has changed. Here a worker keeps
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from faust.assignor.client_assignment import ClientAssignment
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from faust.assignor.client_assignment import ClientAssignment, ClientMetadata
 from faust.assignor.partition_assignor import PartitionAssignor
 
 
@@ -35,6 +37,12 @@ def share_out(count: int, had: Mapping[str, Iterable[int]]) -> dict[str, list[in
         keeps[member] = sorted(keeps[member] + free[:wanted])
         del free[:wanted]
     return keeps
+
+
+def url_of_member(assignment: bytes) -> str:
+    """The URL of a worker, from what Kafka has as its assignment. Raises any error if it is no worker."""
+    told = ConsumerProtocolMemberAssignment.decode(assignment).user_data
+    return str(ClientMetadata.loads(zlib.decompress(told)).url)
 
 
 class StickyAssignor(PartitionAssignor):

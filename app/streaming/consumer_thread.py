@@ -104,7 +104,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         stop_if_reading_ends(self._ensure_consumer(), self._fail_worker)
         fetcher = self._ensure_consumer()._fetcher
         fetcher._client = PacedClient(fetcher._client)
-        decode_with(fetcher, self._chunked.__contains__, self._on_fault)
+        decode_with(self._ensure_consumer(), self._chunked.__contains__, self._on_fault)
         # Chunks are taken in the same step as the response arrives, else the fetcher asks again at once without the
         # partitions that have data, and these wait until that fetch ends.
         fetch = fetcher._proc_fetch_request

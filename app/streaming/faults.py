@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from marq.errors import InternalError, MarqError
@@ -59,6 +60,11 @@ def stop_if_reading_ends(consumer: Any, fail: Fail) -> None:
 
     consumer._fetcher.error_future.add_done_callback(ended)
     consumer._client._sync_task.add_done_callback(ended)
+
+
+def has_ended(producer: AIOKafkaProducer) -> bool:
+    """True if the task in which aiokafka sends has ended: the producer would refuse everything from now on."""
+    return bool(producer._sender.sender_task.done())
 
 
 def is_expected(exc: BaseException | None) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, TypeVar
 
 import faust
+from aiohttp.web import AppRunner
 from aiokafka.errors import IllegalStateError
 from faust.tables.manager import TableManager
 from faust.tables.recovery import RebalanceAgain, Recovery, ServiceStopped
@@ -87,6 +88,15 @@ class BareWeb(web_driver.Web):
     """Faust's web server without pages of Faust's: the one at `/`, which no setting turns off, would hide ours."""
 
     production_blueprints: ClassVar[list[tuple[str, Any]]] = []
+
+    @property
+    def runner(self) -> AppRunner:
+        """What runs the web application. May be replaced before the server starts."""
+        return self._runner
+
+    @runner.setter
+    def runner(self, runner: AppRunner) -> None:
+        self._runner = runner
 
 
 class MarqApp(faust.App):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.protocol.fetch import FetchRequest
 
@@ -52,12 +52,15 @@ class _Client:
         return (number, error, end, *more, b"")
 
 
-def decode_with(fetcher: Any, topics: Callable[[str], bool], on_fault: Callable[[TopicPartition, Fault], None]) -> None:
-    """Make a fetcher of aiokafka decode the records of some topics with `FetchedRecords`.
+def decode_with(
+    consumer: AIOKafkaConsumer, topics: Callable[[str], bool], on_fault: Callable[[TopicPartition, Fault], None]
+) -> None:
+    """Make a consumer of aiokafka that was started decode the records of some topics with `FetchedRecords`.
 
     aiokafka has no place for a decoder: it makes its own in the middle of `_proc_fetch_request`, in Cython. So the
     records are taken out of the answer before that method sees them, and put where it would have put them.
     """
+    fetcher = consumer._fetcher
     client = fetcher._client = _Client(fetcher._client, topics)
     stuck: dict[TopicPartition, tuple[int, int]] = {}  # position, and fetches of it that brought nothing usable
     proceed = fetcher._proc_fetch_request

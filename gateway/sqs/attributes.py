@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from app.engine.catalog import Draft, QueueRecord
+from app.engine.queue_records import Draft, QueueRecord
 from gateway.sqs.errors import SqsError, bad_value, missing
 from gateway.sqs.limits import KIB, Limits
 from gateway.sqs.model import enum_of

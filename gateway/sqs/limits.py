@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from app.service.operations import RECORD_ROOM_BYTES
+from app.service.sends import RECORD_ROOM_BYTES
 from marq.core.policies import DELAY_MAX_MS, TIME_MAX_MS, TTL_MAX_MS
 from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
 

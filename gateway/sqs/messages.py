@@ -52,6 +52,8 @@ _EVERY = frozenset({"All", "*", ".*"})
 #: Bits of a message's id: of the hash of its place, of that place, and of the offset in it; and its last ones.
 _TAG_BITS, _PLACE_BITS, _OFFSET_BITS = 46, 76, 60
 _LAST = (1 << 62) - 1
+#: Ids given out here that are known without a hash.
+_REMEMBERED = 50_000
 #: Sequence numbers have 20 digits: they begin within 2 ** 62 (4.6e18) above 1e19, and offsets stay below 2 ** 54.
 _SEQUENCE_MIN, _SEQUENCE_BITS, _SEQUENCE_STEP = 10**19, 62, 256
 _TEXT_TRANSPORT, _BINARY_TRANSPORT = b"\x01", b"\x02"
@@ -259,6 +261,7 @@ class MessageIds:
         self._secret = secret  # known when the worker has started
         self._known_keys: tuple[bytes, bytes] | None = None
         self._bases: dict[int, int] = {}
+        self._given: dict[tuple[int, int], str] = {}  # most messages are received where they were sent
 
     @property
     def _keys(self) -> tuple[bytes, bytes]:
@@ -272,14 +275,25 @@ class MessageIds:
 
     def of(self, partition: int, offset: int) -> str:
         """The id of a message; a random one where Kafka can't tell the offset (-1)."""
+        found = self._given.get((partition, offset))
+        if found is not None:
+            return found
         if offset < 0:
             return str(uuid4())
+        found = self._made(partition, offset)
+        # only a place that a message has may come here: what clients name must not fill the memory
+        if len(self._given) >= _REMEMBERED:
+            self._given.clear()
+        self._given[partition, offset] = found
+        return found
+
+    def _made(self, partition: int, offset: int) -> str:
         tag_key, place_key = self._keys
         place = partition << _OFFSET_BITS | offset
         tag = _hash(tag_key, place, _TAG_BITS)
         value = tag << _PLACE_BITS | place ^ _hash(place_key, tag, _PLACE_BITS)
         # what a random UUID says of itself stands behind its first 48 bits, and 12 bits later
-        h = f"{value >> 74 << 80 | 0x4 << 76 | (value >> 62 & 0xFFF) << 64 | 0b10 << 62 | value & _LAST:032x}"
+        h = "%032x" % (value >> 74 << 80 | 0x4 << 76 | (value >> 62 & 0xFFF) << 64 | 0b10 << 62 | value & _LAST)
         return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
     def place_of(self, text: str) -> tuple[int, int] | None:
@@ -292,7 +306,7 @@ class MessageIds:
         tag, hidden = value >> _PLACE_BITS, value & (1 << _PLACE_BITS) - 1
         place = hidden ^ _hash(self._keys[1], tag, _PLACE_BITS)
         found = place >> _OFFSET_BITS, place & (1 << _OFFSET_BITS) - 1
-        return found if self.of(*found) == text else None
+        return found if self._made(*found) == text else None
 
     def sequence_number(self, partition: int, offset: int) -> str:
         """Of a message in a FIFO queue: 20 digits that grow with the offset, and so within a group."""

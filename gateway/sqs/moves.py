@@ -9,15 +9,15 @@ from uuid import uuid4
 
 import msgspec
 
-from app.engine.catalog import MoveTask
-from app.service.moves import KEPT, NO_TARGET
+from app.engine.queue_records import MoveTask
+from app.service.move_tasks import KEPT, NO_TARGET
 from gateway.sqs.call import Call
 from gateway.sqs.errors import KINDS, SqsError, bad_value
 from gateway.sqs.urls import queue_of_arn
 from marq.errors import NotPossibleError
 
 if TYPE_CHECKING:
-    from app.service import moves
+    from app.service.move_tasks import MoveTasks
     from gateway.sqs.queues import Queues
 
 PER_SECOND_MAX = 500
@@ -26,7 +26,7 @@ PER_SECOND_MAX = 500
 class Moves:
     """The actions, named as in the service model."""
 
-    def __init__(self, queues: Queues, tasks: moves.Moves) -> None:
+    def __init__(self, queues: Queues, tasks: MoveTasks) -> None:
         self._queues = queues
         self._tasks = tasks
         self._operations = queues.operations

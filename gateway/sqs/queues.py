@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from app.engine.catalog import Draft, QueueRecord
+from app.engine.queue_records import Draft, QueueRecord
 from gateway.auth import may_see
 from gateway.sqs import attributes as attribute
 from gateway.sqs.attributes import BESIDE, Attributes

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.service.fifo import UnfitError, deduplication_id_of
-from app.service.operations import FromProtocol
+from app.service.sends import FromProtocol
 from gateway.sqs import batches, messages
 from gateway.sqs.call import Call
 from gateway.sqs.errors import SqsError, bad_value, error_of, missing

@@ -14,7 +14,7 @@ from aiohttp import web
 
 from app import bodies
 from app.service.census import Census
-from app.service.moves import Moves as MoveTasks
+from app.service.move_tasks import MoveTasks
 from app.service.operations import QueueService
 from app.settings import Settings
 from gateway.auth import ALL, Grants, Keys, check_browser, check_link

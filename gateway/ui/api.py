@@ -14,13 +14,14 @@ from aiohttp import web
 from msgspec import Meta
 
 from app import bodies
-from app.engine.catalog import MoveTask
+from app.engine.queue_records import MoveTask
 from app.service.census import Census
-from app.service.moves import Moves
+from app.service.histories import FLOWS, STEP_S, Series
+from app.service.move_tasks import MoveTasks
 from app.service.operations import QueueService
 from app.service.takers import Takers
 from app.service.timelines import Timelines
-from app.service.trends import FLOWS, STEP_S, Cluster, QueueNow, Series, Trends
+from app.service.trends import Cluster, QueueNow, Trends
 from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser, may_see
 from gateway.routes import GRANTS, Body, answer, query_of, secured
 from gateway.schemas import SETTINGS_BYTES, Name
@@ -59,7 +60,7 @@ class Login(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class MoveWanted(msgspec.Struct, forbid_unknown_fields=True):
-    """A task that moves all messages of a queue; see `app.service.moves`."""
+    """A task that moves all messages of a queue; see `app.service.move_tasks`."""
 
     to: Annotated[str, Meta(max_length=QUEUE_NAME_MAX)] = ""
     per_second: Annotated[int, Meta(ge=0, le=PER_SECOND_MAX)] = 0
@@ -85,14 +86,14 @@ class Api:
         timelines: Timelines,
         takers: Takers,
         census: Census,
-        moves: Moves,
+        move_tasks: MoveTasks,
         room: bodies.Room,
     ) -> None:
         self._operations = operations
         self._catalog = operations.catalog
         self._trends = trends
         self._timelines = timelines
-        self._moves = moves
+        self._move_tasks = move_tasks
         self._takers = takers
         self._census = census
         self._move = Body(MoveWanted, SETTINGS_BYTES, room)
@@ -329,7 +330,7 @@ class Api:
             per_second=wanted.per_second,
             total=sum((await self._census.counts_of(queue)).values()),
         )
-        await self._moves.begin(queue, task)
+        await self._move_tasks.begin(queue, task)
         return answer(request, _task(task), 202)
 
     async def stop_move(self, request: web.Request) -> web.Response:
@@ -337,7 +338,7 @@ class Api:
         record = self._catalog.records.get(queue)
         if record is None or not any(task.id == task_id for task in record.moves):
             raise NotFoundError("there is no such task")
-        await self._moves.cancel(queue, task_id)
+        await self._move_tasks.cancel(queue, task_id)
         return answer(request, {"ok": True}, 202)
 
     # ------------------------------------------------------------------ messages, tables, settings

@@ -13,7 +13,7 @@ import msgspec
 
 from marq.cli.values import Place
 from marq.client import Queue, wire
-from marq.client.blocking import Runner
+from marq.client.loop_thread import Runner
 from marq.client.operations import Action, Operations
 from marq.errors import MarqError, SettingError, UnavailableError, UnreachableError
 

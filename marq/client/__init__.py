@@ -17,6 +17,7 @@ runs the other in a thread of its own.
     batching      acknowledgements and sends at the same time share requests
     prefetch      messages received ahead of their reader: their leases are extended, unread ones given back
     asynchronous  AsyncService, AsyncQueue, AsyncConsumer
+    loop_thread   an event loop in a thread of its own
     blocking      Service, Queue, Consumer
 
 May import `marq.clock`, `marq.errors` and `marq.protocol`. Its dependencies are msgspec, aiohttp and tenacity.

@@ -179,15 +179,21 @@ class Owner:
 
     @phase.setter
     def phase(self, phase: Phase) -> None:
-        self._phase = phase
+        was, self._phase = self._phase, phase
         if phase in (Phase.LOST, Phase.FAILED, Phase.LEFT, Phase.STOPPED):
-            effects = self._agenda.take()
-            if effects is not None and phase is Phase.FAILED:
-                # what receivers say counts whoever appends it; and what was not handed out is given back
-                self._agenda.appends += [a for a in effects.appends if not m.is_owners(a)]
-                for handout in effects.handouts:
-                    if handout.offsets:
-                        self.release(handout.offsets, handout.receipt, counted=False)
+            # what receivers say counts whoever appends it, and what was not handed out is given back
+            last = [marker for marker in self._agenda.appends if not m.is_owners(marker)]
+            if was is Phase.SERVING:
+                last += self._given_back(self.starts.unanswered())
+            self._agenda.take()
+            self._agenda.appends = last
+
+    def _given_back(self, deliveries: Iterable[tuple[int, list[int]]]) -> list[Marker]:
+        """Uncounted releases of deliveries that nobody got."""
+        releases: list[Marker] = []
+        for delivery, offsets in deliveries:
+            releases += m.split(Release(self.epoch, delivery, ranges_of(sorted(offsets)), 0, counted=False))
+        return releases
 
     @property
     def reason(self) -> str:
@@ -379,17 +385,19 @@ class Owner:
         """Stop serving, because another worker gets the partition. Returns what to append behind all that was sent.
 
         For each start that was sent and not handed out there is an uncounted release, which is ignored if the start
-        takes no effect. The caller has to drop unsent markers that are the owner's
+        takes no effect. So it is for an owner that has stopped serving by itself, because it read the own marker of
+        another worker or could not read a row. The caller has to drop unsent markers that are the owner's
         (:func:`~marq.core.markers.is_owners`), and to send those of receivers.
         """
-        if self.phase is not Phase.SERVING:
-            self.phase = Phase.LEFT
-            return []
-        last = [marker for marker in self._agenda.appends if not m.is_owners(marker)]
-        sent = {marker.delivery for markers in self._sent.values() for marker in markers if isinstance(marker, Start)}
-        for delivery, offsets in self.starts.unanswered(sent):
-            last += m.split(Release(self.epoch, delivery, ranges_of(sorted(offsets)), 0, counted=False))
-        self.phase = Phase.LEFT
+        was, self.phase = self._phase, Phase.LEFT
+        last = self.take_appends()
+        if was in (
+            Phase.SERVING,
+            Phase.FAILED,
+            Phase.STOPPED,
+        ):  # LOST: what is not folded is behind another's own, void
+            sent = {marker.delivery for of in self._sent.values() for marker in of if isinstance(marker, Start)}
+            last += self._given_back(self.starts.unfolded(sent))
         return last
 
     def _settle(self, seq: int) -> None:

@@ -269,10 +269,16 @@ class Starts:
         self.stalled = False
         self._partition.woken[""] = None
 
-    def unanswered(self, sent: set[int]) -> Iterator[tuple[int, list[int]]]:
-        """Number and offsets of deliveries whose start was sent, or folded in part, and that are not handed out."""
+    def unfolded(self, sent: set[int]) -> Iterator[tuple[int, list[int]]]:
+        """Number and offsets of deliveries among those that were sent of which nothing is folded: they may land."""
         for pending in self.pending.values():
-            if pending.delivery in sent or pending.effect:
+            if pending.delivery in sent and not pending.effect:
+                yield pending.delivery, pending.offsets
+
+    def unanswered(self) -> Iterator[tuple[int, list[int]]]:
+        """Number and offsets of deliveries whose start is folded, all or in part, and that are not handed out."""
+        for pending in self.pending.values():
+            if pending.effect:
                 yield pending.delivery, pending.offsets
         for handout in self._agenda.handouts:
             if handout.offsets:

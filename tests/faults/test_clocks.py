@@ -1,6 +1,6 @@
 """A real broker whose clock is wrong, or goes on while no worker runs.
 
-Needs libfaketime: Debian's package `faketime`, or `pip install libfaketime` on Linux.
+Needs libfaketime, which comes with the development packages on Linux, or as Debian's package `faketime`.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Checks:
         self.handed: dict[tuple[int, int, int], int] = {}  # (epoch, delivery, offset) -> worker
         self.leased_until: dict[tuple[int, int], int] = {}  # receipt -> end of the lease since its start was sent
         self.times_handed: dict[int, int] = {}
-        self.left: list[tuple[Lane, int, set[int]]] = []  # what owners that left started: epochs, delivery numbers
+        self.left: list[tuple[Lane, int, set[int], set[int]]] = []  # owners that left: their epochs, deliveries, copies
 
     def _bad(self, rule: str, text: str) -> NoReturn:
         self.sim.violated(rule, text)
@@ -88,20 +88,27 @@ class Checks:
         expires = self._expires(offset)
         return 0 < expires <= sim.reference.now.told_ms
 
-    def leaves(self, lane: Lane, epoch: int, deliveries: set[int]) -> None:
-        """An owner lets go of the partition in good order; nothing of these deliveries was handed out."""
-        self.left.append((lane, epoch, deliveries))
+    def leaves(self, lane: Lane | None, epoch: int, deliveries: set[int], copying: set[int]) -> None:
+        """An owner lets go of the partition in good order. These deliveries were on their way to receivers."""
+        if lane is not None and lane.sent:
+            self.left.append((lane, epoch, deliveries, copying))
+        else:
+            self._none_is_stranded(epoch, deliveries, copying)
 
     def landed(self, lane: Lane) -> None:
         """All that a worker had on its way is in the log: nothing is left with it."""
         for left in [entry for entry in self.left if entry[0] is lane]:
             self.left.remove(left)
-            if not lane.alive:
+            if lane.alive:
+                self._none_is_stranded(*left[1:])
+
+    def _none_is_stranded(self, epoch: int, deliveries: set[int], copying: set[int]) -> None:
+        """What was started is with a receiver, or was given back."""
+        for offset, state in self.sim.reference.states.items():
+            if state[0] != epoch or state[1] not in deliveries or not state[4] or offset in copying:
                 continue
-            _, epoch, deliveries = left
-            for offset, state in self.sim.reference.states.items():
-                if state[0] == epoch and state[1] in deliveries and state[4]:
-                    self._bad("stranded", f"offset {offset} is with nobody: {state}, its owner has left")
+            if (epoch, state[1], offset) not in self.handed:
+                self._bad("stranded", f"offset {offset} is with nobody: {state}, its owner has left")
 
     # ------------------------------------------------------------------ serving
 

@@ -694,6 +694,10 @@ MUTATIONS = {
     "start left behind": Mutation(
         "who leaves releases what was started and not handed out", _replaced(Owner, "leave", _leaves_without_a_word)
     ),
+    "start read together with the next owner's own": Mutation(
+        "who loses the partition releases what was folded and not handed out",
+        _replaced(Starts, "unanswered", lambda unanswered: lambda self: iter(())),
+    ),
     "stalled for good": Mutation(
         "a partition whose log takes something again goes on", _replaced(Owner, "_apply", _stalled_for_good)
     ),

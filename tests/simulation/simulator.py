@@ -358,6 +358,9 @@ class Simulator:
             x -= chosen[0]
             if x < 0:
                 break
+        for worker in self.workers:
+            if worker.serving:
+                worker.in_hand = {*worker.owner.starts.pending}  # type: ignore[union-attr]
         _, act, arg = chosen
         if arg is None:
             act()

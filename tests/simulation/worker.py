@@ -51,6 +51,7 @@ class Worker:
         self.queue_next = self.markers_next = 0  # fetch positions
         self.seq = 0
         self.pendings: list[Pending] = []
+        self.in_hand: set[int] = set()  # deliveries that were on their way to a receiver before this event
         self._unsent: list[m.Marker] = []
         self.copying: set[int] = set()  # dead letters and poison whose copy is on its way
         self.unwritten = 0
@@ -98,13 +99,15 @@ class Worker:
         assert owner is not None
         sim.note("w%d leaves", self.number)
         sim.count("left")
-        lane = self.lanes.get("markers")
-        if lane is not None:
-            started = {*owner.starts.pending, *(h.receipt[1] for h in owner._agenda.handouts)}
-            sim.checks.leaves(lane, owner.epoch, started)
+        self.say_last(owner)
+
+    def say_last(self, owner: Owner) -> None:
+        """Append what is left to say of a partition that this worker serves no more, and forget it."""
+        in_hand = {*self.in_hand, *owner.starts.pending}
         last = self.of_receivers() + owner.leave()
         if last:
             self.send("markers", Sent(m.encode(last, f"r{self.number}"), "leave"))
+        self.sim.checks.leaves(self.lanes.get("markers"), owner.epoch, in_hand, self.copying)
         self.drop()
 
     def drop(self) -> None:
@@ -309,7 +312,7 @@ class Worker:
         assert owner is not None
         if owner.phase is Phase.LOST:
             sim.count("owners lost")
-            self.drop()
+            self.say_last(owner)
             return
         sim.checks.serves(self)
         effects = owner.take_effects()
@@ -336,10 +339,7 @@ class Worker:
             sim.note("w%d can't read: %s", self.number, owner.reason)
             sim.count("owners failed")
             sim.checks.partition(owner.partition, f"w{self.number} failed")
-            self._unsent = self.of_receivers()
-            while self.appends:
-                self.flush()
-            self.drop()
+            self.say_last(owner)
             self.refill()
 
     def copy(self, offset: int) -> None:
@@ -348,6 +348,7 @@ class Worker:
         assert owner is not None
         if offset not in owner.partition.messages:
             return  # finished in the meantime
+        self.copying.add(offset)
         try:
             record = owner.partition.record(offset)
         except RowError:
@@ -360,7 +361,6 @@ class Worker:
         )
         topic = "queue" if sim.queue_id is None else "dead letters"
         sim.note("w%d copies dead letter %d", self.number, offset)
-        self.copying.add(offset)
         self.send(topic, Sent(copy, f"copy of {offset}", confirmed=self._ends([offset], "dead"), failed=None))
 
     def _ends(self, offsets: list[int], outcome: m.Outcome) -> Callable[[int, int], None]:

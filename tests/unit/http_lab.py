@@ -21,7 +21,7 @@ from app.kafka.datadir import Worker
 from app.kafka.topics import Topics
 from app.settings import Settings
 from app.worker import WorkerApp, build
-from gateway import connections
+from gateway import listening
 
 SECRET = "a secret of the installation that nobody guesses"
 
@@ -106,14 +106,14 @@ async def serving(folder: Path, **values: Any) -> AsyncIterator[Http]:
     )
     app.define_routes()
     app.place = Worker(folder, 0, 0)
-    app.web._runner = connections.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
+    app.web.runner = listening.Runner(app.web.web_app, app.connections, shutdown_timeout=0.1)
     await app.web.start_server()
-    http = Http(app, app.web._runner.addresses[0][1])
+    http = Http(app, app.web.runner.addresses[0][1])
     app.conf.canonical_url = http.url  # type: ignore[assignment]
     try:
         yield http
     finally:
-        await app.web._runner.cleanup()
+        await app.web.runner.cleanup()
 
 
 def keep_catalog(http: Http) -> None:

@@ -351,7 +351,8 @@ class Fetcher:
         self.position = SimpleNamespace(has_valid_position=True, position=5, paused=False, consumed_to=self._moved)
         self.assignment = SimpleNamespace(active=True, state_value=lambda tp: self.position)
         self.faults: list[tuple[TopicPartition, Fault]] = []
-        decode_with(self, lambda topic: topic == "t", lambda tp, fault: self.faults.append((tp, fault)))
+        consumer: Any = SimpleNamespace(_fetcher=self)
+        decode_with(consumer, lambda topic: topic == "t", lambda tp, fault: self.faults.append((tp, fault)))
 
     def _moved(self, position: int) -> None:
         self.position.position = position

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 
-from app.engine import copies as letters
 from app.engine import fitting
-from app.engine.copies import POISON_ROOM_BYTES, Copies
+from app.engine.copier import REASON_MAX_BYTES
+from app.engine.copies import Copies
+from app.engine.quarantine import POISON_ROOM_BYTES
 from marq.core.dedup import origin_seal
 from marq.core.markers import End, Tick
 from marq.core.policies import QueueSettings
@@ -98,7 +99,7 @@ class Desk:
         return self.logs.partition.due(lambda queue: QueueSettings()).poison
 
     async def quarantine(self) -> None:
-        await asyncio.wait_for(self.copies.quarantine(self.held, self.poison()), NOTHING_MORE_S)
+        await asyncio.wait_for(self.copies.poison.quarantine(self.held, self.poison()), NOTHING_MORE_S)
 
 
 def run(scenario: Any) -> None:
@@ -207,11 +208,11 @@ def test_a_copy_that_failed_is_tried_again_with_pauses(monkeypatch: pytest.Monke
         desk.kafka.refusals = [KafkaTimeoutError() for _ in range(9)]
         desk.logs.send(None)
         desk.logs.read()
-        monkeypatch.setattr(letters.asyncio, "sleep", sleep)
-        await desk.copies.quarantine(desk.held, desk.poison())
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        await desk.copies.poison.quarantine(desk.held, desk.poison())
         assert desk.ended == {"poison": [0]}
         assert len(desk.kafka.copies) == 1
-        assert desk.copies.uncopied == 0
+        assert desk.copies.poison.uncopied == 0
 
     run(scenario)
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
@@ -227,36 +228,36 @@ def test_poison_ends_without_a_copy_if_its_topic_takes_nothing_while_kafka_does(
             desk.clock_ms += int(seconds * 1000)
             await really_sleep(0)
 
-        confirmed = desk.copies._confirmed
+        confirmed = desk.copies._copier.confirmed
 
         async def and_time_passes(*args: Any) -> Any:
             if moves[0]:
                 desk.logs.mark(Tick())
             return await confirmed(*args)
 
-        monkeypatch.setattr(desk.copies, "_confirmed", and_time_passes)
-        monkeypatch.setattr(letters.asyncio, "sleep", sleep)
+        monkeypatch.setattr(desk.copies._copier, "confirmed", and_time_passes)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
         desk.kafka.always = KafkaTimeoutError()
         desk.logs.send(None)
         desk.logs.read()
-        await desk.copies.quarantine(desk.held, desk.poison())
+        await desk.copies.poison.quarantine(desk.held, desk.poison())
         assert desk.ended == {"poison": [0]}
         assert 60_000 <= desk.clock_ms <= 66_000
-        assert desk.copies.uncopied == 1
+        assert desk.copies.poison.uncopied == 1
         assert "Poison at 3:0 ends without a copy" in caplog.text
 
         # the next ones are tried once
         attempts = desk.kafka.attempts
         desk.logs.send(None)
         desk.logs.read()
-        await desk.copies.quarantine(desk.held, desk.poison())
+        await desk.copies.poison.quarantine(desk.held, desk.poison())
         assert desk.kafka.attempts == attempts + 1
 
         # a Kafka that takes no markers either is away: the copy is made when it is back
         moves[0] = False
         desk.logs.send(None)
         desk.logs.read()
-        task = asyncio.ensure_future(desk.copies.quarantine(desk.held, desk.poison()))
+        task = asyncio.ensure_future(desk.copies.poison.quarantine(desk.held, desk.poison()))
         while desk.clock_ms < 1_000_000:
             await really_sleep(0)
         assert not task.done()
@@ -272,7 +273,7 @@ def test_nothing_is_ended_once_the_partition_is_lost() -> None:
         desk.kafka.refusals = [KafkaTimeoutError()]
         desk.logs.send(None)
         desk.logs.read()
-        task = asyncio.ensure_future(desk.copies.quarantine(desk.held, desk.poison()))
+        task = asyncio.ensure_future(desk.copies.poison.quarantine(desk.held, desk.poison()))
         await asyncio.sleep(0)
         desk.ownership.held = {}
         await asyncio.wait_for(task, NOTHING_MORE_S)
@@ -353,7 +354,7 @@ def test_a_dead_letter_that_is_no_message_any_more_is_poison() -> None:
 
 
 def test_fitting_leaves_room_for_what_a_copy_says() -> None:
-    assert POISON_ROOM_BYTES + letters.REASON_MAX_BYTES + 1024 < RECORD_MAX_BYTES
+    assert POISON_ROOM_BYTES + REASON_MAX_BYTES + 1024 < RECORD_MAX_BYTES
 
 
 # ---------------------------------------------------------------------- moves

@@ -332,6 +332,24 @@ def test_who_reads_a_row_that_is_damaged_stops_the_owner() -> None:
     assert worker.appends == []
 
 
+def test_an_owner_that_cannot_read_a_row_releases_the_starts_that_are_on_their_way() -> None:
+    worker = failing_worker()
+    worker.owner.acquire(["other"], 1, "r", worker.clock_ms, lease_ms=60_000)
+    _, start = worker.lose()
+    good = damage(worker.table)
+    worker.receive(3)
+    assert worker.owner.phase is Phase.FAILED
+    worker.broker.append(m.encode(start, worker.owner.nonce, 1))
+    worker.broker.append(m.encode(worker.owner.leave()))
+    worker.table.update(good)
+
+    after = Worker(worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log).serve()
+
+    (handout,) = after.receive(1, "other")
+    assert handout.offsets == [3]
+    assert after.owner.partition.receives(3) == 1
+
+
 def test_what_could_not_be_read_is_delivered_by_the_next_owner() -> None:
     worker = failing_worker()
     good = damage(worker.table)

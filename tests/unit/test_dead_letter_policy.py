@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.engine.catalog import QueueRecord, decode
-from app.service.moves import Moves
+from app.engine.queue_records import QueueRecord, decode
+from app.service.move_tasks import MoveTasks
 from marq.core.policies import QueueSettings
 from marq.core.settings import QueueSettingsError
 from tests.unit.http_lab import Http, keep_catalog, run, serving, signed_request
@@ -164,13 +164,13 @@ def test_who_may_send_there_may_name_it(tmp_path: Path) -> None:
 def test_a_move_task_needs_receive_and_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
-    async def begin(self: Moves, queue: str, task: Any) -> None:
+    async def begin(self: MoveTasks, queue: str, task: Any) -> None:
         begun.append((queue, task.to))
 
     async def counts(queue: str) -> dict[str, int]:
         return {}
 
-    monkeypatch.setattr(Moves, "begin", begin)
+    monkeypatch.setattr(MoveTasks, "begin", begin)
 
     async def test(lab: Lab) -> None:
         lab.http.app.census.counts_of = counts  # type: ignore[method-assign, assignment]

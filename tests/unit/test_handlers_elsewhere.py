@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agents import elsewhere
+from agents import elsewhere, remote_handlers
 from agents.handlers import Handlers
 from app.service.meters import Meters
 from marq import handlers as registry
@@ -241,7 +241,7 @@ def test_an_owner_without_the_handler_knows_its_maximum_of_receives() -> None:
         stores = cluster.add("b", [1])
         handled_by("orders", max_receives=7)
         cluster.add("a", [0])
-        await until(lambda: stores.elsewhere.remotes)
+        await until(lambda: stores.elsewhere.remote_handlers.remotes)
         assert stores.ownership.catalog.max_receives_of("orders") == 7
         assert stores.ownership.catalog.max_receives_of("other") == 0
 
@@ -268,7 +268,7 @@ def test_a_handler_that_stops_gives_back_what_comes_from_elsewhere() -> None:
         stores = cluster.add("b", [1])
         seen = handled_by()
         stopping = cluster.add("a", [0])
-        await until(lambda: stores.elsewhere.remotes)
+        await until(lambda: stores.elsewhere.remote_handlers.remotes)
         stores.send(1)
         stopping.stop()
         await asyncio.sleep(0.1)
@@ -300,16 +300,16 @@ def test_a_limit_that_holds_messages_up_is_no_reason_to_ask_again_and_again(monk
 
 
 def test_handlers_that_are_not_heard_of_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elsewhere, "FORGET_S", 0.02)
+    monkeypatch.setattr(remote_handlers, "FORGET_S", 0.02)
     monkeypatch.setattr(elsewhere, "RENEW_S", 0.05)
 
     async def scenario(cluster: Cluster) -> None:
         stores = cluster.add("b", [1])
         handled_by()
         gone = cluster.add("a", [0])
-        await until(lambda: stores.elsewhere.is_handled("q"))
+        await until(lambda: stores.elsewhere.remote_handlers.is_handled("q"))
         gone.stop()
-        await until(lambda: not stores.elsewhere.remotes)
+        await until(lambda: not stores.elsewhere.remote_handlers.remotes)
 
     run(scenario)
 

@@ -49,7 +49,7 @@ class Desk:
             peers,
         )
         monkeypatch.setattr(self.ownership.read_ahead, "regulate", lambda held: None)
-        monkeypatch.setattr(self.ownership, "_read_again", lambda held, now: None)
+        monkeypatch.setattr(self.ownership.progress, "read_again", lambda held, now: None)
         self.said: list[Any] = []
         self.outbox = SimpleNamespace(late_s=0.0, put=lambda markers: self.core.outbox.extend(markers))
         self.held = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from app.worker import COLLECT
+from app.faust_worker import COLLECT
 from gateway.leftovers import LOOK_BYTES, freed
 
 ANSWER_BYTES = 4 * 1024 * 1024

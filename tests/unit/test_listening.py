@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from app import worker
+from app.faust_worker import OPTIONS_OF_FAUST
 from app.settings import Settings
-from app.worker import OPTIONS_OF_FAUST, build, require_loopback
+from app.worker import build
+from gateway.listening import require_loopback
 from marq.errors import SettingError
 from tests.unit.http_lab import SECRET, run, serving
 

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from faust.types import TP
 
-from app.service.operations import FromProtocol, QueueService
+from app.service.sends import FromProtocol, record_headers
 from app.streaming import producer as module
 from app.streaming.producer import IdempotentProducer, ProducerFull
 from gateway.schemas import Message
@@ -26,7 +26,7 @@ SMALL = QueueSettings(max_message_bytes=1024)
 
 
 def headers(message: Entry, settings: QueueSettings = SMALL) -> list[tuple[str, bytes]]:
-    return QueueService._headers(None, message, settings, 0)  # type: ignore[arg-type]
+    return record_headers(message, settings, 0)
 
 
 # -- the limit of a queue

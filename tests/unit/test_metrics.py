@@ -75,7 +75,7 @@ def test_queues_beyond_the_largest_are_summed_up(app: WorkerApp, collector: Coll
 
 def test_what_can_not_be_decoded_or_copied_is_counted(app: WorkerApp, collector: Collector) -> None:
     app.consumer.unreadable.update({"marq.queue": 3, "marq.markers": 2})
-    app.ownership.copies.uncopied = 1
+    app.ownership.copies.poison.uncopied = 1
 
     found = samples(app.meters.registry)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marq.core import markers
-from marq.core.markers import End, Own, Start, Tick
+from marq.core.markers import End, Own, Release, Start, Tick
 from marq.core.owner import Phase
 from marq.core.policies import Limits
 from marq.core.reading import Unreadable
@@ -107,7 +107,7 @@ def test_a_foreign_own_marker_ends_everything_at_once() -> None:
     assert worker.owner.phase is Phase.LOST
     assert not worker.owner.serving
     assert worker.handouts() == []
-    assert worker.appends == []
+    assert worker.appends == [Release(worker.owner.epoch, 1, [0, 1], counted=False)], "what nobody got"
     assert worker.owner.acquire(["q"], 1, "r", worker.clock_ms, lease_ms=LEASE_MS) is None
     assert worker.owner.work(worker.clock_ms) is None
     assert worker.owner.step(worker.clock_ms + 60_000) is None

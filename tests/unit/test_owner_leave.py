@@ -139,6 +139,87 @@ def test_which_markers_only_an_owner_says(marker: m.Marker, owners: bool) -> Non
     assert m.is_owners(marker) is owners
 
 
+# ---------------------------------------------------------------------- it learns of its next owner from the log
+
+
+def loses(w: Worker) -> Worker:
+    """Another worker claims the partition, and the first one reads that. Returns the next owner, once it serves."""
+    n = Worker(w.broker, name="w2", table=w.table, queue_log=w.queue_log, settings=w.settings)
+    n.clock_ms = w.clock_ms
+    n.claim()
+    w.read_markers()
+    assert w.owner.phase is Phase.LOST
+    last = w.owner.leave()
+    if last:
+        w.broker.append(m.encode(last))
+    n.restore()
+    n.read_markers()
+    n.read_queue()
+    return n
+
+
+def test_a_start_that_was_read_together_with_the_next_owner_reaches_nobody_and_is_released_uncounted() -> None:
+    w = Worker(settings={"q": QueueSettings(max_receives=1)}).serve()
+    w.send(1)
+    w.owner.acquire(["q"], 10, "r", w.clock_ms, lease_ms=LEASE_MS)
+    w.append()  # in the log, but its acknowledgement comes too late
+    n = loses(w)
+    (handout,) = n.receive()
+    assert handout.offsets == [0]
+    assert n.owner.partition.receives(0) == 1
+
+
+def test_a_message_that_was_read_as_about_to_be_dead_lettered_with_the_next_owner_is_released() -> None:
+    w = Worker(settings={"q": QueueSettings(max_receives=1)}).serve()
+    w.send(1)
+    w.receive(lease_ms=1_000)
+    w.wait(1_200)
+    w.owner.work(w.clock_ms)
+    w.append()
+    n = loses(w)
+    n.owner.work(n.clock_ms)
+    n.flush()
+    assert n.dead == [0]
+
+
+def test_a_part_of_a_start_that_landed_before_the_next_owner_is_released_uncounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(m, "RECORD_BYTES", 8192 + 40)  # one range a record
+    w = Worker().serve()
+    for queue in ("q", "other", "q"):
+        w.send(1, queue)
+    w.owner.acquire(["q"], 10, "r", w.clock_ms, lease_ms=LEASE_MS)
+    first, second = w.owner.take_appends()
+    w.owner.sent(1, [first])
+    w.broker.append(m.encode([first], w.owner.nonce, 1))
+    w.owner.sent(2, [second])  # never lands
+    n = loses(w)
+    assert [h.offsets for h in n.receive()] == [[0, 2]]
+    assert n.owner.partition.receives(0) == n.owner.partition.receives(2) == 1
+
+
+def test_what_was_read_as_given_back_together_with_the_next_owner_is_given_back() -> None:
+    w = Worker().serve()
+    w.send(1)
+    pending = w.owner.acquire(["q"], 10, "r", w.clock_ms, lease_ms=LEASE_MS)
+    assert pending is not None
+    pending.cancel()
+    w.append()
+    assert [h.offsets for h in loses(w).receive()] == [[0]]
+
+
+def test_who_loses_a_partition_says_nothing_more_as_its_owner() -> None:
+    w = Worker().serve()
+    w.send(2)
+    w.receive(1)
+    w.owner.acquire(["q"], 10, "r", w.clock_ms, lease_ms=LEASE_MS)  # not sent
+    w.owner.purge("q", 2)
+    Worker(w.broker, name="w2").claim()
+    w.read_markers()
+    assert w.owner.leave() == []
+
+
 # ---------------------------------------------------------------------- a later version
 
 

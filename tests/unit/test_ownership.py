@@ -13,7 +13,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, MessageSizeTooLargeError
 from faust.types import TP
 
-from app.engine import checkpoints, takeover
+from app.engine import checkpoints, progress, takeover
 from app.engine import ownership as module
 from app.engine.owned_partition import READ_ON_MS
 from app.engine.ownership import Ownership
@@ -347,7 +347,7 @@ def test_recovery_goes_on_when_kafka_is_back() -> None:
 def test_a_partition_whose_markers_are_not_read_is_unserved_and_served_when_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "PROGRESS_MS", 20)
+    monkeypatch.setattr(progress, "PROGRESS_MS", 20)
 
     async def scenario(desk: Desk) -> None:
         desk.ownership.on_assigned(1)
@@ -647,6 +647,30 @@ def test_a_worker_that_has_left_serves_each_partition_until_another_one_takes_it
         await asyncio.sleep(0.05)
         assert not desk.ownership.held
         assert (desk.owns(0), desk.owns(1)) == (2, 2), "nothing is taken back"
+
+    run(scenario)
+
+
+def test_a_start_that_is_read_together_with_the_next_owner_goes_back_uncounted() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.ownership._leaving = True
+        messages(desk, 1, 1)
+        receiver = Waits()
+        desk.kafka.silent = {TP("m", 1)}  # so it is confirmed after it was read
+        taken = take(desk, 1, receiver)
+        await asyncio.sleep(0)
+        owner = desk.ownership.held[1].owner
+        ((_, start),) = owner._sent.items()
+        desk.kafka.silent = set()
+        desk.kafka.append("m", 1, m.encode(list(start), owner.nonce, 1))
+        desk.foreign_own(1)
+        desk.read(1)
+        await asyncio.sleep(0.01)
+        assert not receiver.got
+        release = markers_of(desk, 1)[-1]
+        assert isinstance(release, Release)
+        assert (release.delivery, release.offsets, release.counted) == (taken.delivery, [0, 1], False)
 
     run(scenario)
 

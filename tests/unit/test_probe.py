@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable
 
 import pytest
 
-from app.kafka.probe import find_trouble
+from app.kafka.probe import NEEDED, find_trouble
 from app.settings import Settings
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -60,5 +61,56 @@ def test_a_port_that_speaks_no_kafka_is_told_with_what_it_answers(
         assert trouble.passing is passing
         assert "MARQ_KAFKA" in trouble.mend
         return trouble
+
+    asyncio.run(look())
+
+
+# -- versions
+
+
+def _broker(versions: dict[int, tuple[int, int]]) -> Serve:
+    """What answers which requests it takes, as a broker does, and closes the connection on anything else."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            (size,) = struct.unpack(">i", await reader.readexactly(4))
+            key, _, correlation = struct.unpack(">hhi", (await reader.readexactly(size))[:8])
+            assert key == 18  # ApiVersions, which comes first
+            listed = b"".join(struct.pack(">hhh", key, *both) for key, both in versions.items())
+            body = struct.pack(">ihi", correlation, 0, len(versions)) + listed
+            writer.write(struct.pack(">i", len(body)) + body)
+            await reader.read(4)
+        finally:
+            writer.close()
+
+    return serve
+
+
+#: What the client knows, which any Kafka of today takes.
+OFFERED = {request.API_KEY: (0, 99) for request, _ in NEEDED}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({0: (0, 2), 1: (0, 3)}, "it is too old: it has no Produce of version 3"),  # Kafka 0.10
+        ({22: None}, "it is too old: it has no InitProducerId of version 0"),
+        ({1: (90, 99)}, "it is too new: it takes Fetch from version 90 on"),
+        ({3: (90, 99)}, "it is too new: it takes Metadata from version 90 on"),
+    ],
+    ids=["0.10", "a request that it has not", "a later fetch", "later metadata"],
+)
+def test_a_kafka_that_is_too_old_or_too_new_is_told_so(changed: dict[int, tuple[int, int] | None], said: str) -> None:
+    async def look() -> None:
+        offered = {key: both for key, both in (OFFERED | changed).items() if both is not None}
+        server = await asyncio.start_server(_broker(offered), "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            args = {"bootstrap_servers": [f"127.0.0.1:{port}"], "security_protocol": "PLAINTEXT"}
+            trouble = await find_trouble(Settings(kafka=f"kafka://127.0.0.1:{port}"), args, 5_000)
+        assert trouble is not None
+        assert said in trouble.what
+        assert trouble.mend
+        assert not trouble.passing
 
     asyncio.run(look())

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from app.engine.stalls import STALLED_S
 from app.service.meters import Meters
-from app.service.operations import STALLED_S, QueueService
+from app.service.operations import QueueService
 from marq.core.markers import End, Marker
 from marq.core.placing import fifo_partition
 from marq.core.policies import QueueSettings

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import make_mocked_request
 
-from app.engine.catalog import Draft
+from app.engine.queue_records import Draft
 from gateway.auth import check_link
 from gateway.sqs import query_protocol as query
 from gateway.sqs.attributes import Attributes, Queues

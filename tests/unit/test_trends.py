@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from app.engine.intake import Intake
-from app.service.trends import POINTS, STEP_S, History, Point, Series, merged, summed
+from app.service.histories import POINTS, STEP_S, History, Point, Series, merged, summed
 
 
 def records(*keys: bytes | None) -> list[SimpleNamespace]:

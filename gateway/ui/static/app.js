@@ -45,6 +45,7 @@ function SignIn() {
   };
   return html`<main class="gate"><form class="card" onSubmit=${submit}>
     <h1 class="brand"><img src="/ui/static/icon.svg" alt="" />marq <span class="muted">${session.told.name}</span></h1>
+    ${session.told.over ? html`<p class="banner" role="status">The session is over. Sign in again to go on where you were.</p>` : null}
     <p class="muted">Sign in with a key of this installation. What it may do decides what you see.</p>
     <label class="field"><span>Key</span>
       <input type="password" name="key" autocomplete="current-password" required value=${key} onInput=${(e) => set(e.target.value)} /></label>

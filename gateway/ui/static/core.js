@@ -39,8 +39,9 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
+    // payloads are nothing for the browser's cache on disk
     response = await fetch(path, {
-      method, headers, signal, credentials: "same-origin", body: body === undefined ? undefined : JSON.stringify(body),
+      method, headers, signal, credentials: "same-origin", cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
@@ -52,7 +53,7 @@ export async function ask(path, { method = "GET", body, signal } = {}) {
   } catch { /* an answer without a body */ }
   if (!response.ok) {
     if (response.status === 401 && session.told?.keys && session.told.signed_in) {
-      session.told = { ...session.told, signed_in: false };
+      session.told = { ...session.told, signed_in: false, over: true };
       changed();
     }
     throw new Problem(response.status, value?.detail || value?.title || `the worker answered ${response.status}`);

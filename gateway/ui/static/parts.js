@@ -1,6 +1,6 @@
 // Pieces that several pages are made of.
 import {
-  Fragment, bytesOf, changed, compact, duration, hexDump, html, number, rate, store, stored, textOf, timeText, useCallback,
+  Fragment, Link, bytesOf, changed, compact, duration, hexDump, html, number, rate, store, stored, textOf, timeText, useCallback,
   useEffect, useRef, useState,
 } from "./core.js";
 
@@ -35,7 +35,8 @@ export function Failed({ error, retry, within = false }) {
   return html`<div class="card empty" role="alert">
     ${within ? html`<h2>${title}</h2>` : html`<h1>${title}</h1>`}
     <p>${error.message}</p>
-    ${retry ? html`<button class="btn" onClick=${retry}>Try again</button>` : null}
+    <p class="actions">${retry ? html`<button class="btn" onClick=${retry}>Try again</button>` : null}
+      ${within ? null : html`<${Link} class="btn" to="/ui/queues">All queues<//>`}</p>
   </div>`;
 }
 

@@ -8,6 +8,8 @@ export function Queue() {
   const { data, error, refresh } = usePoll(`/ui/api/queues/${pathOf(name)}`, 3000);
   const [dialog, open] = useState(null);
   useEffect(() => { document.title = `${name} · marq`; }, [name]);
+  // somebody deleted it, or took the permission away: what was seen last is no page to work with
+  if (error && (error.status === 404 || error.status === 403)) return html`<${Failed} error=${error} retry=${refresh} />`;
   if (!data) return error ? html`<${Failed} error=${error} retry=${refresh} />` : html`<${Waiting} what=${name} />`;
   const can = (permission) => data.can.includes(permission);
   const tabs = [
@@ -47,7 +49,7 @@ export function Queue() {
       <${Link} key=${key} to=${queueUrl(name, key)} aria-current=${key === tab ? "page" : undefined}>${text}<//>`)}</nav>
     ${tab === "" && now ? html`<${Charts} data=${data} name=${name} />` : null}
     ${tab === "messages" ? html`<${Messages} name=${name} data=${data} can=${can} refresh=${refresh} />` : null}
-    ${tab === "settings" ? html`<${Settings} key=${info.version} name=${name} info=${info} editable=${can("manage")} saved=${refresh} target=${data.dead_letter_queue} />` : null}
+    ${tab === "settings" ? html`<${Settings} key=${name} name=${name} info=${info} editable=${can("manage")} saved=${refresh} target=${data.dead_letter_queue} />` : null}
     ${dialog === "send" ? html`<${Send} name=${name} fifo=${info.settings.fifo} close=${close} done=${after} />` : null}
     ${dialog === "purge" ? html`<${Confirm} title=${`Purge ${name}?`} queue=${name} action="Purge it" close=${close} submit=${async () => {
       await ask(`/v1/queues/${pathOf(name)}/purge`, { method: "POST", body: {} });
@@ -272,11 +274,13 @@ function Send({ name, fifo, close, done }) {
 
 function Settings({ name, info, editable, saved, target }) {
   const { data, error } = usePoll("/ui/api/settings", 0);
-  const [values, set] = useState(() => Object.fromEntries(Object.entries(info.settings).map(([key, value]) => [key, asText(value)])));
+  // only what was typed: somebody else may change other settings meanwhile
+  const [typed, set] = useState({});
   const [busy, setBusy] = useState(false), [problem, setProblem] = useState("");
   if (!data) return error ? html`<${Failed} within=${true} error=${error} />` : html`<${Waiting} what="settings" />`;
   const groups = [...new Set(data.fields.map((field) => field.group))];
-  const changes = Object.fromEntries(data.fields.filter((f) => values[f.name] !== asText(info.settings[f.name])).map((f) => [f.name, asValue(f, values[f.name])]));
+  const shown = (f) => typed[f.name] ?? asText(info.settings[f.name]);
+  const changes = Object.fromEntries(data.fields.filter((f) => shown(f) !== asText(info.settings[f.name])).map((f) => [f.name, asValue(f, typed[f.name])]));
   const count = Object.keys(changes).length;
   const submit = async (event) => {
     event.preventDefault();
@@ -285,7 +289,8 @@ function Settings({ name, info, editable, saved, target }) {
     try {
       await ask(`/v1/queues/${pathOf(name)}`, { method: "PATCH", body: changes });
       say("Saved.");
-      saved();
+      await saved();
+      set({});
     } catch (error) {
       setProblem(error.message);
     }
@@ -294,11 +299,11 @@ function Settings({ name, info, editable, saved, target }) {
   return html`<form class="card" onSubmit=${submit} novalidate><div class="in form">
     ${editable ? null : html`<p class="muted">This key may look at the settings, and not change them.</p>`}
     ${groups.map((group) => html`<fieldset key=${group} disabled=${!editable}><legend>${group}</legend><div class="rows">
-      ${data.fields.filter((f) => f.group === group).map((f) => html`<${Field} key=${f.name} field=${f} value=${values[f.name]} target=${target}
-        fixed=${f.name === "fifo"} set=${(value) => set({ ...values, [f.name]: value })} />`)}</div></fieldset>`)}
+      ${data.fields.filter((f) => f.group === group).map((f) => html`<${Field} key=${f.name} field=${f} value=${shown(f)} target=${target}
+        fixed=${f.name === "fifo"} set=${(value) => set({ ...typed, [f.name]: value })} />`)}</div></fieldset>`)}
     ${problem ? html`<p class="error" role="alert">${problem}</p>` : null}
     ${editable ? html`<div class="stick"><button class="btn primary" disabled=${!count || busy}>${busy ? "Saving …" : count ? `Save ${plural(count, "change")}` : "Save"}</button>
-      ${count ? html`<button type="button" class="btn" onClick=${() => set(Object.fromEntries(Object.entries(info.settings).map(([k, v]) => [k, asText(v)])))}>Undo</button>` : null}
+      ${count ? html`<button type="button" class="btn" onClick=${() => set({})}>Undo</button>` : null}
       <span class="note">Version ${info.version}${info.created_ms ? html`, made <${Time} ms=${info.created_ms} />` : ", made by a message"}</span></div>` : null}
   </div></form>`;
 }

@@ -1,0 +1,69 @@
+"""Watches the reading of partitions: if markers can't be read, the partition is unserved; a log that stands still is
+read again from its position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiokafka.errors import KafkaError
+from faust.types import TP
+
+from app.engine.owned_partition import OwnedPartition
+
+if TYPE_CHECKING:
+    from app.kafka.topics import Topics
+    from app.streaming.faust_app import MarqApp
+
+#: Milliseconds without progress in reading up to its own marker after which a partition counts as unserved.
+PROGRESS_MS = 10_000
+#: Milliseconds after which a partition is read again from its position if it does not advance though its log goes on.
+STUCK_MS = 2_000
+#: Milliseconds of the longest pause between two such attempts.
+STUCK_MAX_MS = 30_000
+
+
+class Progress:
+    """The progress of reading in the partitions of this worker."""
+
+    def __init__(self, app: MarqApp, topics: Callable[[], Topics], on_unserved: Callable[[int, str], None]) -> None:
+        """
+        Args:
+            on_unserved: called with the number of a partition that can't be served at present, and why.
+        """
+        self._app = app
+        self._topics = topics
+        self._on_unserved = on_unserved
+
+    def look(self, held: OwnedPartition, now: int) -> None:
+        """Mark a partition as unserved if its own marker is in the log, but has not been folded for long."""
+        position = held.owner.partition.markers_position
+        if held.caught_up_to != position:
+            held.caught_up_to, held.advanced_ms = position, now
+        elif now - held.advanced_ms > PROGRESS_MS:
+            self._on_unserved(held.number, f"its markers can't be read beyond offset {position}; trying again")
+
+    def read_again(self, held: OwnedPartition, now: int) -> None:
+        """Read a partition again that does not advance: its last chunk was dropped, as at a rebalance.
+
+        A dropped chunk is noticed with the next one, but the last of a log has none. The pauses grow while this does
+        not help: a slow Kafka must be able to answer before it is asked again.
+        """
+        partition, consumer, topics = held.owner.partition, self._app.consumer, self._topics()
+        for topic, position in (
+            (topics.queue, partition.position),
+            (topics.markers, partition.markers_position),
+        ):
+            before, again_ms, pause_ms = held.watched.get(topic, (-1, 0, 0))
+            if position != before:
+                held.watched[topic] = (position, 0, STUCK_MS)
+                continue
+            if now < again_ms or (held.paused and topic == topics.queue):
+                continue
+            tp = TP(topic, held.number)
+            with contextlib.suppress(KafkaError):  # not assigned any more
+                if position < (consumer.highwater(tp) or 0):
+                    consumer.seek_chunks(tp, position, held.generation)
+                    held.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))

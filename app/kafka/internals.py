@@ -1,0 +1,44 @@
+"""Reaches into aiokafka that every client needs: errors of its connections, and requests that its admin client lacks.
+
+Import this before a client connects.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.errors import KafkaConnectionError, KafkaError
+
+
+def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
+    """As `send`, but a request on a connection that was just reset fails with a `KafkaError`.
+
+    For a turn or two of the event loop nobody but the transport knows of a reset. Then uvloop's raises RuntimeError,
+    with which a background task of aiokafka ends for good, as it expects a `KafkaError`: no metadata any more, or no
+    heartbeats, fetches, produce requests. asyncio's only warns.
+    """
+
+    @functools.wraps(send)
+    def guarded(connection: AIOKafkaConnection, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return send(connection, *args, **kwargs)
+        except KafkaError:  # which is a RuntimeError
+            raise
+        except RuntimeError as exc:
+            connection.close(reason=CloseReason.CONNECTION_BROKEN)
+            raise KafkaConnectionError(f"Connection at {connection.host}:{connection.port} broken: {exc}") from exc
+
+    return guarded
+
+
+AIOKafkaConnection.send = _with_errors_of_kafka(AIOKafkaConnection.send)
+AIOKafkaConnection._send_sasl_token = _with_errors_of_kafka(AIOKafkaConnection._send_sasl_token)
+
+
+async def ask(admin: AIOKafkaAdminClient, request: Any, node_id: int | None = None) -> Any:
+    """Send a request, to any broker or to the one given. Returns the answer. Raises `KafkaError`."""
+    return await admin._send_request(request, node_id)

@@ -1,0 +1,179 @@
+"""Runs the tasks that move messages of a queue to others: the owner of partition 0, wherever they were started.
+
+A task stands in the queue's record. How far it is gets there every second, so another worker goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+from mode import Service
+
+from app.engine.queue_records import Draft, MoveTask, QueueRecord
+from app.service.operations import QueueService
+from marq.errors import MarqError, NotPossibleError, UnavailableError, UnknownQueueError
+
+#: Tasks of a queue that are remembered.
+KEPT = 10
+#: Seconds between looks for tasks, and until a partition that can't be asked is asked again.
+INTERVAL_S = 0.25
+#: Seconds between notes of how far a task is.
+NOTE_S = 1.0
+#: Why a task failed whose target was deleted.
+NO_TARGET = "the queue that they are moved to does not exist"
+#: Messages of one partition that are moved at once.
+BATCH = 200
+
+
+class MoveTasks(Service):
+    """Runs while the worker does."""
+
+    def __init__(self, operations: QueueService, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._operations = operations
+        self._ownership = operations.ownership
+        self._catalog = operations.catalog
+        self._running: dict[str, asyncio.Task[None]] = {}  # by id of the task
+
+    async def begin(self, queue: str, task: MoveTask) -> None:
+        """Start a task of a queue. Raises `MarqError`; `NotPossibleError`: it has one that is not over."""
+
+        def begun(moves: tuple[MoveTask, ...]) -> tuple[MoveTask, ...]:
+            if any(other.active and other.id != task.id for other in moves):
+                raise NotPossibleError(f"a task that moves messages of {queue!r} is under way")
+            return moves if task in moves else (task, *moves)[:KEPT]
+
+        await self._change(queue, begun)
+
+    async def cancel(self, queue: str, task_id: str) -> None:
+        """End a task before it is done."""
+        await self._replace(queue, task_id, lambda task: msgspec.structs.replace(task, state="cancelling"))
+
+    # ------------------------------------------------------------------ records
+
+    async def _change(self, queue: str, change: Callable[[tuple[MoveTask, ...]], tuple[MoveTask, ...]]) -> None:
+        default = self._catalog.default
+
+        def draft(base: QueueRecord | None) -> Draft | None:
+            old = (
+                Draft(default, {}, {}) if base is None else Draft(base.settings, base.attributes, base.tags, base.moves)
+            )
+            new = old._replace(moves=change(old.moves))
+            return None if new == old else new
+
+        await self._catalog.edit(queue, draft)
+
+    async def _replace(self, queue: str, task_id: str, change: Callable[[MoveTask], MoveTask]) -> None:
+        await self._change(queue, lambda moves: tuple(change(t) if t.id == task_id and t.active else t for t in moves))
+
+    def _now(self, queue: str, task_id: str) -> MoveTask | None:
+        """A task as its record says, if it is not over."""
+        record = self._catalog.moving.get(queue)
+        return next((t for t in record.moves if t.id == task_id and t.active), None) if record is not None else None
+
+    # ------------------------------------------------------------------ run
+
+    def _is_ours(self) -> bool:
+        held = self._ownership.held.get(0)
+        return held is not None and held.serving
+
+    @Service.task
+    async def _watch(self) -> None:
+        while not self.should_stop:
+            await asyncio.sleep(INTERVAL_S)
+            if not self._is_ours():
+                for running in self._running.values():
+                    running.cancel()
+                continue
+            for queue, record in list(self._catalog.moving.items()):
+                for task in record.moves:
+                    if task.active and task.id not in self._running:
+                        running = self._running[task.id] = asyncio.ensure_future(self._run(queue, task))
+                        running.add_done_callback(partial(self._ended, task.id))
+
+    def _ended(self, task_id: str, _: asyncio.Task[None]) -> None:
+        self._running.pop(task_id, None)
+
+    async def _run(self, queue: str, task: MoveTask) -> None:
+        try:
+            try:
+                state, moved, reason = await self._move_all(queue, task)
+            except MarqError:
+                raise
+            except Exception as exc:
+                self.log.exception("Messages of %r can't be moved", queue)
+                now = self._now(queue, task.id)
+                state, moved, reason = (
+                    "failed",
+                    now.moved if now is not None else task.moved,
+                    f"internal error: {exc!r}",
+                )
+
+            def ended(now: MoveTask) -> MoveTask:
+                return msgspec.structs.replace(now, state=state, moved=moved, reason=reason)
+
+            await self._replace(queue, task.id, ended)
+        except MarqError as exc:
+            self.log.warning("Messages of %r are not moved right now: %s", queue, exc)
+            await asyncio.sleep(1.0)  # another look goes on with it
+
+    async def _move_all(self, queue: str, task: MoveTask) -> tuple[str, int, str]:
+        """Move until nothing is left, or it is cancelled: the state it ends in, how many were moved, why it failed."""
+        moved, noted_s, began_s = task.moved, time.monotonic(), time.monotonic()
+        already = moved
+        await self._operations.receives.read_up_everywhere(queue)
+        left = [n for n in range(self._ownership.topics.partitions) if n < len(task.before) and task.before[n] > 0]
+        while left:
+            now = self._now(queue, task.id)
+            if now is None or now.state == "cancelling":
+                return "cancelled", moved, ""
+            for number in list(left):
+                room = BATCH
+                if task.per_second:
+                    allowed = int((time.monotonic() - began_s) * task.per_second) + 1 - (moved - already)
+                    room = max(0, min(room, allowed))
+                if room == 0:
+                    break
+                count, done, reason = await self._move_in(number, queue, task, room)
+                moved += count
+                if reason:
+                    return "failed", moved, reason
+                if done:
+                    left.remove(number)
+            if time.monotonic() - noted_s > NOTE_S:
+                noted_s = time.monotonic()
+                await self._note(queue, task.id, moved)
+            await asyncio.sleep(1 / task.per_second if task.per_second and task.per_second < 20 else 0.02)
+        return "completed", moved, ""
+
+    async def _note(self, queue: str, task_id: str, moved: int) -> None:
+        await self._replace(queue, task_id, lambda task: msgspec.structs.replace(task, moved=moved))
+
+    async def _move_in(self, number: int, queue: str, task: MoveTask, limit: int) -> tuple[int, bool, str]:
+        """Move some of one partition: how many, whether it has no more, and why it can't go on."""
+        found = await self._operations.moves.move_in(number, queue, None, limit, task.to or None, make=False)
+        if isinstance(found, UnavailableError):
+            await asyncio.sleep(INTERVAL_S)
+            return 0, False, ""
+        if isinstance(found, MarqError):
+            return 0, False, str(found)
+        errors = [result for result in found.values() if isinstance(result, MarqError)]
+        count = len(found) - len(errors)
+        if any(isinstance(error, UnknownQueueError) for error in errors):
+            return count, False, NO_TARGET
+        if errors and not count and not any(isinstance(error, UnavailableError) for error in errors):
+            return 0, False, str(errors[0])
+        return count, not found or min(found) >= task.before[number], ""
+
+    async def on_stop(self) -> None:
+        for running in list(self._running.values()):
+            running.cancel()
+        for running in list(self._running.values()):
+            with contextlib.suppress(asyncio.CancelledError):
+                await running

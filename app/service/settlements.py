@@ -1,0 +1,232 @@
+"""What receivers say of the messages that they have: acknowledged, extended, released, rejected.
+
+Each of them is a marker, which any worker can append; only a rejection needs the owner, who makes the dead letter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from app.cluster.peers import Peers, peer_call
+from app.engine.copies import Rejected
+from app.engine.ownership import Ownership
+from app.engine.stalls import is_stalled, stalled_error
+from app.service.leases import Leases
+from app.service.meters import Meters
+from app.service.owners import OPERATION_TIMEOUT_S, Owners
+from app.service.receipts import Receipt, Receipts, by_delivery
+from marq.core.markers import End, Keepalive, Marker, Release
+from marq.errors import BrokerError, LeaseOverError, MarqError, NotPossibleError, UnavailableError
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+#: Seconds until Kafka has to confirm the markers of a request.
+CONFIRM_TIMEOUT_S = 10.0
+#: The error for a receipt whose delivery is not the current one of its message.
+LEASE_OVER = "the message is finished, or its lease is over"
+
+
+class RejectHere(msgspec.Struct):
+    """Messages of one delivery that its receiver rejects."""
+
+    partition: int
+    epoch: int
+    delivery: int
+    offsets: list[int]
+    reason: str
+
+
+class Settlements:
+    """Appends what receivers say."""
+
+    def __init__(
+        self, ownership: Ownership, settings: Settings, receipts: Receipts, leases: Leases, meters: Meters, peers: Peers
+    ) -> None:
+        self._ownership = ownership
+        self._catalog = ownership.catalog
+        self._settings = settings
+        self._receipts = receipts
+        self._leases = leases
+        self._meters = meters
+        self._owners = Owners(ownership, peers)
+        self._random = random.Random()
+        peers.register(self)
+
+    async def ack(self, receipts: Sequence[str]) -> list[MarqError | None]:
+        """See `app.service.operations.QueueService.ack`."""
+        results = await self._settle(receipts, lambda epoch, delivery, ranges: End(epoch, ranges, "acked", delivery))
+        return self._counted("ack", results)
+
+    async def extend(self, receipts: Sequence[str], lease_ms: int) -> list[MarqError | None]:
+        """See `app.service.operations.QueueService.extend`."""
+        results = await self._settle(
+            receipts, lambda epoch, delivery, ranges: Keepalive(epoch, delivery, ranges, lease_ms), current=True
+        )
+        return self._counted("extend", results)
+
+    async def release(
+        self, receipts: Sequence[str], delay_ms: int | None = None, counted: bool = True
+    ) -> list[MarqError | None]:
+        """See `app.service.operations.QueueService.release`."""
+        if delay_ms is None and counted and self._catalog.with_backoff:
+            results = await self._release_with_backoff(receipts)
+        else:
+            results = await self._release(receipts, delay_ms or 0, counted)
+        return self._counted("release", results)
+
+    async def _release(self, receipts: Sequence[str], delay_ms: int, counted: bool = True) -> list[MarqError | None]:
+        return await self._settle(
+            receipts,
+            lambda epoch, delivery, ranges: Release(epoch, delivery, ranges, delay_ms, counted),
+            current=True,
+        )
+
+    async def _release_with_backoff(self, receipts: Sequence[str]) -> list[MarqError | None]:
+        results: list[MarqError | None] = [None] * len(receipts)
+        groups: dict[tuple[int, int], list[int]] = {}  # attempt, checksum of the queue -> places
+        for i, text in enumerate(receipts):
+            try:
+                groups.setdefault(self._receipts.read(text)[4:], []).append(i)
+            except MarqError as exc:
+                results[i] = exc
+
+        async def give_back(attempt: int, crc: int, places: list[int]) -> None:
+            queue = self._catalog.with_backoff.get(crc)
+            delay = self._catalog.settings_of(queue).backoff_of(attempt, self._random) if queue is not None else 0
+            chosen = [receipts[i] for i in places]
+            for i, result in zip(places, await self._release(chosen, delay), strict=True):
+                results[i] = result
+
+        await asyncio.gather(*(give_back(*group, places) for group, places in groups.items()))
+        return results
+
+    async def reject(self, receipts: Sequence[str], reason: str = "rejected") -> list[MarqError | None]:
+        """See `app.service.operations.QueueService.reject`."""
+        if self._settings.queue_id is not None and self._settings.dead_letter_topic is None:
+            raise NotPossibleError("in topic mode, dead letters need a topic: set MARQ_DEAD_LETTER_TOPIC")
+        results: list[MarqError | None] = [None] * len(receipts)
+        deliveries: dict[tuple[int, int, int], dict[int, list[int]]] = {}
+        for i, text in enumerate(receipts):
+            try:
+                receipt = self._receipts.read(text)
+            except MarqError as exc:
+                results[i] = exc
+            else:
+                deliveries.setdefault(receipt[:3], {}).setdefault(receipt[3], []).append(i)
+        outcomes = await asyncio.gather(
+            *(self._reject(*delivery, sorted(places), reason) for delivery, places in deliveries.items())
+        )
+        for places, found in zip(deliveries.values(), outcomes, strict=True):
+            for offset, entries in places.items():
+                if isinstance(found, MarqError):
+                    error: MarqError | None = found
+                elif offset in found.unsure:
+                    error = UnavailableError("Kafka did not confirm its dead letter; try again")
+                else:
+                    error = None if offset in found.done else LeaseOverError(LEASE_OVER)
+                for i in entries:
+                    results[i] = error
+        return self._counted("reject", results)
+
+    async def _reject(
+        self, number: int, epoch: int, delivery: int, offsets: list[int], reason: str
+    ) -> Rejected | MarqError:
+        asked = RejectHere(number, epoch, delivery, offsets, reason)
+        try:
+            return await self._owners.ask(number, self.reject_here, asked, OPERATION_TIMEOUT_S)
+        except MarqError as exc:
+            return exc
+
+    @peer_call("reject")
+    async def reject_here(self, asked: RejectHere) -> Rejected:
+        """Dead letters of a partition of this worker: what became of these offsets."""
+        held, receipt = self._owners.serving_here(asked.partition), (asked.epoch, asked.delivery)
+        return await self._ownership.copies.reject(held, asked.offsets, receipt, asked.reason)
+
+    def _counted(self, action: str, results: list[MarqError | None]) -> list[MarqError | None]:
+        self._meters.settle_all(action, results)
+        return results
+
+    async def _settle(
+        self, receipts: Sequence[str], marker: Callable[[int, int, list[int]], Marker], *, current: bool = False
+    ) -> list[MarqError | None]:
+        """Append a marker for each delivery. `current`: a delivery that is not its message's any more is an error."""
+        results: list[MarqError | None] = [None] * len(receipts)
+        read, good, where = self._receipts.read, [], []
+        topics, producer = self._ownership.topics, self._ownership.app.producer
+        stalled: dict[int, bool] = {}
+        for i, text in enumerate(receipts):
+            try:
+                receipt = read(text)
+            except MarqError as exc:
+                results[i] = exc
+                continue
+            number = receipt[0]
+            if number not in stalled:
+                stalled[number] = is_stalled(producer, topics.markers, number)
+            if stalled[number]:
+                results[i] = stalled_error()
+            else:
+                good.append(receipt)
+                where.append(i)
+        if not good:
+            return results
+        confirmed = {
+            number: self._ownership.outbox(number).put_confirmed(markers)
+            for number, markers in by_delivery(good, marker).items()
+            if number < topics.partitions
+        }
+        if len(confirmed) == 1:
+            outcomes = {number: await _confirmed(future) for number, future in confirmed.items()}
+        else:
+            found = await asyncio.gather(*(_confirmed(future) for future in confirmed.values()))
+            outcomes = dict(zip(confirmed, found, strict=True))
+        if any(isinstance(outcome, MarqError) for outcome in outcomes.values()):
+            for i, receipt in zip(where, good, strict=True):
+                outcome = outcomes.get(receipt[0])
+                if isinstance(outcome, MarqError):
+                    results[i] = outcome
+        if current:
+            await self._check_current(outcomes, good, where, results)
+        return results
+
+    async def _check_current(
+        self,
+        outcomes: dict[int, int | MarqError],
+        receipts: Sequence[Receipt],
+        where: Sequence[int],
+        results: list[MarqError | None],
+    ) -> None:
+        """Fill in an error for each receipt whose marker, which is in the log, came too late; the owners know."""
+        places: dict[int, list[int]] = {}
+        for k, receipt in enumerate(receipts):
+            if isinstance(outcomes.get(receipt[0]), int):
+                places.setdefault(receipt[0], []).append(k)
+        answers = await asyncio.gather(
+            *(
+                self._leases.took_effect(number, outcomes[number], [receipts[k][1:4] for k in chosen])  # type: ignore[arg-type]
+                for number, chosen in places.items()
+            )
+        )
+        for chosen, answer in zip(places.values(), answers, strict=True):
+            for n, k in enumerate(chosen):
+                if isinstance(answer, MarqError):
+                    results[where[k]] = answer
+                elif not answer[n]:
+                    results[where[k]] = LeaseOverError(LEASE_OVER)
+
+
+async def _confirmed(future: asyncio.Future[int]) -> int | MarqError:
+    """The offset of the record (-1: Kafka can't tell), or why it is not in the log."""
+    try:
+        return await asyncio.wait_for(future, CONFIRM_TIMEOUT_S)
+    except BrokerError as exc:
+        return UnavailableError(f"Kafka did not confirm it; it may still take effect: {exc}")
+    except TimeoutError:
+        return UnavailableError("Kafka did not confirm it in time; it may still take effect")
