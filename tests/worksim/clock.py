@@ -107,6 +107,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
+    def get_debug(self) -> bool:
+        return False
+
     def _process_events(self, event_list: Any) -> None:
         pass
 
@@ -223,6 +226,7 @@ def virtual(loop: VirtualLoop, entropy: Entropy) -> Iterator[None]:
         (time, "monotonic", lambda: loop.now),
         (time, "monotonic_ns", lambda: int(loop.now * 1e9)),
         (time, "perf_counter", lambda: loop.now),
+        (time, "thread_time", lambda: loop.now),
         (time, "time", lambda: EPOCH_S + loop.now + skew()),
         (time, "time_ns", lambda: int((EPOCH_S + loop.now + skew()) * 1e9)),
         (time, "clock_gettime", lambda _: loop.now),

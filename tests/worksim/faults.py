@@ -45,6 +45,7 @@ class Faults:
         self.client_loss = 0.0
         self.store_odds = 0.0
         self.foreign = 0
+        self.ambush = random.choice((0.0, 0.01, 0.05))
         self.weights = {name: weight * random.choice((0, 1, 1, 4)) for name, weight in WEIGHTS.items()}
         self.pause_s = random.choice((0.5, 3.0, 10.0))
 
@@ -75,6 +76,25 @@ class Faults:
 
     # -- workers
 
+    def started(self, number: int) -> None:
+        """A start is in the log, and its owner does not know yet: the worst of moments."""
+        if self.world.healing or not self.world.shape.faults or self.random.random() >= self.ambush:
+            return
+        owner = next((w for w in self.world.up() if number in w.ownership.held), None)
+        if owner is None or owner.process.state != Process.RUNS:
+            return
+        what = self.random.choice(("stand", "kill", "leave"))
+        self.world.count(f"ambush: {what}")
+        if what == "stand":
+            seconds = self.random.choice((0.4, 1.5, 5.0))
+            self.world.tell("%s stands still for %s s", owner.process.name, seconds)
+            owner.process.stand()
+            self.world.kafka.later(seconds, owner.process.go_on)
+        elif what == "kill":
+            self.world.kafka.later(0.0, self._kill_it, owner)
+        else:
+            self._end_it(owner)
+
     def _one(self) -> Worker | None:
         up = [w for w in self.world.workers if w is not None and w.process.state == Process.RUNS]
         return self.random.choice(up) if up else None
@@ -94,12 +114,20 @@ class Faults:
     def _kill(self) -> None:
         worker = self._one()
         if worker is not None:
+            self._kill_it(worker)
+
+    def _kill_it(self, worker: Worker) -> None:
+        if worker.process.state != Process.DEAD:
             self.world.kill(worker)
             self._again(worker.slot)
 
     def _end(self) -> None:
         worker = self._one()
-        if worker is not None and worker.is_up and not worker.ends:
+        if worker is not None:
+            self._end_it(worker)
+
+    def _end_it(self, worker: Worker) -> None:
+        if worker.is_up and not worker.ends:
             self.world.tell("%s is told to end", worker.process.name)
             worker.ends = True
             worker.process.spawn(worker.guarded(worker.end()))

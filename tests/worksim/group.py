@@ -18,6 +18,7 @@ from aiokafka.errors import IllegalStateError
 from faust.types import TP
 
 from app.streaming.assignor import share_out
+from app.streaming.chunks import Chunk
 from app.streaming.consumer_thread import FETCH_HOLD_S, ChunkThread
 from app.streaming.transport import ChunkConsumer
 from tests.worksim.clock import Process
@@ -327,6 +328,15 @@ class Consumer(ChunkConsumer):
 
     def highwater(self, tp: TP) -> int:
         return self._thread.highwater(tp)
+
+    def deliver(self, chunks: list[Chunk]) -> None:
+        kafka = self._thread.kafka  # type: ignore[attr-defined]
+        for chunk in list(chunks):
+            if kafka.chance(kafka.odds.dropped):
+                chunks.remove(chunk)
+                chunk._reader.pending = None
+                chunk._reader.give_back()
+        super().deliver(chunks)
 
     def forget_starts(self) -> None:
         """What `on_partitions_revoked` and `on_partitions_assigned` do beside Faust's bookkeeping."""

@@ -122,6 +122,7 @@ class Odds(NamedTuple):
     hole: float = 0.0
     fetch_max: int = 50
     read_error: float = 0.0
+    dropped: float = 0.0  # of chunks, between the thread that fetches and the agent: as Faust does in a rebalance
 
     @classmethod
     def draw(cls, r: Random) -> Odds:
@@ -134,6 +135,7 @@ class Odds(NamedTuple):
             hole=r.choice((0.0, 0.05)),
             fetch_max=r.choice((2, 20, 500)),
             read_error=r.choice((0.0, 0.02)),
+            dropped=r.choice((0.0, 0.0, 0.03)),
         )
 
 
@@ -146,6 +148,7 @@ class Kafka:
         self.odds = odds
         self.logs: dict[TP, Log] = {}
         self.ahead_ms = 0
+        self.patience = 1  # by which a fetch that brings nothing takes longer than was asked for
         self.tell: Callable[..., None] = lambda *_: None
 
     def chance(self, odds: float) -> bool:
@@ -421,7 +424,7 @@ class PlainConsumer:
         await asyncio.sleep(kafka.latency())
         if kafka.chance(kafka.odds.read_error):
             raise KafkaConnectionError("planted")
-        until = loop.now + timeout_ms / 1000
+        until = loop.now + timeout_ms / 1000 * kafka.patience
         while True:
             found: dict[TopicPartition, list[Any]] = {}
             for tp, position in self.positions.items():

@@ -13,6 +13,7 @@ from marq.errors import InternalError, MarqError
 from marq.protocol.messages import Received
 from tests.simulation.checks import Checks as CoreChecks
 from tests.simulation.reference import IdRules, Reference
+from tests.worksim.clock import Process
 
 if TYPE_CHECKING:
     from tests.worksim.kafka import Log
@@ -48,6 +49,7 @@ class Truth:
         self.starts: dict[tuple[int, int, int], tuple[float, int]] = {}
         #: Deliveries that were extended or released, and it took effect.
         self.changed: set[tuple[int, int, int]] = set()
+        self._left: list[tuple[Worker, int, set[int]]] = []
         self.handed: Counter[int] = Counter()
         self.deliveries: set[tuple[int, int, int]] = set()
         self._core = CoreChecks(SimpleNamespace(reference=self.reference, violated=self._violated))  # type: ignore[arg-type]
@@ -68,6 +70,8 @@ class Truth:
         self.world.tell("markers %s @%s by %s: %s", self.number, record.offset, batch.by[:4], batch.markers)
         now = self.world.loop.now
         effects = self.reference.fold(record.offset, record.timestamp, batch)
+        if any(isinstance(marker, Start) for marker in batch.markers):
+            self.world.faults.started(self.number)
         for marker, effect in zip(batch.markers, effects, strict=True):
             if isinstance(marker, Start | Keepalive):
                 for offset in effect:
@@ -77,6 +81,26 @@ class Truth:
 
     def _done(self, offset: int, outcome: str, position: int) -> None:
         self.world.message_is_done(self.number, offset, outcome)
+
+    # -- what owners leave
+
+    def left(self, worker: Worker, held: Any) -> None:
+        """An owner lets go of the partition. What it started must not stay with nobody."""
+        if held.owner.phase is Phase.LEFT:
+            self._left.append((worker, held.owner.epoch, set(held.owner.starts.pending)))
+
+    def nothing_is_stranded(self) -> None:
+        """Where all that an owner which left had to say is in the log, its deliveries are with a receiver or over."""
+        for left in list(self._left):
+            worker, epoch, deliveries = left
+            if worker.process.state is Process.DEAD:
+                self._left.remove(left)
+            elif worker.process.state is Process.RUNS and worker.has_said_all(self.number):
+                self._left.remove(left)
+                for offset, state in self.reference.states.items():
+                    theirs = state[0] == epoch and state[1] in deliveries and state[4]
+                    if theirs and (epoch, state[1], offset) not in self.deliveries:
+                        self._violated("stranded", f"@{offset} is with nobody: {state}; {worker.process.name} left")
 
     # -- what receivers get
 

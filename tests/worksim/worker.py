@@ -38,6 +38,25 @@ class Event:
         self.message = message
 
 
+class Leavings:
+    """A receiver that takes nothing, and is told what leaves."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def wake(self, held: Any) -> None:
+        pass
+
+    def starving(self, held: Any) -> bool:
+        return False
+
+    def wants(self, queue: str) -> bool:
+        return False
+
+    def forget(self, held: Any) -> None:
+        self._worker.world.truths[held.number].left(self._worker, held)
+
+
 class Worker(WorkerApp):
     """One worker, from its start to its end."""
 
@@ -81,6 +100,7 @@ class Worker(WorkerApp):
         self._index: dict[TP, list[Any]] = {}
         self._producer = Producer(self.kafka, self.process, RECORD_MAX_BYTES)  # type: ignore[assignment]
         self.set_up(settings)
+        self.ownership.receivers.append(Leavings(self))
         self.ownership.worker_name = f"{self.process.name}-{self.world.starts}"
         self.thread = Thread(self)
         self._consumer = Consumer(self, self.thread)  # type: ignore[assignment]
@@ -119,6 +139,11 @@ class Worker(WorkerApp):
 
     def store_fails(self) -> bool:
         return self.world.store_fails(self)
+
+    def has_said_all(self, number: int) -> bool:
+        """Whether nothing of what it says of a partition is on its way."""
+        line = self._producer.lines.get(TP(self.topics_in_use.markers, number))  # type: ignore[attr-defined]
+        return self.ownership.outbox(number).idle and (line is None or not line.batches)
 
     # -- life
 
