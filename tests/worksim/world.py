@@ -22,7 +22,7 @@ import app.cluster.peers
 import app.engine.changelogs
 import app.engine.ownership
 import app.engine.queues_topic
-import app.engine.read_up
+import app.kafka.connection
 import app.streaming.raw_table
 import app.worker
 import marq.handlers
@@ -328,10 +328,8 @@ class World:
         """Kafka, the disk and the network are ours."""
         get_tasks = mode.Service._get_tasks
         patches: list[tuple[Any, str, Any]] = [
-            (app.engine.changelogs, "AIOKafkaConsumer", PlainConsumer),
+            (app.kafka.connection, "AIOKafkaConsumer", PlainConsumer),
             (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
-            (app.engine.read_up, "AIOKafkaConsumer", PlainConsumer),
-            (app.engine.queues_topic, "AIOKafkaConsumer", PlainConsumer),
             (app.engine.queues_topic, "AIOKafkaProducer", PlainProducer),
             (app.engine.queues_topic, "decode_with", lambda *_: None),
             (app.streaming.raw_table, "rocksdict", SimpleNamespace(WriteBatch=WriteBatch)),
