@@ -1,4 +1,4 @@
-"""Sends: in which partition a message goes, the headers of its record, and what Kafka says of it."""
+"""Sends: choose the partition of a message and the headers of its record, append it, wait for Kafka."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ RECORD_ROOM_BYTES = 1024
 
 
 class FromProtocol(Entry, frozen=True, kw_only=True):
-    """A message with headers that its protocol adds to those of its sender.
+    """A message to send, with headers that its protocol adds.
 
-    ``size_bytes``: its size, as the protocol counts it against the limit of the queue; None: all of it counts.
+    `size_bytes`: its size for the limit of the queue, as the protocol counts it; None: all of it counts.
     """
 
     protocol_headers: dict[str, bytes] = {}  # noqa: RUF012 - a struct copies it
@@ -71,7 +71,7 @@ class Sends:
         stalled = {number for number in range(count) if is_stalled(producer, topic, number)}
         if len(stalled) == count:
             raise stalled_error()
-        # what Kafka takes there, but not the markers of, is delivered to nobody for now
+        # where Kafka takes messages but no markers, nothing would be delivered for now
         avoided = stalled | self._ownership.stalls.now().keys()
         if len(avoided) == count:
             avoided = stalled
@@ -194,7 +194,7 @@ def record_headers(message: Entry, settings: QueueSettings, generation: int) -> 
 
 
 def _outcome_of(future: asyncio.Future[Any]) -> int | MarqError:
-    """The offset of an append, or why there is none."""
+    """The offset of an append, or an error."""
     if not future.done():
         future.cancel()
         return UnavailableError("Kafka did not confirm it in time; it may still get there")

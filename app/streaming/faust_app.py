@@ -139,9 +139,11 @@ class MarqApp(faust.App):
             options["acks"] = False
         return super().topic(*topics, **options)
 
-    def segment_table(self, name: str, *, partitions: int, help: str | None = None) -> SegmentTable:
+    def segment_table(
+        self, name: str, *, partitions: int, small: bool = False, help: str | None = None
+    ) -> SegmentTable:
         """Declare a table of raw rows; its changelog is `<app id>-<name>-changelog`."""
-        table = SegmentTable(self, name=name, partitions=partitions, help=help)
+        table = SegmentTable(self, name=name, partitions=partitions, small=small, help=help)
         self.tables.add(table)
         return table
 
