@@ -37,6 +37,8 @@ BATCH = {"sqs": 10, "client": 500, "json": 100, "cycle": 500}
 MESSAGES = {"sqs": 8_000, "client": 50_000, "json": 20_000, "cycle": 200_000}
 #: Unmeasured rounds at the start.
 WARM_UP = 2
+#: Seconds in which both do nothing, to see what they take meanwhile: a slow machine adds that to each message.
+IDLE_S = 8.0
 #: Worker time is counted until it has been done with a round for that long: what follows requests belongs to them.
 AFTER_S = 0.5
 
@@ -127,6 +129,15 @@ def do_round(bench: Bench, worker: Worker, phase: str, number: int) -> int:
     return messages
 
 
+def _idle(workers: list[Worker]) -> list[float]:
+    """What each takes of a core while it has nothing to do."""
+    time.sleep(2 * AFTER_S)
+    began, began_s = [worker.cpu_s() for worker in workers], time.monotonic()
+    time.sleep(IDLE_S)
+    wall_s = time.monotonic() - began_s
+    return [(worker.cpu_s() - cpu_s) / wall_s for worker, cpu_s in zip(workers, began, strict=True)]
+
+
 async def _sqs(worker: Worker, name: str, batch: int, messages: int) -> None:
     queue = sqs.Queue(worker, batch, 100)
     await queue.make(name)
@@ -142,14 +153,21 @@ def run(*, other: Path, phases: list[str], rounds: int) -> None:
     for phase in phases:
         with running([other, HERE], phase) as (bench, workers):
             costs: list[list[float]] = [[], []]
+            net: list[list[float]] = [[], []]
+            idle = [0.0, 0.0]
             for number in range(WARM_UP + rounds):
+                if number == WARM_UP:
+                    idle = _idle(workers)
                 for which in (0, 1) if number % 2 else (1, 0):
-                    began = workers[which].cpu_s()
+                    began, began_s = workers[which].cpu_s(), time.monotonic()
                     count = do_round(bench, workers[which], phase, number)
                     time.sleep(AFTER_S)
                     if number >= WARM_UP:
-                        costs[which].append((workers[which].cpu_s() - began) / count * 1e6)
+                        cpu_s, wall_s = workers[which].cpu_s() - began, time.monotonic() - began_s
+                        costs[which].append(cpu_s / count * 1e6)
+                        net[which].append((cpu_s - idle[which] * wall_s) / count * 1e6)
             theirs, ours = (statistics.median(cost) for cost in costs)
+            net_theirs, net_ours = (statistics.median(cost) for cost in net)
             pairs = sorted(b / a for a, b in zip(*costs, strict=True))
             result(
                 phase=phase,
@@ -160,5 +178,10 @@ def run(*, other: Path, phases: list[str], rounds: int) -> None:
                 pairs_median=round(statistics.median(pairs), 3),
                 lowest=round(pairs[0], 3),
                 highest=round(pairs[-1], 3),
+                other_idle=f"{idle[0]:.1%}",
+                here_idle=f"{idle[1]:.1%}",
+                other_net_us=round(net_theirs, 2),
+                here_net_us=round(net_ours, 2),
+                net_ratio=round(net_ours / net_theirs, 3),
                 load=round(os.getloadavg()[0], 1),
             )
