@@ -1,4 +1,4 @@
-"""The front door with three real workers on two partitions: one of them owns nothing, and serves all the same."""
+"""The JSON API of three real workers on two partitions: one of them owns nothing, and answers like the others."""
 
 from __future__ import annotations
 
