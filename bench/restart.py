@@ -60,7 +60,8 @@ class Sender:
         await producer.start()
         began, i = time.monotonic(), 0
         while not self._stop.is_set():
-            while i < (time.monotonic() - began) * self._rate:
+            # looked at each time: a machine that can't keep the rate up would never come to the end of this loop
+            while i < (time.monotonic() - began) * self._rate and not self._stop.is_set():
                 queue, partition = QUEUES[i % len(QUEUES)], i // len(QUEUES) % PARTITIONS
                 now = _now_ms()
                 future = await producer.send(self._topic, b"." * 100, key=queue.encode(), partition=partition)
