@@ -102,9 +102,35 @@ def send(sizes: str, seconds: float, batch: int, runs: int) -> None:
 @click.option("--phases", default="cycle,all,single", show_default=True)
 @click.option("--runs", default=1, show_default=True, help="Repeat each phase and take the median.")
 @click.option("--singles", default=1_000, show_default=True, help="Messages of the phase `single`.")
-def sqs(batch: int, messages: int, size: int, phases: str, runs: int, singles: int) -> None:
+@click.option("--clients", default=4, show_default=True, help="Processes of clients of the phase `cycle`.")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice(["elasticmq", "elasticmq-disk"]),
+    help="Run ElasticMQ beside: in memory, or on disk (H2).",
+)
+def sqs(
+    batch: int,
+    messages: int,
+    size: int,
+    phases: str,
+    runs: int,
+    singles: int,
+    clients: int,
+    peers: tuple[str, ...],
+) -> None:
     """Amazon SQS's protocol against one worker process."""
-    sqs_bench.run(batch=batch, messages=messages, size=size, phases=phases.split(","), runs=runs, singles=singles)
+    sqs_bench.run(
+        batch=batch,
+        messages=messages,
+        size=size,
+        phases=phases.split(","),
+        runs=runs,
+        singles=singles,
+        clients=clients,
+        peers=list(peers),
+    )
 
 
 @bench.command()
@@ -233,11 +259,11 @@ def partitions(count: int, seconds: float, messages: int, phases: str, profile: 
 @click.option("--size", default=100, show_default=True, help="Payload, bytes.")
 @click.option("--seconds", default=20.0, show_default=True, help="Length of each turn.")
 @click.option("--rounds", default=4, show_default=True, help="Turns without pages, and as many with ten.")
-@click.option("--in-process", is_flag=True, help="Without Kafka: messages that are in memory, ten pages.")
+@click.option("--in-process", is_flag=True, help="Without Kafka: messages that are in memory.")
 def ui(queues: int, messages: int, size: int, seconds: float, rounds: int, in_process: bool) -> None:
     """The cockpit: what ten open pages cost a worker, and whether they delay sends and deliveries."""
     if in_process:
-        asyncio.run(ui_bench.run_in_process(queues, messages, seconds))
+        asyncio.run(ui_bench.run_in_process(queues, messages, seconds, rounds))
     else:
         ui_bench.run(queues=queues, messages=messages, size=size, seconds=seconds, rounds=rounds)
 

@@ -109,7 +109,7 @@ class Catalog(Service):
     def generation_of(self, queue: str) -> int:
         """How many queues of this name there were before, and purges: ids of messages count in one generation."""
         record = self.records.get(queue)
-        return record.life if record is not None else 0
+        return record.generation if record is not None else 0
 
     def settings_of(self, queue: str) -> QueueSettings:
         """The settings that are in force for `queue`."""

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
 
-from app.kafka.connection import end_client, kafka_client_args
+from app.kafka.connection import end_client, kafka_client_args, start_consumer
 from app.streaming.log_edges import LogEdges, release
 from marq.clock import now_ms
 
@@ -108,18 +108,8 @@ class Changelogs:
         return self._consumer
 
     async def _new_consumer(self) -> AIOKafkaConsumer:
-        consumer = AIOKafkaConsumer(
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            fetch_max_wait_ms=FETCH_WAIT_MS,
-            **kafka_client_args(self.settings),
-        )
-        try:
-            await asyncio.wait_for(consumer.start(), READ_TIMEOUT_S)
-        except BaseException:
-            await end_client(consumer.stop())
-            raise
-        return consumer
+        starting = start_consumer(self.settings, auto_offset_reset="earliest", fetch_max_wait_ms=FETCH_WAIT_MS)
+        return await asyncio.wait_for(starting, READ_TIMEOUT_S)
 
     async def close(self) -> None:
         """Close the connections."""

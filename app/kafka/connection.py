@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
+from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 
@@ -161,6 +162,21 @@ def _says_again(error: BaseException | None) -> bool:
 
 def _is_passing(error: BaseException | None) -> bool:
     return isinstance(error, OSError | KafkaConnectionError) or bool(getattr(error, "retriable", False))
+
+
+async def start_consumer(settings: Settings, **options: Any) -> AIOKafkaConsumer:
+    """Start a consumer that is in no group. Raises `KafkaError`.
+
+    Args:
+        options: of `AIOKafkaConsumer`.
+    """
+    consumer = AIOKafkaConsumer(enable_auto_commit=False, **options, **kafka_client_args(settings))
+    try:
+        await consumer.start()
+    except BaseException:
+        await end_client(consumer.stop())
+        raise
+    return consumer
 
 
 async def end_client(ending: Awaitable[None]) -> bool:

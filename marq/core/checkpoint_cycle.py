@@ -21,8 +21,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from marq.core import invariants, rows
+from marq.core.checkpoints import Checkpoint
 from marq.core.markers import Tick
-from marq.core.partition import Checkpoint, Partition
+from marq.core.partition import Partition
 from marq.core.policies import Limits
 from marq.errors import InternalError, RowError, StepTimeoutError
 

@@ -20,10 +20,11 @@ from marq.core import invariants, rows
 from marq.core import markers as m
 from marq.core.agenda import Agenda, Effects
 from marq.core.checkpoint_cycle import CheckpointCycle, Step
+from marq.core.deliveries import Due
 from marq.core.flow import Breaker, FlowControl
 from marq.core.ignored import IgnoredMarkers
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
-from marq.core.partition import Due, Partition
+from marq.core.partition import Partition
 from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Unreadable

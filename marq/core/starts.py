@@ -15,9 +15,10 @@ from typing import Any
 
 from marq.core import markers as m
 from marq.core.agenda import Agenda, Handout
+from marq.core.deliveries import Due
 from marq.core.flow import FlowControl, is_limited
 from marq.core.markers import Start
-from marq.core.partition import Due, Partition
+from marq.core.partition import Partition
 from marq.core.policies import SettingsOf, is_exhausted
 from marq.core.ranges import ranges_of
 from marq.core.ticker import Ticker

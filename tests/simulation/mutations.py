@@ -20,10 +20,11 @@ from marq.core.checkpoint_cycle import CycleState, WriteManifest, WriteRows
 from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Owner, Phase
-from marq.core.partition import DeliveryState, Partition
+from marq.core.partition import Partition
 from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
 from marq.core.starts import Starts
+from marq.core.state import DeliveryState
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
 from tests.simulation.worker import Worker

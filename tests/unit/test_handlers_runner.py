@@ -19,7 +19,7 @@ from app.service.meters import Meters
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.policies import QueueSettings
+from marq.core.policies import Limits, QueueSettings
 from marq.errors import HandlerError
 from marq.handlers import Handler
 from tests.unit.core_helpers import Worker
@@ -216,6 +216,28 @@ def test_a_redelivery_of_a_fifo_message_without_a_group_is_asked_for() -> None:
         held = SimpleNamespace(number=0, serving=True, owner=worker.owner)
         desk.service.ownership.held = {0: held}
         desk.runner.woken(held)  # type: ignore[arg-type]
+        assert desk.runner.asked == {0: 1}
+
+    run(scenario)
+
+
+def test_a_parked_message_is_asked_for_also_where_a_later_one_waits_in_memory() -> None:
+    worker = Worker(limits=Limits(window_offsets=1, persist_after_ms=1)).serve()
+    worker.send()
+    for _ in range(3):
+        worker.checkpoint()
+    partition = worker.owner.partition
+    partition.shed(1 << 30)
+    assert 0 in {offset for segment in partition.segments.of("q") for offset in segment.parked_of("q")}
+    worker.send(headers=[("marq-delay-ms", b"60000")])  # it is known, and not ready
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None: ...
+
+        desk = Desk(work)
+        desk.service.route = lambda queue: desk.runner
+        desk.service.ownership.held = {0: SimpleNamespace(number=0, serving=True, owner=worker.owner)}
+        desk.runner.ask()
         assert desk.runner.asked == {0: 1}
 
     run(scenario)
