@@ -23,6 +23,7 @@ import app.engine.changelogs
 import app.engine.ownership
 import app.engine.queues_topic
 import app.engine.read_up
+import app.kafka.connection
 import app.streaming.raw_table
 import app.worker
 import marq.handlers
@@ -328,6 +329,7 @@ class World:
         """Kafka, the disk and the network are ours."""
         get_tasks = mode.Service._get_tasks
         patches: list[tuple[Any, str, Any]] = [
+            (app.kafka.connection, "AIOKafkaConsumer", PlainConsumer),
             (app.engine.changelogs, "AIOKafkaConsumer", PlainConsumer),
             (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
             (app.engine.read_up, "AIOKafkaConsumer", PlainConsumer),
