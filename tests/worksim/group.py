@@ -159,6 +159,8 @@ class Thread:
     _on_out_of_range = ChunkThread._on_out_of_range
     _hand_over = ChunkThread._hand_over
     _chunked = ChunkThread._chunked
+    _touch = ChunkThread._touch
+    plan = None
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

@@ -10,7 +10,7 @@ from unittest import mock
 
 import app.engine.ownership
 import app.engine.takeover
-import app.service.operations
+import app.service.sends
 from agents.settlement import Settlement
 from app.engine.changelogs import Changelogs
 from app.engine.checkpoints import CheckpointWriter
@@ -119,7 +119,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "counted twice": Mutation("Each worker's answer counts once.", _replaced(Census, "counts_of", _counted_twice)),
     "groups anywhere": Mutation(
-        "A FIFO group has one partition.", _replaced(app.service.operations, "fifo_partition", _anywhere)
+        "A FIFO group has one partition.", _replaced(app.service.sends, "fifo_partition", _anywhere)
     ),
     "not read up": Mutation("Who finds nothing asks where the logs end.", _replaced(ReadUp, "wait", _nothing_soon)),
     "nobody asks others": Mutation(

@@ -107,7 +107,14 @@ class Store:
         rows.fails = self._fails
         return rows
 
+    def existing(self, partition: int) -> Rows | None:
+        if partition in self.owned and partition not in self._open and partition not in self._disk:
+            return None
+        return self._db_for_partition(partition)
+
     def persisted_offset(self, tp: TP) -> int | None:
+        if self.existing(tp.partition) is None:
+            return None
         found = dict.get(self._db_for_partition(tp.partition), self.offset_key)
         return None if found is None else int(found)
 
@@ -116,7 +123,7 @@ class Store:
             self._db_for_partition(tp.partition).put(self.offset_key, str(offset).encode())
 
     async def open(self, partition: int) -> None:
-        self._db_for_partition(partition)
+        self.existing(partition)
 
     def wipe(self, partition: int) -> None:
         self._open.pop(partition, None)
