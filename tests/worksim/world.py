@@ -354,5 +354,6 @@ class World:
             for where, name, value in patches:
                 stack.enter_context(mock.patch.object(where, name, value))
             if self.story is None:
+                stack.callback(logging.disable, logging.root.manager.disable)
                 logging.disable(logging.CRITICAL)
             yield
