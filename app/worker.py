@@ -83,7 +83,7 @@ def app_id(settings: Settings) -> str:
 
 
 class WorkerWeb(BareWeb):
-    """The web server of a worker. It listens where marq's settings say, whatever Faust's say."""
+    """The web server of a worker. It listens as marq's settings say, and ignores Faust's."""
 
     app: WorkerApp
     _shared: BaseSite | None = None
@@ -149,7 +149,10 @@ class WorkerApp(PreparedApp):
         """Declare agents, tables and the services that run beside them."""
         self.settings = settings
         tables = {
-            table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
+            # of progress, a partition has one manifest
+            table.NAME: self.segment_table(
+                table.NAME, partitions=settings.partitions, small=table is progress_table, help=table.HELP
+            )
             for table in (messages_table, markers_table, progress_table)
         }
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
@@ -166,8 +169,8 @@ class WorkerApp(PreparedApp):
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
-        self.move_tasks = MoveTasks(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
+        self.move_tasks = MoveTasks(self.operations, self.census, beacon=self.beacon)
         self.receivers = Receivers(
             self.catalog,
             self.census,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import tempfile
 import time
@@ -13,10 +14,12 @@ from typing import Any
 
 from aiohttp import ClientSession
 
+from app.faust_worker import COLLECT
 from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
 from bench import growth
 from bench.cycle import PARTITIONS, Bench, percentile, result
+from bench.lag import TOLD_MS, LoopProbe, Pause
 from bench.rebalance import READ
 from bench.service import _cpu_s
 from tests.unit.http_lab import keep_catalog, serving
@@ -27,8 +30,8 @@ PAGE_S = 3.0
 SEND_S = 0.05
 #: The queue of what is timed.
 PROBE = "probe"
-#: Seconds after which the worker is at rest.
-REST_S = 10.0
+#: The worker is at rest once it took at most this part of a core for so many seconds; it is waited for so long.
+REST_PART, REST_S, REST_MAX_S = 0.15, 5.0, 120.0
 #: Seconds without progress after which no more is read.
 STUCK_S = 15.0
 #: What ten people look at.
@@ -56,12 +59,14 @@ def run(*, queues: int, messages: int, size: int, seconds: float, rounds: int) -
         # with a handler for another queue: without any, messages that nobody receives are not even read
         with bench.worker(name, MARQ_HANDLERS="bench.gaps", BENCH_QUEUES=READ, MARQ_PERSIST_AFTER_MS="1000") as worker:
             print(f"{_wait_read(bench, worker, messages):,} messages were read", flush=True)
-            time.sleep(REST_S)
+            print(f"at rest: {_wait_rest(worker)}", flush=True)
+            asyncio.run(bench.send(topic, 1, names=[READ]))  # the handler starts the probe of the loop
+            pauses = Path(folder) / name / f"{worker.process.pid}.pauses"
             turns: dict[int, list[Turn]] = {0: [], len(PAGES): []}
             for number in range(2 * rounds):
                 # now the one and now the other begins: what grows with time is on both sides
                 pages = 0 if number % 4 in (0, 3) else len(PAGES)
-                turns[pages].append(asyncio.run(_look(worker, pages, seconds)))
+                turns[pages].append(asyncio.run(_look(worker, pages, seconds, pauses)))
     for pages, those in turns.items():
         result(phase="ui:all", pages=pages, **_figures(those))
     without, with_pages = (_figures(those)["core_percent"] for those in turns.values())
@@ -78,6 +83,7 @@ class Turn:
     sends: list[float] = field(default_factory=list)  # seconds until a send was confirmed
     deliveries: list[float] = field(default_factory=list)  # seconds from a send to its message's receiver
     answers: list[float] = field(default_factory=list)  # seconds until a page was answered
+    held_ms: list[float] = field(default_factory=list)  # each time that the worker's loop held up all others, itself
 
 
 def _figures(turns: list[Turn]) -> dict[str, float]:
@@ -85,6 +91,11 @@ def _figures(turns: list[Turn]) -> dict[str, float]:
     shown: dict[str, float] = {
         "core_percent": round(100 * sum(t.cpu_s for t in turns) / sum(t.wall_s for t in turns), 1),
         "load": round(sum(t.load for t in turns) / len(turns), 1),
+    }
+    held_ms = [ms for turn in turns for ms in turn.held_ms]
+    shown |= {
+        "held_longest_ms": max(held_ms, default=0),
+        "held_ms_a_second": round(sum(held_ms) / sum(t.wall_s for t in turns), 1),
     }
     for name in ("sends", "deliveries", "answers"):
         values = [value for turn in turns for value in getattr(turn, name)]
@@ -106,7 +117,18 @@ def _wait_read(bench: Bench, worker: WorkerProcess, messages: int) -> int:
     return read
 
 
-async def _look(worker: WorkerProcess, pages: int, seconds: float) -> Turn:
+def _wait_rest(worker: WorkerProcess) -> bool:
+    """Wait until what was read is in the tables, and the worker has nothing to do."""
+    deadline = time.monotonic() + REST_MAX_S
+    while time.monotonic() < deadline:
+        cpu_s, began_s = _cpu_s(worker.process.pid), time.monotonic()
+        time.sleep(REST_S)
+        if _cpu_s(worker.process.pid) - cpu_s < REST_PART * (time.monotonic() - began_s):
+            return True
+    return False
+
+
+async def _look(worker: WorkerProcess, pages: int, seconds: float, pauses: Path) -> Turn:
     async with ClientSession() as session:
         turn = Turn()
         tasks = [asyncio.ensure_future(_page(session, worker.url, path, turn.answers)) for path in PAGES[:pages]]
@@ -119,6 +141,10 @@ async def _look(worker: WorkerProcess, pages: int, seconds: float) -> Turn:
         await asyncio.sleep(seconds)
         turn.cpu_s, turn.wall_s = _cpu_s(worker.process.pid) - cpu_s, time.monotonic() - began_s
         turn.load = os.getloadavg()[0]
+        for line in pauses.read_text().splitlines():
+            pause = Pause(*map(int, line.split()))
+            if pause.at_ms > began_s * 1000 and pause.ours_ms >= TOLD_MS:
+                turn.held_ms.append(pause.ours_ms)
         failed = [task for task in tasks if task.done()]
         for task in tasks:
             task.cancel()
@@ -129,8 +155,8 @@ async def _look(worker: WorkerProcess, pages: int, seconds: float) -> Turn:
     return turn
 
 
-async def run_in_process(queues: int, messages: int, seconds: float) -> None:
-    """The same without Kafka: a worker's HTTP over partitions that were filled in memory, and ten pages."""
+async def run_in_process(queues: int, messages: int, seconds: float, rounds: int) -> None:
+    """The same without Kafka: a worker's HTTP over partitions that were filled in memory, with the client beside it."""
     keys = [f"look-{i}".encode() for i in range(queues)]
     with growth.store() as kept, tempfile.TemporaryDirectory(prefix="marq-bench-") as folder:
         filled = [growth.fill(kept, messages // PARTITIONS, keys, bytes(100))[0] for _ in range(PARTITIONS)]
@@ -144,26 +170,38 @@ async def run_in_process(queues: int, messages: int, seconds: float) -> None:
             http.app.ownership.held.update(held)
             members: Any = SimpleNamespace(url=http.url, rebalancing=False, partitions=lambda: {http.url: set(held)})
             http.app.peers._members = members
-            async with ClientSession() as session:
-                answers: list[float] = []
-                lookers = [asyncio.ensure_future(_page(session, http.url, path, answers)) for path in PAGES]
-                await asyncio.sleep(PAGE_S * 2)
-                answers.clear()
-                cpu_s, began_s = time.process_time(), time.monotonic()
-                await asyncio.sleep(seconds)
-                cpu_s, wall_s = time.process_time() - cpu_s, time.monotonic() - began_s
-                for task in lookers:
-                    task.cancel()
-                await asyncio.gather(*lookers, return_exceptions=True)
-    result(
-        phase="ui:in-process",
-        queues=queues,
-        messages=messages,
-        core_percent_with_client=round(100 * cpu_s / wall_s, 1),
-        answers=len(answers),
-        answer_p50_ms=round(percentile(answers, 0.5) * 1000, 1),
-        answer_longest_ms=round(max(answers) * 1000, 1),
-    )
+            gc.collect()  # as a worker does
+            gc.freeze()
+            gc.set_threshold(*COLLECT)
+            turns: dict[int, list[Turn]] = {0: [], len(PAGES): []}
+            for number in range(2 * rounds):
+                pages = 0 if number % 4 in (0, 3) else len(PAGES)
+                turns[pages].append(await _look_in_process(http.url, pages, seconds))
+    for pages, those in turns.items():
+        result(phase="ui:in-process", queues=queues, messages=messages, pages=pages, **_figures(those))
+
+
+async def _look_in_process(url: str, pages: int, seconds: float) -> Turn:
+    turn = Turn(load=os.getloadavg()[0])
+
+    def note(pause: Pause) -> None:
+        if measuring and pause.ours_ms >= TOLD_MS:
+            turn.held_ms.append(pause.ours_ms)
+
+    measuring = False
+    LoopProbe(note).start_once()
+    async with ClientSession() as session:
+        lookers = [asyncio.ensure_future(_page(session, url, path, turn.answers)) for path in PAGES[:pages]]
+        await asyncio.sleep(PAGE_S * 2)
+        turn.answers.clear()
+        measuring, cpu_s, began_s = True, time.process_time(), time.monotonic()
+        await asyncio.sleep(seconds)
+        measuring = False
+        turn.cpu_s, turn.wall_s = time.process_time() - cpu_s, time.monotonic() - began_s
+        for task in lookers:
+            task.cancel()
+        await asyncio.gather(*lookers, return_exceptions=True)
+    return turn
 
 
 async def _page(session: ClientSession, url: str, path: str, answers: list[float]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import re
@@ -104,5 +105,6 @@ def zip_code(folder: Path) -> Path:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m pipeline.jars", description=__doc__).parse_args()
     logging.basicConfig(level="INFO", format="%(message)s")
     print(f"Spark's connectors are in {install_spark_jars()[0].parent}")

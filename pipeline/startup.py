@@ -6,6 +6,7 @@ and Java writes what it has loaded. Java checks whether the file fits, and start
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.kafka.broker import EmbeddedBroker
+from app.processes import errors_as_lines
 from app.settings import Settings
 from marq.errors import PipelineError
 from pipeline.archive import Archiving
@@ -113,5 +115,7 @@ def _end(spark: SparkSession) -> None:
 
 
 if __name__ == "__main__":
-    made = make()
+    argparse.ArgumentParser(prog="python -m pipeline.startup", description=__doc__).parse_args()
+    with errors_as_lines():
+        made = make()
     print(f"Spark's classes are in {made}" if made else "this Java keeps no classes (25 and later do)")

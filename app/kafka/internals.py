@@ -12,6 +12,7 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.protocol.api import Request
 
 
 def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,3 +43,13 @@ AIOKafkaConnection._send_sasl_token = _with_errors_of_kafka(AIOKafkaConnection._
 async def ask(admin: AIOKafkaAdminClient, request: Any, node_id: int | None = None) -> Any:
     """Send a request, to any broker or to the one given. Returns the answer. Raises `KafkaError`."""
     return await admin._send_request(request, node_id)
+
+
+def offered_versions(connection: AIOKafkaConnection) -> dict[int, tuple[int, int]]:
+    """The lowest and highest version of each request that a broker takes, by the number of its kind."""
+    return dict(connection._versions)
+
+
+def known_versions(request: type[Request[Any]]) -> list[int]:
+    """The versions of a request that the client knows."""
+    return [one.API_VERSION for one in request._CLASSES]

@@ -36,6 +36,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
+from app.kafka.internals import known_versions, offered_versions
 from app.settings import Settings
 
 #: Seconds for one attempt to find out which protocol a listener speaks.
@@ -104,7 +105,7 @@ class _Probe:
             connection = await self._connect(**self.security)
         except (KafkaError, OSError, TimeoutError) as error:
             return await self._connect_failed(error)
-        if odd := self._version_trouble(connection._versions):
+        if odd := self._version_trouble(offered_versions(connection)):
             connection.close()
             return odd
         try:
@@ -126,7 +127,7 @@ class _Probe:
             offered: the lowest and highest version of each request that it takes.
         """
         for request, first in NEEDED:
-            known = [one.API_VERSION for one in request._CLASSES]
+            known = known_versions(request)
             name = request.__name__.removesuffix("Request")
             lowest, highest = offered.get(request.API_KEY, (0, -1))
             if highest < first:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
+import termios
 from pathlib import Path
 
 import pytest
@@ -213,6 +216,44 @@ def test_top_on_a_terminal_ends_with_q_and_leaves_the_terminal_as_it_was(marq: C
         seen += os.read(ours, 65536)
     assert top.wait(20) == 0
     os.close(ours)
+
+
+def test_top_fits_into_a_small_terminal_sorts_and_gives_it_back_after_ctrl_c(marq: Command, queue: str) -> None:
+    names = [f"{queue}-{i:02}" for i in range(30)]
+    for name in (*names, names[17]):
+        assert marq("send", name, "a").status == 0
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (16, 100))
+    before = termios.tcgetattr(theirs)
+    top = marq.start(
+        *("top", "--prefix", queue, "--interval", "300ms"),
+        stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, preexec_fn=lambda: _own(0),
+    )  # fmt: skip
+    seen = b""
+    while b"by depth" not in seen:
+        seen += os.read(ours, 65536)
+    screen = seen.decode()
+    assert re.search(r"by depth, 2[0-9] more", screen), screen
+    assert screen.index(f"{queue}-17") < screen.index(f"{queue}-00"), "the fullest is the first"
+    for order in ("ready", "in-flight", "dead", "oldest", "name"):
+        os.write(ours, b"s")
+        seen = b""
+        while f"by {order}".encode() not in seen:
+            seen += os.read(ours, 65536)
+    assert f"{queue}-17" not in seen.decode(), "by name it is beyond the end"
+    os.write(ours, b"\x03")
+    while b"\x1b[?1049l" not in seen:
+        seen += os.read(ours, 65536)
+    assert top.wait(20) == 130
+    assert b"Traceback" not in seen
+    assert termios.tcgetattr(theirs) == before
+    os.close(theirs)
+    os.close(ours)
+
+
+def _own(descriptor: int) -> None:
+    """Make a terminal the one that Ctrl-C of which reaches this process."""
+    fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
 # -- what goes wrong ----------------------------------------------------------------------------------

@@ -341,35 +341,65 @@ def test_it_can_be_used_with_the_keyboard_alone(cockpit: Cockpit, client: Client
     assert cockpit.page.locator(":focus").inner_text() == "Purge"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_on_any_page(browser: Browser, url: str, client: Client, scheme: Any) -> None:
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 860}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [
+        ("light", DESK),
+        ("dark", PHONE),
+        pytest.param("light", PHONE, marks=pytest.mark.slow),
+        pytest.param("dark", DESK, marks=pytest.mark.slow),
+    ],
+    ids=["light", "dark-phone", "light-phone", "dark"],
+)
+def test_axe_finds_nothing_on_any_page(
+    browser: Browser, url: str, client: Client, scheme: Any, size: dict[str, int]
+) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     queue = unique("axe")
     dead_letters(client, queue, 1)
     (sent,) = send(client, queue, {"json": {"a": [1, "b", None]}})
-    size = {"width": 390, "height": 844} if scheme == "dark" else {"width": 1280, "height": 860}
     # what looks is put into the page, which our policy forbids
     with looking(browser, url, bypass_csp=True, color_scheme=scheme, viewport=size) as cockpit:
+
+        def look(where: str) -> None:
+            found = Axe().run(cockpit.page)
+            assert not found.violations_count, f"{where}: {found.generate_report()}"
+
         for path in (
             "/",
             "/ui/queues",
+            "/ui/queues?search=nothing-has-this-name",
             f"/ui/queue?name={queue}",
             f"/ui/queue?name={queue}&tab=messages",
             f"/ui/queue?name={queue}.dead&tab=messages",
             f"/ui/queue?name={queue}&tab=settings",
+            "/ui/queue?name=nobody-made-it",
             f"/ui/message?partition={sent['partition']}&offset={sent['offset']}",
+            "/ui/message",
             "/ui/workers",
             "/ui/tables",
             "/ui/nothing",
         ):
             cockpit.open(path)
-            found = Axe().run(cockpit.page)
-            assert not found.violations_count, f"{path}: {found.generate_report()}"
+            look(path)
+        cockpit.open("/ui/tables?table=progress")
+        cockpit.page.get_by_role("button", name="Look").first.click()
+        look("a row that is open")
+        cockpit.open("/ui/queues")
+        cockpit.click("New queue")
+        look("New queue")
         cockpit.queue(queue)
-        cockpit.click("Delete")
-        found = Axe().run(cockpit.page)
-        assert not found.violations_count, found.generate_report()
+        for dialog in ("Send a message", "Delete"):
+            cockpit.click(dialog)
+            look(dialog)
+            cockpit.click("Cancel")
+        cockpit.queue(f"{queue}.dead", "messages")
+        cockpit.click("Send back all …")
+        look("Send back")
 
 
 def test_times_are_local_and_utc_is_at_hand(browser: Browser, url: str, client: Client, queue: str) -> None:

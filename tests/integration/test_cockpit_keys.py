@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,11 +13,19 @@ from tests.integration.json_client import Client
 from tests.kafka import unique
 from tests.ui.browser import opened
 from tests.ui.cockpit import Cockpit, looking
+from tests.ui.strangers import FORGE, stranger
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 ADMIN, READER, SENDER = "admin-key-of-enough-length", "reader-key-of-enough-length", "sender-key-of-enough-length"
+#: A key for each permission alone.
+ONLY = {
+    "inspect": READER,
+    "send": SENDER,
+    "receive": "receiver-key-of-enough-length",
+    "manage": "manager-key-long-enough",
+}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +36,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def cluster(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    keys = f"{ADMIN},{READER}=inspect:shop-*,{SENDER}=send:shop-*"
+    keys = ",".join([ADMIN, *(f"{key}={permission}:shop-*" for permission, key in ONLY.items())])
     folder = tmp_path_factory.mktemp("keys")
     with Cluster(kafka, folder, partitions=2, handlers="", keys=keys) as found:
         workers = [found.start(ready=False) for _ in range(2)]
@@ -116,6 +123,130 @@ def test_what_a_key_may_do_decides_what_is_shown(browser: Browser, cluster: Clus
     assert refused.status == 403
 
 
+#: What a page asks for: method, path, body, the permission that it takes.
+ASKED: tuple[tuple[str, str, Any, str], ...] = (
+    ("GET", "/ui/api/overview", None, "inspect"),
+    ("GET", "/ui/api/queues", None, "inspect"),
+    ("GET", "/v1/queues/{queue}/stats", None, "inspect"),
+    ("GET", "/v1/queues/{queue}/messages", None, "inspect"),
+    ("POST", "/v1/queues/{queue}/messages", {"messages": [{"text": "a"}]}, "send"),
+    ("POST", "/v1/queues/{queue}/receive", {}, "receive"),
+    ("PATCH", "/v1/queues/{queue}", {"max_receives": 7}, "manage"),
+    ("POST", "/v1/queues/{queue}/purge", {}, "manage"),
+    ("GET", "/v1/tables/progress/0", None, "all queues"),
+    ("POST", "/v1/queues/{other}/messages", {"messages": [{"text": "a"}]}, "other queues"),
+    ("POST", "/v1/queues/{other}/purge", {}, "other queues"),
+    ("GET", "/ui/api/queues/{other}", None, "other queues"),
+    ("POST", "/ui/api/queues/{other}/moves", {"to": "{queue}"}, "other queues"),
+    ("DELETE", "/v1/queues/{other}", None, "other queues"),
+    ("DELETE", "/v1/queues/{queue}", None, "manage"),  # the last: then it is gone
+)
+ASK = """async ([method, path, body]) => {
+  const { token } = await (await fetch("/ui/api/session")).json();
+  const headers = { "X-Marq-Token": token, "Content-Type": "application/json" };
+  return (await fetch(path, { method, headers, body: body === null ? undefined : JSON.stringify(body) })).status;
+}"""
+
+
+@pytest.mark.parametrize("permission", list(ONLY))
+def test_each_permission_shows_and_does_what_it_says_and_nothing_else(
+    browser: Browser, cluster: Cluster, admin: Client, permission: str
+) -> None:
+    shop, other = unique("shop"), unique("other")
+    for queue in (shop, other):
+        admin.send(queue, b"hello")
+    with looking(browser, cluster.running[0].url) as cockpit:
+        sign_in(cockpit, ONLY[permission])
+        cockpit.page.get_by_role("button", name="Sign out").wait_for()
+        cockpit.queue(shop)
+        cockpit.page.get_by_role("heading", name=shop).wait_for()
+        shown = {
+            "inspect": ("link", "Messages"),
+            "send": ("button", "Send a message"),
+            "manage": ("button", "Purge"),
+            "receive": ("button", "Move all …"),  # of messages that are seen: with inspect only
+        }
+        for name, (role, text) in shown.items():
+            found = cockpit.page.get_by_role(role, name=text, exact=True).count()  # type: ignore[arg-type]
+            assert found == (name == permission and name != "receive"), name
+        pages = cockpit.page.get_by_role("navigation", name="Pages").get_by_role("link").all_inner_texts()
+        assert pages == (["Overview", "Queues", "Workers"] if permission == "inspect" else [])
+        for method, path, body, needs in ASKED:
+            where = path.format(queue=shop, other=other)
+            status = cockpit.page.evaluate(ASK, [method, where, body])
+            assert (status < 300) == (needs == permission), (method, where, status)
+            assert status < 300 or status == 403, (method, where, status)
+    until(lambda: admin.request("GET", f"/v1/queues/{other}/stats").body["ready"] == 1, "nothing was done to the other")
+
+
+def test_a_session_that_is_over_asks_for_the_key_and_goes_on_where_one_was(
+    browser: Browser, cluster: Cluster, admin: Client
+) -> None:
+    queue = unique("shop")
+    admin.send(queue, b"hello")
+    with looking(browser, cluster.running[0].url) as cockpit:
+        sign_in(cockpit, ADMIN)
+        cockpit.page.locator(".state").wait_for()
+        with cockpit.page.expect_request(lambda one: "/messages?" in one.url) as asked:
+            cockpit.queue(queue, "messages")
+        assert asked.value.all_headers().get("cache-control") == "no-cache", "payloads are not kept on the disk"
+        cockpit.click("Purge")
+        cockpit.page.get_by_role("dialog").get_by_role("textbox").fill(queue)
+        cockpit.page.context.clear_cookies()
+        cockpit.click("Purge it")
+        cockpit.sees("The session is over")
+        assert cockpit.page.get_by_text(queue).count() == 0, "nothing of it is left on the page"
+        cockpit.fill("Key", ADMIN)
+        cockpit.click("Sign in")
+        cockpit.page.locator("tbody th a").wait_for()
+        assert f"name={queue}&tab=messages" in cockpit.page.url
+
+        # another tab of the same browser signs out
+        other = Cockpit(cockpit.page.context.new_page(), cockpit.url)
+        other.open("/")
+        other.click("Sign out")
+        cockpit.sees("The session is over")
+        cockpit.page.go_back()
+        cockpit.page.get_by_label("Key").wait_for()
+        assert cockpit.page.get_by_text(queue).count() == 0
+    assert admin.request("GET", f"/v1/queues/{queue}/stats").body["ready"] == 1
+
+
+def test_a_page_of_another_port_gets_the_cookie_along_and_does_nothing_with_it(
+    browser: Browser, cluster: Cluster, admin: Client
+) -> None:
+    queue = unique("shop")
+    admin.send(queue, b"stays")
+    with looking(browser, cluster.running[0].url) as cockpit:
+        sign_in(cockpit, ADMIN)
+        cockpit.page.locator(".state").wait_for()
+        with stranger("<h1>hello</h1>") as evil:
+            page = cockpit.page.context.new_page()
+            sent: list[str] = []
+            page.on("request", lambda one: sent.append(one.all_headers().get("cookie", "")))
+            page.goto(evil)
+            assert page.evaluate(FORGE, [cockpit.url, queue]) == []
+            page.set_content(
+                f'<form method="POST" action="{cockpit.url}/v1/queues/{queue}/purge"><button>win</button></form>'
+            )
+            page.get_by_role("button").click()
+            page.wait_for_url(f"{cockpit.url}/**")
+            assert any(f"marq-{cluster.name}=" in cookies for cookies in sent), "else nothing was tried"
+            page.close()
+    assert admin.request("GET", f"/v1/queues/{queue}/stats").body["ready"] == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_where_one_signs_in(browser: Browser, cluster: Cluster, scheme: Any) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    with looking(browser, cluster.running[0].url, bypass_csp=True, color_scheme=scheme) as cockpit:
+        sign_in(cockpit, "x" * 30)
+        cockpit.sees("This key is not known here.")
+        found = Axe().run(cockpit.page)
+        assert not found.violations_count, found.generate_report()
+
+
 def test_a_forged_request_with_the_cookie_does_nothing(browser: Browser, cluster: Cluster, admin: Client) -> None:
     queue = unique("shop")
     admin.send(queue, b"stays")
@@ -156,14 +287,8 @@ def test_the_client_tells_counts_and_looks_without_receiving(cluster: Cluster) -
 def test_ten_thousand_queues_are_searched_sorted_and_paged(browser: Browser, cluster: Cluster) -> None:
     url, name = cluster.running[0].url, unique("shop")
     queues = [f"{name}-{i:04}" for i in range(10_000)]
-
-    def fill(part: list[str]) -> None:
-        client = Client(url, ADMIN)
-        for queue in part:
-            client.send(queue, b"x", *[b"y"] * (queue == queues[7_654]))
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(fill, (queues[i::8] for i in range(8))))
+    for i, queue in enumerate(queues):  # by Kafka: a key may make a few hundred a minute
+        cluster.send(queue, 2 if i == 7_654 else 1, partition=i % 2)
     with looking(browser, url) as cockpit:
         sign_in(cockpit, ADMIN)
         cockpit.page.locator(".state").wait_for()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.cluster import ROOT
 
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | {
@@ -49,3 +51,19 @@ def test_a_pipe_gets_one_line_for_an_error_and_nothing_else(tmp_path: Path) -> N
     done = subprocess.run(job(tmp_path), cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert (done.stdout, len(done.stderr.splitlines())) == ("", 1)
+
+
+@pytest.mark.parametrize("module", ["pipeline.startup", "pipeline.jars"])
+def test_help_of_a_preparation_is_help_and_prepares_nothing(module: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        cwd=ROOT,
+        env=ENVIRONMENT | {"MARQ_CACHE_DIR": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: python -m {module}")
+    assert not (tmp_path / "cache").exists()

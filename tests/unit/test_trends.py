@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
+from app.engine import intake as intakes
 from app.engine.intake import Intake
+from app.service import trends as trends_module
 from app.service.histories import POINTS, STEP_S, History, Point, Series, merged, summed
+from tests.unit.http_lab import run, serving
 
 
 def records(*keys: bytes | None) -> list[SimpleNamespace]:
@@ -83,3 +89,34 @@ def test_the_histories_of_a_queue_are_added_step_by_step() -> None:
     assert total.unfinished[-4:] == [8, 8, 8, 9]
     assert total.since(last - 1).sent == [1, 2]
     assert total.since(last + 5).sent == [1, 2], "a chart needs two points"
+
+
+# -- bounds
+
+
+def test_a_worker_remembers_the_queues_with_the_latest_changes_and_fifteen_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trends_module, "QUEUES_MAX", 5)
+
+    async def test() -> None:
+        async with serving(tmp_path) as http:
+            trends, intake = http.app.trends, http.app.ownership.intake
+            for step in range(2 * POINTS):
+                intake.read(None, records(f"q{step}".encode(), b"always"))
+                trends._counted_s = -1e9
+                await trends.sample(step)
+            assert len(trends._points) == POINTS
+            assert set(trends._histories) == {"always", *(f"q{2 * POINTS - n}" for n in range(1, 5))}
+            assert len(trends._now) < 10, "those in which nothing happens any more are not looked at"
+
+    run(test)
+
+
+def test_counts_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intakes, "QUEUES_MAX", 10)
+    intake = Intake()
+    for i in range(1_000):
+        intake.read(None, records(f"{i}".encode()))
+        assert len(intake._by_key) <= 11
+    assert intake.total == 1_000
