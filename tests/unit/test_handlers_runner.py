@@ -236,8 +236,9 @@ def test_a_parked_message_is_asked_for_also_where_a_later_one_waits_in_memory() 
 
         desk = Desk(work)
         desk.service.route = lambda queue: desk.runner
-        desk.service.ownership.held = {0: SimpleNamespace(number=0, serving=True, owner=worker.owner)}
-        desk.runner.ask()
+        held = SimpleNamespace(number=0, serving=True, owner=worker.owner)
+        desk.service.ownership.held = {0: held}
+        desk.runner.woken(held)
         assert desk.runner.asked == {0: 1}
 
     run(scenario)

@@ -159,6 +159,7 @@ class Thread:
     _on_out_of_range = ChunkThread._on_out_of_range
     _hand_over = ChunkThread._hand_over
     _chunked = ChunkThread._chunked
+    _touch = ChunkThread._touch
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -169,6 +170,7 @@ class Thread:
         self.consumer: Any = None
         self.fetching: dict[TP, object] = {}
         self.left = False
+        self.plan = None
         self._fetcher = SimpleNamespace(
             _records={}, seek_to=self._seek_to, _notify=lambda _: self.fetch(), _wait_consume_future=None
         )

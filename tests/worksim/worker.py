@@ -118,7 +118,7 @@ class Worker(WorkerApp):
     topics = property(lambda self: SimpleNamespace(_tp_index=self._index))
     should_stop = property(lambda self: self.stopping)
 
-    def segment_table(self, name: str, *, partitions: int, help: str | None = None) -> Any:
+    def segment_table(self, name: str, **options: Any) -> Any:
         return Table(self, name)
 
     def topic(self, *topics: str, **options: Any) -> Any:

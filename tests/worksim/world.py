@@ -22,7 +22,7 @@ import app.cluster.peers
 import app.engine.changelogs
 import app.engine.ownership
 import app.engine.queues_topic
-import app.engine.read_up
+import app.kafka.connection
 import app.streaming.raw_table
 import app.worker
 import marq.handlers
@@ -35,7 +35,7 @@ from tests.worksim.clock import Entropy, Process, Stuck, VirtualLoop, virtual
 from tests.worksim.faults import Faults
 from tests.worksim.group import Group
 from tests.worksim.handlers import HANDLERS
-from tests.worksim.kafka import Admin, Kafka, Odds, PlainConsumer, PlainProducer
+from tests.worksim.kafka import Admin, Edges, Kafka, Odds, PlainConsumer, PlainProducer
 from tests.worksim.network import Network, Session
 from tests.worksim.store import Rows, WriteBatch
 from tests.worksim.truth import Truth, Violation
@@ -328,10 +328,10 @@ class World:
         """Kafka, the disk and the network are ours."""
         get_tasks = mode.Service._get_tasks
         patches: list[tuple[Any, str, Any]] = [
-            (app.engine.changelogs, "AIOKafkaConsumer", PlainConsumer),
+            (app.kafka.connection, "AIOKafkaConsumer", PlainConsumer),
+            (app.engine.changelogs, "LogEdges", Edges),
+            (app.engine.changelogs, "release", PlainConsumer.unsubscribe),
             (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
-            (app.engine.read_up, "AIOKafkaConsumer", PlainConsumer),
-            (app.engine.queues_topic, "AIOKafkaConsumer", PlainConsumer),
             (app.engine.queues_topic, "AIOKafkaProducer", PlainProducer),
             (app.engine.queues_topic, "decode_with", lambda *_: None),
             (app.streaming.raw_table, "rocksdict", SimpleNamespace(WriteBatch=WriteBatch)),
