@@ -206,7 +206,7 @@ class Peers(Service):
             try:
                 status, content_type, header, answer, call = await self._post(url, name, body, key, timeout_s)
             except (ClientError, OSError, TimeoutError) as exc:
-                raise PeerError(f"worker {url} did not answer to {name}: {exc or type(exc).__name__}") from exc
+                raise PeerError(f"worker {url} did not answer to {name}: {str(exc) or type(exc).__name__}") from exc
             try:
                 seals.check_answer(call, header, status, content_type, answer)
             except OtherVersionError as exc:

@@ -31,7 +31,7 @@ async def ends_of(
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             ends = await ask(tps)
     except (KafkaError, TimeoutError) as exc:
-        raise UnavailableError(f"Kafka does not tell where {topic} ends: {exc or type(exc).__name__}") from exc
+        raise UnavailableError(f"Kafka does not tell where {topic} ends: {str(exc) or type(exc).__name__}") from exc
     return tuple(ends[tp] for tp in tps)
 
 
@@ -116,7 +116,9 @@ class QueuesTopic:
                         self._producer = producer
                 await self._producer.send_and_wait(self.name, value, key=key, partition=0)
         except (KafkaError, TimeoutError) as exc:
-            raise UnavailableError(f"Kafka did not take the change of a queue: {exc or type(exc).__name__}") from exc
+            raise UnavailableError(
+                f"Kafka did not take the change of a queue: {str(exc) or type(exc).__name__}"
+            ) from exc
 
     async def stop(self) -> None:
         """Close both clients."""

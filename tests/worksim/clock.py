@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import heapq
-import logging
 import os
 import random
 import time
@@ -240,7 +239,6 @@ def virtual(loop: VirtualLoop, entropy: Entropy) -> Iterator[None]:
         (random, "uniform", product.uniform),
         (random, "choice", product.choice),
     ]
-    level = logging.root.manager.disable
     before = asyncio.events._get_running_loop()
     assert before is None, "a loop runs already"
     collects = gc.isenabled()
@@ -254,7 +252,6 @@ def virtual(loop: VirtualLoop, entropy: Entropy) -> Iterator[None]:
     finally:
         asyncio.set_event_loop(None)
         loop.over = True
-        logging.disable(level)
         if collects:
             gc.enable()
 

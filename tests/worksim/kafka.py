@@ -476,6 +476,22 @@ class PlainConsumer:
             await asyncio.sleep(kafka.latency())
 
 
+class Edges:
+    """In the place of `app.streaming.log_edges.LogEdges`: asks where logs begin and end."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = PlainConsumer()
+
+    async def end(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._consumer.end_offsets(tps)
+
+    async def begin(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        return await self._consumer.beginning_offsets(tps)
+
+    def close(self) -> None:
+        pass
+
+
 class PlainProducer:
     """In the place of `AIOKafkaProducer`."""
 

@@ -12,16 +12,18 @@ import app.engine.ownership
 import app.engine.takeover
 import app.service.sends
 from agents.settlement import Settlement
+from app.cluster.peers import peer_call
 from app.engine.changelogs import Changelogs
 from app.engine.checkpoints import CheckpointWriter
-from app.engine.copies import Copies
+from app.engine.copier import Copier
 from app.engine.outbox import Outbox
 from app.engine.ownership import Ownership
+from app.engine.progress import Progress
 from app.engine.read_up import ReadUp
 from app.service.census import Census
-from app.service.leases import Leases
+from app.service.leases import Effects, Leases
 from app.service.polling import PeerPolling
-from app.service.purges import Purges
+from app.service.purges import PurgeHere, Purges
 from app.service.receives import Receives
 from app.streaming.transport import ChunkConsumer
 from marq.core.owner import Owner, Phase
@@ -47,7 +49,8 @@ async def _nothing_soon(*_: Any, **__: Any) -> None:
     pass
 
 
-async def _yes(*_: Any) -> bool:
+@peer_call("purge")
+async def _yes(self: Purges, asked: PurgeHere) -> bool:
     return True
 
 
@@ -74,7 +77,7 @@ def _anywhere(key: bytes, group: bytes, settings: Any, count: int) -> int:
     return random.randrange(count)
 
 
-async def _confirmed_or_not(self: Copies, held: Any, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Exception]]:
+async def _confirmed_or_not(self: Copier, held: Any, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Exception]]:
     done: dict[int, Any] = {}
     for offset, future in copies:
         try:
@@ -98,7 +101,8 @@ def _at_the_end_of_the_log(self: Ownership, held: Any, topic: str, offset: int) 
 _seek = Ownership._seek
 
 
-async def _effects_now(self: Leases, asked: Any) -> list[bool]:
+@peer_call("effects")
+async def _effects_now(self: Leases, asked: Effects) -> list[bool]:
     self._owners.serving_here(asked.partition)
     return [True for _ in asked.deliveries]
 
@@ -136,7 +140,7 @@ MUTATIONS: dict[str, Mutation] = {
         "After a gap a log is read again from its position.", _replaced(Ownership, "_seek", _at_the_end_of_the_log)
     ),
     "not read again": Mutation(
-        "A partition that does not advance is read again.", _replaced(Ownership, "_read_again", _nothing)
+        "A partition that does not advance is read again.", _replaced(Progress, "read_again", _nothing)
     ),
     "not read on": Mutation("After a rebalance what stays is read on.", _replaced(Ownership, "_read_on", _nothing)),
     "not taken back": Mutation(
@@ -148,7 +152,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "purged, they say": Mutation("A purge is answered when it is in force.", _replaced(Purges, "purge_here", _yes)),
     "ended without a copy": Mutation(
-        "A dead letter is ended when its copy is durable.", _replaced(Copies, "_confirmed", _confirmed_or_not)
+        "A dead letter is ended when its copy is durable.", _replaced(Copier, "confirmed", _confirmed_or_not)
     ),
     "deleted unread": Mutation(
         "Records are deleted below the positions of a manifest.", _replaced(Changelogs, "trim", _trimmed_at_the_end)

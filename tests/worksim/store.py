@@ -107,15 +107,18 @@ class Store:
         rows.fails = self._fails
         return rows
 
+    def is_owned(self, partition: int) -> bool:
+        return partition in self.owned
+
     def existing(self, partition: int) -> Rows | None:
-        if partition in self.owned and partition not in self._open and partition not in self._disk:
+        """The store of a partition; None if nothing was ever written to it."""
+        if partition in self.owned and partition not in self._disk:
             return None
         return self._db_for_partition(partition)
 
     def persisted_offset(self, tp: TP) -> int | None:
-        if self.existing(tp.partition) is None:
-            return None
-        found = dict.get(self._db_for_partition(tp.partition), self.offset_key)
+        rows = self.existing(tp.partition)
+        found = None if rows is None else dict.get(rows, self.offset_key)
         return None if found is None else int(found)
 
     def set_persisted_offset(self, tp: TP, offset: int) -> None:

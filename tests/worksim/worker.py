@@ -38,6 +38,10 @@ class Event:
         self.message = message
 
 
+async def _nothing() -> None:
+    pass
+
+
 class Leavings:
     """A receiver that takes nothing, and is told what leaves."""
 
@@ -99,6 +103,7 @@ class Worker(WorkerApp):
         self.chunked_topics = frozenset({self._topics.queue, self._topics.markers})  # type: ignore[union-attr]
         self._index: dict[TP, list[Any]] = {}
         self._producer = Producer(self.kafka, self.process, RECORD_MAX_BYTES)  # type: ignore[assignment]
+        self.__dict__["web"] = SimpleNamespace(close_to_all=_nothing)
         self.set_up(settings)
         self.ownership.receivers.append(Leavings(self))
         self.ownership.worker_name = f"{self.process.name}-{self.world.starts}"
@@ -114,7 +119,11 @@ class Worker(WorkerApp):
     topics = property(lambda self: SimpleNamespace(_tp_index=self._index))
     should_stop = property(lambda self: self.stopping)
 
+<<<<<<< HEAD
     def segment_table(self, name: str, *, partitions: int, small: bool = False, help: str | None = None) -> Any:
+=======
+    def segment_table(self, name: str, **options: Any) -> Any:
+>>>>>>> worksim
         return Table(self, name)
 
     def topic(self, *topics: str, **options: Any) -> Any:

@@ -35,7 +35,7 @@ from tests.worksim.clock import Entropy, Process, Stuck, VirtualLoop, virtual
 from tests.worksim.faults import Faults
 from tests.worksim.group import Group
 from tests.worksim.handlers import HANDLERS
-from tests.worksim.kafka import Admin, Kafka, Odds, PlainConsumer, PlainProducer
+from tests.worksim.kafka import Admin, Edges, Kafka, Odds, PlainConsumer, PlainProducer
 from tests.worksim.network import Network, Session
 from tests.worksim.store import Rows, WriteBatch
 from tests.worksim.truth import Truth, Violation
@@ -329,6 +329,8 @@ class World:
         get_tasks = mode.Service._get_tasks
         patches: list[tuple[Any, str, Any]] = [
             (app.kafka.connection, "AIOKafkaConsumer", PlainConsumer),
+            (app.engine.changelogs, "LogEdges", Edges),
+            (app.engine.changelogs, "release", PlainConsumer.unsubscribe),
             (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
             (app.engine.queues_topic, "AIOKafkaProducer", PlainProducer),
             (app.engine.queues_topic, "decode_with", lambda *_: None),
@@ -352,5 +354,6 @@ class World:
             for where, name, value in patches:
                 stack.enter_context(mock.patch.object(where, name, value))
             if self.story is None:
+                stack.callback(logging.disable, logging.root.manager.disable)
                 logging.disable(logging.CRITICAL)
             yield
