@@ -160,7 +160,6 @@ class Thread:
     _hand_over = ChunkThread._hand_over
     _chunked = ChunkThread._chunked
     _touch = ChunkThread._touch
-    plan = None
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -171,6 +170,7 @@ class Thread:
         self.consumer: Any = None
         self.fetching: dict[TP, object] = {}
         self.left = False
+        self.plan = None
         self._fetcher = SimpleNamespace(
             _records={}, seek_to=self._seek_to, _notify=lambda _: self.fetch(), _wait_consume_future=None
         )

@@ -12,20 +12,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
-from aiokafka.errors import (
-    KafkaConnectionError,
-    KafkaTimeoutError,
-    NotLeaderForPartitionError,
-    RecordTooLargeError,
-)
+from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, RecordTooLargeError
 from aiokafka.structs import OffsetAndTimestamp, RecordMetadata
 from faust.types import TP
 
-from app.streaming.log_edges import BEGIN
 from app.streaming.producer import MAX_PENDING_BYTES, RECORD_BYTES, ProducerFull
 from marq.core.reading import Unreadable
 from tests.worksim.clock import EPOCH_S, Process, VirtualLoop, current
@@ -373,32 +366,8 @@ class PlainConsumer:
     def __init__(self, **options: Any) -> None:
         self.process = current()
         self.kafka: Kafka = self.process.world.kafka
-        self._fetcher = _Ended(self.kafka.loop)
-        self._client = self.cluster = self._subscription = self
-        self._sync_task = self._fetcher._sync_task
+        self._fetcher = self._client = _Ended(self.kafka.loop)
         self.positions: dict[TopicPartition, int] = {}
-
-    # -- what `LogEdges` asks of its client
-
-    def leader_for_partition(self, tp: TopicPartition) -> int:
-        return -1 if self.kafka.log(*tp).is_away else 1
-
-    def add_topic(self, topic: str) -> None: ...
-
-    def force_metadata_update(self) -> None: ...
-
-    async def _maybe_wait_metadata(self) -> None: ...
-
-    async def send(self, node: int, request: Any) -> Any:
-        await asyncio.sleep(self.kafka.latency())
-        away = NotLeaderForPartitionError.errno
-        topics = []
-        for topic, wanted in request._topics:
-            logs = [(number, edge, self.kafka.log(topic, number)) for number, edge in wanted]
-            answers = [(n, away if g.is_away else 0, -1, g.start if edge == BEGIN else g.end) for n, edge, g in logs]
-            topics.append((topic, answers))
-        await asyncio.sleep(self.kafka.latency())
-        return SimpleNamespace(topics=topics)
 
     async def start(self) -> None:
         await self.kafka.trip()

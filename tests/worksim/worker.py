@@ -114,16 +114,11 @@ class Worker(WorkerApp):
     # -- what the parts ask of Faust's app
 
     beacon = property(lambda self: None)
-    web = property(lambda self: SimpleNamespace(close_to_all=lambda: asyncio.sleep(0)))
     conf = property(lambda self: self._conf)
     topics = property(lambda self: SimpleNamespace(_tp_index=self._index))
     should_stop = property(lambda self: self.stopping)
 
-<<<<<<< HEAD
-    def segment_table(self, name: str, *, partitions: int, small: bool = False, help: str | None = None) -> Any:
-=======
     def segment_table(self, name: str, **options: Any) -> Any:
->>>>>>> worksim
         return Table(self, name)
 
     def topic(self, *topics: str, **options: Any) -> Any:
