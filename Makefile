@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 $
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --use-pep517
 LOCKED := $(PIP) --require-hashes -r
 
-.PHONY: setup run test test-slow test-python check simulate test-containers bench lock audit clean
+.PHONY: setup run test test-slow test-sdks test-python check simulate test-containers bench lock audit clean
 
 # What `make run` needs: a worker, the embedded Kafka, the demo.
 .venv/run-ready: pyproject.toml requirements/build.txt requirements/run.txt requirements/kafka-jars.txt
@@ -43,15 +43,20 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not containers" $(ARGS)
 
+# SQS clients in Go, Java, JavaScript, PHP, Rust, each built with the tools that are there. A part of test-slow.
+test-sdks: setup
+	$(BIN)/python -m pytest tests/sdks $(ARGS)
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit $(ARGS)
 
-# Random seeds until stopped; a failing seed is printed and replays exactly.
+# Random seeds until stopped, of the core and of whole workers, on a processor each; a failing seed is printed and replays exactly.
 simulate: setup
-	$(BIN)/python -m tests.simulation $(ARGS)
+	@$(BIN)/python -m tests.worksim $(ARGS) & workers=$$!; trap 'kill -INT $$workers; wait $$workers' INT; \
+	$(BIN)/python -m tests.simulation $(ARGS); core=$$?; wait $$workers; workers=$$?; exit $$((core + workers))
 
 test-containers: setup
 	$(BIN)/python -m tests.containers.build_image $(ARGS)

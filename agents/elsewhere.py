@@ -114,7 +114,7 @@ class Elsewhere:
             taker.run()
 
     def goes_first(self, taker: Taker) -> bool:
-        """Whether it is the turn of partitions elsewhere, whose workers don't have this handler themselves."""
+        """True if it is the turn of partitions elsewhere whose workers don't have this handler."""
         members = self.peers.members()
         theirs = sum(
             len(members.get(url, ()))

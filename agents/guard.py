@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from app.engine.ownership import Ownership
 
 
-@contextmanager
-def stop_on_error(ownership: Ownership) -> Iterator[None]:
+class stop_on_error:
     """Stop the worker if the body raises."""
-    try:
-        yield
-    except Exception as exc:
-        ownership.log.exception("Stopping: %r", exc)
+
+    __slots__ = ("_ownership",)
+
+    def __init__(self, ownership: Ownership) -> None:
+        self._ownership = ownership
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        ownership = self._ownership
+        ownership.log.error("Stopping: %r", error, exc_info=error)
         ownership.stop_serving()
-        ownership.app.fail(exc)
+        ownership.app.fail(error)
+        return True

@@ -102,8 +102,7 @@ class Handlers(Service):
     def wake(self, held: OwnedPartition) -> None:
         if not self.closing:
             for runner in self.runners:
-                if runner.room > 0:
-                    runner.ask()
+                runner.woken(held)
             self.remote_handlers.wake()
 
     def starving(self, held: OwnedPartition) -> bool:

@@ -18,6 +18,8 @@ from marq.errors import MarqError
 INTERVAL_S = 0.1
 #: Rounds between two looks for purges that can be finished.
 SLOW_EVERY = 10
+#: Rounds between two looks at the queues of all partitions, if the catalog has changed meanwhile.
+ALL_EVERY = 10
 #: Queues that are written to the catalog at once.
 MADE_AT_ONCE = 200
 #: Rounds between two removals of queues that were deleted long ago.
@@ -33,6 +35,8 @@ class Housekeeping(Service):
         self._catalog = ownership.catalog
         self._settings = settings
         self._purges = purges
+        self._catalog_seen = -1
+        self._rounds = 0
 
     @Service.task
     async def _run(self) -> None:
@@ -54,13 +58,23 @@ class Housekeeping(Service):
 
     # ------------------------------------------------------------------ queues that messages create
 
+    def _to_look_at(self) -> list[OwnedPartition]:
+        """The partitions in which a queue may be new: something happened there, or the catalog has changed."""
+        ownership = self._ownership
+        self._rounds += 1
+        if self._catalog.changes != self._catalog_seen and self._rounds % ALL_EVERY == 0:
+            self._catalog_seen = self._catalog.changes
+            ownership.stirred.update(dict.fromkeys(ownership.held))
+        stirred, ownership.stirred = ownership.stirred, {}
+        return [held for number in stirred if (held := ownership.held.get(number)) is not None]
+
     async def _name_queues(self) -> None:
         """Create the queues of messages that any Kafka producer wrote, or quarantine messages whose queue can't be."""
         catalog, settings = self._catalog, self._settings
         if settings.queue_id is not None:
             return
         unknown: dict[str, list[OwnedPartition]] = {}
-        for held in self._ownership.held.values():
+        for held in self._to_look_at():
             if held.serving:
                 partition = held.owner.partition
                 for queue in {**partition.named, **dict.fromkeys(partition.queues())}:
@@ -74,6 +88,9 @@ class Housekeeping(Service):
                         partition.named.pop(queue, None)
         if not unknown:
             return
+        # until they are known: Kafka may not take what creates them
+        stirred = self._ownership.stirred
+        stirred.update((held.number, None) for where in unknown.values() for held in where)
         if not settings.auto_create:
             await catalog.catch_up()
         to_make = []
@@ -86,6 +103,7 @@ class Housekeeping(Service):
                     if held.serving:
                         held.owner.partition.named.pop(queue, None)
                         held.owner.partition.quarantine(queue, reason)
+                        self._ownership.due.touch(held.number)
             elif settings.auto_create and any(h.serving and _had_any(h, queue) for h in where):
                 to_make.append(queue)
         for i in range(0, len(to_make), MADE_AT_ONCE):

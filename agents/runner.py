@@ -94,6 +94,8 @@ class Runner:
         self.running = 0
         self.waiting: deque[tuple[Delivery, list[Message]]] = deque()  # calls that wait for their turn
         self.settlement = Settlement(handler, service.ownership, service.settings, service.meters)
+        # partitions that may have something, the next one to ask first; the others have nothing until they wake us
+        self.ready: dict[int, None] = {}
         self.asked: dict[int, int] = {}  # partition -> calls whose start is in progress
         self.fetching: dict[str, int] = {}  # URL of another worker -> calls asked of it
         self.elsewhere: dict[str, None] = {}  # URLs of workers with something ready, the next one to ask first
@@ -104,7 +106,6 @@ class Runner:
         self._logged_ms = -LOG_EVERY_MS
         self._mean_ms = SLOW_MS  # nothing is taken ahead until the handler has shown that it is fast
         self._progress_ms = 0
-        self._turn = 0
         self._spawning = False
         self._pool = None if handler.is_async else ThreadPoolExecutor(handler.concurrency, handler.function.__name__)
 
@@ -127,29 +128,42 @@ class Runner:
                 return True
         return any(route(queue) is self for queue in partition.segments.queues)
 
+    def woken(self, held: OwnedPartition) -> None:
+        """Something became ready in a partition."""
+        self.ready[held.number] = None
+        if self.room > 0:
+            self.ask()
+
     def ask(self) -> None:
         """Take as much as there is room for, from one partition after another."""
-        held = [h for h in self.service.ownership.held.values() if h.serving]
-        tries = len(held)
+        partitions, tries = self.service.ownership.held, len(self.ready)
         while tries and self.room > 0:
-            self._turn += 1
-            if self._ask(held[self._turn % len(held)]):
-                tries = len(held)
-            else:
+            number = next(iter(self.ready))
+            del self.ready[number]
+            held = partitions.get(number)
+            queues = self._queues_of(held) if held is not None and held.serving else []
+            if held is None or not queues:
                 tries -= 1
+                continue
+            self.ready[number] = None  # the last one in turn, also if a limit lets nothing out now: nothing tells
+            tries = len(self.ready) if self._ask(held, queues) else tries - 1
 
-    def _ask(self, held: OwnedPartition) -> bool:
-        handler, partition = self.handler, held.owner.partition
-        route = self.service.route
+    def _queues_of(self, held: OwnedPartition) -> list[str]:
+        """The queues of this handler that have something in a partition."""
+        partition, route = held.owner.partition, self.service.route
         # not bool(backlog): with a thousand queues that call costs noticeable time
         queues = [
             q
             for q, b in partition.backlogs.items()
             if (b.fresh or b.again or b.returned or b.groups or b.out) and route(q) is self
         ]
-        queues += [q for q in partition.segments.queues if q not in partition.backlogs and route(q) is self]
-        if not queues:
-            return False
+        if partition.segments.queues:
+            listed = set(queues)  # a queue may have its messages parked, and something else of it in memory
+            queues += [q for q in partition.segments.queues if q not in listed and route(q) is self]
+        return queues
+
+    def _ask(self, held: OwnedPartition, queues: list[str]) -> bool:
+        handler, partition = self.handler, held.owner.partition
         if len(queues) > 1:
             partition.serve_last(queues[0])  # next time
         lease_ms = handler.visibility_timeout_ms
@@ -217,6 +231,7 @@ class Runner:
     def forget(self, number: int) -> None:
         """The partition went away: starts in progress there will never begin."""
         self.asked.pop(number, None)
+        self.ready.pop(number, None)
 
     def run(self) -> None:
         """Start calls as the concurrency allows, and ask for more messages."""

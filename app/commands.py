@@ -33,7 +33,7 @@ from marq.text import cleaned
 
 
 class OwnGroup(SuggestingGroup):
-    """The commands of `python -m app`: ours, in the order in which one needs them."""
+    """The commands of `python -m app`: ours, in the order in which a user needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -77,7 +77,7 @@ def _command(function: Callable[..., Any]) -> click.Command:
 
 
 def app_for_faust() -> Any:
-    """What `faust -A app` gets."""
+    """The app for `faust -A app`."""
     os.umask(UMASK)
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     with errors_as_lines():
@@ -140,7 +140,7 @@ def worker(context: click.Context, log_level: str | None, log_format: str | None
         with errors_as_lines(), stop_signals() as stopped:
             Supervisor(load(), processes, stopped).run()
         return
-    # what is not ours Faust knows, or refuses
+    # Faust handles the other options, or refuses them
     cli.main(args=["-A", "app", "worker", *context.args], prog_name="python -m app")
 
 
@@ -172,7 +172,7 @@ def queue(queue: str, assignments: tuple[str, ...]) -> None:
 
 
 def _value_of(text: str) -> Any:
-    """A value as it is written in JSON: a number, true, false, null, a list; anything else is text."""
+    """Read a value: JSON (a number, true, false, null, a list), anything else is text."""
     if text.lstrip("-").isdigit() or text in ("true", "false", "null") or text.startswith("["):
         try:
             return json.loads(text)
@@ -229,7 +229,7 @@ def doctor(as_json: bool, quiet: bool) -> None:
 @click.pass_context
 def demo(context: click.Context) -> None:
     """Send real messages, process them, drop some, and see every one acknowledged."""
-    from app.demo import demo as command  # not before it is asked for: its packages are an extra
+    from app.demo.commands import demo as command  # imported only here: its packages are an extra
 
     command.main(args=context.args, prog_name="python -m app demo")
 

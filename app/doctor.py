@@ -1,4 +1,4 @@
-"""`python -m app doctor`: what is wrong with this machine, with Kafka, and with the workers that run here.
+"""`python -m app doctor`: finds what is wrong with this machine, with Kafka, and with the workers that run here.
 
 The checks of workers are those of `marq doctor`. Nothing is created or changed but a file in the data folder, which is
 deleted at once.
@@ -24,12 +24,12 @@ from marq.cli.service import Address, Connected
 from marq.cli.values import number, size
 from marq.errors import MarqError
 
-#: A check that somebody else makes: raises `MarqError` for what is wrong.
+#: A further check of the settings. Raises `MarqError` for what is wrong.
 Check = Callable[[Settings], None]
 
 
 def findings(others: Mapping[str, Check]) -> Iterator[Finding]:
-    """What all checks find. `others`: further checks of the settings, by name."""
+    """The findings of all checks. `others`: further checks of the settings, by name."""
     try:
         settings = load()
     except MarqError as error:
@@ -46,7 +46,7 @@ def findings(others: Mapping[str, Check]) -> Iterator[Finding]:
 
 
 def _problems(check: str, error: MarqError) -> Iterator[Finding]:
-    """A finding for each line of an error; what it says behind a semicolon is what to do."""
+    """A finding for each line of an error. The part after a semicolon says what to do."""
     for line in error.lines:
         what, _, mend = line.partition("; mend: ") if "; mend: " in line else line.partition("; ")
         yield Finding(check, Level.PROBLEM, what, mend or "correct the setting")
@@ -65,7 +65,7 @@ def _checked(name: str, check: Check, settings: Settings) -> Iterator[Finding]:
 
 
 def data_folder(folder: Path) -> Finding:
-    """Whether a worker could write its tables there."""
+    """Check that a worker could write its tables there."""
     mend = "set MARQ_DATA_DIR to a folder that can be written, on a disk with room"
     above = next(one for one in (folder, *folder.parents) if one.exists())
     try:
@@ -81,7 +81,7 @@ def data_folder(folder: Path) -> Finding:
 
 
 def file_limit(settings: Settings, limit: int) -> Finding:
-    """Whether a worker may open as many files as it has connections. `limit`: the hard one."""
+    """Check that a worker may open a file for each connection. `limit`: the hard limit."""
     needed = settings.max_connections + FILES_KEPT
     if limit != resource.RLIM_INFINITY and limit < needed:
         return Finding(
@@ -95,7 +95,7 @@ def file_limit(settings: Settings, limit: int) -> Finding:
 
 
 def port(settings: Settings) -> Finding:
-    """Whether a worker could listen, or does."""
+    """Check that a worker could listen, or already does."""
     ours = {worker.web_port for worker in running_workers(settings.data_dir)}
     if settings.web_port in ours or settings.web_port == 0:
         return Finding("port", Level.OK, "a worker listens on it" if settings.web_port else "any free one is taken")
@@ -120,7 +120,7 @@ def port(settings: Settings) -> Finding:
 
 
 def kafka(settings: Settings) -> Iterator[Finding]:
-    """Whether Kafka lets us in and gives us what we need."""
+    """Check that Kafka lets us in and grants all permissions."""
     try:
         trouble = asyncio.run(trouble_with_kafka(settings))
         if trouble is not None:
@@ -142,7 +142,7 @@ def kafka(settings: Settings) -> Iterator[Finding]:
 
 
 def workers(settings: Settings) -> Iterator[Finding]:
-    """What `marq doctor` finds, asked of a worker of this data folder."""
+    """The findings of `marq doctor`, from a worker of this data folder."""
     running = running_workers(settings.data_dir)
     if not running:
         yield Finding(
@@ -161,7 +161,7 @@ def workers(settings: Settings) -> Iterator[Finding]:
 
 
 def _key(settings: Settings) -> str | None:
-    """A key that may do everything, else the first."""
+    """A key with all permissions, else the first one."""
     if settings.keys is None:
         return None
     entries = [entry.strip() for entry in settings.keys.get_secret_value().split(",") if entry.strip()]

@@ -1,4 +1,4 @@
-"""The process of a worker: how it starts, what Faust may be told, how it ends."""
+"""The process of a worker: its start, the options of Faust that it refuses, its end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from marq.text import cleaned
 
 log = logging.getLogger(__name__)
 
-#: Seconds after which a thread must let another run: two read and write Kafka, and an answer waits for both in turn.
+#: Seconds after which a thread lets another run: two threads read and write Kafka, and an answer waits for both.
 SWITCH_INTERVAL_S = 0.0005
 #: New objects until the garbage collector looks for cycles among them, and how often before it includes older ones.
 COLLECT = (10_000, 10, 10)
@@ -54,7 +54,7 @@ class PreparedApp(MarqApp):
     settings: Settings
 
     def prepare(self) -> None:
-        """Do what has to be done before Faust starts. Called outside of an event loop. Raises `MarqError`."""
+        """Prepare everything that Faust needs. Called outside of an event loop. Raises `MarqError`."""
         raise NotImplementedError
 
     def banner(self) -> str:
@@ -128,9 +128,9 @@ class FaustWorker(faust.Worker):
             raise
 
     def _tell_why(self, status: int) -> None:
-        """The last line."""
+        """Log the last line: why the process ends."""
         failure = self.app.failure if isinstance(self.app, PreparedApp) else None
-        # tasks that a stop breaks off may fail; that is nothing to tell
+        # tasks that are cancelled by a stop may fail; that is no reason to report
         if failure is not None and not (self._stopped_by and status == 0):
             log.critical("ended: %s", str(failure) or repr(failure))
         else:
@@ -138,7 +138,7 @@ class FaustWorker(faust.Worker):
 
 
 def _spare_collections() -> None:
-    """Make Python look for garbage cycles rarely, and never in imported modules.
+    """Make Python search garbage cycles rarely, and never in imported modules.
 
     By default it searches all young objects after 700 new ones, less than one chunk of records; but messages in memory
     have no cycles. Large answers may have some: see `gateway.leftovers`.
@@ -182,7 +182,7 @@ def _exit_now() -> None:
 
 
 def _is_option_given(name: str) -> bool:
-    """Whether the user gave an option of the command; otherwise it has Faust's default."""
+    """True if the user gave an option of the command. Otherwise it has Faust's default."""
     context = click.get_current_context(silent=True)
     while context is not None:
         if context.get_parameter_source(name) not in (None, ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):

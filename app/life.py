@@ -1,4 +1,4 @@
-"""What a worker's log says of its ordinary life: it starts, serves, rebalances, ends."""
+"""Log lines for the ordinary steps of a worker: start, serving, rebalance, end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Life:
-    """One line for each step. `say` gets the format and its arguments, as a logger does."""
+    """Logs one line for each step. `say` gets a format and its arguments, like a logger."""
 
     def __init__(self, say: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say = say
@@ -18,7 +18,7 @@ class Life:
         self._since_s = 0.0
 
     def assigned(self, numbers: set[int], total: int) -> None:
-        """A rebalance has ended: these partitions of `total` are ours."""
+        """Called after a rebalance with the partitions, of `total`, that are assigned to this worker."""
         before, self._assigned = self._assigned, set(numbers)
         new, gone = numbers - (before or set()), (before or set()) - numbers
         if before is not None and not new and not gone:
@@ -33,7 +33,7 @@ class Life:
             self._tell(total)
 
     def settled(self, number: int, total: int, *, serving: bool) -> None:
-        """A partition is served from now on, or is known not to be: its own line says why."""
+        """Called when a partition is served from now on, or can't be served (which has a line of its own)."""
         self._serving.add(number) if serving else self._serving.discard(number)
         if number in self._waiting:
             self._waiting.remove(number)

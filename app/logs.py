@@ -1,7 +1,7 @@
-"""What users see of the libraries' logs.
+"""Formats of the log, and filters for what libraries log.
 
-Kafka's client logs an error for each attempt of what it repeats by itself: some of it at every start, hundreds of lines
-a second while a broker is away. Faust logs each step of each service.
+Kafka's client logs an error for each attempt that it repeats by itself: a few at every start, hundreds a second while a
+broker is away. Faust logs each step of each service.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REPEATING = (
     "app.streaming.sender",
     "mode.timers",
 )
-#: Errors that pass by themselves within a moment: a leader or coordinator that was just chosen, or moved.
+#: Errors that are over within a moment: a leader or coordinator was just chosen, or has moved.
 _PASSING = (
     "NotLeaderForPartitionError",
     "LeaderNotAvailableError",
@@ -46,7 +46,7 @@ _PASSING = (
     "RebalanceInProgressError",
     "NodeNotReadyError",
 )
-#: Members of a group are told so that another has come or gone.
+#: The error by which members of a group learn that another has come or gone.
 _ORDINARY = ("Heartbeat failed for group %s because it is rebalancing",)
 #: Seconds for which a passing error is not worth a line.
 PASSING_S = 5.0
@@ -55,7 +55,7 @@ REPEAT_S = 10.0
 
 
 class Calm(logging.Filter):
-    """One line of a kind per `REPEAT_S`, with how many were left out; none for errors that pass within `PASSING_S`."""
+    """One line of a kind per `REPEAT_S`, with the number left out; none for errors that are over within `PASSING_S`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -92,13 +92,13 @@ class _Burst:
         self.left_out = 0
 
 
-#: Whose lines are one line each: those of our own modules, and of libraries that may repeat what a stranger sent. What
-#: users' handlers log is theirs.
+#: Loggers whose records are made one line: ours, and those of libraries that may repeat what a stranger sent. Records
+#: of users' handlers stay as they are.
 _CLEAN = ("agents", "aiohttp", "aiokafka", "app", "asyncio", "faust", "gateway", "marq", "mode", "pipeline", "tables")
 
 
 class CleanRecord(logging.LogRecord):
-    """A record whose text is one line without control characters, whatever stands in its arguments.
+    """A record whose text is one line without control characters, for any arguments.
 
     A traceback has several lines; each begins with blanks, so none looks like a record of its own.
     """
@@ -119,7 +119,7 @@ class CleanRecord(logging.LogRecord):
 
 
 def clean_records() -> None:
-    """Let all records of this process be clean."""
+    """Make all records of this process clean."""
     logging.setLogRecordFactory(CleanRecord)
 
 
@@ -136,14 +136,14 @@ def calm_client() -> None:
 
 #: What mode puts before the text of a service: how deep it is, and its name.
 _LABEL = re.compile(r"\[\^-*[^\]]*\]: ")
-#: Where the libraries are whose steps nobody wants to read.
+#: Packages whose steps are left out.
 _STEPS = tuple(f"{Path(one.__file__ or '').parent}/" for one in (faust, mode))
-#: That they end with an error which our own last line tells.
+#: Their last line for an error: our own last line has it too.
 _TWICE = ("We experienced a crash! Reraising original exception...",)
 
 
 class OurSteps(logging.Filter):
-    """Leaves out the steps of Faust's services, however the class is called that logs them."""
+    """Leaves out the steps of Faust's services, for any class that logs them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.INFO and record.pathname.startswith(_STEPS):
@@ -152,7 +152,7 @@ class OurSteps(logging.Filter):
 
 
 class Lines(logging.Formatter):
-    """A record as a line: when, how bad, what."""
+    """A record as a line: time, level, text."""
 
     default_msec_format = "%s.%03d"
 
@@ -185,7 +185,7 @@ def set_up(level: str, form: str, *, is_one_of_several: bool = False) -> None:
     """Let this process log to its standard error, as `text` or `json`.
 
     Parameters:
-        is_one_of_several: others write to the same place, so each line says which process it is of.
+        is_one_of_several: other processes write to the same place, so each line names its process.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Objects() if form == "json" else Lines(with_process=is_one_of_several))
@@ -200,7 +200,7 @@ def set_up(level: str, form: str, *, is_one_of_several: bool = False) -> None:
 
 @contextlib.contextmanager
 def silenced(name: str) -> Iterator[None]:
-    """A logger says nothing meanwhile."""
+    """Silence a logger in the block."""
     logger = logging.getLogger(name)
     before = logger.level
     logger.setLevel(logging.CRITICAL + 1)
@@ -211,7 +211,7 @@ def silenced(name: str) -> Iterator[None]:
 
 
 def quiet_steps() -> None:
-    """Leave out what Faust says of each step of each service. To be called before services are made."""
+    """Leave out Faust's lines for each step of each service. Call this before services are made."""
     mode.Service.mundane_level = "debug"
     for name in ("faust", "mode", "app.streaming.raw_table"):  # a store says "opening partition" as its subclass
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -25,8 +25,8 @@ from marq.errors import DataDirError, MarqError
 
 #: Seconds for a stopping worker to hand its partitions over; then it is killed.
 WORKER_STOP_S = 10.0
-#: Most seconds for a new worker to become ready.
-WORKER_START_S = 90.0
+#: Most seconds for a new worker to become ready: a busy Kafka takes minutes to create some thousand partitions.
+WORKER_START_S = 600.0
 
 _MEND = "set MARQ_DATA_DIR to a folder that can be written"
 _MAKE_ROOM = "make room on the disk of the data folder, or set MARQ_DATA_DIR to another"
@@ -105,7 +105,7 @@ class WorkerProcess:
             time.sleep(0.1)
 
     def is_ready(self) -> bool:
-        """Whether `/health/ready` answers 200."""
+        """True if `/health/ready` answers 200."""
         settings = load()
         for place in running_workers(self._data_dir or settings.data_dir):
             if not _is_of(place.folder, self.process.pid):
@@ -133,7 +133,7 @@ class WorkerProcess:
 
 
 def check_start(deadline_s: float) -> None:
-    """Raises `MarqError` if a worker was not ready by then."""
+    """Raise `MarqError` if a worker was not ready by then."""
     if time.monotonic() > deadline_s:
         raise MarqError(f"the worker was not ready within {WORKER_START_S:.0f} s; see what it logged above")
 

@@ -32,7 +32,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from marq.core.policies import LEASE_MIN_MS, TIME_MAX_MS
+from marq.core.policies import LEASE_MAX_MS, LEASE_MIN_MS
 from marq.core.settings import check_declared
 from marq.errors import MarqError, SettingError
 
@@ -41,7 +41,7 @@ CONFIG_VARIABLE = "MARQ_CONFIG"
 
 #: Variables with our prefix that are not settings: the file of settings, and what the tests read.
 _NOT_SETTINGS = (CONFIG_VARIABLE, "MARQ_TEST_")
-#: What the command `marq` reads.
+#: Variables that the command `marq` reads.
 _OF_THE_COMMAND = ("MARQ_URL", "MARQ_KEY_FILE", "MARQ_CA_FILE")
 
 #: Names of settings in earlier versions, and their names now.
@@ -64,7 +64,7 @@ def _comma_list(value: object) -> object:
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Count = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=1)]
-Lease = Annotated[int, Field(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
+Lease = Annotated[int, Field(ge=LEASE_MIN_MS, le=LEASE_MAX_MS)]
 Secret = Annotated[SecretStr, Field(min_length=SECRET_MIN)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -241,11 +241,11 @@ class Settings(BaseSettings):
 
     @property
     def url_host(self) -> str:
-        """`web_host` as it is written in a URL."""
+        """`web_host` as in a URL."""
         return f"[{self.web_host}]" if ":" in self.web_host else self.web_host
 
     def url_at(self, port: int) -> str:
-        """The URL of HTTP at a port of this machine, as one types it here."""
+        """The URL of a port of this machine, for a user of this machine."""
         scheme = "http" if self.web_tls_certificate_file is None else "https"
         return f"{scheme}://{'localhost' if self.web_host == '127.0.0.1' else self.url_host}:{port}"
 
@@ -362,7 +362,7 @@ def load() -> Settings:
 
 
 def is_explicit(settings: Settings, name: str) -> bool:
-    """Whether the user set a setting, so that it is not the default."""
+    """True if the user set a setting, so that it does not have its default."""
     return name in settings.model_fields_set
 
 
@@ -406,7 +406,7 @@ def _suggestion(name: str, known: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else "; `python -m app.settings` lists all settings"
 
 
-#: What settings with a pattern of their own have to be.
+#: The description of settings with a pattern of their own, for error messages.
 _PATTERNS = {
     "sqs_account": "it has to have 12 digits",
     "web_url": "it has to be http:// or https://, a host and a port, and no path",

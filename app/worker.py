@@ -83,7 +83,7 @@ def app_id(settings: Settings) -> str:
 
 
 class WorkerWeb(BareWeb):
-    """The web server of a worker. It listens where marq's settings say, whatever Faust's say."""
+    """The web server of a worker. It listens as marq's settings say, and ignores Faust's."""
 
     app: WorkerApp
     _shared: BaseSite | None = None
@@ -149,7 +149,10 @@ class WorkerApp(PreparedApp):
         """Declare agents, tables and the services that run beside them."""
         self.settings = settings
         tables = {
-            table.NAME: self.segment_table(table.NAME, partitions=settings.partitions, help=table.HELP)
+            # of progress, a partition has one manifest
+            table.NAME: self.segment_table(
+                table.NAME, partitions=settings.partitions, small=table is progress_table, help=table.HELP
+            )
             for table in (messages_table, markers_table, progress_table)
         }
         self.catalog = Catalog(settings, lambda: settings.queues_topic, beacon=self.beacon)
@@ -166,8 +169,8 @@ class WorkerApp(PreparedApp):
         self.handlers = handlers.Handlers(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.operations = QueueService(self.ownership, settings, self.meters, self.peers, beacon=self.beacon)
         self.housekeeping = Housekeeping(self.ownership, settings, self.operations.purges, beacon=self.beacon)
-        self.move_tasks = MoveTasks(self.operations, beacon=self.beacon)
         self.census = Census(self.ownership, self.peers)
+        self.move_tasks = MoveTasks(self.operations, self.census, beacon=self.beacon)
         self.receivers = Receivers(
             self.catalog,
             self.census,
@@ -286,6 +289,10 @@ class WorkerApp(PreparedApp):
         await self.producer.divide(
             [self.topics_in_use.markers], [table.changelog_topic_name for table in self.tables.values()]
         )
+        await self.start_parts()
+
+    async def start_parts(self) -> None:
+        """Start what `set_up` has made."""
         await self.catalog.start()
         await asyncio.wait_for(self.catalog.read_up.wait(), 30)
         await asyncio.wait_for(self.catalog.share_secret(), 30)
@@ -317,6 +324,12 @@ class WorkerApp(PreparedApp):
             await self.ownership.serve_until_taken(TAKEN_S)
 
     async def on_stop(self) -> None:
+        await self.stop_parts()
+        await super().on_stop()
+        await asyncio.gather(self.ownership.stop(), self.catalog.stop())
+
+    async def stop_parts(self) -> None:
+        """Hand over, and stop all but what others still need."""
         self.operations.receives.close()
         await self.handlers.close()
         self._flush_s = HAND_OVER_S if await self.ownership.hand_over(HAND_OVER_S) else 0.0
@@ -328,8 +341,6 @@ class WorkerApp(PreparedApp):
         await self.housekeeping.stop()
         await self.operations.stop()
         await self.peers.stop()
-        await super().on_stop()
-        await asyncio.gather(self.ownership.stop(), self.catalog.stop())
 
     async def _producer_flush(self, logger: Any) -> None:
         if not self.should_stop:

@@ -7,17 +7,21 @@ from pathlib import Path
 
 import click
 
+from bench import backlog as backlog_bench
 from bench import cycle as cycle_bench
 from bench import growth as growth_bench
 from bench import hol as hol_bench
 from bench import overload as overload_bench
 from bench import pairs as pairs_bench
+from bench import partitions as partitions_bench
 from bench import pipeline as pipeline_bench
+from bench import queues as queues_bench
 from bench import rebalance as rebalance_bench
 from bench import restart as restart_bench
 from bench import restore as restore_bench
 from bench import service as service_bench
 from bench import sqs as sqs_bench
+from bench import takeover as takeover_bench
 from bench import ui as ui_bench
 
 
@@ -98,9 +102,35 @@ def send(sizes: str, seconds: float, batch: int, runs: int) -> None:
 @click.option("--phases", default="cycle,all,single", show_default=True)
 @click.option("--runs", default=1, show_default=True, help="Repeat each phase and take the median.")
 @click.option("--singles", default=1_000, show_default=True, help="Messages of the phase `single`.")
-def sqs(batch: int, messages: int, size: int, phases: str, runs: int, singles: int) -> None:
+@click.option("--clients", default=4, show_default=True, help="Processes of clients of the phase `cycle`.")
+@click.option(
+    "--peer",
+    "peers",
+    multiple=True,
+    type=click.Choice(["elasticmq", "elasticmq-disk"]),
+    help="Run ElasticMQ beside: in memory, or on disk (H2).",
+)
+def sqs(
+    batch: int,
+    messages: int,
+    size: int,
+    phases: str,
+    runs: int,
+    singles: int,
+    clients: int,
+    peers: tuple[str, ...],
+) -> None:
     """Amazon SQS's protocol against one worker process."""
-    sqs_bench.run(batch=batch, messages=messages, size=size, phases=phases.split(","), runs=runs, singles=singles)
+    sqs_bench.run(
+        batch=batch,
+        messages=messages,
+        size=size,
+        phases=phases.split(","),
+        runs=runs,
+        singles=singles,
+        clients=clients,
+        peers=list(peers),
+    )
 
 
 @bench.command()
@@ -185,6 +215,42 @@ def overload(messages: int, receivers: int, loops: int, demo_loops: int, phases:
     overload_bench.run(
         messages=messages, receivers=receivers, loops=loops, demo_loops=demo_loops, phases=phases.split(",")
     )
+
+
+@bench.command()
+@click.option("--count", default=100_000, show_default=True, help="Queues.")
+@click.option("--connections", default=64, show_default=True)
+def queues(count: int, connections: int) -> None:
+    """Many queues: how fast they are made, their memory, what it costs to list them."""
+    queues_bench.run(count=count, connections=connections)
+
+
+@bench.command()
+@click.option("--messages", default=10_000_000, show_default=True)
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--measured", default=500_000, show_default=True, help="Messages of which the rate is measured.")
+def backlog(messages: int, size: int, measured: int) -> None:
+    """Messages that have waited for long: memory, restart, first delivery, rate."""
+    backlog_bench.run(messages=messages, size=size, measured=measured)
+
+
+@bench.command()
+@click.option("--messages", default=1_000_000, show_default=True, help="In flight when their worker dies.")
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+def takeover(messages: int, size: int) -> None:
+    """How long it takes until another worker serves the partitions of one that died."""
+    takeover_bench.run(messages=messages, size=size)
+
+
+@bench.command()
+@click.option("--count", default=1_000, show_default=True, help="Partitions.")
+@click.option("--seconds", default=30.0, show_default=True, help="How long the idle worker is watched.")
+@click.option("--messages", default=500_000, show_default=True, help="Of the phase `traffic`.")
+@click.option("--phases", default="start,idle,traffic", show_default=True)
+@click.option("--profile", type=click.Path(path_type=Path, exists=True), help="Folder for what py-spy records.")
+def partitions(count: int, seconds: float, messages: int, phases: str, profile: Path | None) -> None:
+    """One worker with many partitions: its start, what it costs while idle, its rate with messages in all."""
+    partitions_bench.run(count=count, seconds=seconds, messages=messages, phases=phases.split(","), profile=profile)
 
 
 @bench.command()

@@ -49,6 +49,13 @@ class Bench:
     @contextmanager
     def worker(self, name: str, **environment: str) -> Iterator[WorkerProcess]:
         """A worker on topics that begin with `name`, with these variables besides ours."""
+        with self.start(name, **environment) as process:
+            process.wait_ready()
+            yield process
+
+    @contextmanager
+    def start(self, name: str, **environment: str) -> Iterator[WorkerProcess]:
+        """As `worker`, without waiting until it is ready."""
         out = self.folder / name
         out.mkdir(exist_ok=True)
         env = {
@@ -64,7 +71,6 @@ class Bench:
         os.environ.update(env)
         try:
             with WorkerProcess() as process:
-                process.wait_ready()
                 yield process
         finally:
             for key in env:

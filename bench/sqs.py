@@ -1,23 +1,29 @@
-"""`python -m bench sqs`: Amazon SQS's JSON protocol, a plain HTTP client in this process against one worker process.
+"""`python -m bench sqs`: Amazon SQS's JSON protocol, plain HTTP clients against one worker process, and beside a peer.
 
 cycle    send, then receive and delete, in batches of 10 over 8 connections: the rate of all three together
 all      the same, all at the same time
 single   one message sent, received, deleted, then the next
+
+The clients of `cycle` are processes of their own (`--clients`), so that no system waits for its client.
 """
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import statistics
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
-from app.processes import WorkerProcess
 from bench.cycle import Serving, percentile, result
+from bench.peers.elasticmq import ElasticMq
 from bench.service import Clock, workers
 
 CONNECTIONS = 8
@@ -74,8 +80,8 @@ class Connection:
 class Queue:
     """A queue of one worker, through several connections."""
 
-    def __init__(self, worker: Serving, batch: int, size: int) -> None:
-        self.connections = [Connection(worker.url) for _ in range(CONNECTIONS)]
+    def __init__(self, worker: Serving, batch: int, size: int, connections: int = CONNECTIONS) -> None:
+        self.connections = [Connection(worker.url) for _ in range(connections)]
         self._batch = batch
         self._body = "x" * size
         self.url = ""
@@ -105,33 +111,51 @@ class Queue:
             connection.close()
 
 
-def run(*, batch: int, messages: int, size: int, phases: list[str], runs: int, singles: int) -> None:
-    """Run each phase `runs` times; print the medians."""
-    kinds: dict[str, Callable[[WorkerProcess, Queue, int, int], Awaitable[float]]] = {
-        "cycle": _cycle,
-        "all": _all,
-        "single": _single,
-    }
-    with workers(size) as worker_for:
+def run(
+    *, batch: int, messages: int, size: int, phases: list[str], runs: int, singles: int, clients: int, peers: list[str]
+) -> None:
+    """Run each phase `runs` times, all systems beside each other and in turns; print the medians."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="marq-bench-")))
+        systems: dict[str, Any] = {"sqs": stack.enter_context(stack.enter_context(workers(size))("sqs"))}
+        for peer in peers:
+            systems[peer] = stack.enter_context(ElasticMq(folder / peer, disk=peer == "elasticmq-disk"))
+        started = stack.enter_context(_clients(clients, batch, size))
+        for system in systems.values():
+            asyncio.run(_in_queue(_warm_up, "", system, "warm-up", batch, WARM_UP_MESSAGES, size))
         for phase in phases:
-            values = []
-            with worker_for(phase) as worker:
-                if phase != "single":
-                    asyncio.run(_in_queue(_warm_up, worker, "warm-up", batch, WARM_UP_MESSAGES, size))
-                for i in range(runs):
-                    count = singles if phase == "single" else messages
-                    values.append(asyncio.run(_in_queue(kinds[phase], worker, f"bench-{i}", batch, count, size)))
-            if runs > 1:
-                result(system="sqs", phase=phase, batch=batch, runs=runs, median=statistics.median(values))
+            values: dict[str, list[float]] = {name: [] for name in systems}
+            for i in range(runs):
+                for name, system in systems.items():
+                    queue = f"bench-{phase}-{i}"
+                    if phase == "cycle":
+                        value = _cycle(name, system, started, queue, batch, messages, size)
+                    elif phase == "all":
+                        value = asyncio.run(_in_queue(_all, name, system, queue, batch, messages, size))
+                    else:
+                        value = asyncio.run(_in_queue(_single, name, system, queue, batch, singles, size))
+                    values[name].append(value)
+            for name, found in values.items():
+                ratio = statistics.median(a / b for a, b in zip(values["sqs"], found, strict=True))
+                result(
+                    system=name,
+                    phase=phase,
+                    batch=batch,
+                    runs=runs,
+                    median=round(statistics.median(found), 2),
+                    lowest=round(min(found), 2),
+                    highest=round(max(found), 2),
+                    marq_to_it=round(ratio, 2),
+                )
 
 
 async def _in_queue(
-    kind: Callable[..., Awaitable[float]], worker: WorkerProcess, name: str, batch: int, count: int, size: int
+    kind: Callable[..., Awaitable[float]], system: str, server: Any, name: str, batch: int, count: int, size: int
 ) -> float:
-    queue = Queue(worker, batch, size)
+    queue = Queue(server, batch, size)
     await queue.make(name)
     try:
-        return await kind(worker, queue, batch, count)
+        return await kind(system, server, queue, batch, count)
     finally:
         queue.close()
 
@@ -147,43 +171,121 @@ class Taken:
         return self.left <= 0
 
 
-async def _warm_up(worker: WorkerProcess, queue: Queue, batch: int, messages: int) -> float:
+async def _warm_up(system: str, server: Any, queue: Queue, batch: int, messages: int) -> float:
     batches, taken = messages // batch // CONNECTIONS, Taken(messages // batch // CONNECTIONS * batch * CONNECTIONS)
     await asyncio.gather(*(queue.send(c, batches) for c in queue.connections))
     await asyncio.gather(*(queue.receive(c, taken) for c in queue.connections))
     return 0.0
 
 
-async def _cycle(worker: WorkerProcess, queue: Queue, batch: int, messages: int) -> float:
+class _Server:
+    """Where clients reach it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+
+def _client(orders: Any, left: Any, connections: int, batch: int, size: int) -> None:
+    """A process of clients: does what it is ordered, and says when that is done."""
+    while (order := orders.recv()) is not None:
+        server, url, batches = order
+        asyncio.run(_carry_out(server, url, batches, left, connections, batch, size))
+        orders.send(None)
+
+
+async def _carry_out(server: str, url: str, batches: int, left: Any, connections: int, batch: int, size: int) -> None:
+    """Send so many batches over each connection; without any, receive and delete until nothing is left."""
+    queue = Queue(_Server(server), batch, size, connections)
+    queue.url = url
+
+    def taken(count: int) -> bool:
+        with left.get_lock():
+            left.value -= count
+            return bool(left.value <= 0)
+
+    if batches:
+        await asyncio.gather(*(queue.send(c, batches) for c in queue.connections))
+    else:
+        await asyncio.gather(*(queue.receive(c, taken) for c in queue.connections))
+    queue.close()
+
+
+class _Clients:
+    """Processes of clients."""
+
+    def __init__(self, count: int, batch: int, size: int) -> None:
+        fresh = multiprocessing.get_context("spawn")
+        self.count = count
+        self.left = fresh.Value("q", 0)
+        self._pipes, self._processes = [], []
+        for _ in range(count):
+            ours, theirs = fresh.Pipe()
+            process = fresh.Process(target=_client, args=(theirs, self.left, CONNECTIONS // count, batch, size))
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def order(self, server: str, url: str, batches: int) -> None:
+        """Let all of them begin."""
+        for pipe in self._pipes:
+            pipe.send((server, url, batches))
+
+    def wait(self) -> None:
+        """Return when all are done."""
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def stop(self) -> None:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            pipe.send(None)
+            process.join()
+
+
+@contextmanager
+def _clients(count: int, batch: int, size: int) -> Iterator[_Clients]:
+    clients = _Clients(count, batch, size)
+    try:
+        yield clients
+    finally:
+        clients.stop()
+
+
+def _cycle(system: str, server: Any, clients: _Clients, name: str, batch: int, messages: int, size: int) -> float:
     batches = messages // batch // CONNECTIONS
     messages = batches * batch * CONNECTIONS
-    whole = Clock(worker)
-    clock = Clock(worker)
-    await asyncio.gather(*(queue.send(c, batches) for c in queue.connections))
-    result(system="sqs", phase="send", batch=batch, **clock.rates(messages))
-    clock, taken = Clock(worker), Taken(messages)
-    await asyncio.gather(*(queue.receive(c, taken) for c in queue.connections))
-    result(system="sqs", phase="process", batch=batch, **clock.rates(messages))
+    queue = Queue(server, batch, size)
+    asyncio.run(queue.make(name))
+    whole, clock = Clock(server), Clock(server)
+    clients.order(server.url, queue.url, batches)
+    clients.wait()
+    result(system=system, phase="send", batch=batch, **clock.rates(messages))
+    clock = Clock(server)
+    clients.left.value = messages
+    clients.order(server.url, queue.url, 0)
+    while clients.left.value > 0:
+        time.sleep(0.001)
+    result(system=system, phase="process", batch=batch, **clock.rates(messages))
     rates = whole.rates(messages)
-    result(system="sqs", phase="cycle", batch=batch, **rates)
+    result(system=system, phase="cycle", batch=batch, **rates)
+    clients.wait()
     return rates["rate"]
 
 
-async def _all(worker: WorkerProcess, queue: Queue, batch: int, messages: int) -> float:
+async def _all(system: str, server: Any, queue: Queue, batch: int, messages: int) -> float:
     half = CONNECTIONS // 2
     batches = messages // batch // half
     messages = batches * batch * half
-    clock, taken = Clock(worker), Taken(messages)
+    clock, taken = Clock(server), Taken(messages)
     await asyncio.gather(
         *(queue.send(c, batches) for c in queue.connections[:half]),
         *(queue.receive(c, taken) for c in queue.connections[half:]),
     )
     rates = clock.rates(messages)
-    result(system="sqs", phase="all", batch=batch, **rates)
+    result(system=system, phase="all", batch=batch, **rates)
     return rates["rate"]
 
 
-async def _single(worker: WorkerProcess, queue: Queue, batch: int, count: int) -> float:
+async def _single(system: str, server: Any, queue: Queue, batch: int, count: int) -> float:
     connection = queue.connections[0]
     wanted = {"QueueUrl": queue.url, "MaxNumberOfMessages": 1, "WaitTimeSeconds": 5}
     times: list[float] = []
@@ -197,7 +299,7 @@ async def _single(worker: WorkerProcess, queue: Queue, batch: int, count: int) -
     times.sort()
     p95 = percentile(times, 0.95)
     result(
-        system="sqs",
+        system=system,
         phase="single",
         msgs=count,
         p50_ms=round(percentile(times, 0.5), 2),

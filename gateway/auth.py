@@ -61,12 +61,12 @@ class Grants:
 
     def __init__(self, grants: list[Grant], share: Share | None = None) -> None:
         self._grants = grants
-        self.share = share  # None: of who has no key
+        self.share = share  # None: nobody has a key
         self._known: dict[tuple[str, str], bool] = {}
 
     def allow(self, permission: str, queue: str) -> bool:
         """True if `permission` is given for `queue`."""
-        if len(queue) > QUEUE_NAME_MAX:  # no queue, and too long to be looked at
+        if len(queue) > QUEUE_NAME_MAX:  # too long for a queue name, and for matching patterns
             return self.allow_everywhere(permission)
         known = self._known.get((permission, queue))
         if known is None:
@@ -80,7 +80,7 @@ class Grants:
         return known
 
     def begin(self) -> None:
-        """A request begins; call `end` when it has ended. Raises `UnavailableError`: its key has too many."""
+        """Count a request; call `end` when it has ended. Raises `UnavailableError` if its key has too many."""
         if self.share is not None:
             self.share.begin()
 
@@ -90,11 +90,11 @@ class Grants:
             self.share.end()
 
     def wait(self, wait_ms: int) -> contextlib.AbstractContextManager[None]:
-        """Around a receive that may wait. Raises `UnavailableError`: too many of its key do."""
+        """Context of a receive that may wait. Raises `UnavailableError` if too many of its key wait."""
         return self.share.wait(wait_ms) if self.share is not None else _NOTHING
 
     def make_queue(self) -> None:
-        """A queue is about to be made. Raises `UnavailableError`: its key makes too many."""
+        """Count a queue that is about to be made. Raises `UnavailableError` if its key makes too many."""
         if self.share is not None:
             self.share.make_queue()
 
@@ -107,7 +107,7 @@ class Grants:
         return any(permission in grant.permissions and "*" in grant.queues for grant in self._grants)
 
     def require(self, permission: str, queue: str | None, everywhere: bool = False) -> None:
-        """Raises `NotAllowedError`. Without a queue: for any, or with `everywhere` for all queues."""
+        """Raise `NotAllowedError` if the permission is missing: for `queue`, else for all queues, or for any."""
         if queue is not None:
             allowed = self.allow(permission, queue)
         else:
@@ -118,7 +118,7 @@ class Grants:
 
 
 def may_see(grants: Grants, queue: str) -> bool:
-    """Whoever may do anything with a queue may know that it is there, and how it is set."""
+    """Any permission for a queue includes to know that it exists, and its settings."""
     return any(grants.allow(permission, queue) for permission in PERMISSIONS)
 
 
@@ -144,7 +144,7 @@ class Keys:
             if not entry:
                 continue
             key, sign, what = entry.partition("=")
-            # nothing of a key must get into a message, nor what may be a part of one
+            # an error message must not have any part of a key
             if len(key) < KEY_MIN:
                 raise SettingError(f"MARQ_KEYS: key {number} is shorter than {KEY_MIN} characters")
             access_id, colon, secret = key.partition(":")
@@ -164,11 +164,11 @@ class Keys:
         return bool(self._grants)
 
     def credential(self, access_id: str) -> Credential | None:
-        """The access key of an id."""
+        """The access key with this id."""
         return self._credentials.get(access_id)
 
     def grants_of(self, headers: Mapping[str, str]) -> Grants:
-        """What a request may do. Raises `NotAuthenticatedError`."""
+        """The permissions of a request. Raises `NotAuthenticatedError`."""
         if not self._grants:
             return ALL
         scheme, _, key = headers.get("Authorization", "").partition(" ")
@@ -178,11 +178,11 @@ class Keys:
 
     @property
     def digests(self) -> Iterable[bytes]:
-        """By which keys are known."""
+        """The digests of all keys."""
         return self._grants
 
     def digest_of(self, key: str) -> bytes:
-        """By what a key is known. Raises `NotAuthenticatedError`."""
+        """The digest of a key of this installation. Raises `NotAuthenticatedError`."""
         # looked up by a hash, so that the time it takes says nothing about the keys
         digest = _digest(key.strip())
         if digest not in self._grants:
@@ -190,7 +190,7 @@ class Keys:
         return digest
 
     def grants_by_digest(self, digest: bytes) -> Grants:
-        """What the key may do that is known by `digest`."""
+        """The permissions of the key with this digest."""
         return self._grants[digest]
 
 
@@ -215,7 +215,7 @@ def _grant(number: int, text: str) -> Grant:
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches an address."""
+    """True if an address can be reached from this machine only."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -225,9 +225,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_browser(method: str, headers: Mapping[str, str]) -> None:
-    """Without keys, whoever can open a page in a browser of this machine must not reach us through it.
+    """Without keys, a web page that is open in a browser of this machine must not be able to use the API.
 
-    Raises `NotAllowedError` for a `Host` that is a name of somebody else's (DNS rebinding), and for a change that a
+    Raises `NotAllowedError` for a `Host` that is somebody else's name (DNS rebinding), and for a change that a
     page of another origin asks for.
     """
     host = headers.get("Host", "")
@@ -240,15 +240,15 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
 
 @lru_cache(1_000)
 def _is_answered(host: str) -> bool:
-    """True for a `Host` that nobody else can have given to us."""
+    """True for a `Host` that no other site can use as a name of this machine."""
     name = (_split(f"//{host}") or ("", ""))[0]
     return is_loopback(name) or _is_address(name)
 
 
 def check_link(headers: Mapping[str, str]) -> None:
-    """A `GET` that changes something is for scripts: a link or an image in somebody else's page must not do it.
+    """Refuse a `GET` that changes something if a web page sent it, with a link or an image.
 
-    Browsers tell of themselves in `Sec-Fetch-*`, and old ones in `Referer`. Raises `NotAllowedError`.
+    Browsers are recognised by `Sec-Fetch-*`, old ones by `Referer`. Raises `NotAllowedError`.
     """
     if headers.get("Sec-Fetch-Site") == "same-origin":
         return
@@ -260,7 +260,7 @@ def check_link(headers: Mapping[str, str]) -> None:
 
 
 def _split(url: str) -> tuple[str, str] | None:
-    """Name, and name with port, of the host in a URL; None for what is no URL."""
+    """The host in a URL, without and with its port; None if the text is no URL."""
     try:
         parts = urlsplit(url)
         return parts.hostname or "", parts.netloc

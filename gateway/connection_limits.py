@@ -10,18 +10,18 @@ import time
 from collections import Counter
 from typing import Any
 
-#: Seconds until the head of a request has to be there, from the connection or from its first byte; and of a handshake.
+#: Seconds within which the head of a request has to arrive, from the connection or its first byte; and a handshake.
 HEAD_S = 10.0
-#: Seconds in which a client has to read something of an answer that waits for it.
+#: Seconds without any progress after which a client is taken to have stopped reading an answer.
 STUCK_S = 60.0
-#: Open files that are asked of the system …
+#: Limit of open files that is asked of the system …
 FILES_WANTED = 65_536
-#: … and of them those that are not for connections of clients: tables, Kafka, other workers.
+#: … and how many of them are reserved for tables, Kafka and other workers.
 FILES_KEPT = 1_024
-#: Seconds between two lines about connections refused or ended for one reason.
+#: Seconds between two log lines with the same reason.
 LOG_S = 10.0
 
-#: Why a connection was refused or ended, as the metric and the log say it.
+#: Reasons for refusing or ending a connection: the label in the metric, and the text in the log.
 REASONS = {
     "total": "the worker has as many connections as it takes (MARQ_MAX_CONNECTIONS)",
     "address": "one address has as many connections as it may (MARQ_MAX_CONNECTIONS_PER_ADDRESS)",
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def raise_file_limit() -> int:
-    """Open as many files as the system lets us; how many that is."""
+    """Raise the limit of open files as far as the system allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -47,12 +47,12 @@ def raise_file_limit() -> int:
 
 
 def connections_for(files: int, wanted: int) -> int:
-    """Connections that can be taken with so many open files."""
+    """How many of the wanted connections the limit of open files allows."""
     return max(1, min(wanted, files - min(FILES_KEPT, files // 2)))
 
 
 def address_of(peer: Any) -> str:
-    """By what a client is counted: its IPv4 address, or the network of 64 bits that a single client may have."""
+    """The name under which a client is counted: its IPv4 address, or its IPv6 network of 64 bits."""
     host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     if ":" not in host:
         return host
@@ -74,10 +74,12 @@ class Connections:
         self.open = 0
         self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._of: Counter[str] = Counter()
-        self._lines: dict[str, tuple[float, int]] = {}  # reason -> when it was logged, and how often it was not since
+        self._lines: dict[
+            str, tuple[float, int]
+        ] = {}  # reason -> when it was last logged, and how often it occurred since
 
     def admit(self, address: str) -> bool:
-        """Count a new connection, unless there are too many."""
+        """Count a new connection. Returns False if there are too many already."""
         if self.open >= self.total:
             self.note("total", address)
             return False
@@ -89,14 +91,14 @@ class Connections:
         return True
 
     def leave(self, address: str) -> None:
-        """A connection that was admitted has ended."""
+        """Note that a connection which was admitted has ended."""
         self.open -= 1
         self._of[address] -= 1
         if not self._of[address]:
             del self._of[address]
 
     def note(self, reason: str, address: str) -> None:
-        """Count, and seldom log, that a connection was refused or ended."""
+        """Count a connection that was refused or ended, and log it from time to time."""
         self.refused[reason] += 1
         now = time.monotonic()
         at, silent = self._lines.get(reason, (-LOG_S, 0))

@@ -1,7 +1,7 @@
-"""Limits of connections, in total and per address, and of the time that a client may keep one without asking anything.
+"""Connections of clients, with limits that aiohttp does not have.
 
-By itself aiohttp takes any number of connections, gives a client as long for the head of a request as for its next
-one, waits for a client that does not read its answer without an end, and logs a traceback for each malformed request.
+aiohttp accepts any number of connections, gives a client as long for the head of a request as for its next one, waits
+for ever for a client that does not read its answer, and logs a traceback for each malformed request.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from aiohttp.web_server import Server
 from app.bodies import TAKEN, Holder
 from gateway.connection_limits import HEAD_S, STUCK_S, Connections, address_of
 
-#: Bytes of an answer that counts as unread until nearly all of it is sent.
+#: Bytes from which on an answer counts as unread until nearly all of it is sent.
 LARGE_BYTES = 64 * 1024
-#: Times in these seconds that connections are looked at for that.
+#: How often connections are checked within `STUCK_S`.
 STUCK_LOOKS = 3
-#: Lines of what comes at once that are parsed at once: aiohttp takes 1.6 us for a chunk of one byte, which has two.
+#: Lines in one read that are parsed at once: aiohttp takes 1.6 us for a chunk of one byte, which has two lines.
 LINES_MAX = 200
-#: Bytes of what has more lines that are parsed in one turn, for all connections together.
+#: Bytes parsed in one turn, for all connections together, of reads with more lines.
 PIECE_BYTES = 16 * 1024
-#: Bytes that wait for that.
+#: Bytes that may wait for it.
 PUT_OFF_BYTES = 32 * 1024 * 1024
 #: Requests that one connection may send ahead of the answers.
 AHEAD_MAX = 2
@@ -56,7 +56,7 @@ class Connection(RequestHandler):
         if self._address is None:
             address = address_of(wire.get_extra_info("peername"))
             if not self._book.admit(address):
-                self._close = True  # nothing of what comes is read
+                self._close = True  # read nothing that comes
                 wire.write(_REFUSAL)
                 wire.close()
                 return
@@ -74,7 +74,7 @@ class Connection(RequestHandler):
         super().connection_lost(exc)
 
     def leave(self) -> None:
-        """The connection counts no more."""
+        """Stop counting the connection."""
         if self._address is not None:
             self._book.leave(self._address)
             self._address = None
@@ -98,9 +98,9 @@ class Connection(RequestHandler):
         self._pause_transport_reading()
 
     def parse_a_piece(self) -> int:
-        """Parse a piece of what was put off; how many bytes it had: 0 if there is nothing to be done now."""
+        """Parse a piece of the bytes that were put off. Returns its size: 0 if nothing can be parsed now."""
         if self._reading_paused or self._buffer_paused:
-            return 0  # until aiohttp wants to read on
+            return 0  # aiohttp does not want to read on yet
         piece, self._rest = self._rest[:PIECE_BYTES], self._rest[PIECE_BYTES:]
         self._parse(piece)
         if not self._rest and not self._reading_paused and not self._buffer_paused:
@@ -109,13 +109,19 @@ class Connection(RequestHandler):
 
     @property
     def has_rest(self) -> bool:
-        """True if something was put off."""
+        """True if bytes were put off."""
         return bool(self._rest)
 
     def drop_rest(self) -> int:
-        """Forget what was put off; how many bytes it had."""
+        """Drop the bytes that were put off. Returns how many there were."""
         size, self._rest = len(self._rest), b""
         return size
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        # aiohttp calls it twice for each body, and would parse and read on each time. Where nothing is paused, nothing
+        # was held back. A pause for other reasons (`_buffer_paused`, `_rest`) has an end of its own.
+        if self._reading_paused:
+            super().resume_reading(resume_parser)
 
     def _resume_transport_reading(self) -> None:
         if self._rest:
@@ -132,7 +138,7 @@ class Connection(RequestHandler):
             if self._head is not None:
                 self._stop_waiting()
         elif self._head is None and not self._force_close:
-            # aiohttp waits for a request, and what came is only a part of its head
+            # aiohttp waits for a request, and only a part of its head has come
             self._await_head()
 
     def _await_head(self) -> None:
@@ -149,7 +155,7 @@ class Connection(RequestHandler):
         if self.transport is None or self._force_close:
             return
         if self._rest or self._loop.time() > self._head_due + 1.0:
-            self._await_head()  # it was us who stood still: the head may be there, unread
+            self._await_head()  # this process stood still: the head may have come, unread
             return
         self._note("head")
         self.force_close()
@@ -158,7 +164,7 @@ class Connection(RequestHandler):
 
     def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
-    ) -> Any:  # of aiohttp's own: a coroutine less for small answers
+    ) -> Any:  # no coroutine of ours around aiohttp's for small answers
         body = resp.body if isinstance(resp, web.Response) else None
         if isinstance(body, bytes) and len(body) > LARGE_BYTES:
             taken = request.get(TAKEN)
@@ -181,7 +187,7 @@ class Connection(RequestHandler):
             holder.unread_bytes -= size_bytes
 
     def look(self) -> None:
-        """Called `STUCK_LOOKS` times in `STUCK_S`: end the connection if its client has read nothing meanwhile."""
+        """End the connection if its client has read nothing for `STUCK_S`. Called `STUCK_LOOKS` times in that time."""
         wire = self._wire
         if wire is None:
             return
@@ -194,16 +200,16 @@ class Connection(RequestHandler):
             self._note("stuck")
             wire.abort()
 
-    # -- what is no HTTP
+    # -- malformed requests
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        if isinstance(exc, ConnectionError):  # the client has gone in the midst of its request: nobody is there to tell
+        if isinstance(exc, ConnectionError):  # the client has gone: nobody reads the answer
             response = web.Response(status=400)
             response.force_close()
             return response
-        # a text that is none is met here only by what aiohttp does before our own code
+        # invalid text gets here only from aiohttp's own parsing
         if not isinstance(exc, HttpProcessingError | UnicodeError):
             return super().handle_error(request, status, exc, message)
         self._note("malformed")
@@ -213,7 +219,7 @@ class Connection(RequestHandler):
 
     def log_exception(self, *args: Any, **options: Any) -> None:
         if isinstance(options.get("exc_info"), RequestPayloadError | HttpProcessingError):
-            self._note("malformed")  # a body that can't be unpacked, met when its rest was thrown away
+            self._note("malformed")  # aiohttp could not unpack the rest of a body, which it drops
         else:
             super().log_exception(*args, **options)
 
@@ -222,7 +228,7 @@ class Connection(RequestHandler):
 
 
 class Later:
-    """Connections that sent many short lines: of one of them a piece is parsed in each turn of the loop."""
+    """Connections that sent many short lines. In each turn of the loop, a piece of one of them is parsed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -231,7 +237,7 @@ class Later:
         self.put_off_bytes = 0
 
     def put(self, connection: Connection, size_bytes: int) -> bool:
-        """`connection` has something to parse, `size_bytes` more than before. False if that is too much."""
+        """Note that `connection` has `size_bytes` more to parse. Returns False if that is too much."""
         if self.put_off_bytes + size_bytes > PUT_OFF_BYTES:
             return False
         self.put_off_bytes += size_bytes
@@ -241,7 +247,7 @@ class Later:
         return True
 
     def forget(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         self._waiting.pop(connection, None)
         self.put_off_bytes -= connection.drop_rest()
 
@@ -261,7 +267,7 @@ class Later:
 
 
 class ConnectionServer(Server):
-    """aiohttp's server of connections, with ours."""
+    """aiohttp's server, with our connections."""
 
     def __init__(self, book: Connections, handler: Any, **kwargs: Any) -> None:
         super().__init__(handler, **kwargs)
@@ -270,7 +276,7 @@ class ConnectionServer(Server):
         self._timer = self._loop.call_later(STUCK_S / STUCK_LOOKS, self._look)
 
     def __call__(self, address: str | None = None) -> Connection:
-        """A new connection; with an `address`, of a client that was admitted."""
+        """Make a connection. `address`: that of a client which was admitted already; None if it was not."""
         return Connection(self, address, loop=self._loop, **self._kwargs)
 
     def _look(self) -> None:

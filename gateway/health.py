@@ -1,6 +1,6 @@
-"""`/health/live`: the process answers.
+"""`/health/live`: 200 while the process answers.
 
-`/health/ready`: every assigned partition that can be served is, and no error stops the worker.
+`/health/ready`: 200 while every assigned partition that can be served is served, and no error stops the worker.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gateway.auth import Keys
 
 
 def define(app: MarqApp, ownership: Ownership, keys: Keys) -> None:
-    """Declare the views."""
+    """Register the routes."""
 
     @app.page("/health/live", name="health-live")
     async def live(view: Any, request: Any) -> Any:
@@ -29,7 +29,7 @@ def define(app: MarqApp, ownership: Ownership, keys: Keys) -> None:
             state["unserved"] = sorted(ownership.unserved)
         if stalled := ownership.stalls.now():
             state["stalled"] = list(stalled)
-        if not keys:  # whoever asks
+        if not keys:  # these need no key
             state["worker"] = ownership.worker_name
             state["rebalancing"] = bool(app.rebalancing)
             if ownership.unserved:

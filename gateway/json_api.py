@@ -45,12 +45,12 @@ _OK = {"ok": True}
 
 
 def results(outcomes: list[MarqError | None]) -> Results:
-    """The answer per receipt."""
+    """The result for each receipt."""
     return Results([_OK if outcome is None else {"error": problems.entry(outcome)} for outcome in outcomes])
 
 
 def sent(places: Sequence[Sent | MarqError]) -> Results:
-    """The answer per message."""
+    """The result for each message."""
     return Results([{"error": problems.entry(s)} if isinstance(s, MarqError) else s for s in places])
 
 
@@ -73,7 +73,7 @@ class JsonApi:
         return answer(request, sent(await self.operations.send(queue, messages)))
 
     def _make(self, request: web.Request, queue: str) -> None:
-        """If `queue` is about to be made, its key has to have room for one more. Raises `UnavailableError`."""
+        """Count `queue` if this request makes it. Raises `UnavailableError` if its key makes too many queues."""
         if not self.operations.catalog.exists(queue):
             request[GRANTS].make_queue()
 
@@ -111,7 +111,7 @@ class JsonApi:
 
     async def move(self, request: web.Request) -> web.Response:
         queue, body = request.match_info["queue"], await self._move.read(request)
-        # where dead letters come from is not known before they are read
+        # each dead letter may come from another queue, which is known only when it is read
         request[GRANTS].require("send", body.to, everywhere=True)
         if body.to is not None:
             self._make(request, body.to)
@@ -138,7 +138,7 @@ class JsonApi:
         return answer(request, await self.operations.update_queue(queue, values))
 
     def _require_dead_letters(self, request: web.Request, queue: str, values: dict[str, Any]) -> None:
-        """Who names another dead-letter queue has to be allowed to send to it. Raises `NotAllowedError`."""
+        """Naming another dead-letter queue needs the permission to send to it. Raises `NotAllowedError`."""
         target = values.get("dead_letter_queue")
         if isinstance(target, str) and target and target != self.operations.dead_letter_queue_of(queue):
             request[GRANTS].require("send", target)
@@ -166,7 +166,7 @@ class JsonApi:
 
 
 def operations_of(api: JsonApi) -> list[Operation]:
-    """What this API offers."""
+    """The operations of this API."""
     queue = "/v1/queues/{queue}"
     return [
         Operation("POST", f"{queue}/messages", "send", api.send, "Send messages", Send, response=SendResults),
@@ -226,7 +226,7 @@ def operations_of(api: JsonApi) -> list[Operation]:
 
 
 def define(router: web.UrlDispatcher, service: QueueService, max_body_bytes: int, room: Room) -> list[Operation]:
-    """Register the routes; what they are."""
+    """Register the routes. Returns the operations."""
     operations = operations_of(JsonApi(service, max_body_bytes, room))
     register(router, operations)
     return operations

@@ -1,7 +1,7 @@
-"""Answers whose client went away while they were sent are freed soon.
+"""Frees the memory of answers whose client went away while they were sent.
 
-Such an answer is held by a garbage cycle, of the exception and the frames that it went through. Python looks for cycles
-after so many new objects, not bytes: hundreds of answers of megabytes would come together first.
+Such an answer is part of a garbage cycle, made of the exception and its frames. Python looks for cycles after a number
+of new objects, whatever their size, so hundreds of answers of several megabytes could come together before it does.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 from aiohttp import web
 
-#: Bytes of answers after which young garbage is looked for.
+#: Bytes of answers after which young garbage is collected.
 LOOK_BYTES = 32 * 1024 * 1024
 
 
 def freed() -> Any:
-    """Middleware that looks for what is left of answers."""
+    """Middleware that collects such garbage."""
     given = 0
 
     @web.middleware

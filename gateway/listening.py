@@ -17,13 +17,14 @@ from app.settings import Settings
 from gateway.auth import is_loopback
 from gateway.connection_limits import HEAD_S, Connections, address_of
 from gateway.connections import ConnectionServer
+from gateway.routing import Routing
 from marq.errors import SettingError
 
-#: Seconds that a connection is kept between requests.
+#: Seconds that a connection is kept open between requests.
 KEEPALIVE_S = 75.0
-#: Bytes of a body that a connection reads ahead of whoever reads the body (aiohttp takes up to twice as many).
+#: Bytes of a body that are read ahead of its handler (aiohttp reads up to twice as many).
 READ_AHEAD_BYTES = 64 * 1024
-#: Connections that the system may hold until they are accepted.
+#: Connections that may wait in the system until they are accepted.
 BACKLOG = 1024
 
 log = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class Runner(web.AppRunner):
     __slots__ = ("book",)
 
     def __init__(self, app: web.Application, book: Connections, **kwargs: Any) -> None:
-        # bodies are unpacked by `app.bodies`: aiohttp does it to bodies that nobody reads, too
+        # `app.bodies` unpacks bodies: aiohttp would also unpack those that nobody reads
         super().__init__(
             app,
             access_log=None,
@@ -48,7 +49,7 @@ class Runner(web.AppRunner):
 
     @property
     def addresses(self) -> list[Any]:
-        """Where it listens."""
+        """The addresses that it listens on."""
         tls = (address for site in self.sites if isinstance(site, TlsSite) for address in site.addresses)
         return [*super().addresses, *tls]
 
@@ -56,7 +57,7 @@ class Runner(web.AppRunner):
         made = await super()._make_server()
         return ConnectionServer(
             self.book,
-            made.request_handler,
+            Routing(self.app),
             request_factory=made.request_factory,
             handler_cancellation=made.handler_cancellation,
             loop=asyncio.get_running_loop(),
@@ -65,7 +66,7 @@ class Runner(web.AppRunner):
 
 
 class TlsSite(BaseSite):
-    """Listens for HTTPS. A connection counts, and its time runs, before its handshake."""
+    """Listens for HTTPS. A connection is counted, and has to make progress, from before its handshake on."""
 
     __slots__ = ("_accepting", "_context", "_host", "_listeners", "_port", "_shaking", "_shared")
 
@@ -100,7 +101,7 @@ class TlsSite(BaseSite):
 
     @property
     def addresses(self) -> list[Any]:
-        """Where it listens."""
+        """The addresses that it listens on."""
         return [listener.getsockname() for listener in self._listeners]
 
     async def stop(self) -> None:
@@ -117,7 +118,7 @@ class TlsSite(BaseSite):
         while True:
             try:
                 client, peer = await loop.sock_accept(listener)
-            except OSError as exc:  # no file is left, or the client has gone again
+            except OSError as exc:  # no file descriptor is left, or the client has gone
                 log.warning("A connection can't be accepted: %s", exc)
                 await asyncio.sleep(0.1)
                 continue

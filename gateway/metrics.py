@@ -1,4 +1,4 @@
-"""`/metrics`: what this worker counts, for Prometheus.
+"""`/metrics`: the figures of this worker, for Prometheus.
 
 Labels are bounded: routes, actions, kinds of errors, partitions, handlers, the largest queues.
 """
@@ -23,14 +23,14 @@ from app.service.watches import Receivers
 from gateway.connection_limits import Connections
 from gateway.routes import secured
 
-#: Queues with a label of their own: those with the most messages. The rest is summed up under the label "".
+#: How many queues have a label of their own: those with the most messages. The others are summed up under "".
 QUEUES_MAX = 100
-#: Key of a request under which a protocol that has one route for all says which action it was; one of a fixed set.
+#: Key of a request with the name of its action, for protocols with one route for all actions. There is a fixed set.
 ACTION = web.RequestKey("action", str)
 
 
 class Collector:
-    """What is there when it is asked for."""
+    """Figures that are read when Prometheus asks."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class Collector:
 
 
 def measured(meters: Meters) -> Any:
-    """Middleware that takes the time of each request."""
+    """Middleware that measures the time of each request."""
     children: dict[tuple[str, str, str, int], Any] = {}
 
     @web.middleware

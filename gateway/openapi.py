@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the operations and the structs that they read and write."""
+"""The OpenAPI document, made from the operations and the structs of their requests and answers."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _STATUSES = {
 
 
 class Operation(NamedTuple):
-    """One route: who may use it, what it reads and answers."""
+    """One route: the permission that it needs, its request and its answer."""
 
     method: str
-    path: str  # as aiohttp takes it
+    path: str  # as in aiohttp
     permission: str | None  # None: any key
     handler: Any
     summary: str
@@ -53,7 +53,7 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 def document(operations: Iterable[Operation]) -> dict[str, Any]:
-    """The document as plain values."""
+    """Returns the document as plain values."""
     operations = list(operations)
     types = {t for o in operations for t in (o.request, o.query, o.response) if t is not None}
     ordered = sorted(types, key=str)
@@ -125,7 +125,7 @@ def _described(operation: Operation, schema_of: dict[Any, Any], components: dict
 
 
 def _with_base64(value: Any) -> Any:
-    """Says how base64 looks, so that generated clients and tests know."""
+    """Adds the pattern of base64, for generated clients and tests."""
     if isinstance(value, dict):
         changed = {key: _with_base64(item) for key, item in value.items()}
         if changed.get("contentEncoding") == "base64":

@@ -1,4 +1,4 @@
-"""What all routes share: who may use them, the codec of bodies and answers, errors as problem details."""
+"""What all routes share: permissions, the codec of bodies and answers, errors as problem details."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from app import bodies
 from app.cluster import peers
 from gateway.auth import ALL, Grants, Keys, check_browser
 from gateway.openapi import Operation
+from gateway.replies import Reply
 from marq.errors import BadValueError, MarqError, TooLargeError, UnavailableError
 from marq.protocol import problems
 
@@ -22,11 +23,11 @@ log = logging.getLogger(__name__)
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
-#: Whoever asks may know whether a worker is well.
+#: Routes that need no key.
 HEALTH = "/health/"
-#: Names with a value in a request of JSON: to decode more would hold up all others.
+#: Names with a value in a JSON request. Decoding more would delay all other requests.
 VALUES_MAX = 200_000
-#: Types of a body whose sender named none: aiohttp's word for that, and what curl says by itself.
+#: Content types of senders that named none: aiohttp's default, and curl's.
 UNNAMED = ("application/octet-stream", "application/x-www-form-urlencoded")
 Handler = Callable[[web.Request], Awaitable[Any]]
 #: Where the permissions of a request are kept.
@@ -39,7 +40,7 @@ _to_msgpack = msgspec.msgpack.Encoder().encode
 
 
 class Body(Generic[Read]):
-    """Reads and decodes one kind of request body, of `limit_bytes` at most."""
+    """Reads and decodes request bodies of one type, up to `limit_bytes`."""
 
     def __init__(self, kind: type[Read], limit_bytes: int, room: bodies.Room | None = None) -> None:
         self._json = msgspec.json.Decoder(kind)
@@ -66,7 +67,7 @@ class Body(Generic[Read]):
 
 
 def is_typed_by_hand(headers: Mapping[str, str]) -> bool:
-    """Whether no page in a browser sent a request: one can send such a type to any origin, but not without a trace."""
+    """True if no web page sent a request: to those, browsers add headers that say so."""
     return "Origin" not in headers and not any(name.lower().startswith("sec-fetch-") for name in headers)
 
 
@@ -79,7 +80,7 @@ def query_of(request: web.Request, kind: type[Read]) -> Read:
 
 
 def answers_msgpack(request: web.Request) -> bool:
-    """Whether the answer is to be msgpack: as `Accept` says, else like the request."""
+    """True if the answer has to be msgpack: as `Accept` says, else as the request was."""
     accept = request.headers.get("Accept", "*/*")
     if MSGPACK in accept:
         return True
@@ -89,12 +90,12 @@ def answers_msgpack(request: web.Request) -> bool:
 def answer(request: web.Request, value: Any, status: int = 200) -> web.Response:
     """An answer in the codec that the client asked for."""
     if answers_msgpack(request):
-        return web.Response(body=_to_msgpack(value), status=status, content_type=MSGPACK)
-    return web.Response(body=_to_json(value), status=status, content_type=JSON)
+        return Reply(body=_to_msgpack(value), status=status, content_type=MSGPACK)
+    return Reply(body=_to_json(value), status=status, content_type=JSON)
 
 
 def problem(error: BaseException) -> web.Response:
-    """The answer that says what is wrong."""
+    """The answer for an error."""
     status, name, title = problems.kind_of(error)
     response = problem_of(status, name, title, str(error) if status != 500 else "see the worker's log")
     if isinstance(error, UnavailableError):
@@ -110,12 +111,12 @@ def problem_of(status: int, name: str, title: str, detail: str) -> web.Response:
 
 
 def guard(keys: Keys, room: bodies.Room, session: Callable[[Mapping[str, str]], Grants | None]) -> Any:
-    """Middleware around everything that is served: who may, and every error as problem details.
+    """Middleware of all routes: checks permissions, and answers every error as problem details.
 
-    At the end of a request, what its body took of the `room` is free again.
+    When a request ends, the memory of its body is given back to `room`.
 
     Args:
-        session: what a request of the cockpit's page may do, by its headers; None: it is none of the page.
+        session: returns the permissions of a request of the cockpit's page, by its headers; None for other requests.
     """
 
     @web.middleware
@@ -158,7 +159,7 @@ def guard(keys: Keys, room: bodies.Room, session: Callable[[Mapping[str, str]], 
 
 
 def secured(permission: str, handler: Handler, everywhere: bool = False) -> Handler:
-    """`handler` for those who have a permission, for the queue in the path if there is one."""
+    """`handler`, for requests with a permission: for the queue in the path, if there is one."""
 
     async def checked(request: web.Request) -> Any:
         request[GRANTS].require(permission, request.match_info.get("queue"), everywhere)
@@ -168,7 +169,7 @@ def secured(permission: str, handler: Handler, everywhere: bool = False) -> Hand
 
 
 def register(router: web.UrlDispatcher, operations: Iterable[Operation]) -> None:
-    """Add the routes of operations."""
+    """Register the routes of operations."""
     for one in operations:
         handler = secured(one.permission, one.handler, one.everywhere) if one.permission else one.handler
         # the name of a queue may have braces in it

@@ -1,4 +1,4 @@
-"""The bodies and queries of the JSON API, and what values they may have."""
+"""The bodies and queries of the JSON API, with the limits of their values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marq.errors import BadValueError
 from marq.protocol.limits import BATCH_MAX, HEADERS_MAX, MOVE_MAX, RECEIVE_MAX, WAIT_MAX_MS
 from marq.protocol.messages import Entry, Problem, QueueInfo, Received
 
-#: Bytes of bodies without messages: of `BATCH_MAX` receipts, of `MOVE_MAX` places, of settings and others.
+#: Bytes of request bodies without messages: `BATCH_MAX` receipts, `MOVE_MAX` places, settings and others.
 RECEIPTS_BYTES, PLACES_BYTES, SETTINGS_BYTES = 640 * 1024, 128 * 1024, 64 * 1024
 
 Name = Annotated[str, Meta(max_length=200)]
@@ -21,7 +21,7 @@ Receipts = Annotated[list[str], Meta(min_length=1, max_length=BATCH_MAX)]
 
 
 class Message(Entry, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One message of a send, with what values it may have: `payload`, or `text`, or `json`."""
+    """One message of a send: its payload is `payload`, or `text`, or `json`."""
 
     payload: bytes | UnsetType = UNSET  # type: ignore[assignment]
     text: str | UnsetType = UNSET
@@ -38,7 +38,7 @@ class Send(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def entries_of(messages: list[Message], is_msgpack: bool) -> list[Entry]:
-    """Messages as they are sent. Raises `BadValueError` for one that has not just one payload."""
+    """Messages with their payloads as bytes. Raises `BadValueError` for one that has no payload, or several."""
     return [
         _entry_of(message, i, is_msgpack)
         if message.payload is UNSET or message.text is not UNSET or message.json
@@ -58,7 +58,7 @@ def _entry_of(message: Message, place: int, is_msgpack: bool) -> Entry:
             payload = msgspec.json.encode(msgspec.msgpack.decode(message.json))
         else:
             payload = bytes(message.json)
-            payload.decode()  # what is in its strings is not looked at before
+            payload.decode()  # its strings were not checked before
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError) as exc:
         raise BadValueError(f"invalid body: {exc} - at `$.messages[{place}].json`") from None
     return Entry(
@@ -72,7 +72,7 @@ def _entry_of(message: Message, place: int, is_msgpack: bool) -> Entry:
     )
 
 
-#: How payloads are told: as they are, or for people.
+#: The form of payloads: base64 or bytes, or for people.
 As = Literal["base64", "text", "json"]
 
 
@@ -105,15 +105,15 @@ class Reject(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Place(msgspec.Struct, forbid_unknown_fields=True):
-    """Where a message is."""
+    """The place of a message."""
 
     partition: Annotated[int, Meta(ge=0, lt=1 << 31)]
     offset: Annotated[int, Meta(ge=0, lt=1 << 62)]
 
 
 class Move(msgspec.Struct, forbid_unknown_fields=True):
-    """Which messages go where: those named, or up to `max` in their order. Without `to`: dead letters, back to where
-    they come from."""
+    """Messages to move: those named, or up to `max` in their order. Without `to`, dead letters go back to where they
+    come from."""
 
     to: Annotated[str, Meta(min_length=1, max_length=QUEUE_NAME_MAX)] | None = None
     messages: Annotated[list[Place], Meta(min_length=1, max_length=MOVE_MAX)] | None = None
@@ -132,7 +132,7 @@ class ListQueues(msgspec.Struct, forbid_unknown_fields=True):
 
 class Queues(msgspec.Struct):
     queues: list[QueueInfo]
-    after: str  # where the next page begins; empty: this is the last
+    after: str  # where the next page begins; empty on the last one
 
 
 class Done(msgspec.Struct):
@@ -140,7 +140,7 @@ class Done(msgspec.Struct):
 
 
 class SendResult(msgspec.Struct):
-    """Where the message is, or why it is not there."""
+    """The place of the message, or an error."""
 
     topic: str | msgspec.UnsetType = msgspec.UNSET
     partition: int | msgspec.UnsetType = msgspec.UNSET
@@ -149,7 +149,7 @@ class SendResult(msgspec.Struct):
 
 
 class SettleResult(msgspec.Struct):
-    """Done, or why not."""
+    """True, or an error."""
 
     ok: bool | msgspec.UnsetType = msgspec.UNSET
     error: Problem | msgspec.UnsetType = msgspec.UNSET
@@ -168,7 +168,7 @@ class Results(msgspec.Struct):
 
 
 class Told(Received):
-    """A delivery; its payload as text or JSON where that was asked for, and it is that."""
+    """A delivery. Its payload is text or JSON if the request wants that and the bytes are such."""
 
     payload: bytes | UnsetType = UNSET  # type: ignore[assignment]
     text: str | UnsetType = UNSET
@@ -176,7 +176,7 @@ class Told(Received):
 
 
 def told_as(message: Received, how: As, is_msgpack: bool) -> Told:
-    """A delivery with its payload as text, or as JSON; bytes that are neither stay what they are."""
+    """Returns the delivery with its payload as text or as JSON. Other bytes stay as they are."""
     payload = message.payload
     text: str | UnsetType = UNSET
     json: Any = UNSET

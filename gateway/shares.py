@@ -1,4 +1,4 @@
-"""Shares of keys: what the requests of one key may take of a worker, so that those of others find room."""
+"""Limits for each key, so that the requests of one key leave room for those of others."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Callable, Iterator
 from app.service.receives import WAITING_MAX
 from marq.errors import UnavailableError
 
-#: Requests of one key under way at a worker, beside receives that wait.
+#: Requests of one key in progress at a worker, not counting receives that wait.
 REQUESTS_MAX = 1_000
 #: Receives of one key that wait at a worker.
 KEY_WAITING_MAX = WAITING_MAX // 2
-#: Bytes of answers that clients of one key have not read: above the first its receives are refused, above the second
+#: Bytes of answers that clients of one key have not read. Above the first, its receives are refused; above the second,
 #: all its requests.
 UNREAD_BYTES, UNREAD_MAX_BYTES = 64 * 1024 * 1024, 256 * 1024 * 1024
-#: Queues that one key makes in a minute, at a worker; as many at once.
+#: Queues that one key may make in a minute at a worker, all of them at once if it likes.
 QUEUES_A_MINUTE = 600
 
 
 class Unproven:
-    """What requests have that name a key, and whose signature is not checked before they are read."""
+    """The memory of requests whose signature is not checked yet, because that needs the whole body."""
 
     __slots__ = ("body_bytes", "unread_bytes")
     room_parts = 4
@@ -31,34 +31,34 @@ class Unproven:
 
 
 class Share:
-    """What the requests of one key have at this worker."""
+    """What the requests of one key take of this worker."""
 
     room_parts = 2
     __slots__ = ("_clock", "_made", "_made_s", "body_bytes", "requests", "unread_bytes", "waiting")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self.requests = 0  # under way, receives that wait aside
+        self.requests = 0  # in progress, without receives that wait
         self.waiting = 0  # receives that wait
         self.body_bytes = 0
         self.unread_bytes = 0  # of answers
-        self._made = 0.0  # queues that were made, less those that time has forgiven
+        self._made = 0.0  # queues that were made lately; the number falls with time
         self._made_s = 0.0
 
     def begin(self) -> None:
-        """A request begins. Raises `UnavailableError` if there are too many; else call `end` when it has ended."""
+        """Count a request; call `end` when it has ended. Raises `UnavailableError` if there are too many."""
         if self.requests >= REQUESTS_MAX:
             raise UnavailableError(f"this key has {REQUESTS_MAX} requests under way here; try again later", 1.0)
         self._check_unread(UNREAD_MAX_BYTES)
         self.requests += 1
 
     def end(self) -> None:
-        """A request has ended."""
+        """Note that a request has ended."""
         self.requests -= 1
 
     @contextlib.contextmanager
     def wait(self, wait_ms: int) -> Iterator[None]:
-        """Around a receive that may wait. Raises `UnavailableError` if too many of the key do."""
+        """Context of a receive that may wait. Raises `UnavailableError` if too many of the key wait."""
         self._check_unread(UNREAD_BYTES)
         if not wait_ms:
             yield
@@ -78,7 +78,7 @@ class Share:
             raise UnavailableError(f"{self.unread_bytes} bytes of answers to this key are still to be read", 1.0)
 
     def make_queue(self) -> None:
-        """A queue is about to be made. Raises `UnavailableError` if the key makes too many."""
+        """Count a queue that is about to be made. Raises `UnavailableError` if the key makes too many."""
         now, each_s = self._clock(), 60 / QUEUES_A_MINUTE
         self._made = max(0.0, self._made - (now - self._made_s) / each_s)
         self._made_s = now

@@ -1,4 +1,4 @@
-"""Views over HTTP: what is in the workers, queues, partitions and tables; see `app.service.inspection`."""
+"""Read-only routes: workers, queues, partitions, messages and tables; see `app.service.inspection`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Scope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Views:
-    """All of them."""
+    """The handlers."""
 
     def __init__(self, inspection: Inspection, catalog: Catalog) -> None:
         self._inspection = inspection
@@ -72,7 +72,7 @@ class Views:
         return answer(request, {"queues": stats, "after": more, "missing": missing} | await self._troubles())
 
     async def _troubles(self) -> dict[str, Any]:
-        """What stands beside counts."""
+        """What every answer with counts has."""
         unserved, stalled = await asyncio.gather(self._inspection.unserved(), self._inspection.stalled())
         return {"unserved": unserved, "stalled": stalled}
 
@@ -122,7 +122,7 @@ def _number(request: web.Request, name: str) -> int:
 
 
 def define(router: web.UrlDispatcher, inspection: Inspection, catalog: Catalog) -> list[Operation]:
-    """Register the routes; what they are."""
+    """Register the routes. Returns the operations."""
     views = Views(inspection, catalog)
 
     def view(path: str, handler: Any, summary: str, query: Any = Nothing, everywhere: bool = False) -> Operation:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
-from marq.core.policies import DEAD_SUFFIX, HANDLER_MAX_RECEIVES, TIME_MAX_MS, check_delay
+from marq.core.policies import DEAD_SUFFIX, HANDLER_MAX_RECEIVES, LEASE_MAX_MS, check_delay
 from marq.errors import HandlerError
 
 BATCH_MAX = 10_000
@@ -131,9 +131,9 @@ def handler(
         raise HandlerError(f"batch={batch} of the handler of {queues[0]!r} must be 0 (single messages) to {BATCH_MAX}")
     if not 1 <= concurrency <= CONCURRENCY_MAX:
         raise HandlerError(f"concurrency={concurrency} of the handler of {queues[0]!r} must be 1 to {CONCURRENCY_MAX}")
-    if visibility_timeout_ms is not None and not HANDLER_LEASE_MIN_MS <= visibility_timeout_ms <= TIME_MAX_MS:
+    if visibility_timeout_ms is not None and not HANDLER_LEASE_MIN_MS <= visibility_timeout_ms <= LEASE_MAX_MS:
         raise HandlerError(
-            f"visibility_timeout_ms={visibility_timeout_ms} must be {HANDLER_LEASE_MIN_MS} to {TIME_MAX_MS} (a week); "
+            f"visibility_timeout_ms={visibility_timeout_ms} must be {HANDLER_LEASE_MIN_MS} to {LEASE_MAX_MS} (a week); "
             "it is extended while the handler runs"
         )
     if max_receives < 1:

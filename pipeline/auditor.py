@@ -310,15 +310,15 @@ class Auditor(walk.Walker):
         return "agrees" if self._fault_count == before else "differs"
 
     def _summarize(self, held: Digest, live: str | None) -> None:
-        told, witness, counters = self.told, self.reference, self.partition.counters
+        told, reference, counters = self.told, self.reference, self.partition.counters
         done: dict[str, dict[str, int]] = {}
-        for (queue, outcome), amount in witness.done.items():
+        for (queue, outcome), amount in reference.done.items():
             done.setdefault(queue or "", {})[outcome] = amount
         sent: Counter[str] = Counter()
-        for name, amount in witness.sent.items():
+        for name, amount in reference.sent.items():
             sent[name or ""] += amount
         manifest = None if told.manifest is None else rows.decode_manifest(told.manifest)
-        total = sum(sent.values()) - sum(witness.done.values()) - len(witness.open)
+        total = sum(sent.values()) - sum(reference.done.values()) - len(reference.open)
         if total:
             self._wrong("lost", f"{total} messages are neither done nor held")
         self._summary = Summary(
@@ -332,7 +332,7 @@ class Auditor(walk.Walker):
             held={queue: {str(state): n for state, n in states.items()} for queue, states in held.queues.items()},
             deliveries=counters["delivered"],
             redeliveries=counters["redelivered"],
-            notes={name: amount for name, amount in witness.notes.items() if amount},
+            notes={name: amount for name, amount in reference.notes.items() if amount},
             faults=self._fault_count,
             digest=held.digest,
             manifest=None if manifest is None else [manifest.epoch, manifest.position, manifest.markers_position],

@@ -24,7 +24,7 @@ from pyspark.sql.types import (
 )
 
 from marq.core.markers import decode
-from marq.core.partition import QUEUE_NAME_MAX
+from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, SPAN_MAX_MS, UNDECODABLE
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import MarkerError

@@ -43,6 +43,8 @@ SPARK = (
 )
 #: The compiler of the benchmark's Java driver.
 BENCH = ("org.eclipse.jdt:ecj:3.44.0",)
+#: The peer of `bench sqs`.
+ELASTICMQ = ("org.elasticmq:elasticmq-server_2.13:1.7.1",)
 
 
 def resolve(endpoints: tuple[str, ...], work: Path) -> set[Jar]:
@@ -96,6 +98,7 @@ def main() -> None:
         write("kafka", resolve(KAFKA, work))
         write("spark", pin(SPARK, work / "spark"))
         write("bench", pin(BENCH, work / "bench"))
+        write("elasticmq", resolve(ELASTICMQ, work / "elasticmq"))
 
 
 if __name__ == "__main__":

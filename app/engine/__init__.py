@@ -10,6 +10,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `outbox`           markers on their way to Kafka
 `checkpoints`      writes checkpoints to the tables
 `turns`            partitions take turns at that
+`due_times`        when each of them is looked at next
 `changelogs`       reads changelogs beside the group, and deletes old records
 `intake`           how many messages were read of each queue
 `read_ahead`       how far partitions are read ahead, and how much memory they take

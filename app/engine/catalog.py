@@ -64,6 +64,10 @@ class Catalog(Service):
         self.auto: set[str] = set()
         self._names: list[str] | None = None  # in order; None: something has changed
         self.with_ttl: set[str] = set()
+        #: Grows with each record that counts.
+        self.changes = 0
+        #: Grows whenever settings of a queue may have changed.
+        self.settings_changes = 0
         #: Queues that have a back-off, by the checksum that receipts name them by.
         self.with_backoff: dict[int, str] = {}
         #: Queues with a purge under way.
@@ -105,7 +109,7 @@ class Catalog(Service):
     def generation_of(self, queue: str) -> int:
         """How many queues of this name there were before, and purges: ids of messages count in one generation."""
         record = self.records.get(queue)
-        return record.life if record is not None else 0
+        return record.generation if record is not None else 0
 
     def settings_of(self, queue: str) -> QueueSettings:
         """The settings that are in force for `queue`."""
@@ -380,6 +384,7 @@ class Catalog(Service):
                 queue = key[len(AUTO_PREFIX) :].decode()
                 (self.auto.discard if record.value is None else self.auto.add)(queue)
                 self._names = None
+                self.changes += 1
                 return
             self._put(key.decode(), None if record.value is None else decode(record.value))
         except (UnicodeDecodeError, QueueSettingsError) as exc:
@@ -396,6 +401,10 @@ class Catalog(Service):
             return
         self._overwritten.pop(queue, None)
         self._names = None
+        self.changes += 1
+        before, after = [None if r is None else (r.settings, r.active) for r in (old, record)]
+        if before != after:
+            self.settings_changes += 1
         if old is not None:
             del self.records[queue]
             if old.active:

@@ -12,7 +12,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
 
-from app.kafka.connection import end_client, kafka_client_args
+from app.kafka.connection import end_client, kafka_client_args, start_consumer
+from app.streaming.log_edges import LogEdges, release
 from marq.clock import now_ms
 
 if TYPE_CHECKING:
@@ -92,9 +93,14 @@ class Changelogs:
         self._consumer: AIOKafkaConsumer | None = None
         self._admin: AIOKafkaAdminClient | None = None
         self._lock = asyncio.Lock()
+        self._edges = LogEdges(self._plain_locked)
         self._readers = asyncio.Semaphore(READERS)
         self._idle: list[AIOKafkaConsumer] = []
         self._ending: set[asyncio.Future[bool]] = set()
+
+    async def _plain_locked(self) -> AIOKafkaConsumer:
+        async with self._lock:
+            return await self._plain()
 
     async def _plain(self) -> AIOKafkaConsumer:
         if self._consumer is None:
@@ -102,21 +108,12 @@ class Changelogs:
         return self._consumer
 
     async def _new_consumer(self) -> AIOKafkaConsumer:
-        consumer = AIOKafkaConsumer(
-            enable_auto_commit=False,
-            auto_offset_reset="earliest",
-            fetch_max_wait_ms=FETCH_WAIT_MS,
-            **kafka_client_args(self.settings),
-        )
-        try:
-            await asyncio.wait_for(consumer.start(), READ_TIMEOUT_S)
-        except BaseException:
-            await end_client(consumer.stop())
-            raise
-        return consumer
+        starting = start_consumer(self.settings, auto_offset_reset="earliest", fetch_max_wait_ms=FETCH_WAIT_MS)
+        return await asyncio.wait_for(starting, READ_TIMEOUT_S)
 
     async def close(self) -> None:
         """Close the connections."""
+        self._edges.close()
         consumer, self._consumer = self._consumer, None
         admin, self._admin = self._admin, None
         idle, self._idle = self._idle, []
@@ -131,18 +128,18 @@ class Changelogs:
             KafkaError, TimeoutError: nothing came for `READ_TIMEOUT_S`. Rows that were read before are in the stores.
         """
         stores = {TopicPartition(table.changelog_topic_name, number): table for table in tables}
+        asked = asyncio.gather(self._edges.end(stores), self._edges.begin(stores))
+        ends, starts = await asyncio.wait_for(asked, READ_TIMEOUT_S)
+        todo: dict[TopicPartition, int] = {}
+        for tp, table in stores.items():
+            persisted = table.persisted(number)
+            position = max(0 if persisted is None else persisted + 1, starts[tp])
+            if position < ends[tp]:
+                todo[tp] = position
+        if not todo:
+            return
         async with self._reader() as reader:
             consumer = reader.consumer
-            asked = asyncio.gather(consumer.end_offsets(list(stores)), consumer.beginning_offsets(list(stores)))
-            ends, starts = await asyncio.wait_for(asked, READ_TIMEOUT_S)
-            todo: dict[TopicPartition, int] = {}
-            for tp, table in stores.items():
-                persisted = table.persisted(number)
-                position = max(0 if persisted is None else persisted + 1, starts[tp])
-                if position < ends[tp]:
-                    todo[tp] = position
-            if not todo:
-                return
             consumer.assign(list(todo))
             for tp, position in todo.items():
                 consumer.seek(tp, position)
@@ -170,15 +167,12 @@ class Changelogs:
         """Connect, and learn where the topics are, before the first partition is taken over."""
         names = [table.changelog_topic_name for table in tables] + [topics.queue, topics.markers]
         with contextlib.suppress(KafkaError, TimeoutError):
-            async with self._reader() as reader:
-                asked = reader.consumer.end_offsets([TopicPartition(name, 0) for name in names])
-                await asyncio.wait_for(asked, READ_TIMEOUT_S)
+            await asyncio.wait_for(self._edges.end([TopicPartition(name, 0) for name in names]), READ_TIMEOUT_S)
 
     async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
         """The first offsets of a partition's queue and markers logs."""
         queue, markers = TopicPartition(topics.queue, number), TopicPartition(topics.markers, number)
-        async with self._reader() as reader:
-            starts = await asyncio.wait_for(reader.consumer.beginning_offsets([queue, markers]), READ_TIMEOUT_S)
+        starts = await asyncio.wait_for(self._edges.begin((queue, markers)), READ_TIMEOUT_S)
         return starts[queue], starts[markers]
 
     @contextlib.asynccontextmanager
@@ -193,7 +187,7 @@ class Changelogs:
         reader = _Reader(consumer, self._readers.release)
         try:
             yield reader
-            consumer.unsubscribe()
+            release(consumer)
         except BaseException:
             self._end(consumer)
             raise

@@ -69,8 +69,11 @@ class CheckpointWriter:
     def step(self, held: OwnedPartition) -> None:
         """Make the next step of a partition's checkpoint, if there is one to make now."""
         owner, now = held.owner, self._now_ms()
-        begins = owner.checkpoint_is_due(now)
+        # with nothing in memory it has hardly anything to write, and does not wait for others: a wait takes ticks
+        begins = owner.checkpoint_is_due(now) and bool(owner.partition.messages)
         if begins and not self._turns.take(held.number, now):
+            # each question takes a tick: a thousand partitions must not ask ten times a second
+            owner.put_off_checkpoint(now + self._turns.pause_ms)
             return
         try:
             step = owner.step(now)

@@ -48,6 +48,7 @@ class OwnedPartition:
         "retire_at_ms",
         "starved_ms",
         "watched",
+        "weighed_bytes",
     )
 
     def __init__(self, number: int, generation: int, owner: Owner, outbox: Outbox) -> None:
@@ -57,6 +58,7 @@ class OwnedPartition:
         self.outbox = outbox
         self.paused = False  # reading of the queue topic
         self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
+        self.weighed_bytes = 0  # of its messages in memory, when reading was regulated last
         self.retire_at_ms = 0
         self.caught_up_to = -1
         self.advanced_ms = 0  # when it last came nearer to being served

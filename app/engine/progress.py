@@ -37,13 +37,17 @@ class Progress:
         self._topics = topics
         self._on_unserved = on_unserved
 
-    def look(self, held: OwnedPartition, now: int) -> None:
-        """Mark a partition as unserved if its own marker is in the log, but has not been folded for long."""
+    def look(self, held: OwnedPartition, now: int) -> int:
+        """Mark a partition as unserved if its own marker is in the log, but has not been folded for long.
+
+        Returns when to look again.
+        """
         position = held.owner.partition.markers_position
         if held.caught_up_to != position:
             held.caught_up_to, held.advanced_ms = position, now
         elif now - held.advanced_ms > PROGRESS_MS:
             self._on_unserved(held.number, f"its markers can't be read beyond offset {position}; trying again")
+        return now + PROGRESS_MS // 10
 
     def read_again(self, held: OwnedPartition, now: int) -> None:
         """Read a partition again that does not advance: its last chunk was dropped, as at a rebalance.

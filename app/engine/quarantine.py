@@ -8,8 +8,8 @@ from typing import Any
 
 from app.engine.copier import Copier, Partitions, Target, reason_value, too_large
 from app.engine.owned_partition import OwnedPartition
-from marq.core.partition import Unreadable
 from marq.core.ranges import ranges_of
+from marq.core.reading import Unreadable
 from marq.protocol.headers import H_ORIGIN, H_ORIGIN_SEAL, H_POISON, H_POISON_CUT
 from marq.protocol.limits import RECORD_MAX_BYTES
 

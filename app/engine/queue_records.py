@@ -51,7 +51,8 @@ class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     attributes: dict[str, str] = {}  # what protocols keep beside the settings
     tags: dict[str, str] = {}
     moves: tuple[MoveTask, ...] = ()  # the last ones, the newest first
-    life: int = 0  # how many queues of this name there were before it, and how often those and it were purged
+    #: How many queues of this name there were before it, and how often those and it were purged.
+    generation: int = msgspec.field(default=0, name="life")
 
     @property
     def active(self) -> bool:
@@ -121,9 +122,9 @@ def next_record(
     if moves is None:
         moves = before.moves if before is not None else ()
     purged_ms = before.purged_ms if before is not None else 0
-    life = old.life if old is not None else 0
+    generation = old.generation if old is not None else 0
     if old is not None and state == "active" and (purge or not old.active):
-        life += 1
+        generation += 1
     return QueueRecord(
         VERSION,
         (old.version if old is not None else 0) + 1,
@@ -137,5 +138,5 @@ def next_record(
         attributes,
         tags,
         moves,
-        life,
+        generation,
     )

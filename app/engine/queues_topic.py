@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode.utils.logging import CompositeLogger
 
-from app.kafka.connection import end_client, kafka_client_args
+from app.kafka.connection import end_client, kafka_client_args, start_consumer
 from app.settings import Settings
 from app.streaming.faults import has_ended, stop_if_reading_ends
 from app.streaming.fetching import decode_with
@@ -64,15 +64,7 @@ class QueuesTopic:
 
     async def start(self) -> None:
         """Connect to Kafka, at the beginning of the topic. Raises `KafkaError`."""
-        consumer = AIOKafkaConsumer(
-            enable_auto_commit=False, auto_offset_reset="earliest", **kafka_client_args(self._settings)
-        )
-        try:
-            await consumer.start()
-        except BaseException:
-            await consumer.stop()
-            raise
-        self._consumer = consumer
+        consumer = self._consumer = await start_consumer(self._settings, auto_offset_reset="earliest")
         tp = TopicPartition(self.name, 0)
         # others may write here too: what can't be decoded must not keep the rest from being read
         decode_with(

@@ -14,6 +14,8 @@ from app.streaming.faust_app import MarqApp
 
 #: Milliseconds before memory is searched again after too little could be freed: a search is a pass over all messages.
 SHED_PAUSE_MS = 100
+#: Paused partitions that are looked at together, each time: a receiver may want one of them now.
+PAUSED_AT_ONCE = 64
 
 
 class Partitions(Protocol):
@@ -37,10 +39,15 @@ class ReadAhead:
         self._settings = ownership.settings
         self._now_ms = now_ms
         self._shed_at_ms = 0  # earliest time of the next look
+        self._paused: dict[int, None] = {}  # partitions, in the order in which they are looked at
+        self._bytes = 0  # of all partitions, as each had when it was regulated last
 
     def regulate(self, held: OwnedPartition) -> None:
         """Pause or resume the reading of a partition, by what it has read ahead and what the worker has in memory."""
+        if self._ownership.held.get(held.number) is not held:
+            return  # it was let go of just now, and must not count any more
         partition = held.owner.partition
+        self._weigh(held)
         share = self._settings.memory_bytes // max(1, len(self._ownership.held))
         wanted = partition.bytes < min(self._settings.read_ahead_bytes, share)
         if not wanted and held.serving:
@@ -50,15 +57,39 @@ class ReadAhead:
             wanted = now - held.starved_ms < READ_ON_MS and self._has_memory()
         if wanted == held.paused:
             held.paused = not wanted
+            if held.paused:
+                self._paused[held.number] = None
             tp = TP(self._ownership.topics.queue, held.number)
             if wanted:
                 self._ownership.app.consumer.resume_reading(tp)
             else:
                 self._ownership.app.consumer.pause_reading(tp)
 
+    def look(self) -> None:
+        """Resume paused partitions that somebody waits for. Nothing happens to such a partition that would tell."""
+        for number in list(self._paused)[:PAUSED_AT_ONCE]:
+            del self._paused[number]
+            held = self._ownership.held.get(number)
+            if held is not None and held.paused:
+                self._paused[number] = None  # the last in turn
+                self.regulate(held)
+                if not held.paused:
+                    self._paused.pop(number, None)
+
+    def let_go(self, held: OwnedPartition) -> None:
+        """A partition is not ours any more."""
+        self._bytes -= held.weighed_bytes
+        held.weighed_bytes = 0
+        self._paused.pop(held.number, None)
+
+    def _weigh(self, held: OwnedPartition) -> None:
+        # a running sum: the partitions are not gone through each time that one of them is full
+        self._bytes += held.owner.partition.bytes - held.weighed_bytes
+        held.weighed_bytes = held.owner.partition.bytes
+
     def _has_memory(self) -> bool:
         """Drop payloads that are in the messages table while the worker is over its limit. False: it still is."""
-        excess = sum(h.owner.partition.bytes for h in self._ownership.held.values()) - self._settings.memory_bytes
+        excess = self._bytes - self._settings.memory_bytes
         if excess < 0:
             return True
         if self._now_ms() < self._shed_at_ms:
@@ -68,6 +99,7 @@ class ReadAhead:
         for held in sorted(self._ownership.held.values(), key=lambda h: -h.owner.partition.bytes):
             partition = held.owner.partition
             freed = partition.shed(excess, [queue for queue in partition.backlogs if self._is_wanted(queue)])
+            self._weigh(held)
             excess -= freed
             if excess <= 0:
                 return True

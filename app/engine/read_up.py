@@ -24,7 +24,7 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.engine.queues_topic import ends_of
-from app.kafka.connection import end_client, kafka_client_args
+from app.kafka.connection import end_client, start_consumer
 from marq.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -66,17 +66,7 @@ class LogEnds(Service):
         return await ends_of(topic, partitions, self._consumer.end_offsets)
 
     async def on_start(self) -> None:
-        consumer = AIOKafkaConsumer(
-            isolation_level="read_committed",
-            enable_auto_commit=False,
-            **kafka_client_args(self._settings),
-        )
-        try:
-            await consumer.start()
-        except BaseException:
-            await consumer.stop()
-            raise
-        self._consumer = consumer
+        self._consumer = await start_consumer(self._settings, isolation_level="read_committed")
 
     async def on_stop(self) -> None:
         if self._consumer is not None:

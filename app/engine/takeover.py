@@ -17,6 +17,7 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from aiokafka.errors import KafkaError
@@ -25,6 +26,7 @@ from mode.utils.logging import CompositeLogger
 from app.engine.breakers import Breakers
 from app.engine.catalog import Catalog
 from app.engine.changelogs import Changelogs
+from app.engine.due_times import DueTimes
 from app.engine.outbox import Outbox, Writer
 from app.kafka.topics import Topics
 from app.settings import Settings
@@ -66,6 +68,7 @@ class Partitions(Protocol):
     tables: dict[str, SegmentTable]
     breakers: Breakers
     changelogs: Changelogs
+    due: DueTimes
 
     @property
     def topics(self) -> Topics:
@@ -160,6 +163,7 @@ class TakeOver:
             ),
             settings_of=ownership.catalog.settings_of,
             breaker_of=ownership.breakers.of,
+            touch=partial(ownership.due.touch, number),
         )
         outbox = ownership.outbox(number)
         outbox.drop_owners()  # an earlier claim that was not even sent

@@ -22,13 +22,33 @@ class Turns:
         """True if `number` may begin now; it has to call `end` afterwards. False: ask again soon."""
         self._active = {n: since for n, since in self._active.items() if now_ms - since < HELD_MAX_MS}
         self._queue[number] = now_ms
-        self._queue = {n: asked for n, asked in self._queue.items() if now_ms - asked < PLACE_MS}
-        free = self._at_once - len(self._active)
-        if number not in list(self._queue)[: max(0, free)]:
+        if not self._is_first(number, self._at_once - len(self._active), now_ms):
             return False
         del self._queue[number]
         self._active[number] = now_ms
         return True
+
+    def _is_first(self, number: int, free: int, now_ms: int) -> bool:
+        """True if `number` is one of the first `free` in the queue. The rest of it, which may be long, is not seen."""
+        stale: list[int] = []
+        before = 0
+        for n, asked_ms in self._queue.items():
+            if before >= free:
+                break
+            if n == number:
+                break
+            if now_ms - asked_ms >= PLACE_MS:
+                stale.append(n)
+            else:
+                before += 1
+        for n in stale:
+            del self._queue[n]
+        return before < free
+
+    @property
+    def pause_ms(self) -> int:
+        """Milliseconds after which to ask again: the more wait, the longer, but a place is kept meanwhile."""
+        return min(PLACE_MS // 2, 2 * len(self._queue))
 
     def end(self, number: int) -> None:
         """`number` has written its rows, or has none, or is not ours any more."""

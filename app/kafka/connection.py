@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
+from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 
 from app.kafka import internals as _internals  # noqa: F401 - errors of connections
 from app.kafka.datadir import kafka_login, resolve_bootstrap
@@ -30,6 +31,9 @@ REQUEST_TIMEOUT_MS = 10_000
 END_TIMEOUT_S = 1.0
 #: Seconds between two attempts to reach a Kafka that is away.
 LOOK_INTERVAL_S = 0.5
+#: Seconds for which Kafka is asked again at least while it answers, and says that it is to be asked again: a busy one
+#: may take minutes to create some thousand partitions, and its groups have no coordinator before.
+SAYS_AGAIN_S = 600.0
 
 
 # -- addresses and credentials ------------------------------------------------------------------------
@@ -128,6 +132,7 @@ async def until_kafka_takes_it(
     ask: Callable[[], Awaitable[Answer]], wait_s: float, say: Callable[[str], None]
 ) -> Answer:
     """What Kafka answers. It is asked again while a broker can't be reached: one of several may be restarted just now.
+    While Kafka itself says "try again", it is asked for `SAYS_AGAIN_S` if that is longer.
 
     Parameters:
         ask: raises `BrokerError` for what Kafka did not do, from the client's error.
@@ -136,13 +141,14 @@ async def until_kafka_takes_it(
     Raises:
         BrokerError: waiting would not help, or has not helped for `wait_s`.
     """
-    deadline = time.monotonic() + wait_s
+    began = time.monotonic()
     said = False
     while True:
         try:
             return await ask()
         except BrokerError as error:
-            if not _is_passing(error.__cause__) or time.monotonic() >= deadline:
+            patience_s = max(wait_s, SAYS_AGAIN_S) if _says_again(error.__cause__) else wait_s
+            if not _is_passing(error.__cause__) or time.monotonic() - began >= patience_s:
                 raise
             if not said:
                 say(f"waiting up to {wait_s:.0f} s for a broker: {error.__cause__}")
@@ -150,8 +156,27 @@ async def until_kafka_takes_it(
         await asyncio.sleep(LOOK_INTERVAL_S)
 
 
+def _says_again(error: BaseException | None) -> bool:
+    return isinstance(error, BrokerResponseError) and bool(error.retriable)
+
+
 def _is_passing(error: BaseException | None) -> bool:
     return isinstance(error, OSError | KafkaConnectionError) or bool(getattr(error, "retriable", False))
+
+
+async def start_consumer(settings: Settings, **options: Any) -> AIOKafkaConsumer:
+    """Start a consumer that is in no group. Raises `KafkaError`.
+
+    Args:
+        options: of `AIOKafkaConsumer`.
+    """
+    consumer = AIOKafkaConsumer(enable_auto_commit=False, **options, **kafka_client_args(settings))
+    try:
+        await consumer.start()
+    except BaseException:
+        await end_client(consumer.stop())
+        raise
+    return consumer
 
 
 async def end_client(ending: Awaitable[None]) -> bool:

@@ -1,23 +1,25 @@
-"""How many messages each queue has by state, and how old the oldest one is: in this worker, and in all."""
+"""Counts of messages by queue and state, and the age of the oldest message: in this worker, and in all workers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from app.cluster.peers import Peers, peer_call
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
-from marq.core.state import MessageState, QueueCounts
+from marq.core.stamps import note_lowest
 from marq.errors import MarqError
 
-#: Milliseconds for which ages are used again: every message has to be looked at.
+#: Milliseconds for which ages are reused: finding them takes a look at every message.
 OLDEST_KEPT_MS = 500
-#: Messages that are looked at before other work has its turn.
+#: Messages that are examined before other work gets its turn.
 TURN_MESSAGES = 2_000
 #: Queues of a partition that are looked at before other work has its turn.
 TURN_QUEUES = 500
@@ -26,6 +28,13 @@ _READY, _DELAYED, _IN_FLIGHT = STATES
 
 Counts = dict[str, dict[str, int]]
 """Messages by queue and state."""
+
+
+class CountsWanted(msgspec.Struct):
+    """Queues of which another worker wants counts; see `Census.total`."""
+
+    queues: list[str]
+    fresh: str = ""
 
 
 class _Oldest(NamedTuple):
@@ -42,19 +51,21 @@ class Census:
         self._ownership = ownership
         self._peers = peers
         self._oldest = _Oldest(-1e9, {})
-        self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest when last looked at
+        self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest the last time
         self._looking = asyncio.Lock()
         peers.register(self)
 
     # ------------------------------------------------------------------ here
 
-    def counts(self) -> Counts:
-        """Messages of this worker's partitions."""
+    def counts(self, queues: Sequence[str] | None = None) -> Counts:
+        """Messages of this worker's partitions, in some queues or in all. Queues without messages are left out."""
         counts: Counts = {}
         for held in self._serving():
             partition = held.owner.partition
+            kept = partition.counts
+            some = kept.items() if queues is None else [(q, kept[q]) for q in queues if q in kept]
             # nobody has a turn meanwhile: with many queues each name that is looked up here holds up the others
-            for queue, one in partition.counts.items():
+            for queue, one in some:
                 total = one.total
                 if not total:
                     continue
@@ -66,8 +77,8 @@ class Census:
                     there[_READY] += total - in_flight - delayed
                     there[_IN_FLIGHT] += in_flight
                     there[_DELAYED] += delayed
-            if partition.queue_id is not None:
-                # they are in a topic of the user's, which nobody counts
+            if partition.queue_id is not None and (queues is None or partition.queue_id in queues):
+                # dead letters are in a topic of the user, which nobody counts
                 dead = counts.setdefault(partition.queue_id, dict.fromkeys(STATES, 0))
                 dead["dead"] = dead.get("dead", 0) + partition.counters["dead"]
         return counts
@@ -78,22 +89,11 @@ class Census:
         return {queue: max(0, (now or sent_ms) - sent_ms) for queue, sent_ms in oldest.items()}
 
     @peer_call("counts")
-    async def counts_here(self, queue: str | None) -> Counts:
-        """See `counts`; with a queue, once everything is folded that was confirmed before."""
-        if queue is not None:
-            await self._ownership.read_up.wait(queue, self._ownership.copies)
-        return self.counts()
-
-    @peer_call("counts_of")
-    async def counts_of_here(self, queue: str) -> dict[str, int]:
-        """Messages of one queue in this worker's partitions, once everything is folded that was confirmed before."""
-        await self._ownership.read_up.wait(queue, self._ownership.copies)
-        counts: dict[str, int] = dict.fromkeys(STATES, 0)
-        for held in self._serving():
-            one = held.owner.partition.counts.get(queue)
-            if one is not None:
-                _add(counts, one)
-        return counts
+    async def counts_here(self, wanted: CountsWanted) -> Counts:
+        """See `counts`."""
+        if wanted.fresh:
+            await self._ownership.read_up.wait(wanted.fresh, self._ownership.copies)
+        return self.counts(wanted.queues)
 
     @peer_call("oldest")
     async def oldest_here(self, queues: list[str]) -> dict[str, int]:
@@ -111,7 +111,7 @@ class Census:
         return self._oldest
 
     async def _look(self) -> _Oldest:
-        """Look at every message, and at the stamp of the oldest of each queue and partition."""
+        """Find the oldest message of each queue and partition, among all messages, and read its timestamp."""
         lowest: dict[tuple[int, str], int] = {}
         for held in self._serving():
             partition, number = held.owner.partition, held.number
@@ -121,14 +121,14 @@ class Census:
                 offset = partition.segments.lowest_parked(queue)
                 if offset is not None:
                     lowest[number, queue] = offset
-            async for entry in entries_in_turns(partition):
-                place, offset = (number, entry.queue), entry.offset
+            async for queue, offset in _lowest_in_turns(partition):
+                place = number, queue
                 if offset < lowest.get(place, offset + 1):
                     lowest[place] = offset
         return _Oldest(time.monotonic(), await self._oldest_of(lowest))
 
     async def _oldest_of(self, lowest: dict[tuple[int, str], int]) -> dict[str, int]:
-        """By queue, when the oldest of the lowest messages of its partitions was sent."""
+        """When the oldest message of each queue was sent, from the lowest offsets of its partitions."""
         known, self._sent_ms = self._sent_ms, {}
         oldest: dict[str, int] = {}
         for looked_at, ((number, queue), offset) in enumerate(lowest.items(), 1):
@@ -150,20 +150,22 @@ class Census:
     # ------------------------------------------------------------------ of the cluster
 
     async def counts_of(self, queue: str) -> dict[str, int]:
-        """Messages of a queue by state, in all workers that answer: those of now."""
-        found = (await self._peers.everywhere(self.counts_of_here, queue)).values()
-        counted = [one for one in found if not isinstance(one, MarqError)]
-        return {state: sum(one[state] for one in counted) for state in STATES}
+        """Messages of a queue by state, in all workers that answer. All that was confirmed before is counted."""
+        counts, _ = await self.total([queue], fresh=queue)
+        found = counts.get(queue, {})
+        return {state: found.get(state, 0) for state in STATES}
 
-    async def total(self, queue: str | None = None) -> tuple[Counts, list[str]]:
-        """Messages by queue and state in all workers, and the URLs of those that did not answer.
+    async def total(self, queues: list[str], fresh: str = "") -> tuple[Counts, list[str]]:
+        """Messages of some queues by state in all workers, and the URLs of those that did not answer.
 
         Args:
-            queue: what the caller wants to know of above all: what was confirmed before is counted.
+            queues: names; those without messages are left out of the answer.
+            fresh: a queue of which everything is counted that was confirmed before.
         """
         counts: Counts = {}
         missing: list[str] = []
-        for url, answer in (await self._peers.everywhere(self.counts_here, queue)).items():
+        wanted = CountsWanted(queues, fresh)
+        for url, answer in (await self._peers.everywhere(self.counts_here, wanted)).items():
             if isinstance(answer, MarqError):
                 missing.append(url)
                 continue
@@ -182,14 +184,8 @@ class Census:
         return ages
 
 
-def _add(counts: dict[str, int], one: QueueCounts) -> None:
-    counts[MessageState.READY] += one.ready
-    counts[MessageState.IN_FLIGHT] += one.in_flight
-    counts[MessageState.DELAYED] += one.delayed
-
-
 def _sent_ms(partition: Partition, offset: int) -> int | None:
-    """When a message was sent; None if it is done meanwhile."""
+    """When a message was sent; None if it is done by now."""
     if offset in partition.messages:
         return int(partition.record(offset).timestamp)
     segment = partition.segments.find(offset)
@@ -198,8 +194,18 @@ def _sent_ms(partition: Partition, offset: int) -> int | None:
     return int(partition.records_of(segment)[offset].timestamp)
 
 
+async def _lowest_in_turns(partition: Partition) -> AsyncIterator[tuple[str, int]]:
+    """Queues and their lowest offsets in memory: where there are many messages, other work has its turns between."""
+    offsets, lowest = list(partition.messages), dict[str, int]()
+    for start in range(0, len(offsets), TURN_MESSAGES):
+        note_lowest(partition, offsets[start : start + TURN_MESSAGES], lowest)
+        await asyncio.sleep(0)
+    for found in lowest.items():
+        yield found
+
+
 async def entries_in_turns(partition: Partition) -> AsyncIterator[Entry]:
-    """Messages in memory, about as they are at one time: where there are many, other work has its turns between."""
+    """The messages in memory, in slices: other work runs between them, so the result is not of one moment."""
     offsets = list(partition.messages)
     for start in range(0, len(offsets), TURN_MESSAGES):
         for entry in list(entries_among(partition, offsets[start : start + TURN_MESSAGES])):

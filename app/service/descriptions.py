@@ -1,4 +1,4 @@
-"""What `app.service.inspection` tells of workers, partitions, queues, messages and rows: to other workers, to views."""
+"""Descriptions of workers, partitions, queues, messages and rows, for other workers and for the routes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WorkerView(msgspec.Struct):
 
 
 class PartitionView(msgspec.Struct):
-    """A partition and its owner. Of one that can't be served there is the reason instead."""
+    """A partition and its owner; or the reason why it can't be served."""
 
     partition: int
     owner: str
@@ -49,7 +49,7 @@ class PartitionView(msgspec.Struct):
     segments: int | UnsetType = UNSET
     bytes: int | UnsetType = UNSET
     paused: bool | UnsetType = UNSET
-    unsaved: bool | UnsetType = UNSET  # something is in no checkpoint yet
+    unsaved: bool | UnsetType = UNSET  # some changes are in no checkpoint yet
     counters: dict[str, int] | UnsetType = UNSET
 
 
@@ -62,7 +62,7 @@ class WorkerPartitions(msgspec.Struct):
 
 
 class DigestView(msgspec.Struct):
-    """Counts and digest of a partition, and up to where it was read for them."""
+    """Counts and digest of a partition, and the positions that it was read to."""
 
     partition: int
     epoch: int
@@ -78,7 +78,7 @@ class DigestView(msgspec.Struct):
 class MessagesWanted(msgspec.Struct):
     """Up to `limit` messages of a queue, in one state or in any, behind a partition and offset.
 
-    ``payload_bytes``: so much of each payload comes along, and the headers.
+    `payload_bytes`: how much of each payload to return; with 0, no headers either.
     """
 
     queue: str
@@ -89,7 +89,7 @@ class MessagesWanted(msgspec.Struct):
 
 
 class MessageBrief(msgspec.Struct):
-    """A message, as it is in a list; the beginning of its payload and its headers where they were asked for."""
+    """A message in a list, with the beginning of its payload and its headers if they were requested."""
 
     partition: int
     offset: int
@@ -99,12 +99,12 @@ class MessageBrief(msgspec.Struct):
     size_bytes: int | None
     payload: bytes | UnsetType = UNSET
     headers: list[tuple[str, str]] | UnsetType = UNSET
-    receiver: str | UnsetType = UNSET  # who has it, of one in flight
-    left_ms: int | UnsetType = UNSET  # until it comes back, of one that is in flight or delayed
+    receiver: str | UnsetType = UNSET  # the receiver, if it is in flight
+    left_ms: int | UnsetType = UNSET  # until it is ready again, if it is in flight or delayed
 
 
 class Place(msgspec.Struct):
-    """Where a message is."""
+    """The place of a message."""
 
     partition: int
     offset: int
@@ -121,7 +121,7 @@ class DeliveryView(msgspec.Struct):
 
 
 class MessageView(msgspec.Struct):
-    """A message with everything. Of one that is done only where it was."""
+    """Everything about a message. If it is done, only its place."""
 
     topic: str
     partition: int

@@ -1,4 +1,4 @@
-"""What the records of FIFO queues say of their groups, and by what value a second one like it is known."""
+"""FIFO queues: which messages they accept, and the headers with the group and the deduplication id of a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class UnfitError(BadValueError):
-    """A message that a queue can't take, as it is FIFO or is not, because of `field`."""
+    """A message that does not fit the type of its queue (FIFO or standard). `field` is the value that does not fit."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class UnfitError(BadValueError):
 
 
 def check_fit(message: Entry, settings: QueueSettings) -> None:
-    """Raises `UnfitError`."""
+    """Check that a message fits the type of its queue. Raises `UnfitError`."""
     if settings.fifo:
         if message.group is None:
             raise UnfitError("group", "the queue is FIFO: the message needs a group")
@@ -37,20 +37,21 @@ def check_fit(message: Entry, settings: QueueSettings) -> None:
         raise UnfitError("deduplication_id", "deduplication_id is for FIFO queues")
 
 
-def fifo_headers(message: Entry, settings: QueueSettings, life: int) -> list[tuple[str, bytes]]:
-    """What the record of a message in a FIFO queue says of its group and of what it is the same as.
+def fifo_headers(message: Entry, settings: QueueSettings, generation: int) -> list[tuple[str, bytes]]:
+    """The headers of a message in a FIFO queue: its group, and the id by which a duplicate is recognised.
 
-    ``life``: how many queues of that name were deleted. Their messages are none that this one would repeat.
+    Args:
+        generation: of the queue. An id that was used in an earlier one does not count.
     """
     assert message.group is not None
     name, group = deduplication_id_of(message).encode(), message.group.encode()
     if settings.id_scope == "group":
         name = group + b"\0" + name
-    if life:
-        name = b"%d\0" % life + name
+    if generation:
+        name = b"%d\0" % generation + name
     return [(H_GROUP, group), (H_DEDUP, name)]
 
 
 def deduplication_id_of(message: Entry) -> str:
-    """The id that a message has, else the hash of its payload."""
+    """The deduplication id of a message: the one it was sent with, else the hash of its payload."""
     return message.deduplication_id or sha256(message.payload).hexdigest()

@@ -1,4 +1,4 @@
-"""The last 15 minutes as series of numbers, one a step: of all queues of a worker, and of each queue."""
+"""The last 15 minutes as series with one number a step: of all queues of a worker, and of each queue."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ STEP_S = 5
 POINTS = 180
 #: Points over which a rate is the mean.
 RATE_POINTS = 2
-#: What is counted in all queues together.
+#: Events that are counted for all queues together.
 FLOWS = ("sent", "delivered", "redelivered", "acked", "dead", "other_ends")
 #: The greatest number of a history: four bytes each, as there may be many.
 _NUMBER_MAX = (1 << 32) - 1
 
 
 class Point(msgspec.Struct, array_like=True):
-    """All queues of a worker, in one step: how many messages went by, and how it stood at the end."""
+    """All queues of a worker in one step: the messages that went through, and the counts at its end."""
 
     step: int  # number of the step since 1970
     flows: tuple[int, int, int, int, int, int]  # as `FLOWS`
@@ -45,7 +45,7 @@ class Series(msgspec.Struct):
 
     @property
     def done(self) -> list[int]:
-        """How many messages were finished in each step: those that came, and are not there any more."""
+        """The messages that were finished in each step."""
         changes = [0, *(after - before for before, after in pairwise(self.unfinished))]
         return [max(0, sent - change) for sent, change in zip(self.sent, changes, strict=True)]
 
@@ -62,7 +62,7 @@ class History:
         self.in_flight = array("I", [0] * POINTS)
 
     def note(self, step: int, sent: int, unfinished: int, in_flight: int) -> None:
-        """How it stands at the end of a step. What happened since the last point is spread over the steps between."""
+        """Add a point at the end of a step. Messages sent since the last point are spread over the steps between."""
         sent, unfinished, in_flight = (min(number, _NUMBER_MAX) for number in (sent, unfinished, in_flight))
         gap = step - self.step
         if gap <= 0:
@@ -101,7 +101,7 @@ class History:
 
 
 def merged(histories: Iterable[Sequence[Point]], last: int) -> tuple[int, list[Point]]:
-    """The sum of what workers told: its first step, and the points from there to the step ``last``."""
+    """The sum of the histories of workers: its first step, and its points up to the step `last`."""
     points: dict[int, Point] = {}
     for history in histories:
         for point in history:
@@ -127,7 +127,7 @@ def merged(histories: Iterable[Sequence[Point]], last: int) -> tuple[int, list[P
     for step in range(first, last + 1):
         if step in points:
             found.append(points[step])
-        else:  # no worker was sampled in time: as it stood before
+        else:  # no worker took a sample in time: repeat the counts of before
             before = found[-1]
             found.append(Point(step, nothing.flows, before.unfinished, before.in_flight, before.oldest_ms))
     return first, found

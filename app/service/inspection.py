@@ -1,7 +1,7 @@
-"""What is in the workers, queues, partitions and tables. Any worker answers for the whole cluster.
+"""Read-only views of workers, queues, partitions and tables. Any worker answers for the whole cluster.
 
-Each worker describes what it owns (the functions called `…_here`); the one that is asked puts the answers together, and
-names those workers that did not answer.
+Each worker describes its own partitions (functions called `…_here`). The worker that is asked merges the answers, and
+names the workers that did not answer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from marq.core.state import MessageState
 from marq.errors import MarqError, NotFoundError
 from tables import markers, messages, progress
 
-#: Where Linux says how much memory a process has.
+#: File in which Linux gives the memory of a process.
 _STATM = Path("/proc/self/statm")
 #: Bytes of all payloads in a list of messages.
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -60,7 +60,7 @@ _DESCRIBE: dict[str, Callable[[str, bytes], Any]] = {
 
 
 class Inspection:
-    """Answers questions, and changes nothing."""
+    """Answers questions. Changes nothing."""
 
     def __init__(
         self, ownership: Ownership, receives: Receives, census: Census, receivers: Receivers, peers: Peers
@@ -106,7 +106,7 @@ class Inspection:
 
     @peer_call("partitions")
     async def partitions_here(self, _: None) -> WorkerPartitions:
-        """The partitions of this worker, also those that it was assigned and can't serve."""
+        """The partitions assigned to this worker, also those that it can't serve."""
         name = self._ownership.worker_name
         return WorkerPartitions(
             worker=name,
@@ -118,7 +118,7 @@ class Inspection:
         )
 
     async def unserved(self) -> dict[str, str]:
-        """Partitions of the cluster that nobody serves, with the reason: their messages are in no count."""
+        """Partitions that nobody serves, with the reason. Their messages are in no count."""
         found, _ = await self._everywhere(self.unserved_here, None)
         return {str(number): reason for one in found for number, reason in sorted(one.items())}
 
@@ -128,7 +128,7 @@ class Inspection:
         return self._unserved()
 
     async def stalled(self) -> dict[str, Stall]:
-        """Partitions in which Kafka confirms nothing: the topic, and for how long, at most, it has done so."""
+        """Partitions in which Kafka confirms nothing: the topic, and the longest time for which a worker has waited."""
         found, _ = await self._everywhere(self.stalled_here, None)
         stalled: dict[int, Stall] = {}
         for number, stall in ((number, stall) for one in found for number, stall in one.items()):
@@ -137,7 +137,7 @@ class Inspection:
 
     @peer_call("stalled")
     async def stalled_here(self, _: None) -> dict[int, Stall]:
-        """Partitions of this worker and of others in which Kafka confirms nothing of what this worker writes."""
+        """Partitions, of any owner, in which Kafka confirms nothing that this worker writes."""
         return self._ownership.stalls.now()
 
     def _unserved(self) -> dict[int, str]:
@@ -172,7 +172,7 @@ class Inspection:
     def _lag(self, tp: TP, position: int) -> int | None:
         try:
             highwater = self._ownership.app.consumer.highwater(tp)
-        except Exception:  # the consumer may just be without the partition
+        except Exception:  # the consumer may have lost the partition a moment ago
             return None
         return max(0, highwater - position) if highwater is not None else None
 
@@ -205,14 +205,16 @@ class Inspection:
 
     async def stats(self, queues: list[str]) -> tuple[list[QueueStats], list[str]]:
         """Queues with counts by state, and the URLs of workers that did not answer."""
-        counts, missing = await self._census.total(queues[0] if len(queues) == 1 else None)
+        dead_queues = {queue: self._catalog.settings_of(queue).dead_letters_of(queue) for queue in queues}
+        wanted = [*dict.fromkeys([*queues, *dead_queues.values()])]
+        counts, missing = await self._census.total(wanted, fresh=queues[0] if len(queues) == 1 else "")
         ages = await self._census.oldest([queue for queue in queues if queue in counts])
         breakers, received = await self._breakers(queues), await self._receivers.of(queues)
         none: dict[str, int] = dict.fromkeys(STATES, 0)
         stats: list[QueueStats] = []
         for queue in queues:
             own = counts.get(queue, none)
-            dead_letters = counts.get(self._catalog.settings_of(queue).dead_letters_of(queue), none)
+            dead_letters = counts.get(dead_queues[queue], none)
             stats.append(
                 QueueStats(
                     queue=queue,
@@ -228,7 +230,7 @@ class Inspection:
         return stats, missing
 
     async def _breakers(self, queues: list[str]) -> dict[str, BreakerState]:
-        """The breakers of those queues that have one; where workers differ for a moment, the one that is not closed."""
+        """The circuit breakers of queues that have one. If workers differ for a moment, the one that is not closed."""
         settings_of, breakers = self._catalog.settings_of, self._ownership.breakers
         found = {queue: BreakerState() for queue in queues if settings_of(queue).breaker_failures}
         for one in (await self._everywhere(breakers.states_here, None))[0] if found else ():
@@ -248,7 +250,7 @@ class Inspection:
 
     @peer_call("messages")
     async def messages_here(self, wanted: MessagesWanted) -> list[MessageBrief]:
-        """See `messages`, of this worker's partitions: also those that were sent, or copied here, just before."""
+        """See `messages`, for this worker's partitions. Includes messages that were sent or copied just before."""
         await self._ownership.read_up.wait(wanted.queue, self._ownership.copies)
         found: list[MessageBrief] = []
         room = ANSWER_BYTES
@@ -260,7 +262,7 @@ class Inspection:
                 wanted_entries(partition, wanted, first), wanted.limit - len(found), lambda entry: entry.offset
             )
             for entry in listed:
-                # some may have been finished since they were looked at
+                # some may have been finished since they were listed
                 if partition.state_of(entry.offset) is not MessageState.DONE:
                     brief = brief_of(held, entry, min(wanted.payload_bytes, room))
                     room -= len(brief.payload) if isinstance(brief.payload, bytes) else 0

@@ -1,4 +1,4 @@
-"""Whether deliveries are still their receivers': the owners of the partitions know."""
+"""Checks whether leases are still valid, by asking the owners of the partitions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from marq.clock import now_ms
 from marq.core.state import MessageState
 from marq.errors import MarqError, UnavailableError
 
-#: Seconds in which the owner of a partition has to tell what became of an extension or release.
+#: Seconds within which the owner of a partition has to say whether an extension or release had effect.
 EFFECT_TIMEOUT_S = 3.0
-#: Seconds before it is asked again, while the partition changes hands.
+#: Seconds before the next try, while the partition goes to another owner.
 ASK_AGAIN_S = 0.1
-#: Seconds between looks at whether a record has been folded; most are when Kafka confirms them.
+#: Seconds between checks whether a record is folded; most are as soon as Kafka confirms them.
 FOLDED_S = 0.002
 
 
@@ -34,7 +34,7 @@ class Lease(Enum):
     """Of one delivery."""
 
     HELD = "held"  # the receiver has the message
-    OVER = "over"  # it is to be, or was, delivered again
+    OVER = "over"  # it will be, or was, delivered again
     DONE = "done"  # the message is finished
 
 
@@ -50,14 +50,14 @@ class Latest(msgspec.Struct, array_like=True):
 
 
 class Deliveries(msgspec.Struct):
-    """Some deliveries of one partition: (epoch, delivery, offset) of each."""
+    """Deliveries of one partition: epoch, delivery and offset of each."""
 
     partition: int
     deliveries: list[tuple[int, int, int]]
 
 
 class Effects(Deliveries):
-    """What an extension or release of them did, that is in a record of the markers log."""
+    """Deliveries of one partition, and the markers record with their extension or release."""
 
     record: int
 
@@ -72,17 +72,17 @@ class Leases:
         peers.register(self)
 
     async def states(self, receipts: Sequence[str]) -> list[Lease | MarqError]:
-        """Of each delivery, by its receipt, how it stands; an error where nobody can tell. Receipts have to be good."""
+        """The state of each delivery, by its receipt, or an error if no owner answers. Receipts must be valid."""
         return await self._each(receipts, self.states_here)
 
     async def latest(self, receipts: Sequence[str]) -> list[Latest | MarqError]:
-        """The last delivery of each message of which a receipt is one; see `states`."""
+        """The last delivery of each message that a receipt is for; see `states`."""
         return await self._each(receipts, self.latest_here)
 
     async def _each(
         self, receipts: Sequence[str], ask: Callable[[Deliveries], Awaitable[list[Told]]]
     ) -> list[Told | MarqError]:
-        """What the owners answer of each receipt."""
+        """The owners' answer for each receipt."""
         places: dict[int, list[int]] = {}
         read = [self._receipts.read(receipt) for receipt in receipts]
         for i, receipt in enumerate(read):
@@ -110,9 +110,9 @@ class Leases:
     async def took_effect(
         self, number: int, record: int, deliveries: list[tuple[int, int, int]]
     ) -> list[bool] | MarqError:
-        """Whether an extension or release in a record of the markers log had effect, per (epoch, delivery, offset).
+        """For each (epoch, delivery, offset): True if the extension or release in a markers record had effect.
 
-        An error if nobody can tell in time.
+        Returns an error if no owner answers in time.
         """
         asked = Effects(number, deliveries, record)
         deadline = time.monotonic() + EFFECT_TIMEOUT_S
@@ -126,7 +126,7 @@ class Leases:
 
     @peer_call("effects")
     async def effects_here(self, asked: Effects) -> list[bool]:
-        """See `took_effect`, of a partition of this worker, as soon as it has folded the record."""
+        """See `took_effect`, for a partition of this worker. Answers once the record is folded."""
         deadline = time.monotonic() + EFFECT_TIMEOUT_S
         while True:
             held = self._owners.serving_here(asked.partition)
@@ -140,19 +140,19 @@ class Leases:
 
     @peer_call("leases")
     async def states_here(self, asked: Deliveries) -> list[Lease]:
-        """How deliveries stand in a partition of this worker."""
+        """The states of deliveries in a partition of this worker."""
         held = self._owners.serving_here(asked.partition)
         return [lease_of(held, *delivery, now_ms()) for delivery in asked.deliveries]
 
     @peer_call("latest")
     async def latest_here(self, asked: Deliveries) -> list[Latest]:
-        """See `latest`, of a partition of this worker."""
+        """See `latest`, for a partition of this worker."""
         held = self._owners.serving_here(asked.partition)
         return [latest_of(held, offset) for _, _, offset in asked.deliveries]
 
 
 def lease_of(held: OwnedPartition, epoch: int, delivery: int, offset: int, now_ms: int) -> Lease:
-    """How a delivery stands. It is over when its time is, also while no record has told the partition so."""
+    """The state of a delivery. It is over from its deadline on, also before a record tells the partition that time."""
     partition = held.owner.partition
     state = partition.state_of(offset)
     if state is MessageState.IN_FLIGHT and partition.is_current(offset, epoch, delivery):

@@ -1,4 +1,4 @@
-"""What is shown of a message: its line in a list, and all that its partition knows of it."""
+"""Views of a message: its line in a list, and everything that its partition knows about it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from marq.core.partition import Partition
 from marq.core.state import MessageState
 from marq.errors import RowError
 
-#: Segments that are looked at in one turn.
+#: Segments that are examined in one turn.
 TURN_SEGMENTS = 10
 #: Bytes of a payload that is shown.
 SHOWN_BYTES = 64 * 1024
@@ -24,7 +24,7 @@ HEADER_CHARACTERS = 1_000
 
 
 def describe_message(view: MessageView, partition: Partition, broker_ms: int | None) -> None:
-    """Fill in what a partition knows of a message that it has read. A message that is done keeps an empty view.
+    """Fill in the view of a message that the partition has read. The view of a message that is done stays empty.
 
     Args:
         broker_ms: the time of the broker, from which the age is counted; None: not known.
@@ -55,7 +55,7 @@ def describe_message(view: MessageView, partition: Partition, broker_ms: int | N
 
 
 async def wanted_entries(partition: Partition, wanted: MessagesWanted, first: int) -> AsyncIterator[Entry]:
-    """Messages from offset `first` on, in no order, looked at in turns."""
+    """Messages from offset `first` on, in no order. Other work gets its turns between slices."""
     async for entry in entries_in_turns(partition):
         if entry.queue == wanted.queue and entry.offset >= first and wanted.state in (None, entry.state):
             yield entry

@@ -1,4 +1,4 @@
-"""What this worker counts as it happens. `gateway.metrics` shows it, with what is looked up when it is asked for."""
+"""Counters of this worker that are updated as things happen. `gateway.metrics` shows them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marq.core.flow import Breaker
 from marq.errors import MarqError
 from marq.protocol.problems import kind_of
 
-#: Upper bounds by which durations of calls of handlers are counted.
+#: Upper bounds of the buckets for durations of handler calls.
 DURATIONS_S = (0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -21,21 +21,21 @@ _AGE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 180
 
 
 class Delivered(Protocol):
-    """A message that a receiver or a handler was given."""
+    """A message that was given to a receiver or a handler."""
 
     @property
     def attempt(self) -> int:
-        """Counts its deliveries from 1."""
+        """The number of its delivery, from 1."""
 
     @property
     def sent_ms(self) -> int:
-        """When Kafka took it."""
+        """When it was sent, by Kafka's timestamp."""
 
 
 class HandlerMeter:
     """Calls of one handler.
 
-    Plain numbers, as a call may have one message only: a histogram with its locks would show.
+    Plain numbers: a histogram with its locks would cost too much for calls with a single message.
     """
 
     def __init__(self, name: str, queues: Sequence[str], breaker: Breaker) -> None:
@@ -44,17 +44,17 @@ class HandlerMeter:
         self.breaker = breaker
         self.calls = 0
         self.failures = 0
-        self.durations = [0] * (len(DURATIONS_S) + 1)  # calls by the first bound that is not below, and the rest
+        self.durations = [0] * (len(DURATIONS_S) + 1)  # calls in each bucket, the last one without a bound
         self.seconds = 0.0
 
     def took(self, seconds: float) -> None:
-        """A call has ended."""
+        """Note a call that has ended."""
         self.durations[bisect_left(DURATIONS_S, seconds)] += 1
         self.seconds += seconds
 
 
 class Meters:
-    """What is measured as it happens."""
+    """All of these counters."""
 
     def __init__(self) -> None:
         self.handlers: list[HandlerMeter] = []
@@ -88,22 +88,22 @@ class Meters:
         )
 
     def handed(self, messages: Sequence[Delivered]) -> None:
-        """A receiver was given `messages` of one delivery."""
+        """Note that a receiver was given the messages of one delivery."""
         self.received.inc(len(messages))
         first = messages[0]
         if first.attempt == 1:
-            # one of a delivery: they were read together
+            # the first one is enough: a delivery is read at once
             self.age.observe(max(0.0, time.time() - first.sent_ms / 1000))
 
     def settle(self, action: str, count: int, result: str = "ok") -> None:
-        """`action` was done to `count` deliveries."""
+        """Note that `action` was applied to `count` deliveries."""
         child = self._settled.get((action, result))
         if child is None:
             child = self._settled[action, result] = self.settled.labels(action, result)
         child.inc(count)
 
     def settle_all(self, action: str, results: Sequence[MarqError | None]) -> None:
-        """What came of an action, for each receipt: None, or an error."""
+        """Note the result of an action for each receipt: None, or an error."""
         done = results.count(None)
         if done:
             self.settle(action, done)

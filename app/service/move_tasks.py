@@ -1,6 +1,6 @@
-"""Runs the tasks that move messages of a queue to others: the owner of partition 0, wherever they were started.
+"""Tasks that move all messages of a queue. The owner of partition 0 runs them, whichever worker started them.
 
-A task stands in the queue's record. How far it is gets there every second, so another worker goes on with it.
+A task is part of the queue's record. Its progress is written there every second, so another worker can go on with it.
 """
 
 from __future__ import annotations
@@ -11,42 +11,109 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 from mode import Service
 
 from app.engine.queue_records import Draft, MoveTask, QueueRecord
+from app.service.census import Census
 from app.service.operations import QueueService
-from marq.errors import MarqError, NotPossibleError, UnavailableError, UnknownQueueError
+from marq.core.policies import QueueSettings
+from marq.errors import BadValueError, MarqError, NotPossibleError, UnavailableError, UnknownQueueError
 
-#: Tasks of a queue that are remembered.
+#: Tasks that the record of a queue keeps.
 KEPT = 10
-#: Seconds between looks for tasks, and until a partition that can't be asked is asked again.
+#: Seconds between checks for tasks, and before a partition that did not answer is asked again.
 INTERVAL_S = 0.25
-#: Seconds between notes of how far a task is.
+#: Seconds between updates of a task's progress.
 NOTE_S = 1.0
-#: Why a task failed whose target was deleted.
+#: The reason of a task that failed because its target was deleted.
 NO_TARGET = "the queue that they are moved to does not exist"
 #: Messages of one partition that are moved at once.
 BATCH = 200
 
 
-class MoveTasks(Service):
-    """Runs while the worker does."""
+class SameQueueError(BadValueError):
+    """The messages would be moved to the queue they are in."""
 
-    def __init__(self, operations: QueueService, **kwargs: Any) -> None:
+
+class OtherTypeError(NotPossibleError):
+    """One of the two queues is a FIFO queue, the other is not."""
+
+
+class UnderWayError(NotPossibleError):
+    """Another task of the queue is not over."""
+
+
+class MoveTasks(Service):
+    """Starts, cancels and runs tasks. Those of all queues run where partition 0 is owned."""
+
+    def __init__(self, operations: QueueService, census: Census, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._operations = operations
+        self._census = census
         self._ownership = operations.ownership
         self._catalog = operations.catalog
         self._running: dict[str, asyncio.Task[None]] = {}  # by id of the task
 
-    async def begin(self, queue: str, task: MoveTask) -> None:
-        """Start a task of a queue. Raises `MarqError`; `NotPossibleError`: it has one that is not over."""
+    def check(self, queue: str, to: str) -> None:
+        """Check that messages of `queue` may be moved to `to`; empty: each to the queue of which it is a dead letter.
 
+        Raises:
+            UnknownQueueError: there is no such queue.
+            SameQueueError: they are the same queue.
+            OtherTypeError: they are of different types.
+            NotPossibleError: topic mode.
+        """
+        self._catalog.require(queue)
+        if self._operations.settings.queue_id is not None:
+            raise NotPossibleError("in topic mode marq never writes to the topic: messages can't be moved there")
+        if not to:
+            return
+        self._catalog.require(to)
+        if to == queue:
+            raise SameQueueError("messages can't be moved to the queue they are in")
+        source, target = self._catalog.settings_of(queue), self._catalog.settings_of(to)
+        if source.fifo != target.fifo:
+            raise OtherTypeError(
+                f"{queue!r} is {_type_of(source)}, {to!r} is {_type_of(target)}: messages can't be moved between them"
+            )
+
+    async def begin(self, queue: str, to: str, per_second: int = 0) -> MoveTask:
+        """Start a task that moves all messages which are in `queue` now. See `check` for more errors.
+
+        Args:
+            per_second: messages a second at most; 0: as fast as possible.
+
+        Raises:
+            UnderWayError: the queue has a task that is not over.
+            UnavailableError: Kafka, or the record of the queue, could not be reached in time.
+        """
+        self.check(queue, to)
+        if any(task.active for task in self.tasks_of(queue)):
+            raise _under_way(queue)
+        topics = self._ownership.topics
+        task = MoveTask(
+            id=str(uuid4()),
+            to=to,
+            started_ms=int(time.time() * 1000),
+            before=await self._catalog.end_offsets(topics.queue, topics.partitions),
+            per_second=per_second,
+            total=sum((await self._census.counts_of(queue)).values()),
+        )
+        await self._write(queue, task)
+        return task
+
+    def tasks_of(self, queue: str) -> tuple[MoveTask, ...]:
+        """The last tasks of a queue, the newest first."""
+        record = self._catalog.records.get(queue)
+        return record.moves if record is not None and record.active else ()
+
+    async def _write(self, queue: str, task: MoveTask) -> None:
         def begun(moves: tuple[MoveTask, ...]) -> tuple[MoveTask, ...]:
             if any(other.active and other.id != task.id for other in moves):
-                raise NotPossibleError(f"a task that moves messages of {queue!r} is under way")
+                raise _under_way(queue)
             return moves if task in moves else (task, *moves)[:KEPT]
 
         await self._change(queue, begun)
@@ -73,7 +140,7 @@ class MoveTasks(Service):
         await self._change(queue, lambda moves: tuple(change(t) if t.id == task_id and t.active else t for t in moves))
 
     def _now(self, queue: str, task_id: str) -> MoveTask | None:
-        """A task as its record says, if it is not over."""
+        """The task in the record of the queue; None if it is over."""
         record = self._catalog.moving.get(queue)
         return next((t for t in record.moves if t.id == task_id and t.active), None) if record is not None else None
 
@@ -121,10 +188,10 @@ class MoveTasks(Service):
             await self._replace(queue, task.id, ended)
         except MarqError as exc:
             self.log.warning("Messages of %r are not moved right now: %s", queue, exc)
-            await asyncio.sleep(1.0)  # another look goes on with it
+            await asyncio.sleep(1.0)  # the next check goes on with the task
 
     async def _move_all(self, queue: str, task: MoveTask) -> tuple[str, int, str]:
-        """Move until nothing is left, or it is cancelled: the state it ends in, how many were moved, why it failed."""
+        """Move until nothing is left or the task is cancelled. Returns its last state, the count, and why it failed."""
         moved, noted_s, began_s = task.moved, time.monotonic(), time.monotonic()
         already = moved
         await self._operations.receives.read_up_everywhere(queue)
@@ -156,7 +223,7 @@ class MoveTasks(Service):
         await self._replace(queue, task_id, lambda task: msgspec.structs.replace(task, moved=moved))
 
     async def _move_in(self, number: int, queue: str, task: MoveTask, limit: int) -> tuple[int, bool, str]:
-        """Move some of one partition: how many, whether it has no more, and why it can't go on."""
+        """Move some messages of one partition. Returns how many, True if there are no more, and why the task fails."""
         found = await self._operations.moves.move_in(number, queue, None, limit, task.to or None, make=False)
         if isinstance(found, UnavailableError):
             await asyncio.sleep(INTERVAL_S)
@@ -177,3 +244,11 @@ class MoveTasks(Service):
         for running in list(self._running.values()):
             with contextlib.suppress(asyncio.CancelledError):
                 await running
+
+
+def _under_way(queue: str) -> UnderWayError:
+    return UnderWayError(f"a task that moves messages of {queue!r} is under way")
+
+
+def _type_of(settings: QueueSettings) -> str:
+    return "a FIFO queue" if settings.fifo else "a standard queue"

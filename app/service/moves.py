@@ -1,4 +1,4 @@
-"""Moves: puts messages of one queue into another, where they are ready. Tasks that move a whole queue: `move_tasks`."""
+"""Moves ready messages into another queue. Tasks that move all messages of a queue are in `move_tasks`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class MoveHere(msgspec.Struct):
-    """Messages of one partition that are to be moved: those named, or up to `limit`; see `Moves.move`.
+    """Messages of one partition to move: those named, or up to `limit`; see `Moves.move`.
 
-    ``make``: a queue that is not there is made, where sending makes queues.
+    `make`: create the target if it does not exist and sending creates queues.
     """
 
     partition: int
@@ -36,7 +36,7 @@ class MoveHere(msgspec.Struct):
 
 
 class Moved(msgspec.Struct):
-    """What the owner of a partition says of a message that was to be moved: where its copy is, or an error."""
+    """The owner's answer for one message: the place of its copy, or an error."""
 
     offset: int
     partition: int = -1
@@ -108,10 +108,10 @@ class Moves:
     async def move_in(
         self, number: int, queue: str, offsets: list[int] | None, limit: int, to: str | None, make: bool = True
     ) -> dict[int, Sent | MarqError] | MarqError:
-        """Move messages of one partition; see `move` and `move_some`. By offset, or why none of them could be.
+        """Move messages of one partition; see `move`, `move_some`. Returns the result of each offset, or one error.
 
         Args:
-            make: whether a queue that is not there is made, where sending makes queues.
+            make: create the target if it does not exist and sending creates queues.
         """
         if number >= self._ownership.topics.partitions:
             return NotFoundError(f"there is no partition {number}")
@@ -125,7 +125,7 @@ class Moves:
 
     @peer_call("move")
     async def move_here(self, asked: MoveHere) -> list[Moved]:
-        """Move messages of a partition of this worker. Those that are named may have been sent just before."""
+        """Move messages of a partition of this worker. Messages that are named may have been sent just before."""
         if asked.offsets is not None:
             await self._receives.read_up(asked.queue)
         held = self._owners.serving_here(asked.partition)

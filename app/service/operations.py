@@ -1,7 +1,7 @@
-"""What people do with queues, whatever protocol they speak.
+"""The operations of users on queues and messages, for all protocols.
 
 Each protocol (JSON, SQS) translates its requests into calls of `QueueService`, and results and errors into answers. The
-protocols hold no rule of a queue.
+protocols have no rules of queues.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class QueueService(Service):
     # ------------------------------------------------------------------ messages
 
     async def send(self, queue: str, messages: Sequence[Entry]) -> list[Sent | MarqError]:
-        """Append messages. Returns for each where it is, or why it is not there.
+        """Append messages. Returns the place of each, or an error.
 
         Raises:
-            UnavailableError: none was accepted, because Kafka is slow or away. Some may still get there.
+            UnavailableError: Kafka confirmed none of them in time. Some may still get into the log.
             RequestError: the queue can't be sent to.
         """
         return await self.sends.send(queue, messages)
@@ -77,10 +77,10 @@ class QueueService(Service):
         """Take up to `limit` messages; wait up to `wait_ms` for the first.
 
         Args:
-            lease_ms: how long they are the receiver's; None: as the queue says.
-            name: of the receiver, noted in the log.
-            gone: tells whether the receiver went away: then it gets nothing, and what was on its way goes back.
-            whole: with marq's own headers too.
+            lease_ms: milliseconds of the lease; None: the visibility timeout of the queue.
+            name: the receiver's, for the log.
+            gone: returns True once the receiver has gone away. Messages that were on their way are released then.
+            whole: return marq's own headers too.
 
         Raises:
             UnavailableError: too many wait already.
@@ -91,7 +91,7 @@ class QueueService(Service):
         return await self.receives.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
     def is_received(self, queue: str) -> bool:
-        """Whether somebody waits here for messages of a queue, or asked for some not long ago."""
+        """True if a receive of a queue waits here, or began here not long ago."""
         return bool(self.receives.waiting_count(queue)) or self.recent.is_recent(queue)
 
     async def ack(self, receipts: Sequence[str]) -> list[MarqError | None]:
@@ -141,7 +141,7 @@ class QueueService(Service):
     # ------------------------------------------------------------------ queues
 
     async def create_queue(self, queue: str, values: dict[str, Any]) -> tuple[QueueInfo, bool]:
-        """Make a queue of exactly these settings, or set it to them; and whether it is new."""
+        """Make a queue with exactly these settings, or set it to them. Returns the queue, and True if it is new."""
         record, made = await self.catalog.create(queue, values)
         return self._info(queue, record), made
 
@@ -160,23 +160,23 @@ class QueueService(Service):
         return self._info(queue, self.catalog.records.get(queue))
 
     async def names(self, prefix: str, after: str, limit: int, visible: Callable[[str], bool]) -> tuple[list[str], str]:
-        """Names of queues in order, and after which one to go on (empty: there are no more)."""
+        """A page of names of queues in order, and the name after which the next page begins (empty: there is none)."""
         return await page_of(self.catalog.names_from(prefix, after), limit, visible)
 
     async def list_queues(
         self, prefix: str = "", after: str = "", limit: int = 100, visible: Callable[[str], bool] = lambda queue: True
     ) -> tuple[list[QueueInfo], str]:
-        """Queues in the order of their names, and after which one to go on (empty: there are no more)."""
+        """A page of queues by name, and the name after which the next page begins (empty: there is none)."""
         page, more = await self.names(prefix, after, limit, visible)
         return [self._info(name, self.catalog.records.get(name)) for name in page], more
 
     async def delete_queue(self, queue: str) -> None:
-        """The queue is no more; what is in it is purged."""
+        """Delete a queue and purge its messages."""
         self._check_not_topic_mode()
         await self.purges.purge(queue, delete=True)
 
     async def purge_queue(self, queue: str) -> None:
-        """Everything that is in the queue now is gone, and ids of messages that were sent are forgotten."""
+        """End all messages that are in the queue now, and forget their deduplication ids."""
         await self.purges.purge(queue)
 
     def _check_not_topic_mode(self) -> None:

@@ -1,4 +1,4 @@
-"""Questions to the owner of a partition: this worker, or another one."""
+"""Calls to the owner of a partition: this worker, or another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 
 
 class Owners:
-    """Knows who owns which partition."""
+    """Finds and asks the owners of partitions."""
 
     def __init__(self, ownership: Ownership, peers: Peers) -> None:
         self._ownership = ownership
@@ -38,7 +38,7 @@ class Owners:
         argument: Argument,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Answer:
-        """What the owner of a partition answers to a `@peer_call`.
+        """Call a `@peer_call` of the owner of a partition. Returns its answer.
 
         Raises:
             UnavailableError: nobody serves the partition right now.

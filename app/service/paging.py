@@ -1,4 +1,4 @@
-"""Pages of long lists, looked for in turns: other work is done between them."""
+"""Pages of long lists. Other work gets its turns while a page is put together."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import heapq
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import TypeVar
 
-#: Names that are looked at in one turn.
+#: Names that are examined in one turn.
 TURN_NAMES = 1_000
 
 Item = TypeVar("Item")
 
 
 async def page_of(names: Iterable[str], limit: int, visible: Callable[[str], bool]) -> tuple[list[str], str]:
-    """The first `limit` of `names` that are visible, and after which one to go on (empty: there are no more)."""
+    """The first `limit` visible names, and the name after which the next page begins (empty: there is none)."""
     found: list[str] = []
     for number, name in enumerate(names, 1):
         if not number % TURN_NAMES:
@@ -27,7 +27,7 @@ async def page_of(names: Iterable[str], limit: int, visible: Callable[[str], boo
 
 
 async def smallest(items: AsyncIterable[Item], limit: int, key: Callable[[Item], int]) -> list[Item]:
-    """The `limit` smallest of `items` in order; no more than those are kept."""
+    """The `limit` smallest items in order. Keeps no more than that many in memory."""
     kept: list[tuple[int, int, Item]] = []  # a heap, the greatest first
     number = 0
     async for item in items:

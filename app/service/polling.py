@@ -1,11 +1,11 @@
-"""Messages for receivers that wait here, from the partitions of other workers; and the other way round.
+"""Messages from the partitions of other workers for receivers here, and the other way round.
 
     asked worker                         owner
-      watch(queues) ───────────────────►   notes who wants to know; says what is ready now
+      watch(queues) ───────────────────►   remembers the caller; answers what is ready now
                     ◄─────────────────── wake(queues)   something became ready (nothing is reserved)
-      receive(queue, …) ───────────────►   takes what is there; never asks a third worker
+      receive(queue, …) ───────────────►   takes what is ready; never asks a third worker
 
-A call that gets lost costs time, never a message: watches end by themselves and are renewed.
+A lost call costs time, but never a message: watches expire, and are renewed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from marq.errors import MarqError
 
 log = logging.getLogger(__name__)
 
-#: Seconds that a watch lasts unless it is renewed …
+#: Seconds after which a watch expires unless it is renewed …
 WATCH_S = 10.0
-#: … and after which it is.
+#: … and after which it is renewed.
 RENEW_S = 2.0
-#: First pause after a look at other workers that had something, but gave nothing; it doubles.
+#: First pause after other workers said that they have something, but gave nothing. It doubles.
 FRUITLESS_S = 0.005
-#: Seconds that a worker which does not answer is waited for before those that did are asked for what they have …
+#: Seconds to wait for workers that don't answer before those that did are asked for their messages …
 SLOW_S = 0.25
-#: … and where none has anything, by somebody who does not wait for messages.
+#: … and, if none of them has any, the seconds for a receive that does not wait for messages.
 LAST_LOOK_S = 1.0
-#: Receives of one queue under way at one other worker.
+#: Receives of one queue in progress at one other worker.
 FETCHES_MAX = 8
-#: Seconds between looks for watches that were not renewed.
+#: Seconds between checks for watches that were not renewed.
 EXPIRE_S = 1.0
 
 
 class Watch(msgspec.Struct):
-    """Which queues another worker wants messages of. Without a URL it only asks what is ready now.
+    """The queues that another worker wants messages of. Without a URL it only asks what is ready now.
 
-    `read_up`: once everything is folded that was confirmed before.
+    `read_up`: answer once everything is folded that was confirmed before.
     """
 
     queues: list[str]
@@ -51,7 +51,7 @@ class Watch(msgspec.Struct):
 
 
 class Ready(msgspec.Struct):
-    """Those queues of a watch that have something ready now."""
+    """The watched queues that have something ready now."""
 
     ready: list[str]
 
@@ -63,7 +63,7 @@ class Wake(msgspec.Struct):
 
 
 class Receivers(Protocol):
-    """Who waits here, and what is here."""
+    """The receives of this worker, as polling needs them."""
 
     def waiting_count(self, queue: str) -> int:
         """How many receivers wait here for `queue`."""
@@ -78,28 +78,28 @@ class Receivers(Protocol):
         """Wait until what was confirmed before is folded in this worker's partitions."""
 
     async def fetch(self, queue: str, url: str) -> bool:
-        """Take what another worker has right now for the first who waits here; False if that was nothing."""
+        """Take what another worker has now, for the first receive that waits here. Returns False if it has nothing."""
 
 
 async def _within(seconds: float, asked: Collection[asyncio.Future[bool]]) -> set[asyncio.Future[bool]]:
-    """Which of them are done, once all are, or the time is over."""
+    """The futures that are done, once all are or the time is over."""
     return (await asyncio.wait(asked, timeout=seconds))[0] if asked else set()
 
 
 class PeerPolling:
-    """Both sides: receivers here that ask others, and partitions here that others ask."""
+    """Both sides: receivers here that ask other workers, and partitions here that other workers ask."""
 
     def __init__(self, receivers: Receivers, peers: Peers, spawn: Callable[[Any], Any]) -> None:
         self._receivers = receivers
         self._peers = peers
         self._spawn = spawn
         self._closing = False
-        # as one who waits
+        # for receives that wait here
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._woken: dict[str, asyncio.Event] = {}
         self._to_watch: dict[str, dict[str, asyncio.Future[bool]]] = {}
-        self._watching: dict[str, float] = {}  # URLs with a watch call under way -> since when
-        # as an owner
+        self._watching: dict[str, float] = {}  # URLs with a watch call in progress -> since when
+        # for partitions that this worker owns
         self.watchers: dict[str, dict[str, float]] = {}  # queue -> URL -> until when
         self._to_wake: dict[str, set[str]] = {}
         self._expiry: asyncio.TimerHandle | None = None
@@ -108,7 +108,7 @@ class PeerPolling:
     # ------------------------------------------------------------------ one who waits
 
     def poll_peers(self, queue: str) -> None:
-        """Receivers wait here for `queue`: look for messages at the other workers until nobody waits any more."""
+        """Look for messages of `queue` at the other workers, as long as receives wait for them here."""
         if queue not in self._polls and (self._peers.others() or self._peers.rebalancing):
             self._start_poll(queue)
 
@@ -126,7 +126,7 @@ class PeerPolling:
             log.error("Looking for messages of %r elsewhere failed: %r", queue, done.exception())
             asyncio.get_running_loop().call_later(RENEW_S, self._poll_again, queue)
             return
-        # a receive that began to wait between the poll's last look and this found the poll still there
+        # a receive that began to wait after the last check found this poll still running, and started none
         self._poll_again(queue)
 
     def _poll_again(self, queue: str) -> None:
@@ -152,7 +152,7 @@ class PeerPolling:
                 if any(given):
                     pause_s = FRUITLESS_S
                     continue
-                # what is there may be reserved, or held up by a limit
+                # what is there may be reserved, or a limit may be reached
                 pause_s = min(pause_s * 2, RENEW_S) if urls else RENEW_S
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), SLOW_S if fetches else pause_s)
@@ -162,14 +162,14 @@ class PeerPolling:
             raise
 
     async def ready_at(self, queue: str, watch: bool = True, last_look: bool = False) -> list[str]:
-        """Which other workers have something ready of `queue`.
+        """Returns the other workers that have something of `queue` ready.
 
-        One that does not answer keeps nobody from what others have.
+        A worker that does not answer does not delay messages of the others.
 
         Args:
-            watch: all are asked to tell when that changes; an answer that comes late counts when it comes.
-            last_look: what was confirmed before has to be found. Wait a little longer for one that does not answer,
-                where the others have nothing.
+            watch: ask all to call back when that changes. A late answer still counts when it comes.
+            last_look: find everything that was confirmed before. If the others have nothing, wait a little longer for a
+                worker that does not answer.
         """
         urls = self._peers.others()
         if not urls:
@@ -210,7 +210,7 @@ class PeerPolling:
             event.set()
 
     def _watch(self, url: str, queue: str) -> asyncio.Future[bool]:
-        """Watches of one turn of the loop, and those that come while a call is under way, go in one call."""
+        """Watches of one turn of the loop, and those added during a call, share a call."""
         waiting = self._to_watch.setdefault(url, {})
         future = waiting.get(queue)
         if future is None:
@@ -238,12 +238,12 @@ class PeerPolling:
 
     @peer_call("wake")
     async def on_wake(self, wake: Wake) -> None:
-        """Another worker has something that was watched."""
+        """Called by another worker that has something ready in a watched queue."""
         for queue in wake.queues:
             self._wake(queue)
 
     def members_changed(self) -> None:
-        """A rebalance has ended: those who wait have to ask the new owners."""
+        """Called after a rebalance: receives that wait have to ask the new owners."""
         for event in self._woken.values():
             event.set()
         for queue in self._receivers.waited_for():
@@ -253,7 +253,7 @@ class PeerPolling:
 
     @peer_call("watch")
     async def on_watch(self, watch: Watch) -> Ready:
-        """Another worker wants messages: what is ready now, and later a `wake`."""
+        """Called by another worker that wants messages: answers what is ready now, and calls `wake` later."""
         loop = asyncio.get_running_loop()
         ready = []
         for queue in watch.queues:
@@ -268,7 +268,7 @@ class PeerPolling:
         return Ready(ready)
 
     def tell(self, queue: str) -> None:
-        """`queue` has something ready here: tell those who watch it, once."""
+        """Tell the workers that watch `queue`, once each, that it has something ready here."""
         urls = self.watchers.pop(queue, None)
         if not urls:
             return
@@ -304,7 +304,7 @@ class PeerPolling:
     # ------------------------------------------------------------------ life
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop asking other workers."""
         self._closing = True
         for task in list(self._polls.values()):
             task.cancel()

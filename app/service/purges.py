@@ -1,7 +1,7 @@
-"""Purges: an intent in the catalog, with the offset of each partition below which everything is to go.
+"""Purges. The catalog has the intent: for each partition, the offset below which all messages of the queue end.
 
 The owner of each partition appends its marker; once all have, the owner of partition 0 takes the intent out of the
-catalog. Who asks for a purge is answered when it is in force: every worker knows of it, and all markers are folded.
+catalog. The request for a purge is answered when it is in force: all workers know it, and all markers are folded.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from marq.errors import MarqError
 
 log = logging.getLogger(__name__)
 
-#: Seconds until a purge has to be in force at a worker. After that its owner carries it out as soon as it can.
+#: Seconds to wait for a purge to be in force at a worker. Owners that are late carry it out as soon as they can.
 IN_FORCE_S = 3.0
-#: Seconds between looks at whether it is.
+#: Seconds between checks.
 CHECK_S = 0.002
 
 
@@ -34,7 +34,7 @@ class PurgeHere(msgspec.Struct):
 
 
 class Purges:
-    """Carries them out."""
+    """Carries out purges."""
 
     def __init__(self, ownership: Ownership, peers: Peers) -> None:
         self._ownership = ownership
@@ -47,9 +47,9 @@ class Purges:
     # ------------------------------------------------------------------ who asks
 
     async def purge(self, queue: str, delete: bool = False) -> None:
-        """Everything that is in a queue now goes, and with `delete` the queue as well.
+        """Purge everything that is in a queue now, and with `delete` the queue as well.
 
-        Returns when that is so, or when a worker does not answer: then the owners do it as soon as they can.
+        Returns when the purge is in force, or when a worker does not answer: then the owners do it as soon as they can.
         """
         topics = self._ownership.topics
         ends = await self._ownership.log_ends.of(topics.queue, topics.partitions)
@@ -61,7 +61,7 @@ class Purges:
 
     @peer_call("purge")
     async def purge_here(self, asked: PurgeHere) -> bool:
-        """Purge the partitions of this worker; True once that is folded, and this worker knows of it."""
+        """Purge the partitions of this worker. Returns True once that is folded and this worker knows the intent."""
         deadline = time.monotonic() + IN_FORCE_S
         while not self._is_in_force(asked):
             if time.monotonic() > deadline:
@@ -117,7 +117,7 @@ class Purges:
 
     @peer_call("purged")
     async def purged_here(self, changes: list[str]) -> dict[str, list[int]]:
-        """Which partitions here are purged of what the changes want purged."""
+        """The partitions here in which the purges of these changes are done."""
         held = self._ownership.held
         wanted = set(changes)
         found: dict[str, list[int]] = {}
@@ -128,7 +128,7 @@ class Purges:
         return found
 
     async def finish(self) -> None:
-        """Take those intents out of the catalog that are carried out; the owner of partition 0 does."""
+        """Remove intents from the catalog that all owners have carried out. The owner of partition 0 calls this."""
         catalog, ownership = self._catalog, self._ownership
         if not catalog.purging or 0 not in ownership.held or not ownership.held[0].serving:
             return

@@ -1,7 +1,8 @@
-"""Receipts: what a receiver shows to acknowledge, extend or give back one delivery of one message.
+"""Receipts, with which a receiver acknowledges, extends or releases one delivery of one message.
 
-A receipt is 39 bytes in base64: where the message is, which delivery it was, and a keyed hash of that. Nobody without
-the installation's secret can make one, so a receipt that verifies was given out. All workers share the secret.
+A receipt is 39 bytes in base64: the place of the message, the delivery, and a keyed hash of both. Nobody can make one
+without the installation's secret, so a receipt with a valid hash was given out by a worker. All workers share the
+secret.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ _HASH_BYTES = 12
 _PERSON = b"marq-receipt"
 #: Characters of a receipt.
 LENGTH = (_BODY.size + _HASH_BYTES) // 3 * 4
-#: An attempt is told to back-offs, which don't grow beyond that.
+#: The highest attempt in a receipt: only back-offs need it, and they don't grow beyond that.
 _ATTEMPT_MAX = 255
-#: Receipts given out here that are known without a look at their hash.
+#: Receipts given out here that are accepted without computing their hash.
 _REMEMBERED = 50_000
 
-#: What a receipt says: partition, epoch, delivery, offset, attempt, checksum of the queue's name. A plain tuple: one is
-#: made per message.
+#: The fields of a receipt: partition, epoch, delivery, offset, attempt, checksum of the queue's name. A plain tuple,
+#: because one is made for each message.
 Receipt = tuple[int, int, int, int, int, int]
 
 
 class Receipts:
-    """Makes receipts with one secret and reads those of others, too; they are asked for when they are first needed."""
+    """Makes receipts with one secret, and also reads those of earlier secrets. Gets the secrets when first needed."""
 
     def __init__(self, secret: Callable[[], bytes], previous: Callable[[], Iterable[bytes]] = tuple) -> None:
         self._secret = secret
@@ -48,6 +49,11 @@ class Receipts:
         return _key_of(self._secret())
 
     @cached_property
+    def _hasher(self) -> blake2b:
+        """One that has taken the key in, which is half of the work for a receipt."""
+        return blake2b(key=self._key, digest_size=_HASH_BYTES)
+
+    @cached_property
     def _other_keys(self) -> tuple[bytes, ...]:
         return tuple(_key_of(secret) for secret in self._previous())
 
@@ -56,15 +62,16 @@ class Receipts:
         if attempt > _ATTEMPT_MAX:
             attempt = _ATTEMPT_MAX
         body = _BODY.pack(partition, epoch, delivery, offset, attempt, queue_crc)
-        hashed = blake2b(body, key=self._key, digest_size=_HASH_BYTES).digest()
-        receipt = b2a_base64(body + hashed, newline=False).decode()
+        hasher = self._hasher.copy()
+        hasher.update(body)
+        receipt = b2a_base64(body + hasher.digest(), newline=False).decode()
         if len(self._given) >= _REMEMBERED:
             self._given.clear()
         self._given[receipt] = (partition, epoch, delivery, offset, attempt, queue_crc)
         return receipt
 
     def read(self, receipt: str) -> Receipt:
-        """Inverse of `make`. Raises `BadReceiptError` for everything that it did not make."""
+        """Inverse of `make`. Raises `BadReceiptError` for a receipt that it did not make."""
         given = self._given.get(receipt)
         if given is not None:
             return given
@@ -86,14 +93,14 @@ def _key_of(secret: bytes) -> bytes:
 
 
 def read_unchecked(receipt: str) -> Receipt:
-    """What a receipt says, without a look at who made it."""
+    """Decode a receipt without checking its hash."""
     return _BODY.unpack(a2b_base64(receipt)[: _BODY.size])
 
 
 def by_delivery(
     receipts: Iterable[Receipt], marker: Callable[[int, int, list[int]], Marker]
 ) -> dict[int, list[Marker]]:
-    """One marker for each delivery among `receipts`, by partition; `marker` makes it of epoch, delivery and ranges."""
+    """One marker for each delivery in `receipts`, by partition. `marker` gets epoch, delivery and ranges."""
     deliveries: dict[tuple[int, ...], list[int]] = {}
     for receipt in receipts:
         deliveries.setdefault(receipt[:3], []).append(receipt[3])
@@ -108,5 +115,5 @@ def by_delivery(
 
 @lru_cache(100_000)
 def queue_crc(queue: str) -> int:
-    """How a receipt names its queue."""
+    """The checksum that stands for a queue in its receipts."""
     return crc32(queue.encode())

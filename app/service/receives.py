@@ -1,7 +1,7 @@
-"""Receives: who waits for messages, and what comes to them from the partitions of this worker and from other workers.
+"""Receives: they get messages from the partitions of this worker and from other workers, or wait.
 
-Per queue, those who wait are served first come, first served. A receive asks the partitions here first; when they have
-nothing it waits here, and `app.service.polling` looks for messages at the other workers.
+The receives that wait for a queue are served in their order. A receive asks the partitions here first. If they have
+nothing it waits, and `app.service.polling` looks for messages at the other workers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import msgspec
 
@@ -36,26 +37,29 @@ log = logging.getLogger(__name__)
 
 #: Receives that may wait at one worker.
 WAITING_MAX = 10_000
-#: Seconds that a receive goes on waiting for a start that is on its way, beyond its own time.
+#: Seconds, beyond its own time, that a receive waits for a start that is on its way.
 GRACE_S = 10.0
-#: Seconds after which a receiver may try again that was given nothing because this worker is late.
+#: Seconds after which a receiver should try again if it got nothing because this worker is late.
 LATE_S = 1.0
-#: Seconds that a receive which has something waits for more that is on its way from other partitions.
+#: Seconds that a receive with some messages waits for more from other partitions.
 ANSWER_AFTER_S = 0.02
-#: Milliseconds of waiting from which on a receive need not ask where the logs end: what was sent before is read.
+#: Milliseconds of waiting from which on a receive need not ask where the logs end: they are read by then.
 LONG_MS = 250
-#: Of so many receives one looks at the other workers first, so that what is there does not wait for ever.
+#: One of this many receives asks the other workers first, so that their messages don't wait for ever.
 ELSEWHERE_FIRST = 8
-#: Bytes of messages in one answer, its first one aside: what else was started goes back uncounted.
+#: Bytes of messages in one answer; the first message may be larger. Further messages are released uncounted.
 ANSWER_BYTES = 32 * 1024 * 1024
-#: Receivers, of different names or leases, that are refused before the others wait as well, and receives passed over.
+#: Refused receivers, by name and lease, and skipped receives, after which a partition is not asked for more.
 REFUSED_MAX, PASSED_MAX = 16, 1_000
 
 
-class ReceiveHere(msgspec.Struct):
-    """What another worker wants for a receiver of its own.
+_in_order = attrgetter("sent_ms", "partition", "offset")
 
-    `whole`: with our own headers too. `read_up`: if nothing is ready, look again once all is folded that was confirmed.
+
+class ReceiveHere(msgspec.Struct):
+    """A request of another worker, for a receiver of its own.
+
+    `whole`: with our own headers. `read_up`: if nothing is ready, look again once everything confirmed is folded.
     """
 
     queue: str
@@ -67,7 +71,7 @@ class ReceiveHere(msgspec.Struct):
 
 
 class Ask:
-    """What a waiter asked one partition for."""
+    """The request of a waiter to one partition."""
 
     __slots__ = ("receives", "waiter")
 
@@ -86,7 +90,7 @@ class Receives:
         self.ownership = ownership
         self.catalog = ownership.catalog
         self.closing = False
-        self.count = 0  # receives under way
+        self.count = 0  # receives in progress
         self.meters = meters
         self.receipts = receipts
         self.peers = peers
@@ -139,11 +143,11 @@ class Receives:
         return self._answer_in_time(waiter)
 
     async def _last_look(self, waiter: Waiter) -> None:
-        """Nothing is here, and the receiver does not wait: look for what was sent, or given back, just before.
+        """Called if nothing is here and the receiver does not wait: look for what was sent or given back just before.
 
-        All owners are asked. What becomes ready here meanwhile comes to the waiter in its turn.
+        Asks all owners. What becomes ready here meanwhile goes to the waiter in its turn.
         """
-        if self._is_withheld(waiter):  # something is here; to ask a Kafka that is slow would only keep the receiver
+        if self._is_withheld(waiter):  # messages are here; asking a slow Kafka would only delay the answer
             await self._look_elsewhere(waiter)
             return
         self._waiting.setdefault(waiter.queue, deque()).append(waiter)
@@ -151,7 +155,7 @@ class Receives:
         elsewhere = asyncio.ensure_future(self.polling.ready_at(waiter.queue, watch=False, last_look=True))
         here = asyncio.ensure_future(self.read_up(waiter.queue))
         try:
-            # errors are results: who has an answer first cancels both, and nobody looks at what becomes of them
+            # errors as results: an early answer cancels both, and nobody looks at their results
             both = asyncio.gather(elsewhere, here, return_exceptions=True)
             await asyncio.wait((waiter.future, both), return_when=asyncio.FIRST_COMPLETED)
             if here.done():
@@ -191,21 +195,21 @@ class Receives:
         return self._answer(waiter)
 
     def _is_withheld(self, waiter: Waiter) -> bool:
-        """Whether a partition has something that it does not hand out because acks would be late."""
+        """True if a partition here has messages that it does not hand out because acks would be late."""
         return any(
             h.serving and self.ownership.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
             for h in self.ownership.held.values()
         )
 
     def _answer(self, waiter: Waiter) -> list[Received]:
-        """What the waiter gets. Called last of all: of messages whose lease is over nothing leaves."""
+        """The messages for the waiter, without those whose lease is over. Called just before they leave."""
         self._drop_late(waiter)
         if len(waiter.until) > 1 and not self.catalog.settings_of(waiter.queue).fifo:
-            waiter.messages.sort(key=lambda one: (one.sent_ms, one.partition, one.offset))
+            waiter.messages.sort(key=_in_order)
         if waiter.messages and waiter.gone():
             self._give_back(waiter.messages)
             return []
-        if waiter.messages and not waiter.away:  # else the worker that asked counts them
+        if waiter.messages and not waiter.away:  # those for another worker are counted there
             self.meters.handed(waiter.messages)
         return waiter.messages
 
@@ -224,7 +228,7 @@ class Receives:
 
     @peer_call("receive")
     async def receive_here(self, asked: ReceiveHere, gone: Gone = lambda: False) -> list[Received]:
-        """What this worker has right now, for another one that asks."""
+        """Messages that this worker has now, for a receive at another worker."""
         future = asyncio.get_running_loop().create_future()
         waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, future, asked.whole)
         self._take_in_turn(waiter)
@@ -233,7 +237,7 @@ class Receives:
             self._take_in_turn(waiter)
         if not waiter.pending:
             return []
-        waiter.away = True  # not to be put in line here
+        waiter.away = True  # keeps it out of the line here
         timer = asyncio.get_running_loop().call_later(GRACE_S, self._give_up, waiter)
         try:
             await waiter.future
@@ -245,7 +249,7 @@ class Receives:
     # ------------------------------------------------------------------ receive: at other workers
 
     async def _look_elsewhere(self, waiter: Waiter) -> bool:
-        """Take what another worker has right now; False if there is nothing."""
+        """Take what another worker has now. Returns False if there is nothing."""
         return await self._fetch_from(waiter, await self.polling.ready_at(waiter.queue, watch=False))
 
     async def _fetch_from(self, waiter: Waiter, urls: Sequence[str], read_up: bool = False) -> bool:
@@ -258,7 +262,7 @@ class Receives:
         return False
 
     async def fetch(self, queue: str, url: str) -> bool:
-        """Take what another worker has right now for the first who waits here; False if that was nothing."""
+        """Take what another worker has now, for the first receive that waits here. Returns False if it has nothing."""
         line = self._waiting.get(queue)
         while line and line[0].gone():
             self._give_up(line.popleft())
@@ -309,13 +313,13 @@ class Receives:
     # ------------------------------------------------------------------ receive: here
 
     def _take_in_turn(self, waiter: Waiter) -> None:
-        """Those who wait already go first: what is ready then is what they may not have now."""
+        """Let the receives that wait already go first, then take what is left for this one."""
         if waiter.queue in self._waiting:
             self._serve(waiter.queue)
         self._take(waiter)
 
     def _take(self, waiter: Waiter) -> None:
-        """Ask the partitions here until the waiter has enough on its way: oldest first, unless groups keep an order."""
+        """Ask the partitions here until enough is on its way. Oldest messages first, except in FIFO queues."""
         queue, left = waiter.queue, waiter.limit
         held = [h for h in self.ownership.held.values() if h.serving and h.owner.partition.has_ready(queue)]
         if not held or self.closing:
@@ -336,7 +340,7 @@ class Receives:
             left -= self._take_from(one, waiter, left)
 
     def _take_from(self, held: OwnedPartition, waiter: Waiter, limit: int) -> int:
-        """How many messages of one partition are on their way to the waiter now."""
+        """Ask one partition. Returns how many of its messages are on their way to the waiter."""
         owner = held.owner
         if not owner.partition.has_ready(waiter.queue):
             return 0
@@ -358,7 +362,7 @@ class Receives:
         return len(pending.offsets)
 
     def handed_to(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
-        """A delivery that the waiter asked for begins, or nothing came of it."""
+        """Called when a delivery that the waiter asked for begins, or has failed (then without offsets)."""
         delivery = handout.receipt[1]
         waiter.pending = [(h, p) for h, p in waiter.pending if h is not held or p.delivery != delivery]
         if not waiter.pending:
@@ -377,7 +381,7 @@ class Receives:
             self._settled(waiter)
 
     def _settled(self, waiter: Waiter) -> None:
-        """All starts of the waiter came back: it has something, or goes on waiting as the first in line."""
+        """Called when all starts of the waiter are decided: answer, or go on waiting as the first in line."""
         if waiter.messages or waiter.away or waiter.over or self.closing:
             if not waiter.future.done():
                 waiter.future.set_result(None)
@@ -387,7 +391,7 @@ class Receives:
         self.polling.poll_peers(waiter.queue)
 
     def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> int:
-        """Add messages of a delivery to what the waiter gets, as long as they fit; how many."""
+        """Add messages of a delivery to the waiter's answer, as long as they fit. Returns how many."""
         partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
@@ -433,7 +437,7 @@ class Receives:
             waiter.future.set_result(None)
 
     def _finish(self, waiter: Waiter) -> None:
-        """The receive ends: what still comes for it goes back uncounted."""
+        """End the receive. Messages that still come for it are released, and do not count as received."""
         waiter.done = True
         self._asking.pop(waiter, None)
         for _, pending in waiter.pending:
@@ -449,13 +453,13 @@ class Receives:
                 del self._waiting[waiter.queue]
 
     def _give_back(self, messages: Sequence[Received]) -> None:
-        """Nobody is there any more to answer to: as if the messages had never been handed out."""
+        """Release messages that can't be answered any more. They do not count as received."""
         receipts = [self.receipts.read(message.receipt) for message in messages]
         for number, markers in by_delivery(receipts, lambda e, d, r: Release(e, d, r, 0, counted=False)).items():
             self.ownership.outbox(number).put(markers)
 
     def _serve(self, queue: str) -> None:
-        """Give those who wait for `queue` what there is here, first come, first served."""
+        """Serve the receives that wait for `queue`, in their order."""
         if self.closing:
             return
         for held in list(self.ownership.held.values()):
@@ -463,7 +467,7 @@ class Receives:
                 self._serve_from(held, queue)
 
     def _serve_from(self, held: OwnedPartition, queue: str) -> None:
-        """First come, first served. Who may have nothing now, because of a limit or a short lease, is passed over."""
+        """Serve waiting receives from one partition, in order. Skips those that a limit or a short lease refuses."""
         line, partition = self._waiting.get(queue), held.owner.partition
         if not line or not partition.has_ready(queue):
             return
@@ -489,7 +493,7 @@ class Receives:
         raise AssertionError("deliveries go to the Ask that took them")
 
     def wake(self, held: OwnedPartition) -> None:
-        """Something became ready in a partition of this worker."""
+        """Called when something became ready in a partition of this worker."""
         if self.closing or held.owner.stalled:  # its stall ends with another call
             return
         has_ready = held.owner.partition.has_ready
@@ -512,7 +516,7 @@ class Receives:
         return queue in self._waiting or queue in self.polling.watchers
 
     def forget(self, held: OwnedPartition) -> None:
-        """The partition went away with all that was on its way from it."""
+        """Called when a partition left this worker, and with it all starts there."""
         for waiter in list(self._asking):
             waiter.pending = [(h, p) for h, p in waiter.pending if h is not held]
             if not waiter.pending:
@@ -521,7 +525,7 @@ class Receives:
                     self._settled(waiter)
 
     def close(self) -> None:
-        """Answer those who wait: another worker will serve them."""
+        """Answer all receives that wait, with nothing: another worker will serve them."""
         self.closing = True
         for line in list(self._waiting.values()):
             for waiter in list(line):

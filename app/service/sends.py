@@ -1,4 +1,4 @@
-"""Sends: in which partition a message goes, the headers of its record, and what Kafka says of it."""
+"""Sends: choose the partition of a message and the headers of its record, append it, wait for Kafka."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from app.engine.stalls import is_stalled, stalled_error
 from app.service.fifo import check_fit, fifo_headers
 from app.service.meters import Meters
 from app.service.turnstile import Turnstile
+from app.service.waits import all_done
 from app.streaming.producer import ProducerFull
 from marq.core.placing import fifo_partition
 from marq.core.state import HEADER_OVERHEAD_BYTES
@@ -35,9 +36,9 @@ RECORD_ROOM_BYTES = 1024
 
 
 class FromProtocol(Entry, frozen=True, kw_only=True):
-    """A message with headers that its protocol adds to those of its sender.
+    """A message to send, with headers that its protocol adds.
 
-    ``size_bytes``: its size, as the protocol counts it against the limit of the queue; None: all of it counts.
+    `size_bytes`: its size for the limit of the queue, as the protocol counts it; None: all of it counts.
     """
 
     protocol_headers: dict[str, bytes] = {}  # noqa: RUF012 - a struct copies it
@@ -63,12 +64,14 @@ class Sends:
         key, settings, generation = queue.encode(), self._catalog.settings_of(queue), self._catalog.generation_of(queue)
         producer = self._ownership.app.producer
         results: list[Any] = [None] * len(messages)
+        unavailable: UnavailableError | None = None
+        sent = 0
         runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
         partition = 0
         stalled = {number for number in range(count) if is_stalled(producer, topic, number)}
         if len(stalled) == count:
             raise stalled_error()
-        # what Kafka takes there, but not the markers of, is delivered to nobody for now
+        # where Kafka takes messages but no markers, nothing would be delivered for now
         avoided = stalled | self._ownership.stalls.now().keys()
         if len(avoided) == count:
             avoided = stalled
@@ -87,7 +90,7 @@ class Sends:
             if settings.fifo:
                 number = fifo_partition(key, (message.group or "").encode(), settings, count)
                 if number in stalled:  # the group keeps its partition
-                    results[i] = stalled_error()
+                    results[i] = unavailable = stalled_error()
                     continue
             run = runs.get(number)
             if run is None:
@@ -99,9 +102,7 @@ class Sends:
             for number, (places, records) in runs.items()
         ]
         futures = [future for _, _, parts in appended for _, future in parts]
-        if futures:
-            await asyncio.wait(futures, timeout=CONFIRM_TIMEOUT_S)
-        unavailable = next((result for result in results if isinstance(result, UnavailableError)), None)
+        await all_done(futures, CONFIRM_TIMEOUT_S)
         accepted = False
         for number, places, parts in appended:
             at = 0
@@ -114,12 +115,13 @@ class Sends:
                 for k in range(length):
                     if isinstance(outcome, int):
                         results[places[at + k]] = Sent(topic, number, outcome + k if outcome >= 0 else -1)
+                        sent += 1
                     else:
                         results[places[at + k]] = outcome
                 at += length
         if unavailable is not None and not accepted:
             raise unavailable
-        self._meters.sent.inc(sum(isinstance(result, Sent) for result in results))
+        self._meters.sent.inc(sent)
         self._meters.sent_bytes.inc(sum(len(message.payload) for message in messages))
         return results
 
@@ -192,7 +194,7 @@ def record_headers(message: Entry, settings: QueueSettings, generation: int) -> 
 
 
 def _outcome_of(future: asyncio.Future[Any]) -> int | MarqError:
-    """The offset of an append, or why there is none."""
+    """The offset of an append, or an error."""
     if not future.done():
         future.cancel()
         return UnavailableError("Kafka did not confirm it in time; it may still get there")

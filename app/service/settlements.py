@@ -1,6 +1,7 @@
-"""What receivers say of the messages that they have: acknowledged, extended, released, rejected.
+"""Acks, extensions, releases and rejections: what receivers do with the messages that they have.
 
-Each of them is a marker, which any worker can append; only a rejection needs the owner, who makes the dead letter.
+Each is a marker, which any worker can append. Only a rejection needs the owner of the partition, which makes the dead
+letter.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from app.service.leases import Leases
 from app.service.meters import Meters
 from app.service.owners import OPERATION_TIMEOUT_S, Owners
 from app.service.receipts import Receipt, Receipts, by_delivery
+from app.service.waits import all_done
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.errors import BrokerError, LeaseOverError, MarqError, NotPossibleError, UnavailableError
 
@@ -33,7 +35,7 @@ LEASE_OVER = "the message is finished, or its lease is over"
 
 
 class RejectHere(msgspec.Struct):
-    """Messages of one delivery that its receiver rejects."""
+    """Messages of one delivery to reject."""
 
     partition: int
     epoch: int
@@ -43,7 +45,7 @@ class RejectHere(msgspec.Struct):
 
 
 class Settlements:
-    """Appends what receivers say."""
+    """Carries out acks, extensions, releases and rejections."""
 
     def __init__(
         self, ownership: Ownership, settings: Settings, receipts: Receipts, leases: Leases, meters: Meters, peers: Peers
@@ -145,7 +147,7 @@ class Settlements:
 
     @peer_call("reject")
     async def reject_here(self, asked: RejectHere) -> Rejected:
-        """Dead letters of a partition of this worker: what became of these offsets."""
+        """Make dead letters in a partition of this worker. Returns the result of each offset."""
         held, receipt = self._owners.serving_here(asked.partition), (asked.epoch, asked.delivery)
         return await self._ownership.copies.reject(held, asked.offsets, receipt, asked.reason)
 
@@ -156,7 +158,7 @@ class Settlements:
     async def _settle(
         self, receipts: Sequence[str], marker: Callable[[int, int, list[int]], Marker], *, current: bool = False
     ) -> list[MarqError | None]:
-        """Append a marker for each delivery. `current`: a delivery that is not its message's any more is an error."""
+        """Append a marker for each delivery. `current`: it is an error if a message has another delivery by now."""
         results: list[MarqError | None] = [None] * len(receipts)
         read, good, where = self._receipts.read, [], []
         topics, producer = self._ownership.topics, self._ownership.app.producer
@@ -182,11 +184,8 @@ class Settlements:
             for number, markers in by_delivery(good, marker).items()
             if number < topics.partitions
         }
-        if len(confirmed) == 1:
-            outcomes = {number: await _confirmed(future) for number, future in confirmed.items()}
-        else:
-            found = await asyncio.gather(*(_confirmed(future) for future in confirmed.values()))
-            outcomes = dict(zip(confirmed, found, strict=True))
+        await all_done(confirmed.values(), CONFIRM_TIMEOUT_S)
+        outcomes = {number: _outcome_of(future) for number, future in confirmed.items()}
         if any(isinstance(outcome, MarqError) for outcome in outcomes.values()):
             for i, receipt in zip(where, good, strict=True):
                 outcome = outcomes.get(receipt[0])
@@ -203,7 +202,7 @@ class Settlements:
         where: Sequence[int],
         results: list[MarqError | None],
     ) -> None:
-        """Fill in an error for each receipt whose marker, which is in the log, came too late; the owners know."""
+        """Ask the owners which markers came too late, and fill in an error for their receipts."""
         places: dict[int, list[int]] = {}
         for k, receipt in enumerate(receipts):
             if isinstance(outcomes.get(receipt[0]), int):
@@ -222,11 +221,12 @@ class Settlements:
                     results[where[k]] = LeaseOverError(LEASE_OVER)
 
 
-async def _confirmed(future: asyncio.Future[int]) -> int | MarqError:
-    """The offset of the record (-1: Kafka can't tell), or why it is not in the log."""
+def _outcome_of(future: asyncio.Future[int]) -> int | MarqError:
+    """The offset of a record (-1: not known), or the error of its append."""
+    if not future.done():
+        future.cancel()
+        return UnavailableError("Kafka did not confirm it in time; it may still take effect")
     try:
-        return await asyncio.wait_for(future, CONFIRM_TIMEOUT_S)
+        return future.result()
     except BrokerError as exc:
         return UnavailableError(f"Kafka did not confirm it; it may still take effect: {exc}")
-    except TimeoutError:
-        return UnavailableError("Kafka did not confirm it in time; it may still take effect")

@@ -1,4 +1,4 @@
-"""Who takes messages of one queue right now: receives that wait, handlers, and who has what is in flight."""
+"""The receivers of a queue right now: receives that wait, handlers, and the receivers of messages in flight."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from app.service.operations import QueueService
 from marq.core.partition import Partition
 from marq.errors import MarqError
 
-#: Messages in flight that are looked at, and receivers that are named.
+#: Messages in flight that are examined, and receivers that are named.
 LOOKED_AT_MAX = 50_000
 NAMED_MAX = 100
-#: Messages that are looked at before other work has its turn.
+#: Messages that are examined before other work gets its turn.
 TURN_MESSAGES = 2_000
 
 
 class Taking(msgspec.Struct):
-    """What one worker knows of a queue's receivers."""
+    """The receivers of a queue, as one worker knows them."""
 
     worker: str
     waiting: int  # receives
@@ -34,7 +34,7 @@ class Taking(msgspec.Struct):
 
 
 class Takers:
-    """Knows who takes here, and asks the other workers."""
+    """Finds receivers here, and asks the other workers for theirs."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Takers:
         peers.register(self)
 
     async def of(self, queue: str) -> list[Taking]:
-        """What all workers that answer know."""
+        """The receivers that all answering workers know."""
         answers = (await self._peers.everywhere(self.taking_here, queue)).values()
         return [answer for answer in answers if not isinstance(answer, MarqError)]
 
     @peer_call("taking")
     async def taking_here(self, queue: str) -> Taking:
-        """See `of`, of this worker."""
+        """See `of`, for this worker."""
         operations = self._operations
         handlers: list[str] = []
         if self._is_handled(queue):
@@ -79,7 +79,7 @@ class Takers:
 
 
 async def _count_in_flight(partition: Partition, queue: str, limit: int, found: Counter[str]) -> int:
-    """Add the receivers of a queue's messages; how many messages were looked at."""
+    """Add the receivers of a queue's messages in one partition. Returns how many messages were examined."""
     offsets = list(partition.deliveries)[-limit:]
     for start in range(0, len(offsets), TURN_MESSAGES):
         for offset in offsets[start : start + TURN_MESSAGES]:

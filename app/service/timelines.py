@@ -1,6 +1,6 @@
-"""What happened to one message, read from the two logs: sent, each delivery, extensions, how it ended.
+"""The history of one message, read from the two logs: sent, each delivery, extensions, its end.
 
-The logs are read anew for each question, from the moment at which the message was sent, as far as the limits allow.
+Each request reads the logs again, from the moment at which the message was sent, as far as the limits allow.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from marq.errors import MarqError, NotFoundError, UnavailableError
 #: Seconds, and records of the markers log, that are read for one answer.
 READ_S = 4.0
 RECORDS_MAX = 50_000
-#: Questions that are answered at once by a worker.
+#: Requests that a worker answers at the same time.
 AT_ONCE = 2
 #: Milliseconds that the markers log may be ahead of the queue log: their brokers' clocks differ.
 CLOCKS_DIFFER_MS = 60_000
-#: Bytes of a payload, and events, that are told.
+#: Bytes of a payload, and events, in the answer.
 SHOWN_BYTES = 64 * 1024
 EVENTS_MAX = 500
 
@@ -49,7 +49,7 @@ class Happened(msgspec.Struct):
 
 
 class DeliveryTold(msgspec.Struct):
-    """One delivery. ``end`` None: it is on."""
+    """One delivery. `end` is None while it lasts."""
 
     attempt: int
     worker: str
@@ -62,7 +62,7 @@ class DeliveryTold(msgspec.Struct):
 
 
 class Timeline(msgspec.Struct):
-    """The life of a message. ``complete``: the markers log was read to its end, or to that of the message."""
+    """The history of a message. `complete`: the markers log was read to its end, or to the end of the message."""
 
     topic: str
     partition: int
@@ -90,7 +90,7 @@ class Timelines:
         self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def of(self, number: int, offset: int) -> Timeline:
-        """The life of a message. Raises `NotFoundError`, `UnavailableError`."""
+        """The history of a message. Raises `NotFoundError`, `UnavailableError`."""
         topics = self._ownership.topics
         if not 0 <= number < topics.partitions:
             raise NotFoundError(f"there are partitions 0 to {topics.partitions - 1}, not {number}")
@@ -166,7 +166,7 @@ async def _records(
 
 
 class _Reader:
-    """Folds what happened to one message, and nothing else."""
+    """Folds the history of one message, and nothing else."""
 
     def __init__(self, number: int, queue_id: str | None, record: Any) -> None:
         self.record = record
@@ -184,7 +184,7 @@ class _Reader:
         self.queue = self._histories.queue_of(envelope) or ""
 
     def fold(self, record: Any) -> None:
-        """A record of the markers log. One that can't be read is passed over: it took effect on nothing."""
+        """Fold a record of the markers log. A record that can't be read had no effect, and is skipped."""
         self.read_until_ms = max(self.read_until_ms, record.timestamp)
         try:
             batch: Batch = decode(record.value)
@@ -227,7 +227,7 @@ class _Reader:
         self.events.append(Happened(kind, record.timestamp, record.offset, worker, receiver, span_ms, text))
 
     def timeline(self, topic: str, complete: bool) -> Timeline:
-        """What was found."""
+        """The result."""
         record = self.record
         found: list[Delivery] = []
         if self._histories.ended:
@@ -264,7 +264,7 @@ def _is_in(offset: int, ranges: Sequence[int]) -> bool:
 
 
 def _around(marker: Marker, offset: int) -> Any:
-    """The marker without the other messages of a batch, which may be thousands of ranges."""
+    """The marker, without the other messages of its batch: they may be thousands of ranges."""
     if isinstance(marker, Start | Keepalive | Release | End) and len(marker.offsets) > 2:
         return msgspec.structs.replace(marker, offsets=[offset, offset + 1])
     return marker

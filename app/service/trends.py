@@ -1,8 +1,8 @@
-"""How things stand, and how they went in the last 15 minutes: rates and counts of the cluster and of each queue.
+"""Rates and counts of the cluster and of each queue, now and in the last 15 minutes.
 
-Every worker samples itself, in memory, and keeps a bounded history. The worker that is asked puts together what all of
-them tell. Where there are many queues or messages, that is done as seldom as it has to be to take no more than
-`COUNTING_SHARE` and `AGING_SHARE` of the time.
+Every worker samples itself, and keeps a bounded history in memory. The worker that is asked adds up the histories of
+all. With many queues or messages, samples are taken less often, so that they take no more than `COUNTING_SHARE` and
+`AGING_SHARE` of the time.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from marq.errors import MarqError
 
 #: Queues with a history: those in which something happened.
 QUEUES_MAX = 10_000
-#: Seconds for which counts of queues are used again while somebody looks.
+#: Seconds for which counts of queues are reused while somebody looks at them.
 COUNTED_S = 2.0
-#: Shares of its time that a worker may spend on that, where there are many queues, and on finding the oldest messages:
-#: each that is in memory has to be looked at.
+#: Shares of its time that a worker may spend on counting, if there are many queues, and on finding the oldest messages,
+#: which takes a look at each message in memory.
 COUNTING_SHARE = 0.015
 AGING_SHARE = 0.01
-#: Queues that are looked at before other work has its turn.
+#: Queues that are examined before other work gets its turn.
 TURN_QUEUES = 250
-#: Seconds for which what all workers told is used again, however many ask.
+#: Seconds for which the answers of all workers are reused, for any number of requests.
 GATHERED_S = 2.0
 _OTHER_ENDS = ("expired", "purged", "poison", "moved")
 
 
 class QueueNow(msgspec.Struct, array_like=True):
-    """A queue at one moment. Rates: messages a second; ``oldest_ms`` -1: there is none."""
+    """A queue at one moment. Rates are messages a second; `oldest_ms` is -1 without messages."""
 
     ready: int = 0
     delayed: int = 0
@@ -54,7 +54,7 @@ class QueueNow(msgspec.Struct, array_like=True):
         return self.ready + self.delayed + self.in_flight
 
     def add(self, other: QueueNow) -> None:
-        """What another worker has of the queue."""
+        """Add the counts of another worker."""
         self.ready += other.ready
         self.delayed += other.delayed
         self.in_flight += other.in_flight
@@ -65,7 +65,7 @@ class QueueNow(msgspec.Struct, array_like=True):
 
 
 class WorkerNow(msgspec.Struct):
-    """What one worker tells for a page that is looked at."""
+    """The present state of one worker, for the pages of the cockpit."""
 
     worker: str
     ready: bool
@@ -102,7 +102,7 @@ class Cluster(msgspec.Struct):
 
 
 class Trends(Service):
-    """Samples this worker, and tells of all."""
+    """Samples this worker, and merges the samples of all workers."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Trends(Service):
                 self.log.warning("This worker could not be sampled: %s", exc)
 
     async def sample(self, step: int) -> None:
-        """Note how the step that is over went."""
+        """Add a point for the step that is over."""
         await self._count(STEP_S - 0.5, step)
         now = self._now.values()
         self._points.append(
@@ -165,7 +165,7 @@ class Trends(Service):
         del self._points[:-POINTS]
 
     def _flows(self) -> tuple[int, int, int, int, int, int]:
-        """What happened since this was last asked. What a partition's counters said when it came is not news."""
+        """The events since the last call, without those that a partition had counted before it came here."""
         intake = self._ownership.intake
         sent, self._read = intake.total - self._read, intake.total
         found = dict.fromkeys(FLOWS, 0)
@@ -191,7 +191,7 @@ class Trends(Service):
         return tuple(max(0, found[name]) for name in FLOWS)  # type: ignore[return-value]
 
     async def _count(self, kept_s: float, step: int) -> None:
-        """Look at the messages of queues, unless that was done a moment ago."""
+        """Count the messages of queues, unless that was done a moment ago."""
         async with self._counting:
             if time.monotonic() - self._counted_s < max(kept_s, self._counting_s / COUNTING_SHARE):
                 return
@@ -216,13 +216,13 @@ class Trends(Service):
             self._counted += 1
 
     async def _ages_now(self, kept_s: float) -> dict[str, int]:
-        """How old the oldest message of each queue is: looked up, or as it was when that was done last."""
+        """The age of the oldest message of each queue: found now, or computed from the last time."""
         passed_s = time.monotonic() - self._aged_s
         if passed_s < max(kept_s, self._aging_s / AGING_SHARE):
             return {queue: age_ms + round(passed_s * 1000) for queue, age_ms in self._ages.items()}
         began_s = time.thread_time()
         self._ages = await self._census.ages()
-        # what other work took in its turns counts too: who is busy looks less often
+        # the time of other work in between counts too: a busy worker does this less often
         self._aging_s = time.thread_time() - began_s
         self._aged_s = time.monotonic()
         return self._ages
@@ -244,7 +244,7 @@ class Trends(Service):
 
     @peer_call("now")
     async def now_here(self, _: None) -> WorkerNow:
-        """How this worker stands."""
+        """The present state of this worker."""
         ownership = self._ownership
         await self._count(COUNTED_S, int(time.time()) // STEP_S)
         held = ownership.held
@@ -281,7 +281,7 @@ class Trends(Service):
     # ------------------------------------------------------------------ all workers
 
     async def cluster(self) -> Cluster:
-        """How all workers stand, a moment ago at most."""
+        """The present state of all workers, at most a moment old."""
         async with self._gathering:
             if self._cluster is None or time.monotonic() - self._cluster.at_s > GATHERED_S:
                 self._cluster = await self._gather(self._cluster)
@@ -316,7 +316,7 @@ class Trends(Service):
         return now
 
     async def series(self, queues: list[str]) -> dict[str, Series]:
-        """The histories of some queues, in all workers that answer: all of one length."""
+        """The histories of some queues, added up over the workers that answer. All have the same length."""
         last = int(time.time()) // STEP_S - 1
         told = [
             answer
@@ -327,5 +327,5 @@ class Trends(Service):
 
 
 def _counts_of(cluster: Cluster) -> dict[str, tuple[str, int]]:
-    """Which counts of its workers it was made of."""
+    """The counts of workers that it was made of, to see if there are newer ones."""
     return {url: (told.worker, told.counted) for url, told in cluster.workers.items()}

@@ -1,16 +1,16 @@
-"""Requests that cost much take turns, so that acks, which pass by, never wait behind more than one turn."""
+"""Expensive requests take turns. Acks pass without waiting, so they wait for one turn at most."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 
-#: Messages that requests of one turn may have between them. A request with more has a turn of its own.
+#: Messages in the requests of one turn. A request with more has a turn of its own.
 TURN_MESSAGES = 1_000
 
 
 class Turnstile:
-    """Lets requests through, first come, first served: so many messages in each iteration of the event loop."""
+    """Lets requests through in their order: a number of messages in each iteration of the event loop."""
 
     def __init__(self, turn_messages: int = TURN_MESSAGES) -> None:
         self._turn_messages = turn_messages

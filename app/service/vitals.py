@@ -1,4 +1,4 @@
-"""What a worker tells of itself to find out what is wrong: its version, clock, disk, limits, settings."""
+"""Facts about a worker by which `doctor` finds what is wrong: version, clock, disk, limits, settings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import marq
 from app.engine.ownership import Ownership
 from app.settings import Settings
 
-#: Settings that have to be the same in all workers: with others, what happens depends on the worker that is asked.
+#: Settings that must be the same in all workers: otherwise the result depends on the worker that is asked.
 SHARED = (
     "queue_id",
     "dead_letter_topic",
@@ -35,11 +35,11 @@ SHARED = (
 
 
 class Vitals(msgspec.Struct):
-    """See the module. Bytes, milliseconds since 1970."""
+    """Facts about a worker. Sizes are bytes, times milliseconds since 1970."""
 
     version: str
     clock_ms: int
-    broker_ms: int | None  # what the broker's clock says; None: it has stamped nothing yet
+    broker_ms: int | None  # the time of the broker; None: not known yet
     partitions: int
     disk_free_bytes: int
     disk_total_bytes: int
@@ -51,7 +51,7 @@ class Vitals(msgspec.Struct):
 
 
 def vitals_of(ownership: Ownership, folder: Path) -> Vitals:
-    """Of this worker. `folder`: where its tables are."""
+    """The vitals of this worker. `folder`: where its tables are."""
     settings = ownership.settings
     free = total = 0
     with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ def _shown(value: Any) -> str:
 
 
 def _fingerprint(settings: Settings, secret: bytes) -> str:
-    """Of the keys, in any order. Only who has the installation's secret could try keys with it."""
+    """A fingerprint of the keys, in any order. Guessing keys with it would need the installation's secret."""
     if settings.keys is None:
         return ""
     entries = sorted(filter(None, (entry.strip() for entry in settings.keys.get_secret_value().split(","))))

@@ -1,4 +1,4 @@
-"""A receive under way."""
+"""A receive in progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marq.protocol.messages import Received
 
 
 class Waiter:
-    """A receive under way: the receiver of what it asked partitions for."""
+    """A receive in progress."""
 
     __slots__ = (
         "away",
@@ -45,12 +45,12 @@ class Waiter:
         self.lease_ms = lease_ms
         self.name = name
         self.gone = gone
-        self.whole = whole  # our own headers are for it too
+        self.whole = whole  # it gets marq's own headers too
         self.future = future  # done when there is something to answer
         self.messages: list[Received] = []
         self.size_bytes = 0
-        self.until: list[tuple[int, int]] = []  # of so many of them, in order: until when they may leave (`now_ms`)
+        self.until: list[tuple[int, int]] = []  # in order: until when (`now_ms`) how many of them may leave
         self.pending: list[tuple[OwnedPartition, Pending]] = []  # starts on their way
         self.away = False  # another worker is being asked for it
-        self.over = False  # its time is: it waits for what is on its way, and for nothing else
-        self.done = False  # answered or given up: whatever still comes goes back
+        self.over = False  # its time is over: it waits only for starts on their way
+        self.done = False  # answered or given up: messages that still come are released

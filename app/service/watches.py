@@ -1,4 +1,4 @@
-"""Which queues have somebody who receives from them, in any worker: a message that nobody comes for is said aloud."""
+"""Finds queues without receivers in any worker, and logs those whose messages wait for long."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from app.service.census import Census
 from marq.core.policies import DEAD_SUFFIX
 from marq.errors import MarqError
 
-#: Seconds for which a receive over HTTP counts after it began.
+#: Seconds after its begin for which a receive over HTTP counts.
 RECENT_S = 60.0
-#: Queues of which that is remembered.
+#: Queues for which that is remembered.
 REMEMBERED_MAX = 100_000
-#: Seconds between looks for queues without a receiver.
+#: Seconds between checks for queues without a receiver.
 LOOK_S = 30.0
-#: Age of its oldest message from which on a queue without a receiver is named.
+#: Age of the oldest message from which on a queue without a receiver is logged.
 NAMED_AFTER_MS = 60_000
 #: Queues that are named in one line of the log.
 LISTED_MAX = 20
 
 
 class RecentReceives:
-    """From which queues somebody received over HTTP a moment ago."""
+    """The queues from which somebody received over HTTP not long ago."""
 
     def __init__(self) -> None:
         self._received_s: dict[str, float] = {}  # queue -> when a receive began; the latest ones last
 
     def note(self, queue: str) -> None:
-        """A receive begins."""
+        """Note that a receive begins."""
         now, received_s = time.monotonic(), self._received_s
         received_s.pop(queue, None)
         received_s[queue] = now
@@ -44,12 +44,12 @@ class RecentReceives:
             del received_s[first]
 
     def is_recent(self, queue: str) -> bool:
-        """Whether a receive from `queue` began not long ago."""
+        """True if a receive of `queue` began not long ago."""
         return time.monotonic() - self._received_s.get(queue, -RECENT_S) < RECENT_S
 
 
 class Receivers(Service):
-    """Knows who receives here, and asks the other workers."""
+    """Finds receivers here, and asks the other workers for theirs."""
 
     def __init__(
         self,
@@ -63,27 +63,27 @@ class Receivers(Service):
         self._catalog = catalog
         self._census = census
         self._peers = peers
-        self._takers = takers  # those here that may receive from a queue: each says if it does
+        self._takers = takers  # parts of this worker that may receive from a queue: each returns True if it does
         self.without: dict[str, int] = {}  # queue here that nobody receives from -> its ready messages here
         peers.register(self)
 
     @peer_call("receivers")
     async def receivers_here(self, queues: list[str]) -> list[str]:
-        """Those of the queues that this worker receives from."""
+        """Those of `queues` that have receivers at this worker."""
         return [queue for queue in queues if self._is_received(queue)]
 
     def _is_received(self, queue: str) -> bool:
         return any(takes(queue) for takes in self._takers)
 
     async def of(self, queues: list[str]) -> dict[str, bool | None]:
-        """Whether each has a receiver in any worker; None where a worker that may have one did not answer."""
+        """For each queue, True if a worker has a receiver for it; None if one that may have did not answer."""
         answers = (await self._peers.everywhere(self.receivers_here, queues)).values() if queues else ()
         found = {queue for answer in answers if not isinstance(answer, MarqError) for queue in answer}
         missing = any(isinstance(answer, MarqError) for answer in answers)
         return {queue: True if queue in found else None if missing else False for queue in queues}
 
     async def look(self) -> None:
-        """Find, and name once, queues that have had ready messages for long, and no receiver."""
+        """Find queues that have had ready messages for long, and no receiver. Logs each once."""
         counts, ages = self._census.counts(), await self._census.ages()
         letters = {record.settings.dead_letter_queue for record in self._catalog.records.values()}
         waiting = {

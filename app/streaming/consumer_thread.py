@@ -25,6 +25,7 @@ from app.kafka.connection import end_client
 from app.streaming.batches import Fault
 from app.streaming.chunks import Chunk, Reader
 from app.streaming.faults import is_expected, stop_if_reading_ends, stop_on_faults
+from app.streaming.fetch_plan import FetchPlan
 from app.streaming.fetching import decode_with
 from app.streaming.paced_client import PacedClient
 from marq.errors import InternalError
@@ -53,6 +54,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self._wake = asyncio.Event()
         self._committing: asyncio.Future[Any] | None = None
         self._leaving: asyncio.Future[None] | None = None
+        self.plan: FetchPlan | None = None
 
     @property
     def _chunked(self) -> frozenset[str]:
@@ -92,6 +94,11 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
     def wake(self) -> None:
         self._wake.set()
 
+    def _touch(self, tp: TP) -> None:
+        """Say that a partition was paused, resumed or moved: nothing else tells the plan of fetches."""
+        if self.plan is not None:
+            self.plan.touch(tp)
+
     def alive(self) -> None:
         """Note that the main thread runs: after `broker_max_poll_interval` without it this worker leaves the group."""
         if self._consumer is not None:
@@ -105,6 +112,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         fetcher = self._ensure_consumer()._fetcher
         fetcher._client = PacedClient(fetcher._client)
         decode_with(self._ensure_consumer(), self._chunked.__contains__, self._on_fault)
+        self.plan = FetchPlan(fetcher)
         # Chunks are taken in the same step as the response arrives, else the fetcher asks again at once without the
         # partitions that have data, and these wait until that fetch ends.
         fetch = fetcher._proc_fetch_request
@@ -204,6 +212,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 # Paused and with any position, so that aiokafka neither fetches nor looks for a committed offset.
                 state.pause()
                 state.seek(0)
+                self._touch(tp)
                 # aiokafka calls this when the broker answers that the position is outside of the log.
                 state.await_reset = lambda _strategy, reader=reader: self._on_out_of_range(reader)
         self.readers = readers
@@ -217,10 +226,12 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self._ensure_consumer()._fetcher.seek_to(TopicPartition(*reader.tp), offset)
         if not reader.paused:
             reader.state.resume()
+        self._touch(reader.tp)
         self.wake()
 
     def set_paused(self, reader: Reader, paused: bool) -> None:
         reader.paused = paused
+        self._touch(reader.tp)
         if paused:
             reader.state.pause()
             result = self._ensure_consumer()._fetcher._records.get(reader.tp)
@@ -243,6 +254,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                     state.pause()
                 else:
                     state.resume()
+                self._touch(tp)
 
     @Service.task
     async def _pump(self) -> None:
@@ -316,6 +328,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         """Close the partition and tell the app; only a new `start_from` or `seek_chunks` opens it again."""
         reader.open = False
         reader.state.pause()
+        self._touch(reader.tp)
         self.parent_loop.call_soon_threadsafe(self.consumer.on_read_error, reader, reader.epoch, exc)
 
     async def _seek_plain_to_committed(self) -> Mapping[TP, int]:

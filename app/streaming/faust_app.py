@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import faust
 from aiohttp.web import AppRunner
 from aiokafka.errors import IllegalStateError
+from faust.sensors import Monitor
 from faust.tables.manager import TableManager
 from faust.tables.recovery import RebalanceAgain, Recovery, ServiceStopped
 from faust.types import TP
@@ -138,9 +139,11 @@ class MarqApp(faust.App):
             options["acks"] = False
         return super().topic(*topics, **options)
 
-    def segment_table(self, name: str, *, partitions: int, help: str | None = None) -> SegmentTable:
+    def segment_table(
+        self, name: str, *, partitions: int, small: bool = False, help: str | None = None
+    ) -> SegmentTable:
         """Declare a table of raw rows; its changelog is `<app id>-<name>-changelog`."""
-        table = SegmentTable(self, name=name, partitions=partitions, help=help)
+        table = SegmentTable(self, name=name, partitions=partitions, small=small, help=help)
         self.tables.add(table)
         return table
 
@@ -205,6 +208,22 @@ class MarqApp(faust.App):
 AppType = TypeVar("AppType", bound=MarqApp)
 
 
+class Unwatched(Monitor):
+    """Faust's monitor without its times of each event: nobody looks at them, and they cost more than the event."""
+
+    def on_message_in(self, *_: Any) -> None:
+        pass
+
+    def on_stream_event_in(self, *_: Any) -> None:
+        pass
+
+    def on_stream_event_out(self, *_: Any) -> None:
+        pass
+
+    def on_message_out(self, *_: Any) -> None:
+        pass
+
+
 def create_app(
     *,
     app_id: str,
@@ -254,6 +273,7 @@ def create_app(
         "store": "rocksdb://",
         "TableManager": PromptTables,
         "PartitionAssignor": StickyAssignor,
+        "Monitor": Unwatched,
         "datadir": datadir,
         "table_standby_replicas": 0,
         # Topics are made and checked before Faust starts; Faust would make them with its own defaults.

@@ -10,6 +10,7 @@ from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.streaming.batches import BASE_LENGTH, Fault, FetchedRecords
+from app.streaming.fetch_plan import PlannedRequest
 
 #: Bytes that one fetch of a partition may ask for, if a batch is larger than what is usually asked for.
 FETCH_MAX_BYTES = 64 * 1024 * 1024
@@ -30,7 +31,14 @@ class _Client:
         return getattr(self._client, name)
 
     async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
-        response = await self._client.send(node_id, request, **options)
+        try:
+            response = await self._client.send(node_id, request, **options)
+        except BaseException:
+            if isinstance(request, PlannedRequest):
+                request.lost()
+            raise
+        if isinstance(request, PlannedRequest):
+            request.answered(response)
         if isinstance(request, FetchRequest):
             kept = self.kept[node_id] = {}
             response.topics = [

@@ -1,4 +1,4 @@
-"""Tables of raw rows, with a RocksDB for each partition and a changelog in Kafka: what we need of Faust's tables.
+"""Tables of raw rows with a store for each partition, a RocksDB or a file, and a changelog: what we need of Faust's.
 
 A row is written in the event of its partition and never changed in place. Keys contain the partition. These rules guard
 against what Faust's store does, and each has its test:
@@ -9,6 +9,7 @@ against what Faust's store does, and each has its test:
 - A late acknowledgement, or a late changelog record, of a partition that was given away opens nothing.
 - A rebalance opens and closes no store in the event loop, because that takes tens of milliseconds. The take-over of a
   partition opens its store, and a thread closes it.
+- A store that has no files is empty, and reading makes none: so an idle partition has no open files and no memory here.
 - Rows are deleted in one partition only. (Faust's `_del` asks an index of keys, and on a miss deletes everywhere.)
 """
 
@@ -18,6 +19,7 @@ import asyncio
 import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NoReturn
 
 import rocksdict
@@ -27,6 +29,7 @@ from faust.stores import rocksdb
 from faust.streams import current_event
 from faust.types import TP, EventT
 
+from app.streaming.row_file import RowFile
 from marq.errors import MarqError, RowError
 
 #: Options of each partition's RocksDB. Caches are small, because rows are read only in recovery.
@@ -64,29 +67,65 @@ class SegmentStore(rocksdb.Store):
         #: Stores that are being closed.
         self._closing: dict[int, Future[None]] = {}
         self._threads: ThreadPoolExecutor | None = None
+        self._empty: set[int] = set()  # partitions without files, as was seen since they are owned
+        #: Rows are in a `RowFile`.
+        self.small = False
+
+    def _file_of(self, partition: int) -> Path:
+        return self.partition_path(partition).with_suffix(".rows")
+
+    def _has_files(self, partition: int) -> bool:
+        if self.small:
+            return self._file_of(partition).exists()
+        return (self.partition_path(partition) / "CURRENT").exists()
 
     def is_open(self, partition: int) -> bool:
         return partition in self._dbs
 
+    def is_owned(self, partition: int) -> bool:
+        return partition in self._owned
+
     def incarnation(self, partition: int) -> object | None:
         return self._incarnations.get(partition)
+
+    def existing(self, partition: int) -> Any:
+        """The store of a partition, opened if need be; None if nothing was ever written to it.
+
+        Raises:
+            TableError: the partition is not owned.
+        """
+        db = self._dbs.get(partition)
+        if db is not None:
+            return db
+        if partition in self._owned:
+            if partition not in self._empty and partition not in self._closing and not self._has_files(partition):
+                self._empty.add(partition)
+            if partition in self._empty:
+                return None
+        return self._db_for_partition(partition)
 
     def _open_for_partition(self, partition: int) -> Any:
         if partition not in self._owned:
             raise TableError(f"partition {partition} of table {self.table_name} is not owned by this worker")
         self._end_closing(partition)
+        self._empty.discard(partition)
         try:
-            db = super()._open_for_partition(partition)
+            db = self._open_db(partition)
         except Exception as exc:
             if not is_damage(exc):
                 raise
             self.log.warning("Store of partition %s is damaged and will be filled again: %s", partition, exc)
             self.wipe(partition)
-            db = super()._open_for_partition(partition)
+            db = self._open_db(partition)
         self._incarnations[partition] = object()
         return db
 
+    def _open_db(self, partition: int) -> Any:
+        return RowFile(self._file_of(partition)) if self.small else super()._open_for_partition(partition)
+
     def persisted_offset(self, tp: TP) -> int | None:
+        if self.existing(tp.partition) is None:
+            return None
         try:
             return super().persisted_offset(tp)
         except Exception as exc:
@@ -101,6 +140,7 @@ class SegmentStore(rocksdb.Store):
     ) -> None:
         topic = self.table.changelog_topic_name
         self._owned = {tp.partition for tp in assigned if tp.topic == topic}
+        self._empty &= self._owned
         for partition in set(self._dbs) - self._owned:
             self._close_soon(partition)
         await super().on_rebalance(assigned, revoked, newly_assigned, generation_id)
@@ -112,11 +152,15 @@ class SegmentStore(rocksdb.Store):
         """Does nothing; see `open`."""
 
     async def open(self, partition: int) -> None:
-        """Open the store of a partition, once it is closed if it was open before. Raises `TableError`: not owned."""
+        """Open the store of a partition, if it has one, once it is closed if it was open before.
+
+        Raises:
+            TableError: the partition is not owned.
+        """
         closing = self._closing.get(partition)
         if closing is not None:
             await asyncio.wrap_future(closing)
-        self._db_for_partition(partition)
+        self.existing(partition)
 
     def close(self, partition: int) -> None:
         self._close_soon(partition)
@@ -148,6 +192,7 @@ class SegmentStore(rocksdb.Store):
 
     def wipe(self, partition: int) -> None:
         self.close(partition)
+        self._file_of(partition).unlink(missing_ok=True)
         shutil.rmtree(self.partition_path(partition), ignore_errors=True)
 
     def set_persisted_offset(self, tp: TP, offset: int) -> None:
@@ -166,12 +211,17 @@ def _row_error(exc: Exception) -> Exception:
 
 
 class SegmentTable(Table[bytes, bytes]):
-    """A table of bytes to bytes that is read and written by partition."""
+    """A table of bytes to bytes that is read and written by partition.
+
+    Args:
+        small: a partition has few and small rows: keep them in a file, without a RocksDB.
+    """
 
     app: Any
     data: SegmentStore
 
-    def __init__(self, app: Any, *, name: str, partitions: int, **kwargs: Any) -> None:
+    def __init__(self, app: Any, *, name: str, partitions: int, small: bool = False, **kwargs: Any) -> None:
+        self._small = small
         super().__init__(
             app,
             name=name,
@@ -183,7 +233,7 @@ class SegmentTable(Table[bytes, bytes]):
         )
 
     def _new_store(self) -> SegmentStore:
-        return SegmentStore(
+        store = SegmentStore(
             self._store or self.app.conf.store,
             self.app,
             self,
@@ -195,6 +245,8 @@ class SegmentTable(Table[bytes, bytes]):
             loop=self.loop,
             options=dict(STORE_OPTIONS),
         )
+        store.small = self._small
+        return store
 
     # -- writing
 
@@ -259,8 +311,9 @@ class SegmentTable(Table[bytes, bytes]):
             TableError: the partition is not owned.
             RowError: the local store is damaged.
         """
+        db = self.data.existing(partition)
         try:
-            value: bytes | None = self._db(partition).get(key)
+            value: bytes | None = db.get(key) if db is not None else None
         except Exception as exc:
             raise _row_error(exc) from exc
         return value
@@ -275,7 +328,15 @@ class SegmentTable(Table[bytes, bytes]):
         return self._rows(partition, True)
 
     def _rows(self, partition: int, values: bool) -> Iterator[tuple[bytes, bytes]]:
-        rows = self._db(partition).iter()
+        db = self.data.existing(partition)
+        if db is None:
+            return
+        if isinstance(db, RowFile):
+            for key, value in db.iter_rows():
+                if key != self.data.offset_key:
+                    yield key, value
+            return
+        rows = db.iter()
         rows.seek_to_first()
         while rows.valid():
             key = rows.key()
@@ -317,18 +378,24 @@ class SegmentTable(Table[bytes, bytes]):
         db = self._db(partition)
         persisted = self.persisted(partition)
         complete = -1 if persisted is None else persisted
-        batch = rocksdict.WriteBatch(raw_mode=True)
+        rows: list[tuple[bytes, bytes | None]] = []
         for key, value, offset in records:
-            if value is None:
-                batch.delete(key)
-            else:
-                batch.put(key, value)
+            rows.append((key, value))
             if offset == complete + 1:
                 complete = offset
         if upto is not None:
             complete = max(complete, upto - 1)
         if complete >= 0:
-            batch.put(self.data.offset_key, str(complete).encode())
+            rows.append((self.data.offset_key, str(complete).encode()))
+        if isinstance(db, RowFile):
+            db.write_all(rows)
+            return
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in rows:
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
         db.write(batch)
 
     def wipe(self, partition: int) -> None:
@@ -338,7 +405,7 @@ class SegmentTable(Table[bytes, bytes]):
     def apply_changelog_batch(self, batch: Iterable[EventT[Any]]) -> None:
         # Faust's recovery also brings late records of partitions given away, and even of other tables.
         topic = self.changelog_topic_name
-        mine = [e for e in batch if e.message.topic == topic and self.data.is_open(e.message.partition)]
+        mine = [e for e in batch if e.message.topic == topic and self.data.is_owned(e.message.partition)]
         if mine:
             super().apply_changelog_batch(mine)
 

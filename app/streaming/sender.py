@@ -45,6 +45,7 @@ class Sender(aiokafka_sender.Sender):
         #: Partitions whose last batch was not confirmed when it was sent last.
         self.apart: set[Any] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: list[asyncio.Task[None]] = []
         self._refresh_s = 0.0  # when partitions without a leader were last asked for
 
     async def _sender_routine(self) -> None:
@@ -52,6 +53,7 @@ class Sender(aiokafka_sender.Sender):
         try:
             while True:
                 await self._maybe_wait_for_pid()
+                self._reap()
                 found, has_unknown = accumulator.drain_by_nodes(
                     ignore_nodes=self._in_flight, muted_partitions=self._muted_partitions
                 )
@@ -62,12 +64,10 @@ class Sender(aiokafka_sender.Sender):
                     # not in a loop as fast as brokers answer, and what comes for other partitions does not wait for it
                     self._refresh_metadata(loop.time())
                     timer = loop.call_later(self._retry_backoff, accumulator._wakeup, accumulator.waiter())
-                done, _ = await asyncio.wait({*self._tasks, accumulator.waiter()}, return_when=asyncio.FIRST_COMPLETED)
+                await accumulator.waiter()  # done when there is something to send, and when a task ends
                 if timer is not None:
                     timer.cancel()
-                for task in done:
-                    task.result()
-                self._tasks -= done
+                self._reap()
         except asyncio.CancelledError:
             if self._tasks:
                 _, late = await asyncio.wait(self._tasks, timeout=END_S)
@@ -95,7 +95,20 @@ class Sender(aiokafka_sender.Sender):
                 self._spawn(self._deliver(node_id, {tp: batch}, ("apart", hash(tp) % CONNECTIONS_APART)))
 
     def _spawn(self, coroutine: Any) -> None:
-        self._tasks.add(asyncio.ensure_future(coroutine))
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        """A task has ended: what it held up can be sent. To wait for all tasks at once would cost more, each time."""
+        self._tasks.discard(task)
+        self._ended.append(task)
+        self._message_accumulator._wakeup(self._message_accumulator.waiter())
+
+    def _reap(self) -> None:
+        ended, self._ended = self._ended, []
+        for task in ended:
+            task.result()
 
     async def _deliver_together(self, node_id: int, batches: Batches) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Queue attributes <-> settings of the queue, and what is kept beside them because SQS alone knows it."""
+"""Queue attributes <-> settings of the queue. Attributes that only SQS has are kept beside the settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNTS = {
     "ApproximateNumberOfMessagesDelayed": "delayed",
 }
 _COMPUTED = frozenset({"All", "QueueArn", "CreatedTimestamp", "LastModifiedTimestamp", *COUNTS})
-#: Names by which the attributes that are no settings are kept in the queue's record.
+#: Names in the queue's record of attributes that are no settings.
 BESIDE = "sqs."
 _FIFO_ONLY = ("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
 _SCOPES = {"queue": "queue", "messageGroup": "group"}
@@ -35,9 +35,9 @@ _to_json = msgspec.json.Encoder().encode
 
 
 class Number(NamedTuple):
-    """An attribute that is a number: of which setting, in which unit, and its bounds."""
+    """An attribute that is a number: its setting, its unit and its bounds."""
 
-    setting: str | None  # None: kept beside
+    setting: str | None  # None: kept beside the settings
     factor: int
     default: Callable[[Limits], int]
     bounds: Callable[[Limits], tuple[int, int]]
@@ -56,7 +56,7 @@ NUMBERS: dict[str, Number] = {
 
 
 def check_new_name(name: str, fifo: bool) -> None:
-    """Raises `SqsError` for a name that a queue can't be given."""
+    """Raise `SqsError` for an invalid name of a queue."""
     if not name:
         raise missing("QueueName")
     if fifo:
@@ -74,14 +74,14 @@ def check_new_name(name: str, fifo: bool) -> None:
 
 
 class Queues(NamedTuple):
-    """What is to be known of other queues: `record_of` is None for one that does not exist."""
+    """Looks up other queues: `record_of` returns None for a queue that does not exist."""
 
     exists: Callable[[str], bool]
     record_of: Callable[[str], QueueRecord | None]
 
 
 class Attributes:
-    """Reads and writes them, within limits."""
+    """Reads and writes attributes, within limits."""
 
     def __init__(self, limits: Limits, queues: Queues) -> None:
         self._limits = limits
@@ -90,7 +90,7 @@ class Attributes:
     # ------------------------------------------------------------------ given
 
     def new(self, queue: str, given: dict[str, str], tags: dict[str, str]) -> Draft:
-        """A queue that is made. Raises `SqsError`."""
+        """The values for a new queue. Raises `SqsError`."""
         fifo = "FifoQueue" in given
         if fifo and not _flag("FifoQueue", given["FifoQueue"]):
             raise _unknown("FifoQueue")
@@ -104,7 +104,7 @@ class Attributes:
         return self._changed(queue, Draft(settings, {}, tags), given)
 
     def changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
-        """A queue some of whose attributes are set. Raises `SqsError`."""
+        """The values of a queue after some of its attributes are set. Raises `SqsError`."""
         if "FifoQueue" in given:
             if not old.settings.fifo:
                 raise _unknown("FifoQueue")
@@ -115,7 +115,7 @@ class Attributes:
     def _changed(self, queue: str, old: Draft, given: dict[str, str]) -> Draft:
         settings, beside = msgspec.structs.asdict(old.settings), dict(old.attributes)
         known = enum_of("QueueAttributeName") - _COMPUTED
-        if "KmsMasterKeyId" in given:  # what else is given counts as it is given
+        if "KmsMasterKeyId" in given:  # other values count as they are
             beside.pop(BESIDE + "SqsManagedSseEnabled", None)
             if not given["KmsMasterKeyId"]:
                 beside.pop(BESIDE + "KmsDataKeyReusePeriodSeconds", None)
@@ -185,7 +185,7 @@ class Attributes:
     # ------------------------------------------------------------------ told
 
     def told(self, queue: str, record: QueueRecord | None, settings: QueueSettings, place: Place) -> dict[str, str]:
-        """All attributes of a queue but the counts."""
+        """All attributes of a queue except the counts."""
         found = self._values(settings, record.attributes if record is not None else {}, place)
         found["QueueArn"] = place.arn_of(queue)
         if record is not None:
@@ -196,7 +196,7 @@ class Attributes:
         return found
 
     def difference(self, queue: str, old: Draft, given: dict[str, str], place: Place) -> str | None:
-        """The first attribute that is given another value than the queue has; None if they are the same."""
+        """The first of these attributes whose value differs from that of the queue; None if none differs."""
         drafts = (old, self._changed(queue, old, given))
         before, after = (self._values(draft.settings, draft.attributes, place) for draft in drafts)
         return next((name for name in given if before.get(name) != after.get(name)), None)
@@ -230,17 +230,17 @@ class Attributes:
         found["SqsManagedSseEnabled"] = "false" if BESIDE + "KmsMasterKeyId" in beside else "true"
         found.update({name.removeprefix(BESIDE): value for name, value in beside.items() if name.startswith(BESIDE)})
         sources = settings.dead_letters_from
-        if sources != _sources_of(found.get(_ALLOW, "")):  # it was set in another way since
+        if sources != _sources_of(found.get(_ALLOW, "")):  # it was set through another API since
             found[_ALLOW] = _to_json(_policy_of(sources, place)).decode()
         return found
 
     def _unset(self, name: str) -> int:
-        """What is told of a setting that does not limit: the most there is."""
+        """The value of an attribute whose setting has no limit: the greatest possible."""
         return NUMBERS[name].bounds(self._limits)[1]
 
 
 def check_names(names: list[str]) -> None:
-    """Raises `SqsError` for a name that no attribute has."""
+    """Raise `SqsError` for an unknown attribute."""
     known = enum_of("QueueAttributeName")
     for name in names:
         if name not in known:
@@ -248,19 +248,19 @@ def check_names(names: list[str]) -> None:
 
 
 def wait_s_of(record: QueueRecord | None) -> int:
-    """How long a receive of a queue waits that does not say."""
+    """Milliseconds that a receive waits if its request does not say how long."""
     return int(record.attributes.get(BESIDE + "ReceiveMessageWaitTimeSeconds", "0")) if record is not None else 0
 
 
 def _policy_of(sources: tuple[str, ...] | None, place: Place) -> dict[str, Any]:
-    """The policy that lets these queues name its queue as their dead-letter queue."""
+    """The policy by which only these queues may use its queue as their dead-letter queue."""
     if not sources:
         return {"redrivePermission": "allowAll" if sources is None else "denyAll"}
     return {"redrivePermission": "byQueue", "sourceQueueArns": [place.arn_of(source) for source in sources]}
 
 
 def _sources_of(text: str) -> tuple[str, ...] | None:
-    """The queues that a policy lets name its queue as their dead-letter queue; None: any."""
+    """The queues that may use a policy's queue as their dead-letter queue; None: all may."""
     policy = _json_map(_ALLOW, text) if text.strip() else {}
     permission = policy.get("redrivePermission", "allowAll")
     if permission == "byQueue":
@@ -319,7 +319,7 @@ def _json_map(name: str, text: str) -> dict[str, Any]:
 
 
 def _flag(name: str, text: str) -> bool:
-    """A boolean; Python's `str(True)` is taken too, as AWS takes it."""
+    """Read a boolean. Python's `str(True)` is accepted too, as AWS does."""
     if text not in ("true", "false", "True", "False"):
         raise _invalid(name)
     return text in ("true", "True")

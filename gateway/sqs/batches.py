@@ -1,4 +1,4 @@
-"""What all actions on batches share: their entries, and answers entry by entry."""
+"""What all actions on batches share: their entries, and the result of each entry."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENTRY_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
 def check_entries(entries: Sequence[Any], name: str, most: int) -> None:
-    """Raises `SqsError` for a batch that can not be done as a whole: `most` entries, each with an id of its own."""
+    """Raise `SqsError` for an invalid batch: it may have up to `most` entries, each with its own id."""
     if not entries:
         raise SqsError("EmptyBatchRequest", f"There should be at least one {name} in the request.")
     if len(entries) > most:
@@ -35,7 +35,7 @@ def check_entries(entries: Sequence[Any], name: str, most: int) -> None:
 
 
 def failure(entry: str, error: SqsError) -> dict[str, Any]:
-    """How the answer to a batch tells of an entry that could not be done."""
+    """The result of an entry that failed."""
     return {
         "Id": entry,
         "SenderFault": error.kind.fault == "Sender",
@@ -45,7 +45,7 @@ def failure(entry: str, error: SqsError) -> dict[str, Any]:
 
 
 def outcomes(entries: Sequence[Any], errors: Sequence[SqsError | None]) -> dict[str, Any]:
-    """The answer to a batch whose entries give nothing back."""
+    """The answer to a batch whose entries return nothing."""
     successful, failed = [], []
     for entry, error in zip(entries, errors, strict=True):
         if error is None:
@@ -56,7 +56,7 @@ def outcomes(entries: Sequence[Any], errors: Sequence[SqsError | None]) -> dict[
 
 
 def answer(successful: list[dict[str, Any]], failed: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer to a batch; where the service could do none of it, an error that SDKs try again after."""
+    """The answer to a batch. If the service could do nothing of it, an error that makes SDKs try again."""
     if not successful and failed and all(f["Code"] == "ServiceUnavailable" for f in failed):
         raise UnavailableError(failed[0]["Message"])
     return {"Successful": successful, "Failed": failed} if failed else {"Successful": successful}

@@ -1,4 +1,4 @@
-"""One request, as actions see it."""
+"""One request, as the actions get it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gateway.sqs.urls import REGION, Place, place_of
 
 
 class Call:
-    """Who asks, from where, and what it may do."""
+    """One request: its key, its address and its permissions."""
 
     def __init__(self, request: web.Request, grants: Grants, sender: str | None, account: str) -> None:
         self._request = request
@@ -24,12 +24,12 @@ class Call:
 
     @cached_property
     def place(self) -> Place:
-        """Where the client reached us."""
+        """The address by which the client reached this worker."""
         return place_of(self._request, self._account, region_of(self._request) or REGION)
 
-    @property
+    @cached_property
     def trace(self) -> bytes | None:
-        """What `X-Amzn-Trace-Id` says: the trace of the messages that it sends."""
+        """The value of `X-Amzn-Trace-Id`: the trace of the messages that it sends."""
         text = self._request.headers.get("X-Amzn-Trace-Id")
         return trace_in(text) if text else None
 

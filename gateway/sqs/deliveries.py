@@ -1,4 +1,4 @@
-"""The actions on messages that are there: receive, delete, change the visibility timeout."""
+"""The actions on existing messages: receive, delete, change the visibility timeout."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Deliveries:
         return {"Messages": [self._told(call, settings, one, system, names) for one in received]}
 
     async def _again(self, queue: str, attempt: str, lease_ms: int) -> list[Received]:
-        """What an earlier attempt of the same receive was given, if all of it is still in work."""
+        """The messages of an earlier attempt of the same receive, if all of them are still in flight."""
         received = self._attempts.given(queue, attempt)
         if not received:
             return []
@@ -171,7 +171,7 @@ class Deliveries:
         async def settle(good: list[str]) -> Sequence[MarqError | None]:
             if not self._operations.catalog.settings_of(queue).fifo:
                 return await self._operations.ack(good)
-            # where order counts, a receiver whose time is over has lost the message
+            # in a FIFO queue, a receiver whose lease is over has lost the message
             states = await self._operations.leases.states(good)
             errors = iter(
                 await self._operations.ack([r for r, s in zip(good, states, strict=True) if s is not Lease.OVER])
@@ -234,9 +234,9 @@ class Deliveries:
         return await self._settled(queue, receipts, settle)
 
     async def _latest(self, receipts: list[str]) -> tuple[list[str], list[Lease | MarqError]]:
-        """The receipts of the last deliveries of those messages, and how they stand.
+        """The receipts of the last deliveries of these messages, and their states.
 
-        Whoever is late with a heartbeat keeps the message, if it has not been given back since.
+        A late heartbeat keeps its message, unless the message was given back since.
         """
         read, make = self._operations.receipts.read, self._operations.receipts.make
         latest = list(receipts)
@@ -256,7 +256,7 @@ class Deliveries:
     async def _settled(
         self, queue: str, receipts: list[str], settle: Callable[[list[str]], Any]
     ) -> list[SqsError | None]:
-        """Do something with those receipts that are of this queue; for each its error."""
+        """Apply an operation to the receipts of this queue. Returns the error of each receipt that failed."""
         errors: list[SqsError | None] = [None] * len(receipts)
         good: list[int] = []
         crc, read = queue_crc(queue), self._operations.receipts.read
@@ -282,7 +282,7 @@ def _system_names() -> frozenset[str]:
 
 
 def _origin_of(headers: dict[str, bytes], here: tuple[int, int]) -> tuple[int, int]:
-    """Where the message was that a dead letter is the copy of: it keeps its id."""
+    """The place of the message whose dead letter this is, and whose id it keeps."""
     number, _, offset = headers.get(H_ORIGIN, b"").partition(b":")
     try:
         return int(number), int(offset)

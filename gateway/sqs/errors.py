@@ -1,4 +1,4 @@
-"""What AWS calls what went wrong: the exception of the service model, the code of the query protocol, the status."""
+"""AWS's names of errors: the exception in the service model, the code in the query protocol, the status."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _PREFIX = "AWS.SimpleQueueService."
 
 
 class Kind(NamedTuple):
-    """How an error is told."""
+    """The names and the status of an error."""
 
     type: str  # in the JSON protocol
     code: str  # in the query protocol, and in `x-amzn-query-error`
     status: int = 400
     fault: str = "Sender"
-    json_status: int | None = None  # in the JSON protocol, where it is another
+    json_status: int | None = None  # in the JSON protocol, where it differs
 
 
-#: Errors by the names that this package uses for them: the shape's name where the service model has one.
+#: Errors by their names in this package: the name of the shape, where the service model has one.
 KINDS: dict[str, Kind] = {
     **{
         name: Kind(_SQS + name, _PREFIX + name)
@@ -67,7 +67,7 @@ KINDS: dict[str, Kind] = {
     "InternalFailure": Kind(_COMMON + "InternalFailure", "InternalFailure", 500, "Receiver"),
 }
 
-#: Characters of an error's text: what it repeats of a request may be megabytes.
+#: Characters of an error's text: it may repeat megabytes of a request.
 TEXT_MAX = 2_000
 NO_QUEUE = "The specified queue does not exist."
 #: The same in the query protocol.
@@ -75,7 +75,7 @@ NO_QUEUE_QUERY = "The specified queue does not exist for this wsdl version."
 
 
 class SqsError(RequestError):
-    """An error that has a name of AWS's."""
+    """An error with a name of AWS's."""
 
     def __init__(self, name: str, message: str) -> None:
         text = message if len(message) <= TEXT_MAX else message[:TEXT_MAX] + "…"
@@ -84,7 +84,7 @@ class SqsError(RequestError):
         self.kind = KINDS[name]
 
 
-#: Names of the errors that doors and core raise; the first that fits counts.
+#: Names of the errors that the service and the core raise; the first one that fits counts.
 _NAMES: tuple[tuple[type[MarqError], str], ...] = (
     (errors.UnknownQueueError, "QueueDoesNotExist"),
     (errors.BadReceiptError, "ReceiptHandleIsInvalid"),
@@ -100,7 +100,7 @@ _NAMES: tuple[tuple[type[MarqError], str], ...] = (
 
 
 def error_of(error: BaseException) -> SqsError:
-    """AWS's error for one of ours; `InternalFailure` for what has no business to happen."""
+    """AWS's error for one of ours; `InternalFailure` for errors that should never happen."""
     if isinstance(error, SqsError):
         return error
     for kind, name in _NAMES:
@@ -114,10 +114,10 @@ def error_of(error: BaseException) -> SqsError:
 
 
 def bad_value(value: object, parameter: str, reason: str) -> SqsError:
-    """A parameter has a value that it can't have."""
+    """The error for an invalid value of a parameter."""
     return SqsError("InvalidParameterValue", f"Value {value} for parameter {parameter} is invalid. Reason: {reason}")
 
 
 def missing(parameter: str) -> SqsError:
-    """A parameter that has to be there is not."""
+    """The error for a missing parameter."""
     return SqsError("MissingParameter", f"The request must contain the parameter {parameter}.")

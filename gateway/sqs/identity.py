@@ -1,4 +1,4 @@
-"""The one action of AWS's Security Token Service that tools ask for before they use SQS: who am I?"""
+"""The action of AWS's Security Token Service that some tools call before they use SQS: `GetCallerIdentity`."""
 
 from __future__ import annotations
 

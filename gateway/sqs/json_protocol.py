@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from gateway.replies import Reply
 from gateway.sqs.errors import SqsError
 from gateway.sqs.model import Action, actions
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
 TARGET = "X-Amz-Target"
-#: Where an error's code of the query protocol stands, which SDKs raise exceptions by.
+#: Header with an error's code of the query protocol, by which SDKs choose an exception.
 QUERY_ERROR = "x-amzn-query-error"
 _PREFIX = "AmazonSQS."
 _HEADERS = {"Content-Type": CONTENT_TYPE}
@@ -21,12 +22,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 def target_of(action: str) -> str:
-    """The value of `X-Amz-Target` that asks for an action."""
+    """The value of `X-Amz-Target` for an action."""
     return _PREFIX + action
 
 
 def read(target: str, body: bytes) -> tuple[Action, Any]:
-    """The action that a request asks for, and its parameters. Raises `SqsError`."""
+    """The action of a request, and its parameters. Raises `SqsError`."""
     prefix, _, name = target.partition(".")
     action = actions().get(name) if prefix + "." == _PREFIX else None
     if action is None:
@@ -35,12 +36,12 @@ def read(target: str, body: bytes) -> tuple[Action, Any]:
 
 
 def answer(result: Any) -> web.Response:
-    """A result on the wire."""
-    return web.Response(body=_encode(result) if result is not None else b"{}", headers=_HEADERS)
+    """Encode a result."""
+    return Reply(body=_encode(result) if result is not None else b"{}", headers=_HEADERS)
 
 
 def problem(error: SqsError) -> web.Response:
-    """An error on the wire."""
+    """Encode an error."""
     kind = error.kind
     headers = {**_HEADERS, QUERY_ERROR: f"{kind.code};{kind.fault}"}
     body = _encode({"__type": kind.type, "message": str(error)})

@@ -1,31 +1,31 @@
-"""How much is allowed: AWS's limits, or what marq can do."""
+"""The limits of requests: AWS's, or those of marq."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
 from app.service.sends import RECORD_ROOM_BYTES
-from marq.core.policies import DELAY_MAX_MS, TIME_MAX_MS, TTL_MAX_MS
+from marq.core.policies import DELAY_MAX_MS, LEASE_MAX_MS, TTL_MAX_MS
 from marq.protocol.limits import HEADERS_MAX, MESSAGE_MAX_BYTES
 
 Mode = Literal["strict", "relaxed"]
 
-#: Headers that this package adds to those of attributes.
+#: Headers that this package adds to the attributes' own.
 OUR_HEADERS = 3
 KIB, MIB = 1024, 1024 * 1024
 
 
 class Limits(NamedTuple):
-    """Times in seconds."""
+    """One set of limits. Times are in seconds."""
 
     strict: bool
     delay_s: int
     visibility_s: int
     retention_s: tuple[int, int]
     wait_s: int
-    body_bytes: int | None  # of a request; None: as large as any request may be
+    body_bytes: int | None  # of a request; None: only the limit of all requests
     message_bytes: int
-    batch_bytes: int | None  # of all bodies and attributes of a request; None: no limit but that of requests
+    batch_bytes: int | None  # of all bodies and attributes of a request; None: only the limit of all requests
     entries: int  # in a batch
     receive: int  # messages of a receive
     attributes: int  # of a message
@@ -51,7 +51,7 @@ STRICT = Limits(
 RELAXED = Limits(
     strict=False,
     delay_s=DELAY_MAX_MS // 1000,
-    visibility_s=TIME_MAX_MS // 1000,
+    visibility_s=LEASE_MAX_MS // 1000,
     retention_s=(1, TTL_MAX_MS // 1000),
     wait_s=60,
     body_bytes=None,

@@ -1,7 +1,7 @@
-"""What a worker remembers of the last minutes, for answers that AWS gives alike to requests that are made twice.
+"""Requests of the last minutes, so that a repeated request gets the same answer, as it does at AWS.
 
-Only this worker's requests are known, and a bounded number of them: nothing rests on it. What counts as a second
-message is the core's decision, and is in the log.
+Only requests of this worker are known, and a limited number of them, so no guarantee rests on it. Whether a message is
+a duplicate is decided by the core, from the log.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any, Generic, TypeVar
 
 from marq.protocol.messages import Received, Sent
 
-#: Seconds within which a message or a receive is the same as an earlier one.
+#: Seconds within which a message or a receive counts as a repetition of an earlier one.
 SAME_S = 300.0
 #: Entries of each kind that are remembered.
 ENTRIES_MAX = 50_000
-#: Bytes of them that are.
+#: Bytes of all entries that are remembered.
 BYTES_MAX = 64 * 1024 * 1024
 
-#: About what a message takes beside its payload.
+#: Bytes that a message takes besides its payload, about.
 ENTRY_BYTES = 1_000
 
 Value = TypeVar("Value")
 
 
 class _Recent(Generic[Value]):
-    """Values by key, each for `SAME_S`, the oldest forgotten first."""
+    """Values by key, each kept for `SAME_S`. The oldest is forgotten first."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Any, tuple[float, Value, int]] = OrderedDict()
@@ -51,16 +51,16 @@ class _Recent(Generic[Value]):
 
 
 class Sends:
-    """Where the first of messages with one deduplication id is."""
+    """The places of messages by their deduplication ids."""
 
     def __init__(self) -> None:
         self._sends: _Recent[Sent] = _Recent()
 
     def first(self, key: tuple[str, int, str | None, str], sent: Sent) -> Sent:
-        """The first message like the one that was just sent; that one itself if there was none.
+        """The place of the first message with this key: `sent` itself, if there was none before.
 
         Args:
-            key: queue and its life, group where that counts, deduplication id.
+            key: queue and its generation, group where the scope is the group, deduplication id.
         """
         known = self._sends.get(key)
         if known is not None:
@@ -70,7 +70,7 @@ class Sends:
 
 
 class Attempts:
-    """What receives were given that named their attempt."""
+    """The messages that receives with an attempt id were given."""
 
     def __init__(self) -> None:
         self._given: _Recent[list[Received]] = _Recent()
@@ -84,13 +84,13 @@ class Attempts:
 
 
 class FirstReceives:
-    """When messages were received for the first time."""
+    """The times at which messages were first received."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def of(self, one: Received, now_ms: int) -> int:
-        """Milliseconds since 1970; when it was sent, if it was another worker that gave it out first."""
+        """Milliseconds since 1970; the time of sending, if another worker handed it out first."""
         key = (one.partition, one.offset)
         if one.attempt > 1:
             return self._times.get(key, one.sent_ms)

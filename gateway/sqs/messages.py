@@ -6,8 +6,8 @@
     AWSTraceHeader          header `AWS.TraceHeader`
     the sender              header `AWS.SenderId`, where keys are configured
 
-So whoever reads the topic or uses the JSON API sees plain headers, and headers that others set are attributes here.
-Names that begin with `AWS.` can't be those of attributes.
+So readers of the topic and users of the JSON API see plain headers, and their headers are attributes here. Names of
+attributes can't begin with `AWS.`.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ from gateway.sqs.errors import SqsError, bad_value
 from marq.protocol.headers import H_SQS_SENDER, H_SQS_TRACE, H_SQS_TYPES, RESERVED
 
 _OURS = frozenset({H_SQS_TYPES, H_SQS_TRACE, H_SQS_SENDER})
-#: The one system attribute that senders give.
+#: The only system attribute that senders can set.
 TRACE = "AWSTraceHeader"
-#: Characters of a trace that a header of the request may give.
+#: Characters of a trace in a header of a request.
 TRACE_HEADER_MAX = 1024
-#: Attribute that tells that a payload is no text, and is given in base64.
+#: Attribute of a message whose payload is not text, and is given in base64.
 ENCODING = "marq-payload-encoding"
 
 #: Attributes of one message.
 ATTRIBUTES_MAX = 10
-#: AWS says A-Z, a-z and digits, and takes Latin letters with accents.
+#: AWS documents A-Z, a-z and digits, and also accepts Latin letters with accents.
 _NAME = re.compile(r"[A-Za-z0-9_.\-\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017f]{1,256}")
 _RESERVED_NAME = re.compile(r"^(aws|amazon)\.", re.IGNORECASE)
 _TYPE = re.compile(r"(String|Number|Binary)(\.[^\x00]{1,240})?", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(\d{1,128}(\.\d{0,128})?|\.\d{1,128})([eE][+-]?\d{1,4})?")
 _NOT_TEXT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+#: Bytes of ASCII that are valid: to look for others takes an eighth of the time of that pattern.
+_PLAIN = bytes([*b"\t\n\r", *range(0x20, 0x80)])
 _VALID = (
     "Invalid characters found. Valid unicode characters are #x9 | #xA | #xD | #x20 to #xD7FF | #xE000 to #xFFFD | "
     "#x10000 to #x10FFFF"
 )
 #: Group and deduplication ids.
 _ID = re.compile(r"[A-Za-z0-9!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]{1,128}")
-#: Each asks for all attributes of a message.
+#: Each of these means all attributes of a message.
 _EVERY = frozenset({"All", "*", ".*"})
 #: Bits of a message's id: of the hash of its place, of that place, and of the offset in it; and its last ones.
 _TAG_BITS, _PLACE_BITS, _OFFSET_BITS = 46, 76, 60
@@ -98,7 +100,7 @@ def md5_of_attributes(attributes: list[Attribute]) -> str:
 
 
 def size_of(payload: bytes, attributes: Iterable[Attribute]) -> int:
-    """The size of a message that its queue limits: its body, and name, type and value of each attribute."""
+    """The size of a message for the limit of its queue: its body, and name, type and value of each attribute."""
     size = len(payload)
     for name, kind, value in attributes:
         size += len(name.encode()) + len(kind.encode()) + len(value)
@@ -106,16 +108,22 @@ def size_of(payload: bytes, attributes: Iterable[Attribute]) -> int:
 
 
 def body_of(text: str) -> bytes:
-    """The payload for a body. Raises `SqsError`."""
+    """The payload of a body. Raises `SqsError`."""
     if not text:
         raise SqsError("MissingParameter", "The request must contain the parameter MessageBody.")
-    if _NOT_TEXT.search(text) is not None:
+    if text.isascii():
+        payload = text.encode()
+        is_valid = not payload.translate(None, _PLAIN)
+    else:
+        is_valid = _NOT_TEXT.search(text) is None
+        payload = text.encode() if is_valid else b""
+    if not is_valid:
         raise SqsError("InvalidMessageContents", _VALID)
-    return text.encode()
+    return payload
 
 
 def check_id(value: str, parameter: str) -> str:
-    """A group's or deduplication id. Raises `SqsError`."""
+    """Check a group id or a deduplication id. Raises `SqsError`."""
     if _ID.fullmatch(value) is None:
         raise bad_value(
             value,
@@ -181,7 +189,7 @@ def _typed_value_of(name: str, value: Any) -> tuple[str, bytes]:
 
 
 def trace_of(given: dict[str, Any]) -> Attribute:
-    """The system attribute of a message that is sent. Raises `SqsError`."""
+    """The trace among the system attributes of a message that is sent. Raises `SqsError`."""
     for name in given:
         if name != TRACE:
             raise _invalid(f"Message system attribute name '{name[:300]}' is invalid. Use {TRACE}.")
@@ -192,7 +200,7 @@ def trace_of(given: dict[str, Any]) -> Attribute:
 
 
 def trace_in(header: str) -> bytes | None:
-    """The trace that a header of a request gives the messages it sends; None for what can't be an attribute."""
+    """The trace for the messages of a request, from its header; None if the value can't be an attribute."""
     if _NOT_TEXT.search(header) is not None or len(header) > TRACE_HEADER_MAX:
         return None
     return header.encode()
@@ -207,14 +215,14 @@ def _invalid(message: str) -> SqsError:
 
 
 def headers_of(attributes: list[Attribute]) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """The headers that carry attributes, and what is added to them."""
+    """The headers for attributes, and those that this package adds."""
     headers = {name: value for name, _, value in attributes}
     types = {name: kind for name, kind, value in attributes if kind != _natural_type(value)}
     return headers, {H_SQS_TYPES: _to_json(types)} if types else {}
 
 
 def _natural_type(value: bytes) -> str:
-    """What a value looks like that nobody told the type of."""
+    """The type of a value whose sender named none."""
     try:
         text = value.decode()
     except UnicodeDecodeError:
@@ -223,7 +231,7 @@ def _natural_type(value: bytes) -> str:
 
 
 def attributes_in(headers: dict[str, bytes]) -> list[Attribute]:
-    """The attributes that headers carry, whoever set them."""
+    """The attributes in headers, from SQS or any other sender."""
     types: dict[str, str] = {}
     if H_SQS_TYPES in headers:
         try:
@@ -243,7 +251,7 @@ def attributes_in(headers: dict[str, bytes]) -> list[Attribute]:
 
 
 def select(attributes: list[Attribute], names: list[str]) -> list[Attribute]:
-    """The attributes that a receiver asks for: names, `All`, `*`, `.*`, and prefixes as `shop.*`."""
+    """The attributes that a receiver wants: names, `All`, `*`, `.*`, and prefixes like `shop.*`."""
     if not _EVERY.isdisjoint(names):
         return attributes
     prefixes = tuple(name[:-2] for name in names if name.endswith(".*"))
@@ -251,10 +259,10 @@ def select(attributes: list[Attribute], names: list[str]) -> list[Attribute]:
 
 
 class MessageIds:
-    """Ids of messages: a UUID that tells whoever knows the secret in which partition and at which offset a message is.
+    """Ids of messages: UUIDs from which the partition and the offset can be read with the secret.
 
     Of the 122 bits that a random UUID has, 46 are a keyed hash of the place. The other 76 are the place, hidden by a
-    keyed hash of those 46. So ids look random, each place has one, and one that was not given out here is recognised.
+    keyed hash of those 46. So ids look random, each place has one id, and ids from elsewhere are recognised.
     """
 
     def __init__(self, secret: Callable[[], bytes]) -> None:
@@ -292,12 +300,12 @@ class MessageIds:
         place = partition << _OFFSET_BITS | offset
         tag = _hash(tag_key, place, _TAG_BITS)
         value = tag << _PLACE_BITS | place ^ _hash(place_key, tag, _PLACE_BITS)
-        # what a random UUID says of itself stands behind its first 48 bits, and 12 bits later
+        # version and variant of a random UUID come after its first 48 bits, and 12 bits later
         h = "%032x" % (value >> 74 << 80 | 0x4 << 76 | (value >> 62 & 0xFFF) << 64 | 0b10 << 62 | value & _LAST)
         return f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
     def place_of(self, text: str) -> tuple[int, int] | None:
-        """Inverse of `of`: partition and offset; None for an id that is none of ours."""
+        """The partition and offset of an id; None if the id is not from this installation."""
         try:
             bits = UUID(text).int
         except ValueError:
@@ -309,7 +317,7 @@ class MessageIds:
         return found if self._made(*found) == text else None
 
     def sequence_number(self, partition: int, offset: int) -> str:
-        """Of a message in a FIFO queue: 20 digits that grow with the offset, and so within a group."""
+        """The sequence number of a message in a FIFO queue: 20 digits that grow with the offset."""
         base = self._bases.get(partition)
         if base is None:
             base = _SEQUENCE_MIN + _hash(self._keys[1], 1 << 64 | partition, _SEQUENCE_BITS)
@@ -321,12 +329,14 @@ def _hash(key: bytes, value: int, bits: int) -> int:
     return int.from_bytes(blake2b(value.to_bytes(10, "big"), key=key, digest_size=10).digest(), "big") >> 80 - bits
 
 
-#: What a receiver is told of a payload that is given in base64.
+#: The attribute of a payload that is given in base64.
 ENCODED = Attribute(ENCODING, "String", b"base64")
 
 
 def text_of(payload: bytes) -> tuple[str, bool]:
-    """A payload as the text of a body, and whether that is base64 because the payload is no text."""
+    """The text of a body for a payload, and True if it is base64 because the payload is not text."""
+    if payload.isascii() and not payload.translate(None, _PLAIN):
+        return payload.decode(), False
     try:
         text = payload.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""What actions there are and what they take and give: botocore's own service models, read, not repeated.
+"""The actions, their requests and their answers, read from botocore's service models.
 
-Of the shape of each request a msgspec struct is made, so that bodies are decoded and checked in one step.
+Each request's shape becomes a msgspec struct, so that bodies are decoded and checked in one step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from botocore.model import ListShape, MapShape, ServiceModel, Shape, StructureSh
 from gateway.sqs.errors import SqsError, missing
 
 SERVICE, API_VERSION = "sqs", "2012-11-05"
-#: The service of which tools ask one thing before they use SQS, and its version.
+#: The service that some tools call before they use SQS, and its version.
 STS, STS_VERSION = "sts", "2011-06-15"
 _IDENTITY = "GetCallerIdentity"
 
@@ -51,7 +51,7 @@ def _type_of(shape: Shape, known: dict[str, Any]) -> Any:
 
 
 class Action:
-    """One action: its name, the shapes of what it takes and gives, and how requests are decoded.
+    """One action: its name, the shapes of its request and its answer, and the decoder of requests.
 
     Requests are signed for its ``service``.
     """
@@ -72,7 +72,7 @@ class Action:
         self._decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(kind)
 
     def of_json(self, body: bytes) -> Any:
-        """The request in a JSON body. Raises `SqsError`."""
+        """Decode the request in a JSON body. Raises `SqsError`."""
         try:
             return self._decoder.decode(body or b"{}")
         except msgspec.ValidationError as exc:
@@ -81,7 +81,7 @@ class Action:
             raise SqsError("Serialization", f"The body is not JSON: {exc}") from None
 
     def of_texts(self, parameters: dict[str, Any]) -> Any:
-        """The request in parameters that are all text. Raises `SqsError`."""
+        """Decode the request in parameters that are all text. Raises `SqsError`."""
         try:
             return msgspec.convert(parameters, self._kind, strict=False)
         except msgspec.ValidationError as exc:
@@ -95,9 +95,9 @@ class Action:
 
 
 def _absent(shape: Shape, error: str) -> str | None:
-    """The required member that is absent, or null, if that is what msgspec says of a request.
+    """The required member that msgspec says is absent or null; None for other errors.
 
-    It is read from the error: to look for it in the request would take another decoding, of whatever was sent.
+    It is read from the error, because finding it in the request would need another decoding.
     """
     found = _ABSENT.fullmatch(error)
     if found is not None:
@@ -111,7 +111,7 @@ def _absent(shape: Shape, error: str) -> str | None:
 
 
 def _member_of(shape: Shape, path: str, name: str) -> tuple[str, bool]:
-    """How AWS names a member, by msgspec's path of its structure; and whether it is required."""
+    """AWS's name of a member, from msgspec's path, and True if it is required."""
     named = []
     for part in _STEP.finditer(path):
         if part["member"] is not None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from base64 import b64decode, b64encode
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import msgspec
 
 from app.engine.queue_records import MoveTask
-from app.service.move_tasks import KEPT, NO_TARGET
+from app.service.move_tasks import KEPT, NO_TARGET, OtherTypeError, SameQueueError, UnderWayError
 from gateway.sqs.call import Call
 from gateway.sqs.errors import KINDS, SqsError, bad_value
 from gateway.sqs.urls import queue_of_arn
-from marq.errors import NotPossibleError
 
 if TYPE_CHECKING:
     from app.service.move_tasks import MoveTasks
@@ -29,7 +26,6 @@ class Moves:
     def __init__(self, queues: Queues, tasks: MoveTasks) -> None:
         self._queues = queues
         self._tasks = tasks
-        self._operations = queues.operations
 
     async def _queue(self, call: Call, arn: str, parameter: str, permission: str) -> str:
         try:
@@ -38,10 +34,6 @@ class Moves:
             if exc.name != "QueueDoesNotExist":
                 raise
             raise _not_found(f"The resource that you specified for the {parameter} parameter doesn't exist.") from None
-
-    def _active(self, queue: str) -> MoveTask | None:
-        record = self._operations.catalog.moving.get(queue)
-        return next((task for task in record.moves if task.active), None) if record is not None else None
 
     async def StartMessageMoveTask(self, call: Call, request: Any) -> dict[str, Any]:
         queue = await self._queue(call, request.SourceArn, "SourceArn", "receive")
@@ -55,30 +47,19 @@ class Moves:
         to = ""
         if request.DestinationArn:
             to = await self._queue(call, request.DestinationArn, "DestinationArn", "send")
-            if to == queue:
-                raise SqsError(
-                    "InvalidParameterValue", "Source queue arn and destination queue arn cannot be the same."
-                )
-            catalog = self._operations.catalog
-            if catalog.settings_of(to).fifo != catalog.settings_of(queue).fifo:
-                raise SqsError("UnsupportedOperation", "Source and destination have to be queues of the same type.")
         else:
-            call.grants.require("send", None, everywhere=True)  # each goes to where it came from
-        if self._active(queue) is not None:
-            raise _already()
-        topics = self._operations.ownership.topics
-        counts = await self._queues.counts_of(queue)
-        task = MoveTask(
-            id=str(uuid4()),
-            to=to,
-            started_ms=int(time.time() * 1000),
-            before=await self._operations.catalog.end_offsets(topics.queue, topics.partitions),
-            per_second=per_second or 0,
-            total=sum(counts.values()),
-        )
+            call.grants.require("send", None, everywhere=True)  # each message goes back to the queue it came from
         try:
-            await self._tasks.begin(queue, task)
-        except NotPossibleError:
+            task = await self._tasks.begin(queue, to, per_second or 0)
+        except SameQueueError:
+            raise SqsError(
+                "InvalidParameterValue", "Source queue arn and destination queue arn cannot be the same."
+            ) from None
+        except OtherTypeError:
+            raise SqsError(
+                "UnsupportedOperation", "Source and destination have to be queues of the same type."
+            ) from None
+        except UnderWayError:
             raise _already() from None
         return {"TaskHandle": _handle(request.SourceArn, task)}
 
@@ -87,15 +68,13 @@ class Moves:
         limit = request.MaxResults if request.MaxResults is not None else 1
         if not 1 <= limit <= KEPT:
             raise bad_value(limit, "MaxResults", f"Value must be between 1 and {KEPT}.")
-        record = self._operations.catalog.records.get(queue)
-        tasks = record.moves if record is not None and record.active else ()
+        tasks = self._tasks.tasks_of(queue)
         return {"Results": [_told(call, request.SourceArn, task) for task in tasks[:limit]]}
 
     async def CancelMessageMoveTask(self, call: Call, request: Any) -> dict[str, Any]:
         task_id, arn = _read_handle(request.TaskHandle)
         queue = await self._queue(call, arn, "SourceArn", "receive")
-        record = self._operations.catalog.records.get(queue)
-        task = next((t for t in record.moves if t.id == task_id), None) if record is not None else None
+        task = next((task for task in self._tasks.tasks_of(queue) if task.id == task_id), None)
         if task is None:
             raise _not_found("Task does not exist.")
         if task.state != "running":

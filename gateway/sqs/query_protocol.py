@@ -1,7 +1,7 @@
 """The query protocol: parameters as a form or in the URL, lists and maps flattened by numbers, answers in XML or JSON.
 
-Botocore's model speaks JSON now; what it does not say any more is by what names lists and maps go here: as their
-members do, in the singular.
+Botocore's model describes JSON now, and lacks the names that lists and maps have here: those of their members, in the
+singular.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ CONTENT_TYPE = "text/xml"
 JSON_TYPE = "application/json"
 NAMESPACE = f"http://queue.amazonaws.com/doc/{API_VERSION}/"
 _STS_NAMESPACE = f"https://sts.amazonaws.com/doc/{STS_VERSION}/"
-#: Actions that are none of one queue.
+#: Actions that are not about one queue.
 _NOT_OF_A_QUEUE = frozenset({"CreateQueue", "ListQueues"})
 _VERSIONS = {SERVICE: (API_VERSION, "2011-10-01", "2009-02-01"), STS: (STS_VERSION,)}
 #: Parameters of one request.
 PARAMETERS_MAX = 20_000
 #: Parts of a parameter's name.
 _DEPTH_MAX = 8
-#: Names that are not the member's in the singular.
+#: Names that differ from the singular of the member's name.
 _NAMES = {"Actions": "ActionName", "queueUrls": "QueueUrl", "tags": "Tag"}
-#: The same in answers in JSON, where they are not the member's.
+#: Names in JSON answers that differ from the member's name.
 _JSON_NAMES = {"Messages": "messages", "QueueUrls": "queueUrls"}
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -41,7 +41,7 @@ _to_json = msgspec.json.Encoder().encode
 
 
 def _name_of(name: str, shape: Shape) -> str:
-    """By what name a member goes."""
+    """The name of a member in this protocol."""
     if isinstance(shape, ListShape) and isinstance(shape.member, StructureShape):
         return str(shape.member.name)
     if isinstance(shape, ListShape | MapShape):
@@ -63,7 +63,7 @@ class Nested(dict[str, "Nested"]):
 
 
 def read(query: str, body: bytes, url: str | None) -> tuple[Action, Any]:
-    """The action that a request asks for, and its parameters; `url` names the queue if they don't.
+    """The action of a request, and its parameters; `url` names the queue if they don't.
 
     Raises `SqsError`.
     """
@@ -140,12 +140,12 @@ def _numbered(node: Nested) -> list[Nested]:
 
 
 def wants_json(request: web.Request) -> bool:
-    """Whether the client asks for JSON instead of XML."""
+    """True if the client wants JSON instead of XML."""
     return JSON_TYPE in request.headers.get("Accept", "")
 
 
 def answer(action: Action, result: dict[str, Any] | None, request_id: str, as_json: bool = False) -> web.Response:
-    """A result on the wire."""
+    """Encode a result."""
     if as_json:
         return _json_answer(action, result, request_id)
     namespace = NAMESPACE if action.service == SERVICE else _STS_NAMESPACE
@@ -162,7 +162,7 @@ def answer(action: Action, result: dict[str, Any] | None, request_id: str, as_js
 
 
 def unknown_operation() -> web.Response:
-    """The answer to a look at a queue's URL that asks for nothing."""
+    """The answer to a `GET` of a queue's URL without an action."""
     return web.Response(text="<UnknownOperationException/>", status=404, content_type=CONTENT_TYPE)
 
 
@@ -200,7 +200,7 @@ def _text(value: Any) -> str:
 
 
 def problem(error: SqsError, request_id: str, as_json: bool = False) -> web.Response:
-    """An error on the wire."""
+    """Encode an error."""
     kind = error.kind
     message = NO_QUEUE_QUERY if str(error) == NO_QUEUE else str(error)
     if as_json:

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 #: Queues on one page.
 PAGE_MAX = 1_000
 TAGS_MAX = 50
-#: Statements and actions that AddPermission makes at most.
+#: Most statements and actions of AddPermission.
 ACTIONS_MAX = 7
-#: What others than the owner can be allowed to do.
+#: Actions that can be allowed to others than the owner.
 SHARED = frozenset(
     {
         "*",
@@ -57,11 +57,11 @@ class Queues:
     # ------------------------------------------------------------------ which queue
 
     async def require(self, call: Call, url: str, permission: str | None) -> str:
-        """The queue that a URL names; without a `permission` any for it will do. Raises `SqsError`."""
+        """The queue that a URL names. Without a `permission`, any one for the queue is enough. Raises `SqsError`."""
         return await self.require_name(call, queue_of(url), permission)
 
     async def require_name(self, call: Call, queue: str, permission: str | None) -> str:
-        """A queue that exists, and that the caller may do that with. Raises `SqsError`, `NotAllowedError`."""
+        """Check that a queue exists, and that the caller has the permission. Raises `SqsError`, `NotAllowedError`."""
         self._require_permission(call, queue, permission)
         if not self.catalog.exists(queue):
             # another worker may have made it a moment ago
@@ -204,7 +204,7 @@ class Queues:
         await self.catalog.edit(queue, changed)
 
     async def counts_of(self, queue: str) -> dict[str, int]:
-        """Messages of a queue by state, as far as they were read."""
+        """Messages of a queue by state."""
         return await self._census.counts_of(queue)
 
     # ------------------------------------------------------------------ tags
@@ -299,7 +299,7 @@ class Queues:
 
 
 def _require_dead_letters(call: Call, old: Draft | None, new: Draft) -> None:
-    """Who names another dead-letter queue has to be allowed to send to it. Raises `NotAllowedError`."""
+    """Naming another dead-letter queue needs the permission to send to it. Raises `NotAllowedError`."""
     target = new.settings.dead_letter_queue
     if target and (old is None or old.settings.dead_letter_queue != target):
         call.grants.require("send", target)
@@ -335,7 +335,7 @@ def _check_tags(queue: str, tags: dict[str, str]) -> None:
 
 
 def _page_of(request: Any) -> tuple[int, str]:
-    """How many queues are asked for, and after which one. Raises `SqsError`."""
+    """The size of the page that a request wants, and the name after which it begins. Raises `SqsError`."""
     limit = request.MaxResults
     if limit is not None and not 1 <= limit <= PAGE_MAX:
         raise bad_value(limit, "MaxResults", f"Value must be between 1 and {PAGE_MAX}.")
@@ -350,7 +350,7 @@ def _page_of(request: Any) -> tuple[int, str]:
 
 
 def _told(call: Call, names: list[str], more: str, request: Any, member: str) -> dict[str, Any]:
-    """A page of queue URLs. The token is the last name of the page before."""
+    """A page of queue URLs. The token is the last name of the previous page."""
     result: dict[str, Any] = {member: [call.place.url_of(name) for name in names]} if names else {}
     if request.MaxResults is not None and more:
         result["NextToken"] = urlsafe_b64encode(more.encode()).decode()

@@ -79,7 +79,7 @@ class Sending:
     def _prepare(
         self, call: Call, entry: Any, settings: QueueSettings
     ) -> tuple[Entry, list[Attribute] | None, Attribute | None]:
-        """A message, its attributes and its trace."""
+        """The message to send, its attributes and its trace."""
         payload = messages.body_of(entry.MessageBody)
         delay_s = entry.DelaySeconds
         if delay_s is not None and not 0 <= delay_s <= self._limits.delay_s:
@@ -122,7 +122,7 @@ class Sending:
         limit = self._limits.batch_bytes
         if limit is None:
             return
-        size = sum(len(entry.MessageBody.encode(errors="replace")) for entry in entries)
+        size = sum(_size_of(entry.MessageBody) for entry in entries)
         for entry in entries:
             for name, value in (entry.MessageAttributes or {}).items():
                 size += len(name.encode(errors="replace")) + len(value.DataType.encode(errors="replace"))
@@ -134,7 +134,7 @@ class Sending:
             )
 
     def _send_error(self, error: MarqError, entry: Any, settings: QueueSettings, parameters: str) -> SqsError:
-        """AWS's error for a message that was not sent. ``parameters``: what it says of those of one too large."""
+        """AWS's error for a message that was not sent. `parameters`: the text for a message that is too large."""
         if isinstance(error, TooLargeError):
             limit = settings.max_message_bytes or self._limits.message_bytes
             return SqsError(
@@ -161,8 +161,8 @@ class Sending:
         outgoing, attributes, trace = prepared
         if settings.fifo:
             group = outgoing.group if settings.id_scope == "group" else None
-            life = self._operations.catalog.generation_of(queue)
-            sent = self._sends.first((queue, life, group, deduplication_id_of(outgoing)), sent)
+            generation = self._operations.catalog.generation_of(queue)
+            sent = self._sends.first((queue, generation, group, deduplication_id_of(outgoing)), sent)
         result = {"MessageId": self._ids.of(sent.partition, sent.offset), "MD5OfMessageBody": md5_of(outgoing.payload)}
         if attributes:
             result["MD5OfMessageAttributes"] = md5_of_attributes(attributes)
@@ -173,8 +173,13 @@ class Sending:
         return result
 
 
+def _size_of(text: str) -> int:
+    """Bytes of a text; of most, none has to be made for that."""
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))
+
+
 def _check_fifo_entries(entries: Sequence[Any], settings: QueueSettings) -> None:
-    """Raises `SqsError`: one entry without a group, or without what its duplicates are known by, fails the batch."""
+    """Raise `SqsError` if an entry has no group, or no deduplication id: that fails the whole batch."""
     for entry in entries:
         if entry.MessageGroupId is None:
             raise SqsError("InvalidParameterValue", str(missing("MessageGroupId")))

@@ -1,4 +1,4 @@
-"""The routes: a request of either protocol -> an action -> an answer, and every error as AWS tells it."""
+"""The routes: a request of either protocol -> an action -> an answer, with errors as AWS has them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from marq.errors import NotAllowedError, UnavailableError
 
 log = logging.getLogger(__name__)
 
-#: What has to be allowed for a queue at least, by action; the others are for whoever may do anything with it.
+#: The permission that each action needs; actions that are not here need any permission for the queue.
 PERMISSIONS = {
     **dict.fromkeys(("SendMessage", "SendMessageBatch"), "send"),
     **dict.fromkeys(
@@ -67,7 +67,7 @@ PERMISSIONS = {
 #: Bytes of a request in JSON that carries no messages: a thousand receipts of a batch, or the tags of a queue.
 SMALL_BYTES = 640 * 1024
 REQUEST_ID = "x-amzn-RequestId"
-#: Queue URLs; the JSON API, the health checks and the cockpit are on paths that look like those of accounts.
+#: Paths of queue URLs. Paths of the JSON API, the health checks and the cockpit look similar.
 QUEUE_PATH = "/{account:(?!v1/|health/|ui/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
 
 Do = Callable[[Call, Any], Awaitable[dict[str, Any] | None]]
@@ -168,7 +168,7 @@ class Server:
 
     @staticmethod
     def _asks_for_nothing(request: web.Request) -> bool:
-        """A look at the URL of a queue."""
+        """Answer a `GET` of a queue's URL."""
         return (
             request.method == "GET"
             and "queue" in request.match_info
@@ -179,13 +179,13 @@ class Server:
 
     @staticmethod
     def _check_permission(grants: Grants, request: web.Request) -> None:
-        """Whoever may not do it with any queue is refused before the body is decoded."""
+        """Refuse a request before its body is decoded, if the key may not do this with any queue."""
         permission = PERMISSIONS.get(request.get(ACTION, ""))
         if permission is not None:
             grants.require(permission, None)
 
     async def _body(self, request: web.Request, target: str | None) -> bytes:
-        # which action a form asks for stands in its body
+        # the action of a form is in its body
         limit_bytes = self._body_bytes if target is None or target in self._sends else self._small_bytes
         try:
             return await bodies.read(request, limit_bytes, self._room)
@@ -198,14 +198,14 @@ class Server:
 
 
 def _form(request: web.Request, body: bytes) -> bytes:
-    """The body as far as it holds parameters."""
+    """Check that the body is a form, or empty. Returns it. Raises `SqsError`."""
     if body and request.content_type not in ("application/x-www-form-urlencoded", "application/octet-stream"):
         raise SqsError("UnknownOperation", f"Send {json_protocol.TARGET}, or a form: this is {request.content_type}.")
     return body
 
 
 def _check_browser(request: web.Request) -> None:
-    """Without keys, a page in a browser must not reach us, also not by a link or an image that is a `GET`."""
+    """Without keys, refuse requests of web pages, also the `GET` of a link or an image."""
     check_browser("POST", request.headers)
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise NotAllowedError("a page of another origin can't ask for that")
@@ -214,7 +214,7 @@ def _check_browser(request: web.Request) -> None:
 
 
 def define(router: web.UrlDispatcher, server: Server) -> Callable[[web.Request], Awaitable[web.Response]]:
-    """Register the routes; what answers them."""
+    """Register the routes. Returns their handler."""
 
     async def handler(request: web.Request) -> web.Response:
         return await server.serve(request)

@@ -1,7 +1,7 @@
-"""Signature Version 4: who signed a request with which key, and that nothing of it was changed since.
+"""Signature Version 4: checks which key a request was signed with, and that it was not changed.
 
-Understood are signatures in the `Authorization` header and in the query (presigned), of the body's hash, of none
-(`UNSIGNED-PAYLOAD`) and of chunks (`STREAMING-…`), whose framing is taken away here.
+Accepts signatures in the `Authorization` header and in the query (presigned); of the body's hash, of no body
+(`UNSIGNED-PAYLOAD`), and of chunks (`STREAMING-…`), whose framing is removed here.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from gateway.sqs.model import SERVICE, STS
 ALGORITHM = "AWS4-HMAC-SHA256"
 #: Services that requests may be signed for.
 SERVICES = (SERVICE, STS)
-#: How far the clock of who signs may be from ours.
+#: Greatest difference between the clock of the signer and ours.
 SKEW = timedelta(minutes=15)
-#: Longest time that a presigned request is good for.
+#: Longest time for which a presigned request is valid.
 EXPIRES_MAX_S = 7 * 24 * 3600
 PAYLOAD = "X-Amz-Content-Sha256"
 UNSIGNED = "UNSIGNED-PAYLOAD"
 _SIGNED_CHUNKS = ("STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER")
 _UNSIGNED_CHUNKS = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 _EMPTY = sha256(b"").hexdigest()
-#: Headers that say what is asked for: where they stand they have to be signed.
+#: Headers that must be signed if they are present, because they change the meaning of the request.
 _TO_BE_SIGNED = ("x-amz-target", "x-amz-content-sha256", "x-amz-date")
 
 _PART = re.compile(r"\s*(Credential|SignedHeaders|Signature)\s*=\s*([^,\s]+)\s*")
@@ -44,7 +44,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 class Claim(NamedTuple):
-    """What a request says of its own signature."""
+    """The signature of a request, as the request gives it."""
 
     key_id: str
     date: str  # of the scope
@@ -61,7 +61,7 @@ class Claim(NamedTuple):
 
 
 def region_of(request: web.Request) -> str | None:
-    """The region that a signature is for, whether it is good or not."""
+    """The region in the signature, which may be invalid."""
     found = _SCOPE.search(request.headers.get("Authorization", ""))
     if found is not None:
         return found[1]
@@ -70,7 +70,7 @@ def region_of(request: web.Request) -> str | None:
 
 
 class Signatures:
-    """Checks them against the keys of the installation."""
+    """Checks signatures with the keys of the installation."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
@@ -79,7 +79,7 @@ class Signatures:
         return bool(self._keys)
 
     def claim_of(self, request: web.Request) -> tuple[Claim, Credential]:
-        """Who a request says it is from, before its body was read. Raises `SqsError`."""
+        """The signature of a request, before its body is read. Raises `SqsError`."""
         claim = _claim_of(request.headers, request.query)
         _check_time(claim, datetime.now(UTC))
         credential = self._keys.credential(claim.key_id)
@@ -88,13 +88,13 @@ class Signatures:
         return claim, credential
 
     def check_head(self, request: web.Request, claim: Claim, secret: str) -> None:
-        """Raises `SqsError` for a request whose head is enough to know that it is not signed as it has to be."""
+        """Raise `SqsError` if the head of a request shows that its signature is wrong."""
         payload = request.headers.get(PAYLOAD)
         if payload is not None:
             _check_signature(request, payload, signing_key(secret, claim.scope), claim)
 
     def check(self, request: web.Request, body: bytes, claim: Claim, secret: str) -> bytes:
-        """The body, without the framing of chunks, of a request that is signed as it has to be. Raises `SqsError`."""
+        """Check a request with its body. Returns the body without the framing of chunks. Raises `SqsError`."""
         key = signing_key(secret, claim.scope)
         payload = request.headers.get(PAYLOAD)
         said = payload if payload is not None else sha256(body).hexdigest()
@@ -103,7 +103,7 @@ class Signatures:
 
 
 def check_service(claim: Claim, service: str) -> None:
-    """Raises `SqsError` for a request of one service that is signed for another."""
+    """Raise `SqsError` for a request to one service that is signed for another."""
     if claim.service != service:
         raise SqsError("SignatureDoesNotMatch", f"Credential should be scoped to correct service: '{service}'.")
 
@@ -177,7 +177,7 @@ def _check_signature(request: web.Request, payload: str, key: bytes, claim: Clai
 def canonical_request(
     method: str, path: str, query: str, headers: Mapping[str, str], signed: tuple[str, ...], payload: str
 ) -> str:
-    """What is signed of a request; `path` and `query` as they are on the wire."""
+    """The text that is signed for a request. `path` and `query` are as on the wire."""
     pairs = []
     for part in query.split("&") if query else ():
         name, _, value = part.partition("=")
@@ -196,7 +196,7 @@ def canonical_request(
 
 
 def _bytes(text: str) -> bytes:
-    """What stood in a header, which may be no UTF-8."""
+    """The bytes of a header, which may not be UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
@@ -222,7 +222,7 @@ def sign(key: bytes, algorithm: str, *lines: str) -> str:
 
 
 def _content(body: bytes, payload: str, key: bytes, claim: Claim) -> bytes:
-    """The body, whose hash is what was signed."""
+    """Check that the hash of the body is the one that was signed. Returns the body."""
     if payload == UNSIGNED:
         return body
     if payload in _SIGNED_CHUNKS or payload == _UNSIGNED_CHUNKS:
@@ -233,7 +233,7 @@ def _content(body: bytes, payload: str, key: bytes, claim: Claim) -> bytes:
 
 
 def unframed(body: bytes, key: bytes | None, time: str, scope: str, signature: str) -> bytes:
-    """What chunks hold. With a `key`, each is signed, the first on top of the request's `signature`."""
+    """The content of chunks. With a `key`, each chunk is signed, the first one with the request's `signature`."""
     parts: list[bytes] = []
     at, previous = 0, signature
     while True:
@@ -251,7 +251,7 @@ def unframed(body: bytes, key: bytes | None, time: str, scope: str, signature: s
                 raise _mismatch()
             previous = expected
         if not data:
-            return b"".join(parts)  # trailers are checksums, of what TCP and the signature protect
+            return b"".join(parts)  # trailers are checksums: TCP and the signature protect the same bytes
         if body[end : end + 2] != b"\r\n":
             raise SqsError("Serialization", "The chunks of the body are malformed.")
         parts.append(data)

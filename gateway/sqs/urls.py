@@ -1,4 +1,4 @@
-"""Queue URLs, ARNs, and what a request says of where it was sent to."""
+"""Queue URLs, ARNs, and the address that a request was sent to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ACCOUNT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Place(NamedTuple):
-    """Where a client reached us: what queue URLs and ARNs begin with."""
+    """The address by which a client reached us: the beginning of queue URLs and ARNs."""
 
     base: str  # scheme and host as the client wrote them
     account: str
@@ -35,7 +35,7 @@ class Place(NamedTuple):
 
 
 def place_of(request: web.Request, default_account: str, region: str | None) -> Place:
-    """Where the client of a request reached us."""
+    """The address that a request was sent to."""
     headers = request.headers
     host = headers.get("X-Forwarded-Host") or ""
     if not _HOST.fullmatch(host):
@@ -54,7 +54,7 @@ def place_of(request: web.Request, default_account: str, region: str | None) -> 
 
 
 def queue_of(url: str) -> str:
-    """The queue that a URL names, whatever its host and account; a bare name is taken too. Raises `SqsError`."""
+    """The queue in a URL of any host and account, or a bare name. Raises `SqsError`."""
     try:
         name = unquote(urlsplit(url).path.rpartition("/")[2], errors="strict")
     except ValueError:
@@ -65,7 +65,7 @@ def queue_of(url: str) -> str:
 
 
 def queue_of_arn(arn: str, parameter: str) -> str:
-    """The queue that an ARN names, whatever its region and account. Raises `SqsError`."""
+    """The queue in an ARN of any region and account. Raises `SqsError`."""
     parts = arn.split(":", 5)
     if len(parts) != 6 or parts[0] != "arn" or parts[2] != "sqs" or not parts[5]:
         raise bad_value(arn, parameter, "Invalid ARN.")

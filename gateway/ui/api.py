@@ -1,4 +1,4 @@
-"""What pages ask beside the JSON API: the overview, lists of queues, histories, tasks that move messages."""
+"""Routes of the pages beside the JSON API: overview, lists of queues, histories, tasks that move messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Annotated, Any, Literal, NamedTuple
-from uuid import uuid4
 
 import msgspec
 from aiohttp import web
@@ -31,15 +30,15 @@ from marq import __version__
 from marq.core.policies import DEAD_SUFFIX, QUEUE_NAME_MAX
 from marq.errors import BadValueError, NotAllowedError, NotAuthenticatedError, NotFoundError, NotPossibleError
 
-#: Queues, of each kind of trouble, that the overview names.
+#: Queues that the overview names for each kind of problem.
 NAMED_MAX = 8
 #: Points of the small chart in a list.
 SPARK_POINTS = 30
-#: Messages a second that a task moves at most, if it is told.
+#: The highest rate that a task can be given, messages a second.
 PER_SECOND_MAX = 100_000
 #: Bytes of a login.
 LOGIN_BYTES = 4096
-#: Orders of queues that are remembered until they are counted again.
+#: Sorted lists of queues that are reused until the next count.
 ORDERS_MAX = 50
 
 Sort = Literal["name", "unfinished", "ready", "delayed", "in_flight", "dead", "oldest", "sent", "done"]
@@ -67,17 +66,17 @@ class MoveWanted(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Counted(NamedTuple):
-    """What the overview says of all queues."""
+    """The sums of the overview, over all queues."""
 
     shown: dict[str, QueueNow]
     totals: dict[str, Any]
-    dead: list[tuple[str, int, int]]  # dead-letter queues that have something: name, count, age of the oldest
+    dead: list[tuple[str, int, int]]  # dead-letter queues with messages: name, count, age of the oldest
     busiest: list[dict[str, Any]]
     at_ms: int
 
 
 class Api:
-    """Answers pages."""
+    """Answers requests of pages."""
 
     def __init__(
         self,
@@ -127,7 +126,7 @@ class Api:
         )
 
     def _counted(self, cluster: Cluster, grants: Grants) -> _Counted:
-        """What the overview says of all queues that may be looked at."""
+        """The sums of the overview, over all queues that the key may inspect."""
         shown = self._visible(cluster, grants)
         total = QueueNow()
         for now in shown.values():
@@ -138,7 +137,7 @@ class Api:
         return _Counted(shown, totals, dead, busiest, _now_ms())
 
     def _visible(self, cluster: Cluster, grants: Grants) -> dict[str, QueueNow]:
-        """Queues with messages that may be looked at; "" has what is in no queue."""
+        """Queues with messages that the key may inspect; "" has records that are in no queue."""
         if grants.allow_everywhere("inspect"):
             return cluster.queues
         return {q: now for q, now in cluster.queues.items() if q and grants.allow("inspect", q)}
@@ -152,7 +151,7 @@ class Api:
         return heapq.nlargest(NAMED_MAX, (q for q in shown if q), key=weight)
 
     def _dead_letters(self, shown: dict[str, QueueNow]) -> list[tuple[str, int, int]]:
-        """Dead-letter queues that have something: name, count, age of the oldest."""
+        """Dead-letter queues with messages: name, count, age of the oldest."""
         targets = {record.settings.dead_letter_queue for record in self._catalog.records.values() if record.active}
         return [
             (queue, now.unfinished, now.oldest_ms)
@@ -161,7 +160,7 @@ class Api:
         ]
 
     def _trouble(self, cluster: Cluster, grants: Grants, counted: _Counted) -> list[dict[str, Any]]:
-        """What is wrong, the worst first; the page has the words for it."""
+        """Problems, the worst first. The page has the text for each kind."""
         found: list[dict[str, Any]] = []
         shown, dead, now_ms = counted.shown, counted.dead, counted.at_ms
         if grants.allow_everywhere("inspect"):
@@ -239,7 +238,7 @@ class Api:
         return letters.unfinished if letters is not None else 0
 
     def _names(self, cluster: Cluster, grants: Grants) -> list[str]:
-        """Queues that may be looked at, in order."""
+        """Queues that the key may inspect, in order."""
         if grants.allow_everywhere("inspect"):
             return cluster.names
         allowed: list[str] = _kept(
@@ -254,7 +253,7 @@ class Api:
                 text = wanted.search.casefold()
                 names = [name for name in names if text in name.casefold()]
             if wanted.sort != "name":
-                # of equal ones the order of names stays
+                # equal ones stay in the order of names
                 return sorted(names, key=self._weight(cluster, wanted.sort), reverse=wanted.desc)
             return names[::-1] if wanted.desc else names
 
@@ -314,29 +313,13 @@ class Api:
         queue, grants = request.match_info["queue"], request[GRANTS]
         wanted = await self._move.read(request)
         self._catalog.require(queue)
-        if self._operations.settings.queue_id is not None:
-            raise NotPossibleError("in topic mode marq never writes to the topic: messages can't be moved there")
         grants.require("send", wanted.to or None, everywhere=True)
-        if wanted.to:
-            self._catalog.require(wanted.to)
-            if wanted.to == queue:
-                raise BadValueError("messages can't be moved to the queue they are in")
-        topics = self._operations.ownership.topics
-        task = MoveTask(
-            id=str(uuid4()),
-            to=wanted.to,
-            started_ms=_now_ms(),
-            before=await self._catalog.end_offsets(topics.queue, topics.partitions),
-            per_second=wanted.per_second,
-            total=sum((await self._census.counts_of(queue)).values()),
-        )
-        await self._move_tasks.begin(queue, task)
+        task = await self._move_tasks.begin(queue, wanted.to, wanted.per_second)
         return answer(request, _task(task), 202)
 
     async def stop_move(self, request: web.Request) -> web.Response:
         queue, task_id = request.match_info["queue"], request.match_info["task"]
-        record = self._catalog.records.get(queue)
-        if record is None or not any(task.id == task_id for task in record.moves):
+        if not any(task.id == task_id for task in self._move_tasks.tasks_of(queue)):
             raise NotFoundError("there is no such task")
         await self._move_tasks.cancel(queue, task_id)
         return answer(request, {"ok": True}, 202)
@@ -359,7 +342,7 @@ class Api:
 
 
 class SessionApi:
-    """Login and logout. Guards itself."""
+    """Login and logout. Checks its requests itself."""
 
     def __init__(self, sessions: Sessions, keys: Keys, operations: QueueService, room: bodies.Room) -> None:
         self._sessions = sessions
@@ -368,7 +351,7 @@ class SessionApi:
         self._login = Body(Login, LOGIN_BYTES, room)
 
     def _check(self, request: web.Request) -> None:
-        """Raises `NotAllowedError` for what a page of another origin asks."""
+        """Raise `NotAllowedError` for a request of a page of another origin."""
         check_browser(request.method, request.headers) if not self._keys else _check_origin(request)
 
     async def get(self, request: web.Request) -> web.Response:
@@ -395,7 +378,7 @@ class SessionApi:
         return response
 
     def _is_secure(self, request: web.Request) -> bool:
-        """Whether the browser talks HTTPS, to us or to a proxy in front of us."""
+        """True if the browser uses HTTPS, to us or to a proxy in front of us."""
         return request.secure or (self._settings.web_url or "").startswith("https:")
 
     def _told(self, request: web.Request, session: str) -> web.Response:
@@ -426,7 +409,7 @@ def _check_origin(request: web.Request) -> None:
 
 
 def _kept(cluster: Cluster, key: Any, made: Callable[[], Any]) -> Any:
-    """What was made of the counts of the cluster for a page, or is made now."""
+    """A value that is computed from the counts of the cluster, and reused as long as they are the same."""
     if key in cluster.shown:
         return cluster.shown[key]
     value = made()
@@ -469,7 +452,7 @@ def _history(cluster: Cluster) -> dict[str, Any]:
 
 
 def _thin(values: list[int]) -> list[int]:
-    """About `SPARK_POINTS` of them: the highest of each stretch."""
+    """About `SPARK_POINTS` of the values: the highest of each stretch."""
     size = -(-len(values) // SPARK_POINTS)
     return [max(values[i : i + size]) for i in range(0, len(values), size)]
 

@@ -1,4 +1,4 @@
-"""The form of a queue's settings: what each means, in what unit it is, and between what it may be."""
+"""The form of a queue's settings: the meaning, unit and limits of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page and its files. Everybody who reaches the port may load them: they show nothing before they have asked."""
+"""The page and its files. Everybody who reaches the port may load them: they contain no data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from marq.errors import NotFoundError
 
 HOME = Path(__file__).parent
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-#: Nothing is loaded that is not from here, no script runs that is not a file, and no other page has this one in it.
+#: Load from this host only, run only scripts that are files, and show in no frame.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
@@ -31,7 +31,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class File:
-    """A file of the page, read once."""
+    """A file of the page. It is read once."""
 
     def __init__(self, path: Path) -> None:
         self.body = path.read_bytes()
@@ -39,7 +39,7 @@ class File:
         self.tag = f'"{blake2b(self.body, digest_size=12).hexdigest()}"'
 
     def answer(self, request: web.Request) -> web.Response:
-        """The file, or that it is still the same."""
+        """Answer with the file, or that it has not changed."""
         headers = HEADERS | {"ETag": self.tag}
         if request.headers.get("If-None-Match") == self.tag:
             return web.Response(status=304, headers=headers)
@@ -47,7 +47,7 @@ class File:
 
 
 def files() -> dict[str, File]:
-    """All that is served below `/ui/static/`, by name."""
+    """The files below `/ui/static/`, by name."""
     found = {}
     for folder in ("static", "vendor"):
         for path in sorted((HOME / folder).iterdir()):
@@ -57,7 +57,7 @@ def files() -> dict[str, File]:
 
 
 def asks_for_page(request: web.Request) -> bool:
-    """Whether a browser wants to see something: on `/` everything else is SQS."""
+    """True if a browser wants the page: on `/`, all other requests are SQS."""
     return (
         "text/html" in request.headers.get("Accept", "")
         and "Authorization" not in request.headers
@@ -66,7 +66,7 @@ def asks_for_page(request: web.Request) -> bool:
 
 
 def define(router: web.UrlDispatcher, keys: Keys, otherwise: Handler) -> None:
-    """Register the routes. `otherwise`: what answers a GET of `/` that no browser makes."""
+    """Register the routes. `otherwise`: the handler for a `GET` of `/` that does not come from a browser."""
     served = files()
     shell = served.pop("index.html")
 

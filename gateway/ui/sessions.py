@@ -1,4 +1,4 @@
-"""Who looks at the cockpit: a login with a key, a session in a signed cookie, a token against forged requests.
+"""Sessions of the cockpit: a login with a key, a session in a signed cookie, a token against forged requests.
 
 A session is `<ends, seconds since 1970>.<random>.<id of the key>.<seal>`, sealed with a key that is derived from the
 installation's secret: every worker accepts it, none keeps it, and it ends with its time, with the key, or with the
@@ -26,7 +26,7 @@ from marq.errors import NotAuthenticatedError
 SESSION_S = 12 * 3600
 #: Header of requests of the page.
 TOKEN = "X-Marq-Token"
-#: For what `Catalog.keys_for` derives the key.
+#: The purpose of the key, for `Catalog.keys_for`.
 PURPOSE = b"marq-session"
 _COOKIE_MAX = 300
 
@@ -44,18 +44,18 @@ class Sessions:
         self._keys = keys
         self._seal_keys = seal_keys
         self._now_s = now_s
-        #: Of one installation: those of others on the same host don't replace it.
+        #: The name of the cookie, which differs between installations on the same host.
         self.cookie = f"marq-{name}"
 
     def begin(self, key: str) -> str:
-        """The session of somebody who has a key. Raises `NotAuthenticatedError`."""
+        """Make a session for the owner of a key. Raises `NotAuthenticatedError`."""
         digest = self._keys.digest_of(key)
         seal_key = self._seal_keys(PURPOSE)[0]
         text = f"{int(self._now_s()) + SESSION_S}.{secrets.token_hex(12)}.{_id_of(digest, seal_key)}"
         return f"{text}.{_seal(text, seal_key)}"
 
     def token_of(self, session: str) -> str:
-        """What requests with a session have to have in the header; without keys, the session is empty."""
+        """The value of the header in requests with a session. Without keys, the session is empty."""
         return _seal("token:" + session, self._seal_keys(PURPOSE)[0])
 
     def session_in(self, headers: Mapping[str, str]) -> str:
@@ -67,7 +67,7 @@ class Sessions:
         return morsel.value if morsel is not None and len(morsel.value) <= _COOKIE_MAX else ""
 
     def grants_of_session(self, session: str) -> Grants | None:
-        """What the owner of a session may do; None if it is not, or no longer, good."""
+        """The permissions of a session; None if it is invalid or over."""
         text, _, seal = session.rpartition(".")
         parts = text.split(".")
         if len(parts) != 3 or not session.isascii():
@@ -83,14 +83,14 @@ class Sessions:
         return None
 
     def has_token(self, session: str, headers: Mapping[str, str]) -> bool:
-        """Whether a request comes from the page."""
+        """True if a request comes from the page."""
         given = headers.get(TOKEN, "")
         return given.isascii() and any(
             compare_digest(_seal("token:" + session, key), given) for key in self._seal_keys(PURPOSE)
         )
 
     def grants_of(self, headers: Mapping[str, str]) -> Grants | None:
-        """What a request of the page may do; None: it is none of the page. Raises `NotAuthenticatedError`."""
+        """The permissions of a request of the page; None for other requests. Raises `NotAuthenticatedError`."""
         if TOKEN not in headers or "Authorization" in headers:
             return None
         session = self.session_in(headers)
@@ -100,7 +100,7 @@ class Sessions:
         return grants
 
     def set_cookie(self, response: web.Response, session: str, secure: bool) -> None:
-        """Give the session to the browser; an empty one takes it away."""
+        """Set the session's cookie; an empty session deletes it."""
         if not session:
             response.del_cookie(self.cookie, path="/", httponly=True, samesite="Strict", secure=secure)
             return

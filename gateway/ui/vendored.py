@@ -1,10 +1,10 @@
-"""The libraries of others that the page uses, in `vendor/`: what they are, and whether they are still that.
+"""The libraries of others in `vendor/`: their versions, and a check of their hashes.
 
     python -m gateway.ui.vendored            compares every file with its hash
     python -m gateway.ui.vendored --fetch    fetches the versions below anew, with npm, and prints their hashes
 
-Nobody needs npm who runs marq: the files are in the repository. A new version: change it here, run `--fetch`, look at
-what changed, and write the printed hashes here.
+Running marq needs no npm: the files are in the repository. For a new version, change it here, run `--fetch`, review the
+changes, and write the printed hashes here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ LIBRARIES = (
 
 
 def problems() -> list[str]:
-    """What is not as it should be."""
+    """Returns the differences between the files and their hashes."""
     found = []
     known = {name for library in LIBRARIES for name in library.files}
     found += [f"{path.name} is of no library" for path in sorted(HOME.iterdir()) if path.name not in known]
@@ -81,7 +81,7 @@ def problems() -> list[str]:
 
 
 def fetch() -> None:
-    """Put the files of all libraries in their place."""
+    """Fetch all libraries and replace their files."""
     HOME.mkdir(exist_ok=True)
     for library in LIBRARIES:
         with tempfile.TemporaryDirectory() as folder:

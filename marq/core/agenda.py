@@ -39,9 +39,14 @@ class Agenda:
         self.dead: list[int] = []
         self.poison: list[tuple[int, str]] = []
 
+    @property
+    def is_open(self) -> bool:
+        """True if something is to be done."""
+        return bool(self.appends or self.handouts or self.dead or self.poison)
+
     def take(self) -> Effects | None:
         """Returns all effects since the last call, or None."""
-        if not (self.appends or self.handouts or self.dead or self.poison):
+        if not self.is_open:
             return None
         effects = Effects(self.appends, self.handouts, self.dead, self.poison)
         self.appends, self.handouts, self.dead, self.poison = [], [], [], []

@@ -21,8 +21,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from marq.core import invariants, rows
+from marq.core.checkpoints import Checkpoint
 from marq.core.markers import Tick
-from marq.core.partition import Checkpoint, Partition
+from marq.core.partition import Partition
 from marq.core.policies import Limits
 from marq.errors import InternalError, RowError, StepTimeoutError
 
@@ -103,6 +104,10 @@ class CheckpointCycle:
         """Memory is short: the next checkpoint comes at once, and writes all payloads."""
         self._hurried = True
 
+    def put_off(self, until_ms: int) -> None:
+        """The next checkpoint does not begin before this time."""
+        self._next_ms = max(self._next_ms, until_ms)
+
     def is_due(self, now_ms: int) -> bool:
         """True if :meth:`step` would begin a checkpoint now."""
         return self.state is CycleState.IDLE and (now_ms >= self._next_ms or self._hurried)
@@ -123,6 +128,14 @@ class CheckpointCycle:
         if self.state is CycleState.IDLE:
             return self.is_due(now_ms) and self.has_to_write
         return self.state in (CycleState.ROWS_WRITTEN, CycleState.RETIRING)
+
+    def event_ms(self, now_ms: int) -> int | None:
+        """The time from which on :meth:`wants_event` is true, if nothing happens until then; None: never."""
+        if self.state is not CycleState.IDLE:
+            return now_ms if self.state in (CycleState.ROWS_WRITTEN, CycleState.RETIRING) else None
+        if not self.has_to_write:
+            return None
+        return now_ms if self._hurried else self._next_ms
 
     # ------------------------------------------------------------------ what happens
 

@@ -1,9 +1,15 @@
-"""The state as rows and a manifest.
+"""The state as rows and a manifest. What a checkpoint keeps, and where:
 
-Below the position of a checkpoint, each unfinished message is in a segment, and the page of that segment has its state.
-From the position on, the queue log is read again, and markers rows have the deliveries. The cost of a checkpoint grows
-with what has changed, and the size of the tables with what is unfinished, not with time: small and sparse segments are
-merged.
+    of an unfinished message below its position      payload: messages row. Queue, group, delay, time to live: index
+                                                     row. Delivery, and whether it is a duplicate: page
+    of a message that will be read again             delivery: markers row. That it is done: manifest
+    ids and origins of messages                      dedup and origins rows
+    clocks, own marker, delivery number, purges,     manifest
+    counters, losses that a user accepted
+
+Everything else follows from these (backlogs, lanes, counts), or a crash may forget it (reservations, what receivers
+want, which payloads are in memory). The cost of a checkpoint grows with what has changed, and the size of the tables
+with what is unfinished, not with time: small and sparse segments are merged.
 """
 
 from __future__ import annotations

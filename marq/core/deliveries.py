@@ -274,6 +274,16 @@ class Deliveries(Order):
         self.reserved.update(o for o, _ in poison)
         return Due(dead, expired, purged, poison)
 
+    @property
+    def has_due(self) -> bool:
+        """False if :meth:`due`, without ``ttl_queues``, would find nothing and change nothing."""
+        if self._suspects or self._refused or (self._expiring and self._expiring[0][0] <= self.broker_ms):
+            return True
+        reserved, messages = self.reserved, self.messages
+        return not (
+            reserved.issuperset(self.duplicates) and all(o in reserved or o not in messages for o in self.poison)
+        )
+
     def _end_suspects(
         self, suspects: Iterable[int], settings_of: SettingsOf, expire: bool, dead: list[int], expired: list[int]
     ) -> None:

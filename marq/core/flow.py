@@ -237,6 +237,11 @@ class FlowControl:
                 flow.refused = False
                 self._wake(queue)
 
+    @property
+    def refuses(self) -> bool:
+        """True if :meth:`wake_probes` may have somebody to wake: a breaker is told of by time, and by other workers."""
+        return any(flow.refused for flow in self.flows.values())
+
     def _wake(self, queue: str) -> None:
         if self._partition.has_ready(queue):
             self._partition.woken[queue] = None

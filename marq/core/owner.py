@@ -20,10 +20,11 @@ from marq.core import invariants, rows
 from marq.core import markers as m
 from marq.core.agenda import Agenda, Effects
 from marq.core.checkpoint_cycle import CheckpointCycle, Step
+from marq.core.deliveries import Due
 from marq.core.flow import Breaker, FlowControl
 from marq.core.ignored import IgnoredMarkers
 from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick
-from marq.core.partition import Due, Partition
+from marq.core.partition import Partition
 from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Unreadable
@@ -52,7 +53,8 @@ class Phase(Enum):
 class Owner:
     """Partition ``number`` and its ownership by one worker.
 
-    ``nonce`` must be new for each attempt to own it. Times are milliseconds of a monotonic clock.
+    ``nonce`` must be new for each attempt to own it. Times are milliseconds of a monotonic clock. ``touch`` is called
+    when what receivers or the caller ask for may bring :meth:`next_ms` forward.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Owner:
         settings_of: SettingsOf = lambda queue: QueueSettings(),
         load: Callable[[str], bytes] = no_rows,
         breaker_of: Callable[[str], Breaker] = lambda queue: Breaker(),
+        touch: Callable[[], None] = lambda: None,
     ) -> None:
         self.number = number
         self.worker = worker
@@ -75,6 +78,7 @@ class Owner:
         self._newer = ""  # why it is ``STOPPED``
         self.epoch = -1
         self._breaker_of = breaker_of
+        self._touch = touch
         self._agenda = Agenda()
         self._use(Partition(number, queue_id=limits.queue_id, load=load, origin_keys=limits.origin_keys))
         self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
@@ -239,6 +243,7 @@ class Owner:
 
     def wake(self) -> None:
         """Let receivers ask again, whatever became ready."""
+        self._touch()
         self.partition.woken[""] = None
 
     # ------------------------------------------------------------------ the two logs
@@ -290,6 +295,7 @@ class Owner:
 
     def sent(self, seq: int, markers: Sequence[Marker]) -> None:
         """An own record is on its way. ``seq`` grows; the log keeps the order of one writer's records."""
+        self._touch()
         self._sent[seq] = markers
         if self.ticker.is_out:
             self.ticker.sent(seq, markers)
@@ -435,6 +441,7 @@ class Owner:
         Once the start is folded, the messages are among the effects, as a :class:`Handout`. For ``shared_fate`` and
         ``batch`` see :meth:`~marq.core.partition.Partition.take`.
         """
+        self._touch()
         if self.phase is not Phase.SERVING:
             return None
         return self.starts.acquire(
@@ -456,29 +463,35 @@ class Owner:
 
         ``offsets`` takes those that are ready; None takes up to ``limit`` messages in their order.
         """
+        self._touch()
         if self.phase is not Phase.SERVING:
             return None
         return self.starts.acquire_to_end(queue, offsets, limit, receiver, now_ms, lease_ms=lease_ms, name=name)
 
     def release(self, offsets: list[int], receipt: tuple[int, int], delay_ms: int = 0, counted: bool = True) -> None:
         """Append a release of ``offsets``, whose delivery is folded."""
+        self._touch()
         self._agenda.release(offsets, receipt, delay_ms, counted)
 
     def extend(self, offsets: list[int], receipt: tuple[int, int], lease_ms: int) -> None:
         """Append an extension of the lease of ``offsets``."""
+        self._touch()
         self._agenda.appends += m.split(Keepalive(receipt[0], receipt[1], ranges_of(sorted(offsets)), lease_ms))
 
     def acked(self, offsets: list[int], receipt: tuple[int, int]) -> None:
         """Append an ack of ``offsets``."""
+        self._touch()
         self._agenda.appends += m.split(End(receipt[0], ranges_of(sorted(offsets)), "acked", receipt[1]))
 
     def ended_as(self, outcome: m.Outcome, offsets: list[int]) -> None:
         """Append the owner's own end of ``offsets``."""
+        self._touch()
         if offsets and self.phase is Phase.SERVING:
             self._agenda.appends += m.split(End(self.epoch, ranges_of(sorted(offsets)), outcome))
 
     def purge(self, queue: str, before: int) -> None:
         """Append a purge of all messages of ``queue`` below ``before``."""
+        self._touch()
         if self.phase is Phase.SERVING:
             self._agenda.appends.append(Purge(self.epoch, queue, before))
 
@@ -513,11 +526,35 @@ class Owner:
         self._agenda.appends.append(tick)
         return True
 
+    def next_ms(self, now_ms: int, has_ttl: bool = False) -> int | None:
+        """The time before which :meth:`tick` and :meth:`work` do nothing, unless something happens; None: for ever.
+
+        Something happens when any other method is called, or settings change. An idle partition has None, so that it
+        costs nothing.
+
+        Args:
+            has_ttl: messages are here of a queue with a time to live in its settings.
+        """
+        if self.phase is not Phase.SERVING:
+            return None
+        # with a time to live in its settings, the messages of a queue are looked at in parts
+        partition = self.partition
+        if has_ttl or partition.woken or self._agenda.is_open or self.flow.refuses or partition.has_due:
+            return now_ms
+        tick_ms = self.ticker.next_ms(now_ms, self._folded_ms, self.checkpoints, has_sent=bool(self._sent))
+        times = [at for at in (tick_ms, self.starts.stall_ms(self._folded_ms)) if at is not None]
+        return min(times) if times else None
+
     # ------------------------------------------------------------------ checkpoints
 
     def hurry_checkpoint(self) -> None:
         """Memory is short: the next checkpoint comes at once, and writes all payloads."""
+        self._touch()
         self.checkpoints.hurry()
+
+    def put_off_checkpoint(self, until_ms: int) -> None:
+        """Others come first: the next checkpoint begins at this time, or later, unless memory is short."""
+        self.checkpoints.put_off(until_ms)
 
     def checkpoint_is_due(self, now_ms: int) -> bool:
         """True if :meth:`step` would begin a checkpoint now, and write up to a few MB."""

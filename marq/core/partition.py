@@ -15,29 +15,7 @@ forgets them.
 
 from __future__ import annotations
 
-from marq.core.checkpoints import Checkpoint, Checkpoints
-from marq.core.deliveries import Due
-from marq.core.policies import QUEUE_NAME_MAX
-from marq.core.reading import Unreadable
-from marq.core.state import DeliveryState
-from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_POISON, H_TTL
-from marq.protocol.limits import MESSAGE_MAX_BYTES
-
-__all__ = [
-    "H_DEDUP",
-    "H_DELAY",
-    "H_GROUP",
-    "H_ORIGIN",
-    "H_POISON",
-    "H_TTL",
-    "MESSAGE_MAX_BYTES",
-    "QUEUE_NAME_MAX",
-    "Checkpoint",
-    "DeliveryState",
-    "Due",
-    "Partition",
-    "Unreadable",
-]
+from marq.core.checkpoints import Checkpoints
 
 
 class Partition(Checkpoints):

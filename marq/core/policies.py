@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from marq.errors import BadValueError
+from marq.protocol.limits import MESSAGE_MAX_BYTES
 
 #: Milliseconds of a lease where neither queue nor receiver names one (Amazon SQS's default).
 VISIBILITY_TIMEOUT_MS = 30_000
@@ -29,7 +30,7 @@ DEAD_SUFFIX = ".dead"
 LEASE_MIN_MS = 100
 
 #: Milliseconds of the longest lease, a week. It can be extended any number of times.
-TIME_MAX_MS = 7 * 24 * 3600 * 1000
+LEASE_MAX_MS = 7 * 24 * 3600 * 1000
 
 #: Milliseconds of the longest delay of a message, a release or a back-off: a year.
 DELAY_MAX_MS = 366 * 24 * 3600 * 1000
@@ -40,19 +41,18 @@ TTL_MAX_MS = DELAY_MAX_MS
 #: Characters of the longest name of a queue.
 QUEUE_NAME_MAX = 255
 
-MESSAGE_BYTES_MIN = 1024
-#: Bytes: the least and the greatest limit that a queue can set for the size of its messages.
-MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+#: Bytes of the lowest limit that a queue can set for the size of its messages. The highest is `MESSAGE_MAX_BYTES`.
+MESSAGE_LIMIT_MIN_BYTES = 1024
 
 #: Queues that a dead-letter queue can name as those that may use it.
 SOURCES_MAX = 100
 
-Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=TIME_MAX_MS)]
-Visibility = Annotated[int, Meta(ge=0, le=TIME_MAX_MS)]
+Lease = Annotated[int, Meta(ge=LEASE_MIN_MS, le=LEASE_MAX_MS)]
+Visibility = Annotated[int, Meta(ge=0, le=LEASE_MAX_MS)]
 Delay = Annotated[int, Meta(ge=0, le=DELAY_MAX_MS)]
 Ttl = Annotated[int, Meta(ge=0, le=TTL_MAX_MS)]
 Receives = Annotated[int, Meta(ge=0, le=1_000_000)]
-MessageBytes = Annotated[int, Meta(ge=0, le=MESSAGE_BYTES_MAX)]
+MessageBytes = Annotated[int, Meta(ge=0, le=MESSAGE_MAX_BYTES)]
 Sources = Annotated[
     tuple[Annotated[str, Meta(min_length=1, max_length=QUEUE_NAME_MAX)], ...], Meta(max_length=SOURCES_MAX)
 ]
@@ -76,7 +76,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     backoff_ms: Delay = 0  # delay of a release that names none, doubled per attempt; 0: at once
     backoff_max_ms: Delay = 0  # 0: a week
     breaker_failures: Receives = 0  # so many failures in a row open the circuit breaker; 0: there is none
-    breaker_pause_ms: Annotated[int, Meta(ge=100, le=TIME_MAX_MS)] = 30_000  # until one message is tried
+    breaker_pause_ms: Annotated[int, Meta(ge=100, le=LEASE_MAX_MS)] = 30_000  # until one message is tried
     fifo: bool = False  # the messages of a group are delivered in order; fixed when the queue is made
     content_deduplication: bool = False  # a message without a deduplication id gets a hash of its payload as one
     deduplication_scope: Literal["queue", "group"] = "queue"  # in which an id counts as the same
@@ -106,7 +106,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
         """Milliseconds of delay after the failure of ``attempt``, where the release names none."""
         if not self.backoff_ms:
             return 0
-        return backoff_ms(attempt, self.backoff_ms, self.backoff_max_ms or TIME_MAX_MS, random)
+        return backoff_ms(attempt, self.backoff_ms, self.backoff_max_ms or LEASE_MAX_MS, random)
 
 
 def check_delay(delay_ms: int) -> None:

@@ -144,7 +144,7 @@ class Reading(Lanes):
     def _take_up(self, record: Any) -> None:
         """Take up one record that may have anything special: headers, a size near the limit, an earlier end."""
         offset = record.offset
-        facts = self._facts(record)
+        facts = self._facts_or_poison(record)
         duplicate = type(facts) is Facts and self._is_duplicate(facts, record)
         if offset in self.ahead:
             return
@@ -184,8 +184,8 @@ class Reading(Lanes):
         if lane.blocker < 0:
             backlog.queue_up(lane)
 
-    def _facts(self, record: Any) -> Facts | str:
-        """What ``record`` says, or why it is poison. The answer depends on the record alone."""
+    def _facts_or_poison(self, record: Any) -> Facts | str:
+        """What marq reads in a record; or, as a text, why the record is poison. Depends on nothing but the record."""
         if type(record) is Unreadable:
             return record.reason
         backlog = self._backlog_of(record)

@@ -190,7 +190,7 @@ class Restoring(Deliveries):
             queue_id, group = segment.queue_of(offset), segment.group_of(offset)
             if queue_id is None:
                 if offset not in self.poison:  # version 0.1 wrote it, too
-                    self.poison[offset] = str(self._facts(self.record(offset)))
+                    self.poison[offset] = str(self._facts_or_poison(self.record(offset)))
             elif group and offset in delays and offset not in duplicates:
                 self._lane(self._backlog(queue_id), group).add(offset)
 
@@ -224,7 +224,7 @@ class Restoring(Deliveries):
             if not held:
                 self._garbage.append(key)
                 continue
-            described = [(record.offset, *self._describe(record, self._facts(record))) for record in held]
+            described = [(record.offset, *self._describe(record, self._facts_or_poison(record))) for record in held]
             segment = Segment(key, checksum, records[0].offset, records[-1].offset + 1, described, size)
             self.segments.add(segment)
             special = [o for o, *_ in described if o in self.deliveries or o in self.delays or o in self.duplicates]

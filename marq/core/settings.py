@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from marq.core.policies import LEASE_MIN_MS, MESSAGE_BYTES_MIN, QueueSettings, name_problem
+from marq.core.policies import LEASE_MIN_MS, MESSAGE_LIMIT_MIN_BYTES, QueueSettings, name_problem
 from marq.errors import BadValueError
 
 
@@ -34,9 +34,9 @@ def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> Qu
         raise QueueSettingsError(
             f"queue {queue!r}: visibility_timeout_ms must be 0 (ready again at once), or at least {LEASE_MIN_MS}"
         )
-    if 0 < changed.max_message_bytes < MESSAGE_BYTES_MIN:
+    if 0 < changed.max_message_bytes < MESSAGE_LIMIT_MIN_BYTES:
         raise QueueSettingsError(
-            f"queue {queue!r}: max_message_bytes must be 0 (the topic's limit), or at least {MESSAGE_BYTES_MIN}"
+            f"queue {queue!r}: max_message_bytes must be 0 (the topic's limit), or at least {MESSAGE_LIMIT_MIN_BYTES}"
         )
     if changed.backoff_max_ms and changed.backoff_max_ms < changed.backoff_ms:
         raise QueueSettingsError(f"queue {queue!r}: backoff_max_ms must be 0, or at least backoff_ms")

@@ -15,9 +15,10 @@ from typing import Any
 
 from marq.core import markers as m
 from marq.core.agenda import Agenda, Handout
+from marq.core.deliveries import Due
 from marq.core.flow import FlowControl, is_limited
 from marq.core.markers import Start
-from marq.core.partition import Due, Partition
+from marq.core.partition import Partition
 from marq.core.policies import SettingsOf, is_exhausted
 from marq.core.ranges import ranges_of
 from marq.core.ticker import Ticker
@@ -263,6 +264,11 @@ class Starts:
             if pending.receiver is not DEAD_RECEIVER and pending.receiver is not NO_RECEIVER:
                 self._agenda.handouts.append(Handout(pending.receiver, (self.epoch, pending.delivery), [], now_ms))
                 pending.receiver = NO_RECEIVER
+
+    def stall_ms(self, folded_ms: int) -> int | None:
+        """The time at which :meth:`look_for_stall` finds one, if nothing happens until then; None: never."""
+        oldest = next(iter(self.pending.values()), None)
+        return None if oldest is None else max(oldest.sent_ms, folded_ms) + STALLED_MS
 
     def stall_is_over(self) -> None:
         """The log takes records again."""

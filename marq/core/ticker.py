@@ -102,6 +102,27 @@ class Ticker:
         self.is_out = True
         return Tick(sure=sure)
 
+    def next_ms(self, now_ms: int, folded_ms: int, checkpoints: CheckpointCycle, *, has_sent: bool) -> int | None:
+        """The time before which :meth:`tick` has none without ``has_ttl``, unless something happens; None: for ever.
+
+        It may be too early, which costs a question; it must never be too late.
+        """
+        partition, lease_ms = self._partition, self._partition.next_lease_ms()
+        times = [] if lease_ms is None else [folded_ms + lease_ms]
+        if checkpoints.under_way or has_sent or checkpoints.has_to_write or lease_ms is not None:
+            times.append(folded_ms + TICK_MAX_MS)
+        if (event_ms := checkpoints.event_ms(now_ms)) is not None:
+            times.append(event_ms)
+        due_ms, undecided = partition.next_time_ms(), partition.undecided
+        if not self.told or undecided:
+            times.append(now_ms)
+        elif due_ms is not None:
+            times.append(self._ticked_ms + TICK_MAX_MS)
+            times.append(self._told_ms + due_ms if partition.agreed else now_ms)
+        if not times:
+            return None
+        return max(min(times), self._ticked_ms + (TICK_MAX_MS if self.is_out else TICK_MIN_MS))
+
     def _wants_time(self, now_ms: int, has_ttl: bool) -> bool:
         """True if a tick has to tell broker time: other markers only move the clock of leases."""
         if not self.told:

@@ -12,7 +12,7 @@ from tests.faults.trio import NAMES, Trio
 
 @pytest.fixture
 def trio(kafka: str, tmp_path: Path) -> Iterator[Trio]:
-    """Three workers behind the front door, without handlers of their own."""
+    """Three workers without handlers, for clients over HTTP."""
     settings = {"handlers": "", "session_timeout_ms": 6000, "checkpoint_ms": 300, "visibility_timeout_ms": 5000}
     trio = Trio(kafka, tmp_path, partitions=6, **settings)
     with trio:

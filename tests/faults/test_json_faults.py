@@ -1,4 +1,4 @@
-"""Clients send and receive through the door while workers are restarted and killed: nothing confirmed is lost.
+"""Clients send and receive over HTTP while workers are restarted and killed: nothing confirmed is lost.
 
 Every message carries an id of its own. Three figures are told apart: ids that were sent and confirmed but never
 received (lost), messages that a client got again after it had them (redelivered), and ids that were sent twice because

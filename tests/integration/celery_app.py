@@ -64,3 +64,10 @@ def slow(number: int, seconds: float) -> None:
     _note(f"begin-{number}")
     time.sleep(seconds)
     _note(f"end-{number}")
+
+
+@app.task(bind=True, max_retries=3)
+def fails_twice(self: Any, number: int) -> None:
+    _note(f"try-{number}-{self.request.retries}")
+    if self.request.retries < 2:
+        raise self.retry(countdown=1)

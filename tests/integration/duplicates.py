@@ -133,8 +133,8 @@ def explain(
                 if cause is not None:
                     result.causes[cause] += 1
                 else:
-                    story = "; ".join(map(str, told[offset]))
-                    result.unexplained.append(f"{number}:{offset}, attempt {one.attempt}: {why}. The log: {story}")
+                    history = "; ".join(map(str, told[offset]))
+                    result.unexplained.append(f"{number}:{offset}, attempt {one.attempt}: {why}. The log: {history}")
             attempts = Counter(one.attempt for one in twice[number, offset])
             result.unexplained += [
                 f"{number}:{offset}: attempt {attempt} was done {times} times"

@@ -1,4 +1,4 @@
-"""A small HTTP client for the tests of the door: JSON or msgpack, one connection kept."""
+"""A small HTTP client for tests: JSON or msgpack, over one connection."""
 
 from __future__ import annotations
 

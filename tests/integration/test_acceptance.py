@@ -20,6 +20,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.kafka.broker import free_port
 from tests.integration.cluster import ROOT, Cluster, Worker, by_id, until
+from tests.integration.sqs_client import Queue
 from tests.kafka import unique
 
 #: Milliseconds beyond its deadline in which a redelivery must have come.
@@ -211,6 +212,40 @@ def test_records_that_are_no_messages_go_to_the_poison_topic_with_the_reason(clu
 
 
 # -- settings of a queue ------------------------------------------------------------------------------
+
+
+# -- through Amazon SQS: one worker that serves all partitions ---------------------------------------
+
+
+@pytest.mark.parametrize("limit", [1, 3, 10])
+def test_what_was_sent_one_after_the_other_to_an_idle_queue_comes_oldest_first(cluster: Cluster, limit: int) -> None:
+    queue = Queue.make(cluster.workers[0])
+    for _ in range(3):
+        before = cluster.ends()
+        sent = [queue.send(f"{i}")["MessageId"] for i in range(8)]
+        assert sum(end > before[number] for number, end in cluster.ends().items()) > 1, "all are in one partition"
+        got: list[str] = []
+        while len(got) < 8:
+            messages = queue.receive(limit, wait_s=0)
+            assert messages
+            got += [message["MessageId"] for message in messages]
+            queue.delete(*messages)
+        assert got == sent
+
+
+def test_what_handlers_fail_at_too_often_is_a_dead_letter_as_soon_as_it_is_counted_no_more(cluster: Cluster) -> None:
+    dead = Queue.make(cluster.workers[0])
+    policy = json.dumps({"deadLetterTargetArn": dead.arn, "maxReceiveCount": 2})
+    queue = Queue.make(cluster.workers[0], unique("fail-sqs"), RedrivePolicy=policy)
+    for i in range(5):
+        sent = queue.send(f"{i}")
+        queue.wait_for(visible=0, in_flight=0, delayed=0)
+        (letter,) = dead.receive(1, wait_s=0)
+        assert (letter["Body"], letter["MessageId"]) == (f"{i}", sent["MessageId"])
+        assert letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
+        assert letter["Attributes"]["ApproximateReceiveCount"] == "3"
+        dead.delete(letter)
+    assert [s.attempt for s in cluster.begun(queue.name)] == [1, 2] * 5
 
 
 def command(cluster: Cluster, *args: str) -> subprocess.CompletedProcess[str]:

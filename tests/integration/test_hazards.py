@@ -335,6 +335,7 @@ def test_topics_that_are_not_copartitioned_stop_the_worker(kafka: str, tmp_path:
     async def scenario() -> None:
         async with Lab(kafka, tmp_path) as lab:
             await lab.admin.create_partitions({lab.markers: NewPartitions(total_count=3)})
+            await lab.visible({lab.markers: 3})
             worker = Worker(lab, 0, table=True)
             lab.workers.append(worker)
             start = asyncio.create_task(worker.app.start())

@@ -1,4 +1,4 @@
-"""The front door with three real workers on two partitions: one of them owns nothing, and serves all the same."""
+"""The JSON API of three real workers on two partitions: one of them owns nothing, and answers like the others."""
 
 from __future__ import annotations
 
@@ -145,6 +145,10 @@ def test_the_circuit_breaker_of_a_queue_is_one_in_all_workers(clients: list[Clie
     metrics = [client.request("GET", "/metrics").body.decode() for client in clients]
     # one of the workers may have no partition, and so no breaker of its own
     assert any(f'marq_queue_breaker_open{{queue="{queue}"}} 1.0' in text for text in metrics)
+    told = {"kind": "breaker", "queue": queue}
+    for client in clients:  # the cockpit's overview, and its page of the queue
+        until(lambda client=client: told in client.request("GET", "/ui/api/overview").body["trouble"], "it is told")
+        assert client.request("GET", f"/ui/api/queues/{queue}").body["breaker_open"]
 
 
 def test_a_client_that_goes_away_while_it_waits_costs_no_attempt(clients: list[Client], queue: str) -> None:

@@ -1,4 +1,4 @@
-"""The door while Kafka is away, and under kill -9 of the worker that a client talks to."""
+"""The JSON API while Kafka is away, and while the worker that a client talks to is killed."""
 
 from __future__ import annotations
 
@@ -118,9 +118,11 @@ def test_a_killed_worker_loses_nothing_that_its_clients_were_told(kafka: str, tm
         threads = [threading.Thread(target=target, args=(n,)) for n in range(3) for target in (send, receive)]
         for thread in threads:
             thread.start()
-        time.sleep(4)
+        until(lambda: len(confirmed) > 100, "clients are at work", 60)
         workers[1].kill()
-        time.sleep(12)
+        cluster.wait_served()
+        before = len(confirmed)
+        until(lambda: len(confirmed) > before + 200, "clients go on", 60)
         stop.set()
         until(lambda: confirmed <= set(acked), "everything that was confirmed is acknowledged", 60)
         done.set()
@@ -128,5 +130,4 @@ def test_a_killed_worker_loses_nothing_that_its_clients_were_told(kafka: str, tm
             thread.join(30)
         twice = sum(count > 1 for count in acked.values())
         print(f"sent={len(confirmed)} lost={len(confirmed - set(acked))} acknowledged twice={twice}")
-        assert len(confirmed) > 300
         assert twice == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,29 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.worker import state as worker_state
 
 from app.kafka.jars import default_cache_dir
 from tests.integration.celery_app import VISIBILITY_S
 from tests.integration.cluster import ROOT, Cluster, until
-from tests.integration.sqs_client import Queue
+from tests.integration.sqs_client import Queue, client_of
 from tests.kafka import unique
+from tests.sdks.programs import CLIENTS, Client, environment
 
 #: The last boto3 that speaks the query protocol, and its service model.
 OLD_BOTO3 = ("boto3==1.28.80", "botocore==1.31.80")
 NPM_PACKAGES = ("sqs-consumer@11.6.0", "@aws-sdk/client-sqs@3.1169.0")
 INSTALL_S = 120.0
+#: Id of a task that the Celery workers know as revoked.
+REVOKED = "00000000-0000-4000-8000-000000000001"
+MANY = 5000
 
 
 @pytest.fixture(scope="module")
 def cluster(door: Cluster) -> Cluster:
     return door
-
-
-def environment(**values: str) -> dict[str, str]:
-    """That of a client, without credentials of this machine."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "MARQ_"))}
-    given = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x", "AWS_DEFAULT_REGION": "us-east-1"}
-    return kept | given | {"AWS_EC2_METADATA_DISABLED": "true"} | values
 
 
 def install(folder: Path, command: list[str]) -> Path:
@@ -250,6 +249,22 @@ def test_sqs_consumer_does_its_work(cluster: Cluster) -> None:
     queue.wait_for(visible=0, in_flight=0)
 
 
+# -- kombu
+
+
+def test_a_simple_queue_of_kombu_gives_what_was_put_into_it(cluster: Cluster, tmp_path: Path) -> None:
+    queue = Queue.make(cluster.workers[0])
+    kombu = Client("kombu", CLIENTS["kombu"](), tmp_path)
+    try:
+        sender = kombu.start(cluster.workers[1].url, queue.url, "send", 20)
+        worker = kombu.start(cluster.workers[0].url, queue.url, "work", 20)
+        assert sorted(worker.end_said("got")) == sorted(sender.end_said("sent"))
+        queue.wait_for(visible=0, in_flight=0)
+        assert sender.errors == worker.errors == ""
+    finally:
+        kombu.stop()
+
+
 # -- Celery
 
 
@@ -260,7 +275,8 @@ class CeleryApp:
         self.notes = folder / "notes"
         self.notes.touch()
         self._folder = folder
-        address = cluster.workers[0].url.removeprefix("http://")
+        self._url = cluster.workers[0].url
+        address = self._url.removeprefix("http://")
         self.environment = environment(
             TEST_BROKER_URL=f"sqs://x:x@{address}//",
             TEST_QUEUE_PREFIX=unique("c") + "-",
@@ -269,11 +285,16 @@ class CeleryApp:
         self.workers: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> subprocess.Popen[bytes]:
-        log = (self._folder / f"worker-{len(self.workers)}").open("wb")
+        name = f"worker-{len(self.workers)}"
+        log = (self._folder / f"{name}.log").open("wb")
         command = [sys.executable, "-m", "celery", "-A", "tests.integration.celery_app", "worker", "--pool", "solo"]
+        state = self._folder / name
+        revoked = worker_state.Persistent(worker_state, str(state))
+        worker_state.revoked.update([REVOKED])
+        revoked.save()
         with log:
             worker = subprocess.Popen(
-                [*command, "-n", unique("w"), "--loglevel", "INFO"],
+                [*command, "-n", unique("w"), "--loglevel", "INFO", "--statedb", str(state)],
                 cwd=ROOT,
                 env=self.environment,
                 stdout=log,
@@ -283,22 +304,33 @@ class CeleryApp:
         self.workers.append(worker)
         return worker
 
+    def begin(self, code: str) -> subprocess.Popen[bytes]:
+        """Begin to run a statement in which `tasks` is the module of the application."""
+        command = [sys.executable, "-c", f"import tests.integration.celery_app as tasks; {code}"]
+        return subprocess.Popen(command, cwd=ROOT, env=self.environment)
+
     def call(self, code: str) -> None:
-        """Run a statement in which `tasks` is the module of the application."""
-        subprocess.run(
-            [sys.executable, "-c", f"import tests.integration.celery_app as tasks; {code}"],
-            cwd=ROOT,
-            env=self.environment,
-            check=True,
-            timeout=60,
-        )
+        """Run such a statement."""
+        assert self.begin(code).wait(60) == 0
 
     def noted(self) -> list[tuple[str, int, float]]:
         lines = [line.split() for line in self.notes.read_text().splitlines()]
         return [(what, int(pid), float(at)) for what, pid, at in lines]
 
+    def logged(self) -> list[str]:
+        return [line for file in self._folder.glob("*.log") for line in file.read_text().splitlines()]
+
+    def warnings(self) -> list[str]:
+        """What the workers warn of, apart from what Celery says of itself at the start."""
+        return [line for line in self.logged() if re.search(r": (WARNING|ERROR|CRITICAL)/", line)]
+
     def what(self) -> list[str]:
         return [what for what, _, _ in self.noted()]
+
+    def queue(self) -> Queue:
+        sqs = client_of(self._url, region="us-east-1")
+        name = self.environment["TEST_QUEUE_PREFIX"] + "celery"
+        return Queue(sqs, sqs.get_queue_url(QueueName=name)["QueueUrl"])
 
     def stop(self) -> None:
         for worker in self.workers:
@@ -338,6 +370,23 @@ def test_an_eta_longer_than_the_visibility_timeout_runs_once(celery: CeleryApp) 
     assert at - asked > seconds - 0.5
 
 
+def test_a_task_that_asks_for_a_retry_is_run_again_and_once(celery: CeleryApp) -> None:
+    celery.call("tasks.fails_twice.delay(1)")
+    until(lambda: "try-1-2" in celery.what(), "the third try", 40)
+    assert [what for what in celery.what() if what.startswith("try-1-")] == ["try-1-0", "try-1-1", "try-1-2"]
+
+
+def test_a_revoked_task_is_taken_from_the_queue_and_not_run(celery: CeleryApp) -> None:
+    celery.call(f"tasks.note.apply_async((200,), task_id={REVOKED!r})")
+    until(lambda: any("Discarding revoked task" in line for line in celery.logged()), "it is discarded", 40)
+    celery.queue().wait_for(visible=0, in_flight=0, delayed=0)
+    assert "note-200" not in celery.what()
+
+
+def test_celery_workers_have_nothing_to_warn_of(celery: CeleryApp) -> None:
+    assert celery.warnings() == []
+
+
 def test_the_task_of_a_killed_celery_worker_is_run_again(celery: CeleryApp) -> None:
     celery.call("tasks.slow.delay(1, 3)")
     until(lambda: "begin-1" in celery.what(), "the task has begun", 40)
@@ -346,3 +395,19 @@ def test_the_task_of_a_killed_celery_worker_is_run_again(celery: CeleryApp) -> N
     next(worker for worker in celery.workers if worker.pid == pid).wait()
     until(lambda: "end-1" in celery.what(), "another worker has done it", 40)
     assert {p for what, p, _ in celery.noted() if what == "end-1"} != {pid}
+
+
+@pytest.mark.slow
+def test_no_task_of_thousands_is_lost_when_a_celery_worker_is_killed(celery: CeleryApp) -> None:
+    celery.start()
+    sender = celery.begin(f"[tasks.note.delay(1000 + i) for i in range({MANY})]")
+    done = lambda: {what for what in celery.what() if re.fullmatch(r"note-\d{4}", what)}  # noqa: E731
+    until(lambda: len(done()) > MANY // 4, "a quarter is done", 120)
+    running = [worker for worker in celery.workers if worker.poll() is None]
+    os.killpg(running[0].pid, signal.SIGKILL)
+    running[0].wait()
+    assert len(done()) < MANY, "it was to be killed while there is work"
+    assert sender.wait(240) == 0
+    until(lambda: len(done()) == MANY, "all are done", 120)
+    celery.queue().wait_for(visible=0, in_flight=0, delayed=0)
+    assert celery.warnings() == []

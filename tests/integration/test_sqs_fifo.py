@@ -210,7 +210,8 @@ def test_a_second_message_with_the_same_id_is_accepted_and_never_received(cluste
     first = queue.send("first", MessageGroupId="g", MessageDeduplicationId="id")
     second = queue.send("second", MessageGroupId="g", MessageDeduplicationId="id")
     assert (second["MessageId"], second["SequenceNumber"]) == (first["MessageId"], first["SequenceNumber"])
-    queue.at(cluster.workers[1]).send("third", MessageGroupId="h", MessageDeduplicationId="id")
+    third = queue.at(cluster.workers[1]).send("third", MessageGroupId="h", MessageDeduplicationId="id")
+    assert third["MessageId"] != first["MessageId"]
     queue.send("fourth", MessageGroupId="g", MessageDeduplicationId="another-id")
     got = queue.drain(2)
     assert bodies(got) == ["first", "fourth"]
@@ -336,6 +337,8 @@ def test_a_receive_that_is_tried_again_is_given_the_same_messages(cluster: Clust
     assert bodies(again) == bodies(first) == ["0", "1"]
     assert [m["ReceiptHandle"] for m in again] == [m["ReceiptHandle"] for m in first]
     assert queue.receive(2, wait_s=1, ReceiveRequestAttemptId="another") == []
+    for worker in cluster.workers[1:]:
+        assert queue.at(worker).receive(2, wait_s=0, ReceiveRequestAttemptId="try") == []
     queue.delete(first[0])
     assert queue.receive(2, wait_s=1, ReceiveRequestAttemptId="try") == []
     queue.delete(first[1])

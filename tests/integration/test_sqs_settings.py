@@ -252,6 +252,26 @@ def test_a_visibility_timeout_of_nothing_shows_the_message_again(relaxed: Worker
     assert len(queue.receive()) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("fifo", "count"), [(True, 20_001), (False, 120_001)], ids=["fifo", "standard"])
+def test_more_messages_are_in_flight_than_with_aws(relaxed: Worker, fifo: bool, count: int) -> None:
+    queue = Queue.make(relaxed, VisibilityTimeout=3600, **({"FifoQueue": "true"} if fifo else {}))
+    for start in range(0, count, 1000):
+        entries = [
+            {"Id": f"{i}", "MessageBody": "x"}
+            | ({"MessageGroupId": f"{i}", "MessageDeduplicationId": f"{i}"} if fifo else {})
+            for i in range(start, min(start + 1000, count))
+        ]
+        assert len(queue.sqs.send_message_batch(QueueUrl=queue.url, Entries=entries)["Successful"]) == len(entries)
+    got: set[str] = set()
+    while len(got) < count:
+        messages = queue.receive(1000)
+        assert messages
+        got |= {message["MessageId"] for message in messages}
+    queue.wait_for(visible=0, in_flight=count)
+    queue.sqs.delete_queue(QueueUrl=queue.url)
+
+
 def test_a_task_that_moves_messages_survives_its_worker(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     with Cluster(kafka, tmp_path_factory.mktemp("moves"), partitions=1, handlers="") as cluster:
         first = cluster.start()

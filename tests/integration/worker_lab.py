@@ -147,9 +147,20 @@ class Lab:
                 NewTopic(self.changelog, self.partitions, 1, topic_configs=compact),
             ]
         )
+        await self.visible(dict.fromkeys((self.queue, self.markers, self.changelog), self.partitions))
         self.producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, acks="all")
         await self.producer.start()
         return self
+
+    async def visible(self, counts: dict[str, int]) -> None:
+        """Wait until the broker knows so many partitions of topics: a busy one answers before that, and a worker that
+        misses a topic asks again after minutes."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                found = {t["topic"]: len(t["partitions"]) for t in await self.admin.describe_topics()}
+                if counts.items() <= found.items():
+                    return
+                await asyncio.sleep(0.02)
 
     async def __aexit__(self, *_: object) -> None:
         for worker in list(self.workers):

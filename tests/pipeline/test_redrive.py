@@ -46,7 +46,7 @@ def is_empty(queue: Queue) -> bool:
     return not queue.receive_many(10, timeout=0.5, visibility_timeout=1)
 
 
-def bury(target: Installation, service: Service, payloads: list[bytes], reason: str) -> None:
+def make_dead_letters(target: Installation, service: Service, payloads: list[bytes], reason: str) -> None:
     """Send messages to the queue `orders`, and make dead letters of them."""
     began, queue = ends(target), service.queue("orders")
     queue.send_many(payloads)
@@ -72,8 +72,8 @@ def test_chosen_dead_letters_go_back_to_their_queue_once(
 ) -> None:
     orders, dead = service.queue("orders"), service.queue("orders.dead")
     payloads = [json.dumps({"n": n, "to": "LAX" if n % 2 else "JFK"}).encode() for n in range(10)]
-    bury(target, service, payloads, "timeout")
-    bury(target, service, [b"other"], "broken")
+    make_dead_letters(target, service, payloads, "timeout")
+    make_dead_letters(target, service, [b"other"], "broken")
     dead.send(b"no dead letter: it was sent here")
     where = "reason = 'timeout' AND dead_from = 'orders' AND get_json_object(payload_text, '$.to') = 'LAX'"
 
@@ -96,7 +96,7 @@ def test_chosen_dead_letters_go_back_to_their_queue_once(
 def test_what_cant_be_chosen_is_an_error_of_one_line(
     target: Installation, job: Here, url: str, service: Service
 ) -> None:
-    bury(target, service, [b"x"], "timeout")
+    make_dead_letters(target, service, [b"x"], "timeout")
     for queue, where, message in (
         ("orders.dead", "no_column = 1", "is not a valid condition on these messages"),
         ("orders.dead", "reason ==== 1", "is not a valid condition on these messages"),
@@ -111,7 +111,7 @@ def test_what_cant_be_chosen_is_an_error_of_one_line(
 @pytest.mark.slow
 def test_killed_and_made_again_it_moves_each_once(target: Installation, job: Here, url: str, service: Service) -> None:
     payloads = [b"%d" % n for n in range(300)]
-    bury(target, service, payloads, "timeout")
+    make_dead_letters(target, service, payloads, "timeout")
     began = ends(target)
     process = target.start_job("redrive", "orders.dead", "--rate", "60", "--url", url, "--yes", "--master", "local[2]")
     try:

@@ -124,6 +124,11 @@ class Checks:
         if moment.nonce != owner.nonce or moment.own != owner.epoch:
             self._bad("G5", f"w{worker.number} serves as {owner.nonce}, the log at its position says {moment.nonce}")
 
+    def rests(self, worker: Worker, did: bool, what: str) -> None:
+        """An owner that said it need not be asked yet did something when it was asked."""
+        if did:
+            self._bad("G9 idle", f"w{worker.number} need not be asked before its next time, and then there was {what}")
+
     def before_acquire(self, owner: Owner, queues: list[str]) -> Offer | None:
         """What the first of ``queues`` has to offer."""
         sim = self.sim

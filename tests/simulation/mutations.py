@@ -20,10 +20,11 @@ from marq.core.checkpoint_cycle import CycleState, WriteManifest, WriteRows
 from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Owner, Phase
-from marq.core.partition import DeliveryState, Partition
+from marq.core.partition import Partition
 from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
 from marq.core.starts import Starts
+from marq.core.state import DeliveryState
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
 from tests.simulation.worker import Worker
@@ -637,6 +638,14 @@ class EndsBeforeCopies(Worker):
         self.owner.ended_as("dead", [offset])
 
 
+def _rests_too_long(next_ms: Any) -> Any:
+    def mutated(self: Owner, now_ms: int, has_ttl: bool = False) -> int | None:
+        found: int | None = next_ms(self, now_ms, has_ttl)
+        return None if found is None else found + 1_000
+
+    return mutated
+
+
 MUTATIONS = {
     "start of an old epoch": Mutation(
         "a start whose epoch is not the last folded own is ignored", _replaced(Partition, "_start", _of_any_epoch)
@@ -700,6 +709,9 @@ MUTATIONS = {
     ),
     "stalled for good": Mutation(
         "a partition whose log takes something again goes on", _replaced(Owner, "_apply", _stalled_for_good)
+    ),
+    "rests too long": Mutation(
+        "an owner is asked when something may be due", _replaced(Owner, "next_ms", _rests_too_long)
     ),
     "older own of mine": Mutation("own carries a nonce per attempt", _replaced(Owner, "_owned", _any_own_of_mine)),
     "serving before the own is folded": Mutation(

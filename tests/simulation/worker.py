@@ -406,14 +406,37 @@ class Worker:
     def work(self) -> None:
         owner = self.owner
         assert owner is not None
-        owner.work(self.sim.now_ms, self.sim.ttl_queues if self.sim.chance(0.5) else ())
+        ttl_queues = self.sim.ttl_queues if self.sim.chance(0.5) else ()
+        rests = self.rests(bool(ttl_queues))
+        woken, unsent = dict(owner.partition.woken), len(owner._agenda.appends)
+        due = owner.work(self.sim.now_ms, ttl_queues)
+        if rests:
+            busy = (due is not None and any(due)) or owner.partition.woken != woken
+            self.sim.checks.rests(self, busy or len(owner._agenda.appends) != unsent, "work")
         self.collect()
 
     def tick(self) -> None:
         owner = self.owner
         assert owner is not None
         ttl_queues = [queue for queue in owner.partition.queues() if queue in self.sim.ttl_queues]
-        owner.tick(self.sim.now_ms, ttl_queues)
+        rests = self.rests(bool(ttl_queues))
+        ticked = owner.tick(self.sim.now_ms, ttl_queues)
+        if rests:
+            self.sim.checks.rests(self, ticked, "a tick")
+
+    def rests(self, has_ttl: bool) -> bool:
+        """Whether the owner says that it need not be asked now. What it says of later must not change by waiting."""
+        owner, now = self.owner, self.sim.now_ms
+        assert owner is not None
+        next_ms = owner.next_ms(now, has_ttl)
+        if not owner.serving or (next_ms is not None and next_ms <= now):
+            return False
+        until = now + 10_000 if next_ms is None else next_ms
+        for later in {now + 1, (now + until) // 2, until - 1} - {now}:
+            again = owner.next_ms(later, has_ttl)
+            self.sim.checks.rests(self, again != next_ms, f"another time after {later - now} ms")
+        self.sim.count("rests")
+        return True
 
     def purge(self) -> None:
         owner = self.owner

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from marq.core import rows
 from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
+from marq.core.checkpoints import Checkpoint
 from marq.core.markers import End, Keepalive, Marker, Outcome, Own, Purge, Release, Start, Tick
 from marq.core.owner import Owner, Phase
-from marq.core.partition import Checkpoint, Partition
+from marq.core.partition import Partition
 from marq.core.policies import Limits, QueueSettings
 from marq.core.ranges import ranges_of
 from marq.core.rows import Record

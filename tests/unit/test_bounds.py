@@ -15,11 +15,12 @@ from marq.core import dedup, flow, ignored, lanes, reading, recovery, starts, st
 from marq.core.agenda import Agenda
 from marq.core.backlog import Backlog, Lane
 from marq.core.checkpoint_cycle import CheckpointCycle, CycleState
+from marq.core.checkpoints import Checkpoint
 from marq.core.flow import FlowControl
 from marq.core.ignored import IgnoredMarkers
 from marq.core.markers import End, Keepalive, Release
 from marq.core.owner import Owner, Phase
-from marq.core.partition import Checkpoint, Partition
+from marq.core.partition import Partition
 from marq.core.policies import Limits, QueueSettings
 from marq.core.ranges import RangeSet
 from marq.core.rows import Record

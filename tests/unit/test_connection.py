@@ -13,6 +13,7 @@ import uvloop
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
+    GroupCoordinatorNotAvailableError,
     KafkaConnectionError,
     KafkaError,
     NodeNotReadyError,
@@ -102,4 +103,15 @@ def test_it_waits_for_nothing_that_time_does_not_mend_and_no_longer_than_it_may(
     kafka = Kafka(error, 10)
     with pytest.raises(BrokerError):
         asyncio.run(until_kafka_takes_it(kafka.ask, wait_s, kafka.said.append))
+    assert kafka.times == 9
+
+
+def test_kafka_is_asked_again_for_long_if_it_says_so_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0)
+    kafka = Kafka(GroupCoordinatorNotAvailableError(), 10)
+    assert asyncio.run(until_kafka_takes_it(kafka.ask, 0, kafka.said.append)) == "done"
+    monkeypatch.setattr(module, "SAYS_AGAIN_S", 0)
+    kafka = Kafka(GroupCoordinatorNotAvailableError(), 10)
+    with pytest.raises(BrokerError):
+        asyncio.run(until_kafka_takes_it(kafka.ask, 0, kafka.said.append))
     assert kafka.times == 9

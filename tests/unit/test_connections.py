@@ -14,7 +14,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import trustme
 import uvloop
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
@@ -83,7 +82,7 @@ async def serving(total: int = 100, per_address: int = 100, tls: bool = False) -
     await runner.setup()
     trust: ssl.SSLContext | None = None
     if tls:
-        authority = trustme.CA()
+        authority = pytest.importorskip("trustme").CA()
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         authority.issue_cert("localhost").configure_cert(context)
         trust = ssl.create_default_context()

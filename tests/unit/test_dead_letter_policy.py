@@ -164,13 +164,13 @@ def test_who_may_send_there_may_name_it(tmp_path: Path) -> None:
 def test_a_move_task_needs_receive_and_send(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
-    async def begin(self: MoveTasks, queue: str, task: Any) -> None:
+    async def write(self: MoveTasks, queue: str, task: Any) -> None:
         begun.append((queue, task.to))
 
     async def counts(queue: str) -> dict[str, int]:
         return {}
 
-    monkeypatch.setattr(MoveTasks, "begin", begin)
+    monkeypatch.setattr(MoveTasks, "_write", write)
 
     async def test(lab: Lab) -> None:
         lab.http.app.census.counts_of = counts  # type: ignore[method-assign, assignment]

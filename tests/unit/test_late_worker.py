@@ -38,7 +38,10 @@ class Desk:
         topics = SimpleNamespace(queue="q", markers="m", partitions=1)
         peers = alone()
         catalog = SimpleNamespace(
-            settings_of=lambda queue: DEFAULTS, with_ttl=(), require_receivable=lambda queue: None
+            settings_of=lambda queue: DEFAULTS,
+            with_ttl=(),
+            settings_changes=0,
+            require_receivable=lambda queue: None,
         )
         self.ownership = Ownership(
             SimpleNamespace(fail=lambda exc: None, producer=SimpleNamespace(waits=lambda s: {})),  # type: ignore[arg-type]

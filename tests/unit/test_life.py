@@ -14,7 +14,7 @@ from app.logs import Lines, Objects, OurSteps
 from tests.integration.cluster import ROOT
 
 
-class Story:
+class Log:
     """A life with a clock that is told, and what it said."""
 
     def __init__(self) -> None:
@@ -28,45 +28,45 @@ class Story:
 
 
 def test_a_start_is_one_line_when_all_is_served() -> None:
-    story = Story()
-    story.life.assigned({0, 1, 2}, 8)
-    story.serves(0, 1)
-    assert story.lines == []
-    story.now_s = 0.4
-    story.serves(2)
-    assert story.lines == ["serving 3 of 8 partitions, 0.4 s"]
+    log = Log()
+    log.life.assigned({0, 1, 2}, 8)
+    log.serves(0, 1)
+    assert log.lines == []
+    log.now_s = 0.4
+    log.serves(2)
+    assert log.lines == ["serving 3 of 8 partitions, 0.4 s"]
 
 
 def test_a_rebalance_says_what_comes_and_goes_and_when_it_is_over() -> None:
-    story = Story()
-    story.life.assigned({0, 1}, 8)
-    story.serves(0, 1)
-    story.life.assigned({1, 2, 3}, 8)
-    story.now_s = 2.0
-    story.serves(2, 3)
-    assert story.lines[1:] == ["rebalance: 2 partitions come, 1 go", "serving 3 of 8 partitions, 2.0 s"]
+    log = Log()
+    log.life.assigned({0, 1}, 8)
+    log.serves(0, 1)
+    log.life.assigned({1, 2, 3}, 8)
+    log.now_s = 2.0
+    log.serves(2, 3)
+    assert log.lines[1:] == ["rebalance: 2 partitions come, 1 go", "serving 3 of 8 partitions, 2.0 s"]
 
 
 def test_a_rebalance_that_changes_nothing_says_nothing() -> None:
-    story = Story()
-    story.life.assigned({0}, 8)
-    story.serves(0)
-    story.life.assigned({0}, 8)
-    assert len(story.lines) == 1
+    log = Log()
+    log.life.assigned({0}, 8)
+    log.serves(0)
+    log.life.assigned({0}, 8)
+    assert len(log.lines) == 1
 
 
 def test_a_worker_without_partitions_says_so() -> None:
-    story = Story()
-    story.life.assigned(set(), 8)
-    assert story.lines == ["serving none of 8 partitions: other workers have them"]
+    log = Log()
+    log.life.assigned(set(), 8)
+    assert log.lines == ["serving none of 8 partitions: other workers have them"]
 
 
 def test_a_partition_that_can_not_be_served_is_not_counted() -> None:
-    story = Story()
-    story.life.assigned({0, 1}, 8)
-    story.serves(0)
-    story.serves(1, serving=False)
-    assert story.lines == ["serving 1 of 8 partitions, 0.0 s"]
+    log = Log()
+    log.life.assigned({0, 1}, 8)
+    log.serves(0)
+    log.serves(1, serving=False)
+    assert log.lines == ["serving 1 of 8 partitions, 0.0 s"]
 
 
 # -- lines ----------------------------------------------------------------------------------------------

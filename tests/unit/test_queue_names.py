@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from agents.housekeeping import Housekeeping
+from agents.housekeeping import ALL_EVERY, Housekeeping
+from app.engine.due_times import DueTimes
 from tests.unit.core_helpers import TwoLogs
 
 
@@ -19,6 +20,7 @@ class Catalog:
         self.records: dict[str, Any] = {}
         self.auto: set[str] = set()
         self.purging: dict[str, Any] = {}
+        self.changes = 0
 
     def exists(self, queue: str) -> bool:
         record = self.records.get(queue)
@@ -26,6 +28,7 @@ class Catalog:
 
     def deleted(self, queue: str, state: str = "deleted") -> None:
         self.auto.discard(queue)
+        self.changes += 1
         self.records[queue] = SimpleNamespace(active=False, state=state)
 
     async def make(self, queue: str) -> None:
@@ -42,21 +45,24 @@ class Desk:
         self.logs = TwoLogs()
         self.logs.own()
         self.catalog = Catalog()
-        held = SimpleNamespace(serving=True, owner=SimpleNamespace(partition=self.logs.partition))
-        ownership: Any = SimpleNamespace(held={0: held}, catalog=self.catalog)
+        held = SimpleNamespace(number=0, serving=True, owner=SimpleNamespace(partition=self.logs.partition))
+        self.due = DueTimes()
+        self.ownership: Any = SimpleNamespace(held={0: held}, catalog=self.catalog, stirred={}, due=self.due)
         settings: Any = SimpleNamespace(queue_id=None, auto_create=auto_create)
         purges: Any = None
-        self.housekeeping = Housekeeping(ownership, settings, purges)
+        self.housekeeping = Housekeeping(self.ownership, settings, purges)
 
     def finish(self, queue: str) -> None:
         """A message is sent, read and acknowledged."""
+        self.ownership.stirred[0] = None
         self.logs.send(queue)
         self.logs.read()
         self.logs.ack(self.logs.start(*self.logs.take(queue=queue)))
 
     def look(self) -> set[str]:
-        """The queues that are listed after a turn of housekeeping."""
-        asyncio.run(self.housekeeping._name_queues())
+        """The queues that are listed after the next look at all partitions."""
+        for _ in range(ALL_EVERY):
+            asyncio.run(self.housekeeping._name_queues())
         return self.catalog.auto
 
 
@@ -115,3 +121,25 @@ def test_where_messages_make_no_queues_names_are_forgotten() -> None:
     desk.finish("clicks")
     assert desk.look() == set()
     assert not desk.logs.partition.named
+
+
+def test_a_partition_to_which_nothing_happens_is_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.finish("clicks")
+    desk.look()
+    looked: list[str] = []
+    monkeypatch.setattr(desk.logs.partition, "queues", lambda: looked.append("queues") or [])
+    desk.look()
+    assert looked == []
+    desk.ownership.stirred[0] = None
+    desk.look()
+    assert looked == ["queues"]
+
+
+def test_a_poisoned_name_is_seen_by_the_timer() -> None:
+    desk = Desk()
+    desk.logs.send("no\nqueue")
+    desk.logs.read()
+    desk.ownership.stirred[0] = None
+    desk.look()
+    assert desk.due.take(0) == [0]

@@ -1,4 +1,4 @@
-"""The witness finds what no sequence of legal markers can contain, and takes no race for a fault."""
+"""The reference fold reports what no sequence of legal markers can contain, and takes no race for a fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWNER = "w1/a"
 
 
 class Log:
-    """A log that is witnessed as it grows: messages 0 to 9 of the queue `q`, owned by w1 since marker 0."""
+    """A log that the reference reads as it grows: messages 0 to 9 of the queue `q`, owned by w1 since marker 0."""
 
     def __init__(self, *, compacted: bool = False) -> None:
         self.faults: list[Fault] = []

@@ -15,7 +15,7 @@ from marq.core.markers import Own
 from marq.core.rows import Loss
 from marq.errors import NotPossibleError
 from tests.unit.core_helpers import Worker
-from tests.unit.test_owner_repair import history
+from tests.unit.test_owner_repair import history, next_owner
 
 TOPICS = SimpleNamespace(
     queue="q",
@@ -80,13 +80,7 @@ def test_accepted_it_is_an_own_marker_then_rows_then_the_manifest() -> None:
     topics = [topic for topic, _ in logs.written]
     assert (topics[0], topics[-1]) == ("m", "c-progress")
     assert topics.count("m") == topics.count("c-progress") == 1
-    next_one = Worker(logs.worker.broker, name="w3", table=logs.worker.table, queue_log=logs.worker.queue_log)
-    next_one.claim()
-    next_one.restore((8, 0))
-    next_one.read_markers()
-    next_one.read_queue()
-    next_one.wait(60_000)
-    (handout,) = next_one.receive(10)
+    (handout,) = next_owner(logs.worker, queue_start=8).receive(10)
     assert handout.offsets == [2, 8, 9]
 
 

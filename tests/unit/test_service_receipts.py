@@ -1,4 +1,4 @@
-"""What the door answers to receipts of deliveries that are over, whichever worker owns the partition."""
+"""The answers to receipts of deliveries that are over, for any owner of the partition."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Outbox:
 
 
 class Desk:
-    """A door beside a partition of its own worker, or of another one."""
+    """The service, and a partition of its own worker or of another one."""
 
     def __init__(self, *, own: bool = True, reads: bool = True) -> None:
         self.worker = Worker().serve()

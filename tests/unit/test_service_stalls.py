@@ -23,7 +23,7 @@ FIFO = QueueSettings(fifo=True, deduplication_scope="group")
 
 
 class Desk:
-    """A door over three partitions, of which some wait for Kafka."""
+    """The service over three partitions, of which some wait for Kafka."""
 
     def __init__(self, *stalled: int, fifo: bool = False) -> None:
         self.stalled = set(stalled)

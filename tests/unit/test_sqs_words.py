@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from base64 import b64encode
 from itertools import pairwise
 from typing import Any
 
@@ -21,8 +22,10 @@ from gateway.sqs.messages import (
     Attribute,
     MessageIds,
     attributes_of,
+    body_of,
     select,
     size_of,
+    text_of,
     trace_in,
 )
 from gateway.sqs.model import actions, identity_action
@@ -54,6 +57,19 @@ def test_a_message_is_as_large_as_its_body_and_names_types_and_values_of_its_att
 
     assert size_of(b"body", attributes) == 4 + (5 + 13 + 5) + (1 + 6 + 2)
     assert size_of(b"body", ()) == 4
+
+
+def test_a_body_has_the_characters_that_aws_permits_and_no_others() -> None:
+    permitted = {0x9, 0xA, 0xD, *range(0x20, 0xD800), *range(0xE000, 0xFFFE), *range(0x10000, 0x110000)}
+    for code in (*range(0x300), *range(0xD7F0, 0xE010), *range(0xFFF0, 0x10010), 0x10FFFF):
+        for text in (chr(code), f"some text {chr(code)}", f"ä{chr(code)}"):
+            if code in permitted:
+                assert body_of(text) == text.encode(), hex(code)
+                assert text_of(text.encode()) == (text, False), hex(code)
+            else:
+                assert error_of(body_of, text)[0] == "InvalidMessageContents", hex(code)
+                payload = text.encode(errors="surrogatepass")
+                assert text_of(payload) == (b64encode(payload).decode(), True), hex(code)
 
 
 @pytest.mark.parametrize("name", ["a", "ø", "Łódź", "a.b-c_d", "x" * 256])

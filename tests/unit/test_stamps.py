@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.stamps import LONG_AGO, STEPS, next_stamps, shares_of
+from marq.core.digest import entries
+from marq.core.stamps import LONG_AGO, STEPS, next_stamps, note_lowest, shares_of
 from tests.unit.core_helpers import TwoLogs
 
 
@@ -86,3 +87,28 @@ def test_what_is_on_disk_was_sent_long_ago() -> None:
 @pytest.mark.parametrize("limit", [1, 10])
 def test_an_unknown_queue_has_no_stamps(limit: int) -> None:
     assert shares_of(limit, [next_stamps(TwoLogs().partition, "none")]) == []
+
+
+def test_the_lowest_offset_of_a_queue_is_that_of_its_first_unfinished_message() -> None:
+    logs = TwoLogs()
+    logs.own()
+    for queue in ("b", "a", "a", "b", "c", "a"):
+        logs.send(queue=queue)
+    logs.read()
+    logs.persist()
+    logs.partition.shed(1 << 30)  # payloads are on disk, what was started has an entry
+    logs.ack(logs.start(0, 2, 4))
+    logs.send(queue=None)  # poison, as the next one: they count as of no queue, whatever their key
+    logs.send(queue="d", headers=[("marq-ttl-ms", b"soon")])
+    logs.send(queue="d")
+    logs.read()
+    wanted: dict[str, int] = {}
+    in_memory = set(logs.partition.messages)
+    for entry in entries(logs.partition):
+        if entry.offset in in_memory:
+            wanted[entry.queue] = min(entry.offset, wanted.get(entry.queue, entry.offset))
+    found: dict[str, int] = {}
+    for part in ([8, 7, 6, 5], [0, 1, 2, 3, 4]):  # in any order, in any parts
+        note_lowest(logs.partition, part, found)
+    assert found == wanted
+    assert {"d", ""} <= wanted.keys()

@@ -16,7 +16,7 @@ from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
 from app.engine.read_up import ReadUp
 from app.engine.stalls import Stall
 from app.service import census as census_module
-from app.service.census import Census
+from app.service.census import Census, CountsWanted
 from app.service.descriptions import Place
 from app.service.inspection import Inspection
 from gateway.metrics import QUEUES_MAX, Collector
@@ -60,9 +60,9 @@ class Desk:
             worker_name="w1",
             unserved={},
         )
-        census = self.census = Census(self.ownership, peers)
+        self.census = Census(self.ownership, peers)
         receivers: Any = SimpleNamespace(of=self.received)
-        self.inspection = Inspection(self.ownership, SimpleNamespace(), census, receivers, peers)  # type: ignore[arg-type]
+        self.inspection = Inspection(self.ownership, SimpleNamespace(), self.census, receivers, peers)  # type: ignore[arg-type]
 
     async def ask(self, tps: Any) -> Any:
         return {tp: len(self.worker.queue_log if tp.topic == "t" else self.worker.broker.log) for tp in tps}
@@ -107,6 +107,21 @@ def test_counts_are_those_of_now_and_of_all_that_is_in_the_log() -> None:
         worker.flush()
         found = await desk.stats("q")
         assert (found["ready"], found["in_flight"]) == (1, 0)
+
+    run(scenario)
+
+
+def test_for_the_counts_of_a_queue_no_other_queue_is_counted() -> None:
+    async def scenario(desk: Desk) -> None:
+        for queue, count in (("q", 3), ("q.dead", 2), ("other", 5), ("another", 1)):
+            desk.worker.send(count, queue=queue)
+
+        found, missing = await desk.census.total(["q"])
+        assert (found, missing) == ({"q": {"ready": 3, "delayed": 0, "in_flight": 0}}, [])
+        assert await desk.census.counts_of("other") == {"ready": 5, "delayed": 0, "in_flight": 0}
+        stats = await desk.stats("q")
+        assert (stats["ready"], stats["dead"]) == (3, 2)
+        assert not await desk.census.counts_here(CountsWanted(["none"]))
 
     run(scenario)
 

@@ -52,3 +52,19 @@ def test_a_place_is_not_kept_for_one_that_does_not_come_back() -> None:
     turns.end(0)
     assert not turns.take(2, PLACE_MS)
     assert turns.take(2, PLACE_MS + 1)
+
+
+def test_the_more_wait_the_longer_until_they_ask_again_and_none_loses_its_place() -> None:
+    turns = Turns(1)
+    assert turns.take(0, 0)
+    assert turns.pause_ms == 0
+    pauses = []
+    for number in range(1, 2_000):
+        assert not turns.take(number, 0)
+        pauses.append(turns.pause_ms)
+    assert pauses == sorted(pauses)
+    assert pauses[3] < 100
+    assert pauses[-1] < PLACE_MS
+    turns.end(0)
+    assert not turns.take(2, pauses[-1])
+    assert turns.take(1, pauses[-1])

@@ -1,0 +1,56 @@
+"""When each partition of this worker has to be looked at next.
+
+    something happens ─► touched ─┐
+                                  ├─► take(): look, then `set` the next time, or none
+    a time comes ─► one heap ─────┘
+
+A partition with nothing pending has no time, and is looked at when something happens to it. So what a timer costs
+depends on what is due, and not on how many partitions there are.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+#: Entries of the heap that count no more, beyond as many as count, before they are removed.
+SLACK = 64
+
+
+class DueTimes:
+    """The times of partitions, by number. Times are monotonic milliseconds."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, int] = {}
+        self._heap: list[tuple[int, int]] = []  # also entries that count no more
+        self._touched: dict[int, None] = {}
+
+    def touch(self, number: int) -> None:
+        """Something happened: look at the partition soon. Whatever may bring its time forward has to say so."""
+        self._touched[number] = None
+
+    def set(self, number: int, at_ms: int | None) -> None:
+        """The partition was looked at; the next time is `at_ms`, or when it is touched."""
+        self._touched.pop(number, None)
+        if at_ms is None:
+            self._at.pop(number, None)
+        elif self._at.get(number) != at_ms:
+            self._at[number] = at_ms
+            heappush(self._heap, (at_ms, number))
+            if len(self._heap) > 2 * len(self._at) + SLACK:
+                self._heap = [(at, n) for n, at in self._at.items()]
+                heapify(self._heap)
+
+    def forget(self, number: int) -> None:
+        """The partition is not ours any more."""
+        self.set(number, None)
+
+    def take(self, now_ms: int) -> list[int]:
+        """The partitions to look at now, each once. Call `set` for each."""
+        heap, at = self._heap, self._at
+        taken, self._touched = self._touched, {}
+        while heap and heap[0][0] <= now_ms:
+            when, number = heappop(heap)
+            if at.get(number) == when:
+                del at[number]
+                taken[number] = None
+        return list(taken)

@@ -1,0 +1,176 @@
+"""Where logs begin and end, for many partitions in one request to each broker.
+
+    ask ─┐
+    ask ─┼─ gathered for `GATHER_S` ─► one request to each leader ─► each asker gets its own partitions
+    ask ─┘
+
+A partition without a leader, or with an error that may pass, is asked for again by itself, so it holds up no other. So
+a worker that takes a thousand partitions over asks a few times, and not three thousand times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, LeaderNotAvailableError, UnknownTopicOrPartitionError, for_code
+from aiokafka.protocol.offset import OffsetRequest
+
+#: The two edges of a log, as Kafka has them.
+BEGIN, END = -2, -1
+#: Seconds for which questions are gathered: those of one turn of the event loop, and of what it wakes.
+GATHER_S = 0.002
+#: Seconds before a partition is asked for again.
+AGAIN_S = 0.1
+
+_READ_UNCOMMITTED = 0
+_Question = tuple[TopicPartition, int]
+
+
+class LogEdges:
+    """Asks over the connection of a consumer that fetches nothing."""
+
+    def __init__(self, consumer: Callable[[], Awaitable[AIOKafkaConsumer]]) -> None:
+        self._consumer = consumer
+        self._waiting: dict[_Question, asyncio.Future[int]] = {}  # not sent yet
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset that each log has. Raises `KafkaError`; waits for a leader without an end."""
+        return await self._ask(tps, BEGIN)
+
+    async def end(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset behind the last one of each log, at a time after this call. As `begin`."""
+        return await self._ask(tps, END)
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _ask(self, tps: Iterable[TopicPartition], edge: int) -> dict[TopicPartition, int]:
+        futures = {tp: self._answer_to((tp, edge)) for tp in tps}
+        # shielded: others may wait for the same answer
+        offsets = await asyncio.gather(*map(asyncio.shield, futures.values()))
+        return dict(zip(futures, offsets, strict=True))
+
+    def _answer_to(self, question: _Question) -> asyncio.Future[int]:
+        # only a question that was not sent yet may be shared: its answer has to be newer than the call
+        found = self._waiting.get(question)
+        if found is None:
+            if not self._waiting:
+                self._spawn(self._send_gathered())
+            found = self._waiting[question] = asyncio.get_running_loop().create_future()
+            found.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may be gone
+        return found
+
+    def _spawn(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_gathered(self) -> None:
+        await asyncio.sleep(GATHER_S)
+        asked, self._waiting = self._waiting, {}
+        try:
+            client = (await self._consumer())._client
+            await client._maybe_wait_metadata()
+        except BaseException as exc:
+            _fail(asked, exc)
+            if not isinstance(exc, Exception):
+                raise
+            return
+        by_node: dict[int, dict[_Question, asyncio.Future[int]]] = defaultdict(dict)
+        again: dict[_Question, asyncio.Future[int]] = {}
+        for question, future in asked.items():
+            node = client.cluster.leader_for_partition(question[0])
+            if node is None or node < 0:
+                client.add_topic(question[0].topic)
+                again[question] = future
+            else:
+                by_node[node][question] = future
+        for node, questions in by_node.items():
+            for edge in (BEGIN, END):
+                if part := {q: future for q, future in questions.items() if q[1] == edge}:
+                    self._spawn(self._send(client, node, edge, part))
+        if again:
+            self._spawn(self._again(client, again))
+
+    async def _send(self, client: Any, node: int, edge: int, asked: dict[_Question, asyncio.Future[int]]) -> None:
+        topics: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for tp, _ in asked:
+            topics[tp.topic].append((tp.partition, edge))
+        try:
+            response = await client.send(node, OffsetRequest(-1, _READ_UNCOMMITTED, list(topics.items())))
+        except KafkaError as exc:
+            if exc.retriable:
+                await self._again(client, asked)
+            else:
+                _fail(asked, exc)
+            return
+        except BaseException as exc:
+            _fail(asked, exc)
+            raise
+        again: dict[_Question, asyncio.Future[int]] = {}
+        for topic, partitions in response.topics:
+            for number, code, _timestamp, offset, *_ in partitions:
+                question = (TopicPartition(topic, number), edge)
+                future = asked.pop(question)
+                if not code:
+                    _tell(future, offset)
+                    continue
+                error = for_code(code)
+                if error.retriable or error in (UnknownTopicOrPartitionError, LeaderNotAvailableError):
+                    again[question] = future
+                elif not future.done():
+                    future.set_exception(error(f"{topic}:{number}"))
+        if again or asked:
+            await self._again(client, again | asked)
+
+    async def _again(self, client: Any, asked: dict[_Question, asyncio.Future[int]]) -> None:
+        """Ask once more for what had no answer, with whatever is asked then."""
+        try:
+            client.force_metadata_update()
+            await asyncio.sleep(AGAIN_S)
+        except BaseException as exc:
+            _fail(asked, exc)
+            raise
+        for question, future in asked.items():
+            if not future.done():
+                newer = self._answer_to(question)
+                newer.add_done_callback(partial(_copy, future))
+
+
+def _tell(future: asyncio.Future[int], offset: int) -> None:
+    if not future.done():
+        future.set_result(offset)
+
+
+def _copy(future: asyncio.Future[int], done: asyncio.Future[int]) -> None:
+    if done.cancelled():
+        future.cancel()
+    elif (error := done.exception()) is not None:
+        _fail({(TopicPartition("", 0), 0): future}, error)
+    else:
+        _tell(future, done.result())
+
+
+def _fail(asked: dict[_Question, asyncio.Future[int]], exc: BaseException) -> None:
+    for future in asked.values():
+        if not future.done():
+            if isinstance(exc, Exception):
+                future.set_exception(exc)
+            else:
+                future.cancel()
+
+
+def release(consumer: AIOKafkaConsumer) -> None:
+    """Read nothing more with a consumer, and keep what it knows of leaders.
+
+    `unsubscribe` makes it ask for all topics of the cluster, and forget those that are read next.
+    """
+    consumer._subscription.unsubscribe()

@@ -1,0 +1,357 @@
+"""Those who send and receive, through any worker, over a network that may lose their answers."""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import a2b_base64
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from app.service.receipts import _BODY, Receipt, Receipts
+from marq.errors import MarqError
+from marq.protocol.messages import Entry, Received, Sent
+from tests.worksim.handlers import QUEUES
+
+if TYPE_CHECKING:
+    from tests.worksim.worker import Worker
+    from tests.worksim.world import World
+
+Answer = TypeVar("Answer")
+
+
+class Lost(Exception):
+    """There is no answer."""
+
+
+class _Receipts(Receipts):
+    """Reads receipts without the secret."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: b"")
+
+    def read(self, text: str) -> Receipt:
+        return _BODY.unpack(a2b_base64(text)[: _BODY.size])
+
+
+class Clients:
+    """All clients together: what they were told."""
+
+    def __init__(self, world: World, random: Random) -> None:
+        self.world = world
+        self.random = random
+        self.queues = ["plain", "other", "order.fifo", "few", *QUEUES]
+        self.fifo = ("order.fifo",)
+        self.purged: set[str] = set()
+        self.rejected: set[tuple[int, int]] = set()
+        self.moving = False
+        self.copies: dict[tuple[int, int], tuple[int, int]] = {}  # of a message -> where its copy is
+        self.group_at: dict[tuple[str, bytes], int] = {}
+        self.sent = 0
+        self.accepted: dict[bytes, str] = {}  # payload -> queue
+        self.places: dict[bytes, list[tuple[int, int]]] = {}
+        self.outcomes: dict[tuple[int, int], str] = {}
+        self.asked: set[tuple[int, int]] = set()  # some client has sent an ack for it, or something as final
+        self.acked: set[tuple[int, int]] = set()
+        self.open: dict[Any, Worker] = {}
+        self.receipts = _Receipts()
+        #: Queues that a good receiver is taking from.
+        self.drains: set[str] = set()
+
+    def add_queue(self, queue: str) -> None:
+        if queue not in self.queues:
+            self.queues.append(queue)
+
+    # -- calls
+
+    async def call(
+        self, operation: Callable[[Worker], Awaitable[Answer]], *, timeout_s: float = 30.0, worker: Worker | None = None
+    ) -> Answer:
+        """The answer of some worker. Raises `Lost`, or the `MarqError` that it answered."""
+        world = self.world
+        if worker is None:
+            up = world.up()
+            if not up:
+                await asyncio.sleep(0.2)
+                raise Lost
+            worker = self.random.choice(up)
+        answer: asyncio.Future[Any] = world.loop.create_future()
+        lost = not world.healing and self.random.random() < self.world.faults.client_loss
+
+        async def serve() -> None:
+            try:
+                found: Any = await operation(worker)
+            except MarqError as exc:
+                found = exc
+            if not lost:
+                world.kafka.later(world.net.latency(), lambda: answer.done() or answer.set_result(found))
+
+        await asyncio.sleep(world.net.latency())
+        if not worker.listens:
+            raise Lost
+        self.open[answer] = worker
+        worker.process.spawn(serve())
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await answer
+        except TimeoutError:
+            raise Lost from None
+        finally:
+            del self.open[answer]
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def lost(self, worker: Worker) -> None:
+        """A worker is no more."""
+        for answer, asked in list(self.open.items()):
+            if asked is worker and not answer.done():
+                answer.set_exception(Lost())
+
+    async def receive(self, worker: Worker, queue: str, gone: Callable[[], bool], **how: Any) -> list[Received]:
+        """In a worker: what leaves it is looked at."""
+        found = await worker.operations.receive(queue, gone=gone, **how)
+        for one in found:
+            receipt = worker.operations.receipts.read(one.receipt)
+            self.world.truths[one.partition].handed_out(worker, one, receipt)
+        self.world.tell("%s hands out %s", worker.process.name, [(o.partition, o.offset, o.attempt) for o in found])
+        return found
+
+    # -- a client
+
+    async def live(self, number: int) -> None:
+        """Send and receive, until the end."""
+        while True:
+            try:
+                what = self.random.random()
+                if what < 0.5:
+                    await self._send()
+                elif what < 0.97:
+                    await self._receive()
+                else:
+                    await self._manage()
+            except (Lost, MarqError) as exc:
+                self.world.count(f"client: {type(exc).__name__}")
+            await asyncio.sleep(self.random.random() * self.random.choice((0.01, 0.3, 2.0)))
+
+    async def _send(self) -> None:
+        r, queue = self.random, self.random.choice(self.queues)
+        entries = [self._entry(queue) for _ in range(r.choice((1, 1, 3, 20)))]
+        try:
+            await self._deliver(queue, entries)
+        except (Lost, MarqError):
+            if queue not in self.fifo or r.random() < 0.3:
+                raise
+            await asyncio.sleep(r.choice((0.1, 3.0)))
+            await self._deliver(queue, entries)  # with the same ids: they count once
+
+    def _entry(self, queue: str) -> Entry:
+        r = self.random
+        self.sent += 1
+        group = f"g{r.randrange(3)}" if queue in self.fifo else None
+        return Entry(
+            b"m%d" % self.sent,
+            delay_ms=r.choice((200, 3_000)) if r.random() < 0.1 and group is None else None,
+            ttl_ms=r.choice((300, 5_000)) if r.random() < 0.05 else None,
+            group=group,
+            deduplication_id=str(self.sent) if group is not None else None,
+        )
+
+    def _plain_entry(self) -> Entry:
+        self.sent += 1
+        return Entry(b"m%d" % self.sent)
+
+    async def _deliver(self, queue: str, entries: list[Entry], worker: Worker | None = None) -> None:
+        results = await self.call(lambda worker: worker.operations.send(queue, entries), worker=worker)
+        for entry, result in zip(entries, results, strict=True):
+            if isinstance(result, Sent):
+                self.accepted[entry.payload] = queue
+                self.world.count("accepted")
+                if result.offset >= 0 and (result.partition, result.offset) not in self.places[entry.payload]:
+                    self.world.violated("G1 place", f"{entry} is said to be at {result}: {self.places[entry.payload]}")
+
+    async def _receive(self) -> None:
+        r, queue = self.random, self.random.choice([queue for queue in self.queues if queue not in QUEUES])
+        lease_ms = r.choice((300, 2_000, 10_000))
+        over: list[int] = []
+        try:
+            found = await self.call(
+                lambda worker: self.receive(
+                    worker,
+                    queue,
+                    lambda: bool(over),
+                    limit=r.choice((1, 3, 10)),
+                    wait_ms=r.choice((0, 0, 500, 5_000)),
+                    lease_ms=lease_ms,
+                )
+            )
+        finally:
+            over.append(1)
+        if not found:
+            return
+        self.world.count("received", len(found))
+        await asyncio.sleep(r.random() * r.choice((0.01, 0.3, 2.0 * lease_ms / 1000)))
+        what = r.random()
+        receipts = [one.receipt for one in found]
+        if what < 0.65:
+            await self._ack(found)
+        elif what < 0.75:
+            results = await self.call(lambda worker: worker.operations.extend(receipts, 1_000))
+            self._took_effect("extension", found, results)
+            await self._ack(found)
+        elif what < 0.85:
+            delay_ms, counted = r.choice((0, 500)), r.random() < 0.7
+            results = await self.call(lambda worker: worker.operations.release(receipts, delay_ms, counted))
+            self._took_effect("release", found, results)
+        elif what < 0.9:
+            self.rejected.update((one.partition, one.offset) for one in found)
+            await self.call(lambda worker: worker.operations.reject(receipts))
+
+    def _took_effect(self, what: str, found: list[Received], results: list[MarqError | None]) -> None:
+        for one, result in zip(found, results, strict=True):
+            _, epoch, delivery, offset, *_ = self.receipts.read(one.receipt)
+            self.world.count(f"{what}: {type(result).__name__}")
+            if result is None and (epoch, delivery, offset) not in self.world.truths[one.partition].changed:
+                self.world.violated("said", f"{what} of {one.partition}@{offset} as {epoch}/{delivery} had no effect")
+
+    async def _manage(self) -> None:
+        """Purge, and move."""
+        r, world = self.random, self.world
+        if r.random() < 0.5:
+            queue = r.choice(("other", "order.fifo"))
+            self.purged.add(queue)
+            world.tell("%s is to be purged", queue)
+            await self.call(lambda worker: worker.operations.purge_queue(queue))
+            world.count("purges")
+        else:
+            to = r.choice((None, "other"))
+            self.moving = True
+            await self.call(lambda worker: worker.operations.move_some("few.dead", 10, to))
+            world.count("moves")
+
+    async def _ack(self, found: list[Received]) -> None:
+        self.asked.update((one.partition, one.offset) for one in found)
+        results = await self.call(lambda worker: worker.operations.ack([one.receipt for one in found]))
+        for one, result in zip(found, results, strict=True):
+            if result is None:
+                self.acked.add((one.partition, one.offset))
+                self.world.count("acks confirmed")
+                if (one.partition, one.offset) not in self.outcomes:
+                    self.world.violated("G2 ack", f"the ack of {one.partition}@{one.offset} is confirmed, and not done")
+
+    # -- what became of it
+
+    def is_in(self, number: int, record: Any) -> None:
+        self.places.setdefault(record.value, []).append((number, record.offset))
+        truth = self.world.truths[number]
+        message = truth.reference.messages[record.offset]
+        if message.queue in self.fifo and message.group:
+            here = self.group_at.setdefault((message.queue, message.group), number)
+            if here != number:
+                self.world.violated("FIFO place", f"{number}@{record.offset} is of a group that is in {here}: {record}")
+        origin = dict(record.headers).get("marq-origin")
+        if origin is not None and not message.double:
+            left, _, right = origin.decode().partition(":")
+            place = (int(left), int(right))
+            if place in self.copies:
+                self.world.violated("one copy", f"{number}@{record.offset} is of {place}, as {self.copies[place]} is")
+            self.copies[place] = (number, record.offset)
+
+    def is_done(self, number: int, offset: int, outcome: str) -> None:
+        place = (number, offset)
+        self.outcomes[place] = outcome
+        message = self.world.truths[number].reference.messages.get(offset)
+        if outcome == "acked":
+            good = place in self.asked
+        elif message is None:
+            good = False
+        elif outcome == "poison":
+            good = message.poison
+        elif outcome == "purged":
+            good = message.double or message.queue in self.purged
+        elif outcome == "expired":
+            good = 0 < message.expires_ms <= self.world.truths[number].reference.now.told_ms
+        else:
+            few = message.queue in ("few", *QUEUES) or place in self.rejected or self.moving
+            good = place in self.copies and (few if outcome == "dead" else outcome == "moved" and self.moving)
+        if not good:
+            self.world.violated("G1 done", f"{number}@{offset} is {outcome} without a reason: {message}")
+
+    # -- the end
+
+    def drain(self) -> None:
+        """Receivers that do as they should, at each worker."""
+        for queue in (*self.queues, *(f"{queue}.dead" for queue in self.queues)):
+            if queue not in self.drains and queue not in QUEUES:
+                self.drains.add(queue)
+                task = asyncio.ensure_future(self._drain(queue))
+                task.add_done_callback(lambda _, queue=queue: self.drains.discard(queue))
+
+    async def _drain(self, queue: str) -> None:
+        try:
+            found = await self.call(
+                lambda worker: self.receive(worker, queue, lambda: False, limit=10, wait_ms=1_000, lease_ms=20_000)
+            )
+            if found:
+                await self._ack(found)
+        except (Lost, MarqError):
+            pass
+
+    async def acceptance(self) -> None:
+        """All is well: what is promised of a system without faults holds, whichever workers are asked."""
+        world, r, queue = self.world, self.random, "plain"
+        up = world.up()
+        await self._deliver(queue, [self._plain_entry() for _ in range(r.choice((1, 5)))], r.choice(up))
+        await self._counts_are(queue)
+        found = await self._take(queue, 0, r.choice(up))
+        if not found:
+            world.violated("read your writes", f"{queue} has {self._unfinished(queue)}, and a receive finds nothing")
+        await self._counts_are(queue)
+        results = await self.call(lambda worker: worker.operations.release([one.receipt for one in found]))
+        self._took_effect("release", found, results)
+        if not await self._take(queue, 0, r.choice(up)):
+            world.violated("read your writes", f"{queue} has {self._unfinished(queue)}, and a receive finds nothing")
+        self.purged.add(queue)
+        await self.call(lambda worker: worker.operations.purge_queue(queue))
+        if left := self._unfinished(queue):
+            world.violated("purge", f"{queue} is purged, and has {left}")
+        await self._counts_are(queue)
+        waits = asyncio.ensure_future(self._take(queue, 5_000, r.choice(up)))
+        await asyncio.sleep(r.random() * 2)
+        began_s = world.loop.now
+        await self._deliver(queue, [self._plain_entry()], r.choice(up))
+        found = await waits
+        if not found or world.loop.now > began_s + 1.0:
+            world.violated("wake", f"a receive waits, and gets {found}, {world.loop.now - began_s:.1f} s after a send")
+        await self._ack(found)
+        await self._counts_are(queue)
+        world.count("acceptances")
+
+    def _unfinished(self, queue: str) -> list[tuple[int, int]]:
+        return [
+            (truth.number, offset)
+            for truth in self.world.truths
+            for offset in truth.unfinished()
+            if truth.reference.messages[offset].queue == queue and not truth.reference.messages[offset].double
+        ]
+
+    async def _take(self, queue: str, wait_ms: int, worker: Worker) -> list[Received]:
+        return await self.call(
+            lambda worker: self.receive(worker, queue, lambda: False, limit=3, wait_ms=wait_ms, lease_ms=60_000),
+            worker=worker,
+        )
+
+    async def _counts_are(self, queue: str) -> None:
+        """Each worker counts what there is, once."""
+        for worker in self.world.up():
+            counts = await self.call(lambda worker: worker.census.counts_of(queue), worker=worker)
+            if sum(counts.values()) != len(self._unfinished(queue)):
+                self.world.violated(
+                    "counts", f"{worker.process.name} counts {counts} of {queue}, there are {self._unfinished(queue)}"
+                )
+
+    def end(self) -> None:
+        for payload, queue in self.accepted.items():
+            places = self.places.get(payload, [])
+            if not places or not all(place in self.outcomes for place in places):
+                self.world.violated("G1 total", f"{payload!r} for {queue} is lost: {places}")

@@ -1,0 +1,230 @@
+"""Faults: what goes wrong, when, and how it heals."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING
+
+from tests.worksim.clock import Process
+
+if TYPE_CHECKING:
+    from tests.worksim.kafka import Log
+    from tests.worksim.worker import Worker
+    from tests.worksim.world import World
+
+#: What may happen, and how often, beside each other.
+WEIGHTS = {
+    "kill": 3.0,
+    "end": 2.0,
+    "stand": 3.0,
+    "stand long": 1.0,
+    "no leader": 2.0,
+    "no leaders": 0.5,
+    "stall": 1.5,
+    "broker clock": 1.0,
+    "worker clock": 0.5,
+    "damage": 1.0,
+    "damaged markers": 0.3,
+    "foreign": 1.0,
+    "network": 1.0,
+    "clients": 1.0,
+    "store": 0.7,
+    "compaction": 1.0,
+}
+#: Bytes that no marker looks like.
+NO_MARKER = b"\xffno marker"
+
+
+class Faults:
+    """Chooses faults, with odds that differ from run to run."""
+
+    def __init__(self, world: World, random: Random) -> None:
+        self.world = world
+        self.random = random
+        self.client_loss = 0.0
+        self.store_odds = 0.0
+        self.foreign = 0
+        self.ambush = random.choice((0.0, 0.01, 0.05))
+        self.weights = {name: weight * random.choice((0, 1, 1, 4)) for name, weight in WEIGHTS.items()}
+        self.pause_s = random.choice((0.5, 3.0, 10.0))
+
+    async def live(self) -> None:
+        """Go wrong, until the end."""
+        names = [name for name, weight in self.weights.items() if weight]
+        while names:
+            await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
+            name = self.random.choices(names, [self.weights[n] for n in names])[0]
+            self.world.count(f"fault: {name}")
+            getattr(self, "_" + name.replace(" ", "_"))()
+
+    async def heal(self) -> None:
+        """All that can be mended is."""
+        world = self.world
+        self.client_loss = 0.0
+        for worker in world.workers:
+            if worker is not None:
+                worker.process.clock_s = 0.0
+                worker.process.go_on()
+        await asyncio.sleep(1.0)
+        for slot, worker in enumerate(world.workers):
+            if worker is None:
+                world.start(slot)
+
+    def store_fails(self, worker: Worker) -> bool:
+        return self.store_odds > 0 and self.random.random() < self.store_odds
+
+    # -- workers
+
+    def started(self, number: int) -> None:
+        """A start is in the log, and its owner does not know yet: the worst of moments."""
+        if self.world.healing or not self.world.shape.faults or self.random.random() >= self.ambush:
+            return
+        owner = next((w for w in self.world.up() if number in w.ownership.held), None)
+        if owner is None or owner.process.state != Process.RUNS:
+            return
+        what = self.random.choice(("stand", "kill", "leave"))
+        self.world.count(f"ambush: {what}")
+        if what == "stand":
+            seconds = self.random.choice((0.4, 1.5, 5.0))
+            self.world.tell("%s stands still for %s s", owner.process.name, seconds)
+            owner.process.stand()
+            self.world.kafka.later(seconds, owner.process.go_on)
+        elif what == "kill":
+            self.world.kafka.later(0.0, self._kill_it, owner)
+        else:
+            self._end_it(owner)
+
+    def _one(self) -> Worker | None:
+        up = [w for w in self.world.workers if w is not None and w.process.state == Process.RUNS]
+        return self.random.choice(up) if up else None
+
+    def _again(self, slot: int) -> None:
+        world = self.world
+        if self.random.random() < 0.2:
+            world.disks[slot].clear()
+            world.tell("the disk of w%s is new", slot)
+
+        def start() -> None:
+            if world.workers[slot] is None:
+                world.start(slot)
+
+        world.kafka.later(self.random.choice((0.1, 1.0, 15.0)), start)
+
+    def _kill(self) -> None:
+        worker = self._one()
+        if worker is not None:
+            self._kill_it(worker)
+
+    def _kill_it(self, worker: Worker) -> None:
+        if worker.process.state != Process.DEAD:
+            self.world.kill(worker)
+            self._again(worker.slot)
+
+    def _end(self) -> None:
+        worker = self._one()
+        if worker is not None:
+            self._end_it(worker)
+
+    def _end_it(self, worker: Worker) -> None:
+        if worker.is_up and not worker.ends:
+            self.world.tell("%s is told to end", worker.process.name)
+            worker.ends = True
+            worker.process.spawn(worker.guarded(worker.end()))
+
+    def ended(self, worker: Worker) -> None:
+        """It did as it was told."""
+        self._again(worker.slot)
+
+    def _stand(self, seconds: float = 0.0) -> None:
+        worker = self._one()
+        if worker is not None:
+            seconds = seconds or self.random.choice((0.05, 0.4, 1.5, 5.0))
+            self.world.tell("%s stands still for %s s", worker.process.name, seconds)
+            worker.process.stand()
+            self.world.kafka.later(seconds, worker.process.go_on)
+
+    def _stand_long(self) -> None:
+        self._stand(self.random.choice((11.0, 20.0, 45.0)))
+
+    def _worker_clock(self) -> None:
+        worker = self._one()
+        if worker is not None:
+            worker.process.clock_s = self.random.choice((-3_600.0, -5.0, 5.0, 3_600.0))
+
+    # -- Kafka
+
+    def _any_log(self) -> Log:
+        topics = self.world.topics
+        topic = self.random.choice((topics.queue, topics.markers, *topics.changelogs.values()))
+        return self.world.kafka.log(topic, self.random.randrange(topics.partitions))
+
+    def _no_leader(self) -> None:
+        log, seconds = self._any_log(), self.random.choice((0.3, 2.0, 8.0))
+        self.world.tell("%s has no leader for %s s", log, seconds)
+        log.away_until = self.world.loop.now + seconds
+
+    def _no_leaders(self) -> None:
+        seconds = self.random.choice((0.3, 2.0, 8.0))
+        self.world.tell("Kafka is away for %s s", seconds)
+        for log in list(self.world.kafka.logs.values()):
+            log.away_until = self.world.loop.now + seconds
+
+    def _stall(self) -> None:
+        log, seconds = self._any_log(), self.random.choice((2.0, 8.0, 25.0, 45.0))
+        self.world.tell("%s is below its minimum of replicas for %s s", log, seconds)
+        log.stalled_until = self.world.loop.now + seconds
+
+    def _broker_clock(self) -> None:
+        log, step_ms = self._any_log(), self.random.choice((-3_600_000, -4_000, -300, 300, 4_000, 3_600_000))
+        self.world.tell("the clock of %s steps by %s ms", log, step_ms)
+        log.clock_ms += step_ms
+        if self.random.random() < 0.5:
+            self.world.kafka.later(self.random.choice((0.5, 5.0)), self._step_back, log, step_ms)
+
+    def _step_back(self, log: Log, step_ms: int) -> None:
+        if not self.world.healing:
+            log.clock_ms -= step_ms
+
+    def _damage(self) -> None:
+        log = self.world.kafka.log(self.world.topics.queue, self.random.randrange(self.world.topics.partitions))
+        self.world.tell("%s @%s can't be decoded", log, log.damage())
+
+    def _damaged_markers(self) -> None:
+        log = self.world.kafka.log(self.world.topics.markers, self.random.randrange(self.world.topics.partitions))
+        log.append([(None, NO_MARKER, ())])
+
+    def _foreign(self) -> None:
+        """Some other producer writes to the queue topic."""
+        world, r = self.world, self.random
+        log = world.kafka.log(world.topics.queue, r.randrange(world.topics.partitions))
+        self.foreign += 1
+        key = r.choice((b"plain", b"new-%d" % r.randrange(3), None, b"\xff"))
+        headers = r.choice(((), (("marq-delay-ms", b"700"),), (("marq-delay-ms", b"soon"),), (("x", b"1"),)))
+        if not log.is_away:
+            log.append([(key, b"foreign-%d" % self.foreign, headers)])
+            if key is not None and key.startswith(b"new"):
+                world.clients.add_queue(key.decode())
+
+    def _compaction(self) -> None:
+        topics = self.world.topics
+        self.world.kafka.log(
+            self.random.choice(list(topics.changelogs.values())), self.random.randrange(topics.partitions)
+        ).compact()
+
+    # -- the rest
+
+    def _network(self) -> None:
+        net, r = self.world.net, self.random
+        net.loss = r.choice((0.0, 0.1, 0.6))
+        net.jitter_s = r.choice((0.001, 0.05, 0.8))
+
+    def _clients(self) -> None:
+        self.client_loss = self.random.choice((0.0, 0.05, 0.3))
+
+    def _store(self) -> None:
+        self.store_odds = self.random.choice((0.02, 0.3))
+        self.world.kafka.later(self.random.choice((0.5, 3.0)), self._store_is_well)
+
+    def _store_is_well(self) -> None:
+        self.store_odds = 0.0

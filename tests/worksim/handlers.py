@@ -1,0 +1,42 @@
+"""Handlers that run in the simulated workers: they take time, and fail."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from marq.handlers import Handler, Retry
+from tests.worksim.clock import current
+
+
+async def _one(message: Any) -> None:
+    await _work([message])
+
+
+async def _many(messages: list[Any]) -> None:
+    await _work(messages)
+
+
+async def _work(messages: list[Any]) -> None:
+    process = current()
+    world = process.world
+    for message in messages:
+        world.truths[message.partition].called(process.name, message)
+    world.tell("%s calls a handler with %s", process.name, [(m.partition, m.offset, m.attempt) for m in messages])
+    # whatever it does: a call that ends well is an ack
+    world.clients.asked.update((m.partition, m.offset) for m in messages)
+    r = world.clients.random
+    if not world.healing:
+        await asyncio.sleep(r.random() * r.choice((0.001, 0.1, 4.0)))
+        if r.random() < 0.1:
+            raise Retry(r.choice((None, 100)))
+        if r.random() < 0.1:
+            raise ValueError("planted")
+
+
+#: The queues that have a handler in each worker.
+QUEUES = ("work", "batches")
+HANDLERS = [
+    Handler(_one, ("work",), 0, 2, 2_000, 5, 200, 1_000),
+    Handler(_many, ("batches",), 10, 1, 3_000, None, 200, 1_000),
+]

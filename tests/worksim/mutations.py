@@ -1,0 +1,171 @@
+"""Rules of the plumbing, each broken on purpose. What a rule is worth shows in how soon the simulation misses it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import app.engine.ownership
+import app.engine.takeover
+import app.service.operations
+from agents.settlement import Settlement
+from app.engine.changelogs import Changelogs
+from app.engine.checkpoints import CheckpointWriter
+from app.engine.copies import Copies
+from app.engine.outbox import Outbox
+from app.engine.ownership import Ownership
+from app.engine.read_up import ReadUp
+from app.service.census import Census
+from app.service.leases import Leases
+from app.service.polling import PeerPolling
+from app.service.purges import Purges
+from app.service.receives import Receives
+from app.streaming.transport import ChunkConsumer
+from marq.core.owner import Owner, Phase
+from tests.worksim.world import World
+
+
+class Mutation(NamedTuple):
+    """One broken rule."""
+
+    rule: str  # what the design says
+    patch: Callable[[], AbstractContextManager[Any]]
+
+
+def _replaced(where: Any, name: str, new: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: mock.patch.object(where, name, new)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+async def _nothing_soon(*_: Any, **__: Any) -> None:
+    pass
+
+
+async def _yes(*_: Any) -> bool:
+    return True
+
+
+def _left_without_a_word(self: Owner) -> list[Any]:
+    self.phase = Phase.LEFT
+    return []
+
+
+async def _counted_twice(self: Census, queue: str) -> dict[str, int]:
+    found = list((await self._peers.everywhere(self.counts_of_here, queue)).values())
+    found.append(await self.counts_of_here(queue))
+    return {state: sum(one[state] for one in found if isinstance(one, dict)) for state in found[-1]}
+
+
+def _for_ever(self: Settlement, delivery: Any, messages: Any) -> None:
+    delivery.until_ms = 1 << 60
+    _begin(self, delivery, messages)
+
+
+_begin = Settlement.begin
+
+
+def _anywhere(key: bytes, group: bytes, settings: Any, count: int) -> int:
+    return random.randrange(count)
+
+
+async def _confirmed_or_not(self: Copies, held: Any, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Exception]]:
+    done: dict[int, Any] = {}
+    for offset, future in copies:
+        try:
+            done[offset] = await future
+        except Exception:
+            done[offset] = None
+    return done, {}
+
+
+async def _trimmed_at_the_end(self: Changelogs, held: Any, topics: Any, position: int, markers_position: int) -> None:
+    await _trim(self, held, topics, position + 5, markers_position + 5)
+
+
+_trim = Changelogs.trim
+
+
+def _at_the_end_of_the_log(self: Ownership, held: Any, topic: str, offset: int) -> None:
+    _seek(self, held, topic, self.app.kafka.log(topic, held.number).end)  # type: ignore[attr-defined]
+
+
+_seek = Ownership._seek
+
+
+async def _effects_now(self: Leases, asked: Any) -> list[bool]:
+    self._owners.serving_here(asked.partition)
+    return [True for _ in asked.deliveries]
+
+
+MUTATIONS: dict[str, Mutation] = {
+    "answers after the lease": Mutation(
+        "Of messages whose lease is over nothing leaves a worker.", _replaced(Receives, "_drop_late", _nothing)
+    ),
+    "calls after the lease": Mutation(
+        "A handler is not called with messages whose lease is over.", _replaced(Settlement, "begin", _for_ever)
+    ),
+    "owner's markers are kept": Mutation(
+        "Unsent markers of an owner are dropped when its partition leaves.", _replaced(Outbox, "drop_owners", _nothing)
+    ),
+    "nothing said at the end": Mutation(
+        "What was started and not handed out is released when a partition leaves.",
+        _replaced(Owner, "leave", _left_without_a_word),
+    ),
+    "counted twice": Mutation("Each worker's answer counts once.", _replaced(Census, "counts_of", _counted_twice)),
+    "groups anywhere": Mutation(
+        "A FIFO group has one partition.", _replaced(app.service.operations, "fifo_partition", _anywhere)
+    ),
+    "not read up": Mutation("Who finds nothing asks where the logs end.", _replaced(ReadUp, "wait", _nothing_soon)),
+    "nobody asks others": Mutation(
+        "Who waits here is given what is elsewhere.", _replaced(PeerPolling, "poll_peers", _nothing)
+    ),
+    "nobody is woken": Mutation("Who watches a queue is told of a message.", _replaced(PeerPolling, "tell", _nothing)),
+    "rows are lost": Mutation(
+        "A row that was not confirmed is written again.", _replaced(CheckpointWriter, "_write_again", _nothing_soon)
+    ),
+    "rows in a rebalance": Mutation(
+        "Rows are written in the event of an agent.", _replaced(app.engine.ownership, "current_event", lambda: 1)
+    ),
+    "seeks forward": Mutation(
+        "After a gap a log is read again from its position.", _replaced(Ownership, "_seek", _at_the_end_of_the_log)
+    ),
+    "not read again": Mutation(
+        "A partition that does not advance is read again.", _replaced(Ownership, "_read_again", _nothing)
+    ),
+    "not read on": Mutation("After a rebalance what stays is read on.", _replaced(Ownership, "_read_on", _nothing)),
+    "not taken back": Mutation(
+        "What another worker took, and is assigned here, is taken over again.", _replaced(Ownership, "_lost", _nothing)
+    ),
+    "tried once": Mutation("A take-over that fails is tried again.", _replaced(app.engine.takeover, "AGAIN_S", 1e9)),
+    "extended, they say": Mutation(
+        "An extension is confirmed when it took effect.", _replaced(Leases, "effects_here", _effects_now)
+    ),
+    "purged, they say": Mutation("A purge is answered when it is in force.", _replaced(Purges, "purge_here", _yes)),
+    "ended without a copy": Mutation(
+        "A dead letter is ended when its copy is durable.", _replaced(Copies, "_confirmed", _confirmed_or_not)
+    ),
+    "deleted unread": Mutation(
+        "Records are deleted below the positions of a manifest.", _replaced(Changelogs, "trim", _trimmed_at_the_end)
+    ),
+    "gates stay closed": Mutation(
+        "What is opened in a rebalance is read when it is over.", _replaced(ChunkConsumer, "on_rebalance_end", _nothing)
+    ),
+}
+
+
+def seeds_until_failure(name: str, seeds_max: int, start: int = 0) -> int | None:
+    """The first seed that fails with a mutation; None if all pass."""
+    with MUTATIONS[name].patch():
+        for seed in range(start, start + seeds_max):
+            world = World(seed)
+            try:
+                world.run()
+            except Exception:
+                return seed
+    return None

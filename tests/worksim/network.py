@@ -1,0 +1,151 @@
+"""HTTP between workers: the real `Peers` on both sides, and a network between them that is slow and loses things."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import ClientConnectionError, web
+
+from marq.errors import MarqError
+from marq.protocol import problems
+from tests.worksim.clock import Process, current
+
+if TYPE_CHECKING:
+    from tests.worksim.worker import Worker
+    from tests.worksim.world import World
+
+
+class Session:
+    """In the place of aiohttp's `ClientSession`."""
+
+    def __init__(self, **options: Any) -> None:
+        self.process = current()
+        self.closed = False
+
+    def post(self, url: str, **options: Any) -> _Exchange:
+        return _Exchange(self.process, url, **options)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class _Content:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def is_eof(self) -> bool:
+        return True
+
+    def read_nowait(self) -> bytes:
+        return self._data
+
+    async def iter_any(self) -> Any:
+        yield self._data
+
+
+class _Exchange:
+    """One request, and its answer."""
+
+    def __init__(
+        self, process: Process, url: str, *, data: bytes, headers: dict[str, str], timeout: Any, allow_redirects: bool
+    ) -> None:
+        self.process = process
+        self.world: World = process.world
+        self.base, _, path = url.partition("/v1/")
+        self.path = "/v1/" + path
+        self.data = data
+        self.headers = headers
+        self.timeout = timeout
+        self.is_over = False
+        self.answer: asyncio.Future[Any] | None = None
+
+    async def __aenter__(self) -> Any:
+        net = self.world.net
+        self.answer = self.world.loop.create_future()
+        if net.loses():
+            pass  # the request: nobody answers
+        else:
+            self.world.kafka.later(net.latency(), self._arrive)
+        try:
+            async with asyncio.timeout(self.timeout.total):
+                found = await self.answer
+        except BaseException:
+            self.is_over = True
+            raise
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def __aexit__(self, *_: object) -> None:
+        self.is_over = True
+
+    def _arrive(self) -> None:
+        worker = self.world.at(self.base)
+        if worker is None:
+            self._give(ClientConnectionError(f"{self.base}: connection refused"))
+        elif worker.listens:
+            worker.process.spawn(self._serve(worker))
+            worker.open_exchanges[self] = None
+        else:
+            self._give(ClientConnectionError(f"{self.base}: connection refused"))
+
+    def broken(self) -> None:
+        """The process that was asked is no more."""
+        self._give(ClientConnectionError(f"{self.base}: connection reset"))
+
+    async def _serve(self, worker: Worker) -> None:
+        request: Any = SimpleNamespace(
+            headers=self.headers,
+            method="POST",
+            raw_path=self.path,
+            match_info={"name": self.path.rpartition("/")[2]},
+            remote="10.0.0.1",
+            content_length=len(self.data),
+            content=_Content(self.data),
+            transport=SimpleNamespace(is_closing=lambda: self.is_over),
+        )
+        try:
+            response: Any = await worker.peers.serve(request)
+        except web.HTTPException as exc:
+            response = exc
+        except MarqError as exc:
+            status, problem, title = problems.kind_of(exc)
+            response = web.Response(
+                body=problems.body(status, problem, title, str(exc)).__repr__().encode(),
+                status=status,
+                content_type=problems.CONTENT_TYPE,
+            )
+        worker.open_exchanges.pop(self, None)
+        body = bytes(response.body or b"")
+        found = SimpleNamespace(
+            status=response.status,
+            content_type=response.content_type,
+            headers=response.headers,
+            content=_Content(body),
+            close=lambda: None,
+        )
+        net = self.world.net
+        if not net.loses():
+            self.world.kafka.later(net.latency(), self._give, found)
+
+    def _give(self, found: Any) -> None:
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_result(found)
+
+
+class Network:
+    """Latency and loss between workers."""
+
+    def __init__(self, random: Any) -> None:
+        self.random = random
+        self.loss = 0.0
+        self.base_s = 0.0005
+        self.jitter_s = 0.001
+
+    def loses(self) -> bool:
+        return self.loss > 0 and bool(self.random.random() < self.loss)
+
+    def latency(self) -> float:
+        return float(self.base_s + self.jitter_s * self.random.random())

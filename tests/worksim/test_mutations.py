@@ -1,0 +1,39 @@
+"""Each rule of the plumbing is needed: without it, the simulation of workers fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.worksim.mutations import MUTATIONS, seeds_until_failure
+from tests.worksim.world import World
+
+# what a run leaves behind can't wait for the end of connections any more
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+#: Rules that are missed within a few seeds; the others take minutes.
+SOON = (
+    "counted twice",
+    "groups anywhere",
+    "nobody asks others",
+    "nobody is woken",
+    "rows in a rebalance",
+    "not read on",
+)
+SOON_SEEDS = 40
+SEEDS_MAX = 2_000
+
+
+@pytest.mark.parametrize("name", SOON)
+def test_the_simulation_fails_soon_without_the_rule(name: str) -> None:
+    seed = seeds_until_failure(name, SOON_SEEDS)
+    assert seed is not None, f"{SOON_SEEDS} seeds don't need the rule: {MUTATIONS[name].rule}"
+    World(seed).run()  # with all rules in force
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in SOON])
+def test_the_simulation_fails_without_the_rule(name: str) -> None:
+    seed = seeds_until_failure(name, SEEDS_MAX)
+    assert seed is not None, f"{SEEDS_MAX} seeds don't need the rule: {MUTATIONS[name].rule}"
+    World(seed).run()

@@ -1,0 +1,358 @@
+"""What happens: workers, clients and faults, chosen by a seed, and the end, at which all must be well."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn
+from unittest import mock
+
+import mode
+
+import agents.housekeeping
+import agents.redelivery
+import app.cluster.peers
+import app.engine.changelogs
+import app.engine.ownership
+import app.engine.queues_topic
+import app.engine.read_up
+import app.streaming.raw_table
+import app.worker
+import marq.handlers
+from app.engine.ownership import TIMER_MS
+from app.settings import Settings
+from app.streaming.faults import is_expected
+from marq.errors import MarqError
+from tests.worksim.clients import Clients, Lost
+from tests.worksim.clock import Entropy, Process, Stuck, VirtualLoop, virtual
+from tests.worksim.faults import Faults
+from tests.worksim.group import Group
+from tests.worksim.handlers import HANDLERS
+from tests.worksim.kafka import Admin, Kafka, Odds, PlainConsumer, PlainProducer
+from tests.worksim.network import Network, Session
+from tests.worksim.store import Rows, WriteBatch
+from tests.worksim.truth import Truth, Violation
+from tests.worksim.worker import Worker, topics_of
+
+#: Seconds of a run before its faults stop.
+RUN_S = 60.0
+#: Seconds within which all must be delivered once the faults have stopped.
+HEAL_S = 240.0
+#: Seconds after which nobody holds anything back because it was late: `marq.core.lateness`.
+SETTLED_S = 12.0
+#: Lines of a story.
+STORY_LINES = 60
+
+
+class Shape(NamedTuple):
+    """How large the installation is."""
+
+    workers: int
+    partitions: int
+    clients: int
+    seconds: float
+    faults: bool
+
+    @classmethod
+    def draw(cls, r: Random) -> Shape:
+        return cls(
+            workers=r.choice((1, 2, 2, 3)),
+            partitions=r.choice((1, 2, 3, 4)),
+            clients=r.choice((1, 2, 4)),
+            seconds=r.choice((10.0, 30.0, RUN_S)),
+            faults=r.random() < 0.9,
+        )
+
+
+class World:
+    """One run."""
+
+    def __init__(self, seed: int, shape: Shape | None = None, story: list[str] | None = None) -> None:
+        self.seed = seed
+        self.entropy = Entropy(seed)
+        draws = self.entropy.stream("shape")
+        self.shape = shape or Shape.draw(draws)
+        self.random = self.entropy.stream("world")
+        self.statistics: Counter[str] = Counter()
+        self.story = story
+        self._hash = blake2b(digest_size=16)
+        self.violation: Violation | None = None
+        self.loop = VirtualLoop()
+        self.starts = 0
+        self.healing = False
+        self.settings = Settings(
+            _env_file=None,  # type: ignore[call-arg]
+            kafka="kafka://10.0.0.1:9092",
+            partitions=self.shape.partitions,
+            queues={
+                "order.fifo": {"fifo": True, "deduplication_scope": draws.choice(("queue", "group"))},
+                "few": {"max_receives": 2},
+            },
+            data_dir=Path("/nowhere"),
+            checkpoint_ms=draws.choice((300, 2_000)),
+            persist_after_ms=draws.choice((500, 10_000)),
+            window_offsets=draws.choice((20, 100_000)),
+            retention_history_ms=draws.choice((0, 5_000)),
+        )
+        #: Workers look less often at what is due, and at what is new of queues, than real ones: that costs less.
+        self.lazy = draws.random() < 0.8
+        self.timer_ms = 100 if self.lazy else TIMER_MS
+        self.topics = topics_of(self.settings)
+        odds = Odds.draw(draws) if self.shape.faults else Odds()
+        self.kafka = Kafka(self.loop, self.entropy.stream("kafka"), odds)
+        self.kafka.tell = self.tell
+        self.kafka.patience = 5 if self.lazy else 1
+        self.net = Network(self.entropy.stream("network"))
+        if self.shape.faults:
+            self.net.jitter_s = draws.choice((0.001, 0.001, 0.05, 0.8))
+            self.net.loss = draws.choice((0.0, 0.0, 0.05))
+        self.disks: list[dict[str, dict[int, Rows]]] = [{} for _ in range(self.shape.workers)]
+        self.workers: list[Worker | None] = [None] * self.shape.workers
+        self.truths = [Truth(self, number) for number in range(self.shape.partitions)]
+        self.clients = Clients(self, self.entropy.stream("clients"))
+        self.faults = Faults(self, self.entropy.stream("faults"))
+        self.group: Group
+
+    # -- what is told
+
+    def tell(self, text: str, *args: Any) -> None:
+        """Something happened: it goes into the hash of the run, and into its story."""
+        line = f"{self.loop.now:10.4f} {text % args}"
+        self._hash.update(line.encode())
+        if self.story is not None:
+            self.story.append(line)
+
+    @property
+    def trace(self) -> str:
+        """A hash of all that happened."""
+        return self._hash.hexdigest()
+
+    def count(self, what: str, times: int = 1) -> None:
+        self.statistics[what] += times
+
+    def violated(self, rule: str, text: str) -> NoReturn:
+        found = Violation(rule, text)
+        if self.violation is None:
+            self.violation = found
+            self.tell("VIOLATED %s", found)
+        raise found
+
+    # -- workers
+
+    def start(self, slot: int) -> None:
+        self.starts += 1
+        worker = self.workers[slot] = Worker(self, slot)
+        self.tell("%s starts", worker.process.name)
+        worker.start_process()
+
+    def at(self, url: str) -> Worker | None:
+        return next((w for w in self.workers if w is not None and w.url == url), None)
+
+    def up(self) -> list[Worker]:
+        return [w for w in self.workers if w is not None and w.listens]
+
+    def kill(self, worker: Worker) -> None:
+        self.tell("%s is killed", worker.process.name)
+        worker.process.kill()
+        self._gone(worker)
+
+    def _gone(self, worker: Worker) -> None:
+        if self.workers[worker.slot] is worker:
+            self.workers[worker.slot] = None
+        worker.listens = False
+        for exchange in worker.open_exchanges:
+            self.kafka.later(self.net.latency(), exchange.broken)
+        self.clients.lost(worker)
+
+    def worker_ended(self, worker: Worker) -> None:
+        self.tell("%s has ended", worker.process.name)
+        worker.process.kill()
+        self._gone(worker)
+        self.faults.ended(worker)
+
+    def worker_failed(self, worker: Worker, exc: BaseException) -> None:
+        if self.loop.over:
+            return
+        self.tell("%s fails: %r", worker.process.name, exc)
+        if not worker.is_up and (is_expected(exc) or isinstance(exc, TimeoutError)):
+            self.count("starts given up")  # Kafka is away; whoever started it does so again
+            self.worker_ended(worker)
+            return
+        try:
+            self.violated("worker stops", f"{worker.process.name}: {exc!r}")
+        except Violation as violation:
+            violation.__cause__ = exc
+
+    def store_fails(self, worker: Worker) -> bool:
+        return not self.healing and self.faults.store_fails(worker)
+
+    def is_fifo(self, queue: str) -> bool:
+        return queue in self.clients.fifo
+
+    # -- what is in the logs
+
+    def message_is_in(self, number: int, record: Any) -> None:
+        self.count("messages")
+        self.clients.is_in(number, record)
+
+    def message_is_done(self, number: int, offset: int, outcome: str) -> None:
+        self.count(outcome)
+        self.clients.is_done(number, offset, outcome)
+
+    # -- a run
+
+    def run(self) -> None:
+        """Raises `Violation`."""
+        with self._simulated(), virtual(self.loop, self.entropy):
+            try:
+                self.loop.run_until_complete(self._run())
+            except Stuck:
+                self._raise_first()
+                raise
+            finally:
+                self.loop.throw_away()
+            self._raise_first()
+
+    def _raise_first(self) -> None:
+        if self.violation is not None:
+            raise self.violation
+
+    async def _run(self) -> None:
+        self.group = Group(self.kafka, self.shape.partitions)
+        for slot in range(self.shape.workers):
+            if self.workers[slot] is None:
+                self.start(slot)
+            await asyncio.sleep(self.random.random() * self.random.choice((0.0, 0.1, 3.0)))
+        clients = [asyncio.ensure_future(self.clients.live(number)) for number in range(self.shape.clients)]
+        if self.shape.faults:
+            faults = asyncio.ensure_future(self.faults.live())
+            clients.append(faults)
+        until = self.loop.now + self.shape.seconds
+        while self.loop.now < until and self.violation is None:
+            await asyncio.sleep(0.5)
+            self.look()
+        self.healing = True
+        self.tell("faults are over")
+        self.kafka.calm()
+        self.net.loss, self.net.jitter_s = 0.0, 0.001
+        for client in clients:
+            client.cancel()
+        await self.faults.heal()
+        await self._heal()
+        if self.violation is None:
+            try:
+                await self.clients.acceptance()
+            except (Lost, MarqError) as exc:
+                self.violated("well", f"no fault is left, and a worker answers {exc!r}")
+            await asyncio.sleep(3.0)
+        if self.violation is None:
+            self.look(all_of_them=True)
+            self.end()
+        self.count("virtual seconds", int(self.loop.now))
+        self.count("steps", self.loop.steps)
+
+    async def _heal(self) -> None:
+        """Wait until all is delivered and nothing has changed for a while. Good receivers take what there is."""
+        until, since = self.loop.now + HEAL_S, self.loop.now
+        while self.violation is None and self.loop.now < since + SETTLED_S:
+            await asyncio.sleep(0.5)
+            left = self._left()
+            if left:
+                since = self.loop.now
+                self.clients.drain()
+            elif self.clients.drains:
+                since = self.loop.now
+            if self.loop.now > until:
+                self.violated("liveness", f"{HEAL_S:.0f} s after the last fault: {left}")
+
+    def _left(self) -> str:
+        left = {truth.number: truth.unfinished() for truth in self.truths}
+        left = {number: offsets for number, offsets in left.items() if offsets}
+        if left:
+            return f"not done: { {n: offsets[:5] for n, offsets in left.items()} }"
+        if any(worker.ends for worker in self.up()):
+            return "a worker is ending"
+        if any(line.batches for worker in self.up() for line in worker.producer.lines.values()):
+            return "something is on its way"
+        serving = sorted(n for w in self.up() for n, held in w.ownership.held.items() if held.serving)
+        if serving != list(range(self.shape.partitions)):
+            return f"served are {serving}"
+        if not all(worker.ownership.ready and not worker.rebalancing for worker in self.up()):
+            return "a worker is not ready"
+        if len(self.up()) < self.shape.workers or len({str(worker.peers.members()) for worker in self.up()}) > 1:
+            return "workers do not know each other"
+        return ""
+
+    def look(self, all_of_them: bool = False) -> None:
+        """Compare workers with the truth."""
+        for truth in self.truths:
+            truth.nothing_is_stranded()
+        for worker in self.workers:
+            if worker is None or worker.process.state == Process.DEAD:
+                continue
+            for truth in self.truths:
+                if all_of_them or self.random.random() < 0.5:
+                    truth.look(worker)
+
+    def end(self) -> None:
+        """All is done: nothing is left in memory, nothing is lost."""
+        self.clients.end()
+        for worker in self.up():
+            for held in worker.ownership.held.values():
+                p = held.owner.partition
+                left = {
+                    "messages": p.messages,
+                    "deliveries": p.deliveries,
+                    "reserved": p.reserved,
+                    "bytes": p.bytes,
+                    "parked": p.segments.queues,
+                    "delays": p.delays,
+                    "pending": held.owner.starts.pending,
+                    "counts": [q for q, one in p.counts.items() if any(one.as_tuple())],
+                }
+                left = {name: value for name, value in left.items() if value}
+                if left:
+                    self.violated("quiescence", f"{worker.process.name}, partition {held.number}: {left}")
+            if worker.operations.receives.count or worker.operations.receives._asking:
+                self.violated("quiescence", f"{worker.process.name} has receives under way")
+
+    @contextmanager
+    def _simulated(self) -> Iterator[None]:
+        """Kafka, the disk and the network are ours."""
+        get_tasks = mode.Service._get_tasks
+        patches: list[tuple[Any, str, Any]] = [
+            (app.engine.changelogs, "AIOKafkaConsumer", PlainConsumer),
+            (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
+            (app.engine.read_up, "AIOKafkaConsumer", PlainConsumer),
+            (app.engine.queues_topic, "AIOKafkaConsumer", PlainConsumer),
+            (app.engine.queues_topic, "AIOKafkaProducer", PlainProducer),
+            (app.engine.queues_topic, "decode_with", lambda *_: None),
+            (app.streaming.raw_table, "rocksdict", SimpleNamespace(WriteBatch=WriteBatch)),
+            (app.cluster.peers, "ClientSession", Session),
+            (app.cluster.peers, "TCPConnector", lambda **_: None),
+            (app.cluster.peers, "DummyCookieJar", lambda: None),
+            (app.worker, "memory_bytes", lambda: 0),
+            (marq.handlers, "_registered", HANDLERS),
+            # a set of names, so their order, and that of what they do, would depend on how this process hashes
+            (
+                mode.Service,
+                "_get_tasks",
+                lambda service: sorted(get_tasks(service), key=lambda task: task.fun.__name__),
+            ),
+            (agents.redelivery, "INTERVAL_S", self.timer_ms / 1000),
+            (agents.housekeeping, "INTERVAL_S", 0.5 if self.lazy else 0.1),
+            (app.engine.ownership, "TIMER_MS", self.timer_ms),
+        ]
+        with ExitStack() as stack:
+            for where, name, value in patches:
+                stack.enter_context(mock.patch.object(where, name, value))
+            if self.story is None:
+                logging.disable(logging.CRITICAL)
+            yield
