@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.integration.cluster import Cluster, until
+from tests.integration.cluster import ROOT, Cluster, until
 from tests.integration.json_client import Client
 from tests.kafka import unique
 from tests.ui.browser import opened
@@ -460,3 +461,21 @@ def test_bytes_that_are_no_text_stay_base64(client: Client, queue: str) -> None:
     client.send(queue, b"\xff\x00")
     answer = client.request("POST", f"/v1/queues/{queue}/receive", {"wait_ms": 5000, "as": "text"})
     assert answer.body["messages"][0]["payload"] == "/wA="
+
+
+def test_the_curl_session_of_the_readme_works(url: str, queue: str) -> None:
+    """Its lines as they stand there, but for the address, the queue and the receipt."""
+    text = (ROOT / "README.md").read_text()
+    lines = [line.strip().partition("  #")[0] for line in text.splitlines() if line.startswith("    curl ")]
+    assert len(lines) == 3
+
+    def run(line: str, receipt: str = "") -> Any:
+        line = line.replace("http://localhost:9324", url).replace("/orders/", f"/{queue}/").replace("…", receipt)
+        done = subprocess.run(["sh", "-c", f"{line} -sS"], capture_output=True, text=True, check=True)
+        return json.loads(done.stdout)
+
+    send, receive, ack = lines
+    assert run(send)["results"][0]["offset"] >= 0
+    (message,) = run(receive)["messages"]
+    assert message["text"] == "one book"
+    assert run(ack, message["receipt"])["results"] == [{"ok": True}]
