@@ -117,6 +117,20 @@ def test_every_command_tells_scripts_what_it_did_as_objects(marq: Command, name:
     assert all(line.isprintable() for line in done.out.splitlines())
 
 
+def test_settings_of_a_queue_that_does_not_exist_are_an_error(door: Cluster, tmp_path: Path) -> None:
+    variables = {k: v for k, v in door.environment.items() if k.startswith("MARQ_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "queue", unique("nope")],
+        cwd=ROOT,
+        env=environment(**variables | {"MARQ_DATA_DIR": str(tmp_path)}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1), done
+    assert "nope" in done.stderr
+
+
 # -- shells
 
 
