@@ -342,6 +342,82 @@ def test_it_can_be_used_with_the_keyboard_alone(cockpit: Cockpit, client: Client
     assert cockpit.page.locator(":focus").inner_text() == "Purge"
 
 
+def focused(cockpit: Cockpit) -> str:
+    """The name of what has the focus; it has to be seen that it has it."""
+    name, outline = cockpit.page.evaluate(
+        "() => { const e = document.activeElement, { outlineStyle, boxShadow } = getComputedStyle(e);"
+        " if (e === document.body) return ['', ''];"
+        " return [e.ariaLabel || e.labels?.[0]?.innerText || e.innerText || '', outlineStyle + boxShadow]; }"
+    )
+    assert name == "" or outline != "nonenone", f"nobody sees that {name!r} has the focus"
+    return str(name).split("\n")[0].strip()
+
+
+def tab_to(cockpit: Cockpit, name: str) -> None:
+    """Press Tab until something of that name has the focus."""
+    seen = []
+    for _ in range(80):
+        cockpit.page.keyboard.press("Tab")
+        seen.append(focused(cockpit))
+        if seen[-1] == name:
+            return
+    raise AssertionError(f"{name!r} can't be reached: {seen}")
+
+
+def test_all_that_matters_is_done_without_a_mouse(cockpit: Cockpit, client: Client, queue: str) -> None:
+    """Nothing but keys: a queue is made, set, filled, looked into, a message moved, and all of it deleted."""
+    keyboard = cockpit.page.keyboard
+    cockpit.open("/ui/queues")
+    tab_to(cockpit, "New queue")
+    keyboard.press("Enter")
+    tab_to(cockpit, "Name")
+    keyboard.type(queue)
+    keyboard.press("Enter")
+    cockpit.sees("Version 1")
+    tab_to(cockpit, "Visibility timeout")
+    keyboard.press("ControlOrMeta+a")
+    keyboard.type("90000")
+    tab_to(cockpit, "Save 1 change")
+    keyboard.press("Enter")
+    cockpit.sees("Version 2")
+    keyboard.press("Home")
+    cockpit.page.reload()
+    cockpit.sees("Version 2")
+    tab_to(cockpit, "Send a message")
+    keyboard.press("Enter")
+    tab_to(cockpit, "Payload")
+    keyboard.type("by hand")
+    tab_to(cockpit, "Send")
+    keyboard.press("Enter")
+    cockpit.sees("Sent: ")
+    assert focused(cockpit) == "Send a message", "the focus is back where it was"
+    tab_to(cockpit, "Messages")
+    keyboard.press("Enter")
+    place = cockpit.page.locator("tbody th a")
+    place.wait_for()
+    tab_to(cockpit, f"Choose message {place.inner_text()}")
+    keyboard.press("Space")
+    keyboard.press("Shift+Tab")
+    for _ in range(10):
+        if focused(cockpit) == "Move 1":
+            break
+        keyboard.press("Shift+Tab")
+    keyboard.press("Enter")
+    tab_to(cockpit, "To the queue")
+    keyboard.type(f"{queue}-2")
+    keyboard.press("Enter")
+    cockpit.sees("1 message moved.")
+    cockpit.page.reload()
+    cockpit.sees("The queue is empty")
+    tab_to(cockpit, "Delete")
+    keyboard.press("Enter")
+    cockpit.page.get_by_role("dialog").wait_for()
+    keyboard.type(queue)
+    keyboard.press("Enter")
+    cockpit.page.get_by_role("heading", name="Queues").wait_for()
+    until(lambda: client.request("GET", f"/v1/queues/{queue}").status == 404, "it is deleted")
+
+
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 860}
 
 
