@@ -1,8 +1,8 @@
 // What all pages share: components of Preact, requests, addresses, and how values look.
 const { h, render, Fragment } = window.preact;
-const { useState, useEffect, useRef, useCallback, useMemo } = window.preactHooks;
+const { useState, useEffect, useLayoutEffect, useRef, useCallback, useMemo } = window.preactHooks;
 const html = window.htm.bind(h);
-export { Fragment, html, render, useCallback, useEffect, useMemo, useRef, useState };
+export { Fragment, html, render, useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState };
 
 // ---------------------------------------------------------------- state that pages share
 

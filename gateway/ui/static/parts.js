@@ -1,7 +1,7 @@
 // Pieces that several pages are made of.
 import {
   Fragment, Link, bytesOf, changed, compact, duration, hexDump, html, number, rate, store, stored, textOf, timeText, useCallback,
-  useEffect, useRef, useState,
+  useEffect, useLayoutEffect, useRef, useState,
 } from "./core.js";
 
 // ---------------------------------------------------------------- figures
@@ -223,7 +223,8 @@ export function Toasts() {
 /** A dialog with a form. `submit` does it, and may throw. */
 export function Dialog({ title, close, submit, action, danger = false, disabled = false, children }) {
   const box = useRef(null), [error, setError] = useState(""), [busy, setBusy] = useState(false);
-  useEffect(() => {
+  // before the next key: one that is pressed at once would move the focus on behind the dialog
+  useLayoutEffect(() => {
     const before = document.activeElement, shown = box.current;
     shown.showModal();
     return () => {
