@@ -80,9 +80,16 @@ class Group:
         return "rebalance" if self.rebalancing else "ok"
 
     def leave(self, member_id: str) -> None:
-        if self.members.pop(member_id, None) is not None:
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self._refuse(member)
             self._begin()
             self._finish()
+
+    def _refuse(self, member: Member) -> None:
+        """A member that is given up while it waits for others is told that it is none."""
+        if member.joined is not None and not member.joined.done():
+            member.joined.set_result(None)
 
     # -- what follows
 
@@ -281,8 +288,12 @@ class Thread:
             await self._revoke()
             await asyncio.sleep(kafka.latency())
             member, joined = group.join(worker, member_id, had)
+            answer = await joined
+            if answer is None:
+                member_id = ""
+                continue
             member_id = member.id
-            generation, had, by_url = await joined
+            generation, had, by_url = answer
             await asyncio.sleep(kafka.latency())
             coordinator.coordinator_id, coordinator.generation = 1, generation
             await self._assign(generation, had, by_url)
