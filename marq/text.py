@@ -1,4 +1,4 @@
-"""Makes foreign text safe to show: on a terminal, in a log, in an error."""
+"""Text for people: foreign text made safe to show, and what an error says."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def cleaned(text: str) -> str:
 
 def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape", "surrogatepass").decode()
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error says; its kind, if it says nothing."""
+    return str(error) or type(error).__name__

@@ -30,6 +30,7 @@ from app.cluster.seals import HEADER, VERSION, Call, OtherVersionError, Seals, S
 from app.settings import Settings
 from marq.errors import BadValueError, InternalError, MarqError, NotAuthenticatedError, UnavailableError
 from marq.protocol import problems
+from marq.text import reason_of
 
 #: Seconds for an answer of another worker.
 CALL_TIMEOUT_S = 5.0
@@ -206,7 +207,7 @@ class Peers(Service):
             try:
                 status, content_type, header, answer, call = await self._post(url, name, body, key, timeout_s)
             except (ClientError, OSError, TimeoutError) as exc:
-                raise PeerError(f"worker {url} did not answer to {name}: {str(exc) or type(exc).__name__}") from exc
+                raise PeerError(f"worker {url} did not answer to {name}: {reason_of(exc)}") from exc
             try:
                 seals.check_answer(call, header, status, content_type, answer)
             except OtherVersionError as exc:

@@ -15,6 +15,7 @@ from app.settings import Settings
 from app.streaming.faults import has_ended, stop_if_reading_ends
 from app.streaming.fetching import decode_with
 from marq.errors import InternalError, UnavailableError
+from marq.text import reason_of
 
 #: Seconds until a record has to be in the topic, and an answer of Kafka here.
 WRITE_TIMEOUT_S = 10.0
@@ -31,7 +32,7 @@ async def ends_of(
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             ends = await ask(tps)
     except (KafkaError, TimeoutError) as exc:
-        raise UnavailableError(f"Kafka does not tell where {topic} ends: {str(exc) or type(exc).__name__}") from exc
+        raise UnavailableError(f"Kafka does not tell where {topic} ends: {reason_of(exc)}") from exc
     return tuple(ends[tp] for tp in tps)
 
 
@@ -116,9 +117,7 @@ class QueuesTopic:
                         self._producer = producer
                 await self._producer.send_and_wait(self.name, value, key=key, partition=0)
         except (KafkaError, TimeoutError) as exc:
-            raise UnavailableError(
-                f"Kafka did not take the change of a queue: {str(exc) or type(exc).__name__}"
-            ) from exc
+            raise UnavailableError(f"Kafka did not take the change of a queue: {reason_of(exc)}") from exc
 
     async def stop(self) -> None:
         """Close both clients."""

@@ -30,6 +30,7 @@ from marq.core.policies import Limits
 from marq.core.rows import Loss, Manifest, decode_manifest, table_of
 from marq.errors import BrokerError, NotPossibleError, RowError
 from marq.protocol.limits import RECORD_MAX_BYTES
+from marq.text import reason_of
 
 #: Seconds that a read may bring no record, and that a write may take.
 TIMEOUT_S = 30.0
@@ -64,7 +65,7 @@ async def repair(settings: Settings, number: int, *, accept_loss: bool) -> Repai
         async with _Logs.opened(settings, topics, number) as logs:
             return await _repair(settings, topics, logs, number, accept_loss)
     except (KafkaError, TimeoutError) as exc:
-        raise BrokerError(f"Kafka did not answer: {exc or type(exc).__name__}") from exc
+        raise BrokerError(f"Kafka did not answer: {reason_of(exc)}") from exc
 
 
 async def _repair(settings: Settings, topics: Topics, logs: _Logs, number: int, accept_loss: bool) -> Repair:
@@ -232,7 +233,7 @@ async def _check_unserved(settings: Settings, number: int) -> None:
                     serving = (await response.json())["serving"]
             except (ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError) as exc:
                 raise NotPossibleError(
-                    f"worker {url} does not say which partitions it serves ({exc or type(exc).__name__}): stop it first"
+                    f"worker {url} does not say which partitions it serves ({reason_of(exc)}): stop it first"
                 ) from exc
             if number in serving:
                 raise NotPossibleError(f"worker {url} serves partition {number}: there is nothing to repair")

@@ -36,6 +36,7 @@ from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
 from marq.core.rows import table_of
 from marq.errors import DeletedError, MarqError, RowError, UnavailableError
+from marq.text import reason_of
 
 #: Seconds that Kafka may take to confirm an own marker before the claim is tried again, with a new nonce.
 CLAIM_TIMEOUT_S = 10.0
@@ -133,7 +134,7 @@ class TakeOver:
                     await asyncio.sleep(AGAIN_S)
                     continue
             except (KafkaError, TimeoutError, MarqError) as exc:
-                reason = str(exc) or type(exc).__name__
+                reason = reason_of(exc)
             except Exception as exc:
                 self.ownership.log.exception("Partition %s can't be taken over", self.number)
                 reason = repr(exc)

@@ -20,6 +20,7 @@ from app.kafka.probe import Trouble, find_trouble
 from app.logs import silenced
 from app.settings import Settings
 from marq.errors import BrokerError, SettingError
+from marq.text import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -223,4 +224,4 @@ async def unreachable(settings: Settings, error: BaseException) -> BrokerError:
     if trouble is not None:
         return BrokerError(str(trouble))
     where = ", ".join(resolve_bootstrap(settings))
-    return BrokerError(f"Kafka at {where} failed a request: {error or type(error).__name__}; try again")
+    return BrokerError(f"Kafka at {where} failed a request: {reason_of(error)}; try again")

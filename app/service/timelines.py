@@ -23,6 +23,7 @@ from marq.core.history import Delivery, Envelope, Histories
 from marq.core.markers import Batch, End, Keepalive, Marker, Own, Purge, Release, Start, decode
 from marq.core.partition import Partition
 from marq.errors import MarqError, NotFoundError, UnavailableError
+from marq.text import reason_of
 
 #: Seconds, and records of the markers log, that are read for one answer.
 READ_S = 4.0
@@ -103,7 +104,7 @@ class Timelines:
                     await consumer.start()
                     return await self._read(consumer, number, offset)
             except (KafkaError, TimeoutError) as exc:
-                raise UnavailableError(f"the logs can't be read right now: {exc or type(exc).__name__}") from exc
+                raise UnavailableError(f"the logs can't be read right now: {reason_of(exc)}") from exc
             finally:
                 await end_client(consumer.stop())
 

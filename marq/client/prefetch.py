@@ -34,6 +34,7 @@ from marq.errors import (
     UnavailableError,
 )
 from marq.protocol.limits import CLIENT_BATCH_MAX
+from marq.text import reason_of
 
 logger = logging.getLogger("marq.client")
 
@@ -337,7 +338,7 @@ class Prefetcher(Generic[M]):
                 len(unread),
                 self.queue,
                 self._unconfirmed,
-                exc or type(exc).__name__,
+                reason_of(exc),
             )
         except MarqError as exc:
             logger.warning("Closing the reader of %r: %s", self.queue, exc)
