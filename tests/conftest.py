@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,11 @@ from tests.kafka import kafka_for_tests
 #: Property of a test whose value is printed at the end of the run. What a test prints by itself is lost where processes
 #: share the tests (`make test`).
 SAID = "said"
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # a shell that runs us in the background ignores Ctrl-C for us, and for whatever the tests start and send it to
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

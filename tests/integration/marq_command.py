@@ -47,10 +47,11 @@ class Command:
         return _forker().run(args, environment(MARQ_URL=self.url) | variables, given)
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
-        """A command that goes on by itself."""
-        return subprocess.Popen(
-            [sys.executable, "-m", "marq.cli", *args], cwd=ROOT, env=environment(MARQ_URL=self.url), **options
-        )
+        """A command that goes on by itself; where it has a terminal, that is a good one."""
+        variables = environment(MARQ_URL=self.url, TERM="xterm-256color")
+        for name in ("COLUMNS", "LINES"):  # of another terminal
+            variables.pop(name, None)
+        return subprocess.Popen([sys.executable, "-m", "marq.cli", *args], cwd=ROOT, env=variables, **options)
 
 
 class _Forker:
