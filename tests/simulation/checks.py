@@ -103,9 +103,11 @@ class Checks:
                 self._none_is_stranded(*left[1:])
 
     def _none_is_stranded(self, epoch: int, deliveries: set[int], copying: set[int]) -> None:
-        """What was started is with a receiver, or was given back."""
-        for offset, state in self.sim.reference.states.items():
-            if state[0] != epoch or state[1] not in deliveries or not state[4] or offset in copying:
+        """What was started is with a receiver, or was given back. A dead letter is where its copy is."""
+        sim = self.sim
+        copied = sim.reference.copied if sim.queue_id is None else sim.dead_letters
+        for offset, state in sim.reference.states.items():
+            if state[0] != epoch or state[1] not in deliveries or not state[4] or offset in copying or offset in copied:
                 continue
             if (epoch, state[1], offset) not in self.handed:
                 self._bad("stranded", f"offset {offset} is with nobody: {state}, its owner has left")
