@@ -312,8 +312,8 @@ class Deliveries(Order):
             else:
                 continue
             self.reserved.add(offset)
-            if placeless:
-                self._note_out(queue_of, offset)
+            if placeless or queue_of not in self._fifo:
+                self._note_out(queue_of, offset)  # should its order be kept later, it comes before what follows it
 
     def _expired(self, offset: int, settings: QueueSettings) -> bool:
         """True if the time to live of ``offset`` is over by the broker time in the log; an estimate does not count."""

@@ -200,6 +200,24 @@ def test_a_group_waits_for_the_end_of_what_had_expired_before_its_order_was_kept
     assert logs.take(10, settings=settings) == []
 
 
+def test_a_group_waits_for_what_is_being_ended_and_lost_its_place_before_its_order_was_kept() -> None:
+    logs = TwoLogs()
+    logs.own()
+    group = ("marq-group", b"g")
+    old = logs.send(headers=[group, ("marq-ttl-ms", b"1000")])
+    logs.send("other")
+    logs.send(headers=[group])
+    logs.read()
+    settings = QueueSettings(fifo=True, ttl_ms=100_000)
+    assert logs.take(queue="other", settings=FIFO) == [1]
+    logs.wait(1_000)
+    assert logs.partition.due(lambda _: settings).expired == [old]
+
+    logs.partition.due(lambda _: settings, ["q"])  # looks at the first ones of each group
+
+    assert logs.take(10, settings=settings) == []
+
+
 # ---------------------------------------------------------------------- a row that can't be read
 
 
