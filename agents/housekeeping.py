@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 from mode import Service
@@ -20,6 +21,9 @@ INTERVAL_S = 0.1
 SLOW_EVERY = 10
 #: Rounds between two looks at the queues of all partitions, if the catalog has changed meanwhile.
 ALL_EVERY = 10
+#: Rounds after which all queues of a partition in which something happens are looked at, and not the named ones alone:
+#: which are forgotten when they are too many.
+REREAD_EVERY = 100
 #: Queues that are written to the catalog at once.
 MADE_AT_ONCE = 200
 #: Rounds between two removals of queues that were deleted long ago.
@@ -68,6 +72,15 @@ class Housekeeping(Service):
         stirred, ownership.stirred = ownership.stirred, {}
         return [held for number in stirred if (held := ownership.held.get(number)) is not None]
 
+    def _queues_to_look_at(self, held: OwnedPartition) -> Iterable[str]:
+        """Those that records have named since they were found in the catalog. Seldom all: there may be very many."""
+        partition = held.owner.partition
+        seen = held.queues_seen
+        if seen is not None and seen[0] == self._catalog.changes and self._rounds - seen[1] < REREAD_EVERY:
+            return partition.named
+        held.queues_seen = (self._catalog.changes, self._rounds)
+        return {**partition.named, **dict.fromkeys(partition.queues())}
+
     async def _name_queues(self) -> None:
         """Create the queues of messages that any Kafka producer wrote, or quarantine messages whose queue can't be."""
         catalog, settings = self._catalog, self._settings
@@ -77,7 +90,7 @@ class Housekeeping(Service):
         for held in self._to_look_at():
             if held.serving:
                 partition = held.owner.partition
-                for queue in {**partition.named, **dict.fromkeys(partition.queues())}:
+                for queue in list(self._queues_to_look_at(held)):
                     record = catalog.records.get(queue)
                     if record is not None and record.state == "deleting":
                         continue

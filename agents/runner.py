@@ -22,6 +22,7 @@ from app.settings import Settings
 from app.streaming.faults import stop_if_it_fails
 from marq.clock import now_ms
 from marq.core.agenda import Handout
+from marq.core.backlog import Backlog
 from marq.core.flow import Breaker
 from marq.core.policies import VISIBILITY_TIMEOUT_MS
 from marq.errors import RowError
@@ -71,6 +72,11 @@ class Desk(Protocol):
         """The handler's messages of a delivery that another worker started."""
 
 
+def _may_have(b: Backlog | None) -> bool:
+    """Whether something of a queue may be had now, or once a group is free."""
+    return b is not None and bool(b.fresh or b.again or b.returned or b.groups or b.out)
+
+
 class Ask:
     """What a runner asked of a partition."""
 
@@ -93,6 +99,8 @@ class Runner:
         self.service = service
         self.running = 0
         self.waiting: deque[tuple[Delivery, list[Message]]] = deque()  # calls that wait for their turn
+        # its queues, the next one in turn first; None: there are patterns, so those of a partition are gone through
+        self._names = dict.fromkeys(handler.names) if handler.names is not None else None
         self.settlement = Settlement(handler, service.ownership, service.settings, service.meters)
         # partitions that may have something, the next one to ask first; the others have nothing until they wake us
         self.ready: dict[int, None] = {}
@@ -122,11 +130,13 @@ class Runner:
     def has_ready(self, held: OwnedPartition) -> bool:
         """Whether the partition may have something for this handler."""
         partition = held.owner.partition
-        route = self.service.route
-        for queue, backlog in partition.backlogs.items():
+        backlogs, parked, route = partition.backlogs, partition.segments.queues, self.service.route
+        if self._names is not None:
+            return any((backlogs.get(q) or q in parked) and route(q) is self for q in self._names)
+        for queue, backlog in backlogs.items():
             if backlog and route(queue) is self:
                 return True
-        return any(route(queue) is self for queue in partition.segments.queues)
+        return any(route(queue) is self for queue in parked)
 
     def woken(self, held: OwnedPartition) -> None:
         """Something became ready in a partition."""
@@ -151,6 +161,9 @@ class Runner:
     def _queues_of(self, held: OwnedPartition) -> list[str]:
         """The queues of this handler that have something in a partition."""
         partition, route = held.owner.partition, self.service.route
+        if self._names is not None:
+            backlogs, parked = partition.backlogs, partition.segments.queues
+            return [q for q in self._names if (_may_have(backlogs.get(q)) or q in parked) and route(q) is self]
         # not bool(backlog): with a thousand queues that call costs noticeable time
         queues = [
             q
@@ -166,6 +179,8 @@ class Runner:
         handler, partition = self.handler, held.owner.partition
         if len(queues) > 1:
             partition.serve_last(queues[0])  # next time
+            if self._names is not None:
+                self._names[queues[0]] = self._names.pop(queues[0])
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
             settings = self.service.ownership.catalog.settings_of(queues[0])

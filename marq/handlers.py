@@ -81,6 +81,11 @@ class Handler:
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
     @property
+    def names(self) -> tuple[str, ...] | None:
+        """The queues, if these are names alone; None if there is a pattern."""
+        return None if any(sign in queue for queue in self.queues for sign in "*?[") else self.queues
+
+    @property
     def is_async(self) -> bool:
         """True for a coroutine function. Other functions run in threads."""
         return inspect.iscoroutinefunction(self.function)

@@ -45,8 +45,10 @@ class OwnedPartition:
         "outbox",
         "owner",
         "paused",
+        "queues_seen",
         "retire_at_ms",
         "starved_ms",
+        "starving_look_ms",
         "watched",
         "weighed_bytes",
     )
@@ -58,6 +60,9 @@ class OwnedPartition:
         self.outbox = outbox
         self.paused = False  # reading of the queue topic
         self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
+        self.starving_look_ms = 0  # earliest time of the next look whether one does
+        # which state of the catalog all its queues were compared with, and in which round of housekeeping
+        self.queues_seen: tuple[int, int] | None = None
         self.weighed_bytes = 0  # of its messages in memory, when reading was regulated last
         self.retire_at_ms = 0
         self.caught_up_to = -1

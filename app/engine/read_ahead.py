@@ -16,6 +16,8 @@ from app.streaming.faust_app import MarqApp
 SHED_PAUSE_MS = 100
 #: Paused partitions that are looked at together, each time: a receiver may want one of them now.
 PAUSED_AT_ONCE = 64
+#: For so many queues of a partition, two looks whether a receiver starves are a millisecond further apart.
+QUEUES_A_MS = 100
 
 
 class Partitions(Protocol):
@@ -52,8 +54,14 @@ class ReadAhead:
         wanted = partition.bytes < min(self._settings.read_ahead_bytes, share)
         if not wanted and held.serving:
             now = self._now_ms()
-            if partition.held_up or any(r.starving(held) for r in self._ownership.receivers):
+            if partition.held_up:
                 held.starved_ms = now
+            elif now >= held.starving_look_ms:
+                # a look goes through all queues; after a later one the partition is paused, or read on, a little longer
+                queues = len(partition.backlogs) + len(partition.segments.queues)
+                held.starving_look_ms = now + queues // QUEUES_A_MS
+                if any(r.starving(held) for r in self._ownership.receivers):
+                    held.starved_ms = now
             wanted = now - held.starved_ms < READ_ON_MS and self._has_memory()
         if wanted == held.paused:
             held.paused = not wanted

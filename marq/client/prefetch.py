@@ -34,7 +34,6 @@ from marq.errors import (
     UnavailableError,
 )
 from marq.protocol.limits import CLIENT_BATCH_MAX
-from marq.text import reason_of
 
 logger = logging.getLogger("marq.client")
 
@@ -338,7 +337,7 @@ class Prefetcher(Generic[M]):
                 len(unread),
                 self.queue,
                 self._unconfirmed,
-                reason_of(exc),
+                str(exc) or type(exc).__name__,
             )
         except MarqError as exc:
             logger.warning("Closing the reader of %r: %s", self.queue, exc)

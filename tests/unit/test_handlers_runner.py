@@ -50,7 +50,7 @@ class Outbox:
 class Desk:
     """A runner, and what is around it."""
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], *queues: str, **options: Any) -> None:
         self.outbox = Outbox()
         self.queue = QueueSettings()
         self.service = SimpleNamespace(
@@ -69,7 +69,7 @@ class Desk:
                 SimpleNamespace(offset=offset, attempt=1, settle=settle, queue="q", sent_ms=0) for offset in offsets
             ],
         )
-        self.runner = Runner(Handler(function, ("q",), **options), self.service)
+        self.runner = Runner(Handler(function, queues or ("q",), **options), self.service)
 
     def hand(self, *offsets: int, until_ms: int | None = None) -> None:
         """A delivery that was asked for begins."""
@@ -240,6 +240,35 @@ def test_a_parked_message_is_asked_for_also_where_a_later_one_waits_in_memory() 
         desk.service.ownership.held = {0: held}
         desk.runner.woken(held)
         assert desk.runner.asked == {0: 1}
+
+    run(scenario)
+
+
+def test_a_handler_of_names_goes_through_no_other_queue() -> None:
+    class Many(dict[str, Any]):
+        """Queues of others: to ask for one is cheap, to go through them is not."""
+
+        def __iter__(self) -> Any:
+            raise AssertionError("all queues were gone through")
+
+        items = keys = values = __iter__
+
+    worker = Worker().serve()
+    partition = worker.owner.partition
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None: ...
+
+        desk = Desk(work, "one", "two")
+        desk.service.route = lambda queue: desk.runner
+        held: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
+        partition.backlogs = Many()
+        partition.segments.queues = Many()
+        assert not desk.runner.has_ready(held)
+        assert desk.runner._queues_of(held) == []
+        partition.segments.queues = Many(two={})
+        assert desk.runner.has_ready(held)
+        assert desk.runner._queues_of(held) == ["two"]
 
     run(scenario)
 

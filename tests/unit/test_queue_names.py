@@ -45,9 +45,10 @@ class Desk:
         self.logs = TwoLogs()
         self.logs.own()
         self.catalog = Catalog()
-        held = SimpleNamespace(number=0, serving=True, owner=SimpleNamespace(partition=self.logs.partition))
+        owner = SimpleNamespace(partition=self.logs.partition)
+        self.held: Any = SimpleNamespace(number=0, serving=True, owner=owner, queues_seen=None)
         self.due = DueTimes()
-        self.ownership: Any = SimpleNamespace(held={0: held}, catalog=self.catalog, stirred={}, due=self.due)
+        self.ownership: Any = SimpleNamespace(held={0: self.held}, catalog=self.catalog, stirred={}, due=self.due)
         settings: Any = SimpleNamespace(queue_id=None, auto_create=auto_create)
         purges: Any = None
         self.housekeeping = Housekeeping(self.ownership, settings, purges)
@@ -70,6 +71,24 @@ def test_a_queue_is_listed_though_all_its_messages_are_finished_within_one_turn(
     desk = Desk()
     desk.finish("clicks")
     assert desk.look() == {"clicks"}
+
+
+def test_queues_that_are_listed_are_gone_through_again_only_where_the_catalog_has_changed() -> None:
+    desk, looks = Desk(), []
+    partition = desk.logs.partition
+    desk.finish("clicks")
+    desk.look()
+    desk.look()
+    partition.queues = lambda: looks.append(1) or iter(())  # type: ignore[method-assign, func-returns-value]
+    for _ in range(3):
+        desk.finish("clicks")
+        desk.look()
+    assert looks == []
+    desk.catalog.changes += 1
+    desk.finish("clicks")
+    desk.look()
+    assert looks
+    assert "clicks" in desk.catalog.auto
 
 
 def test_a_queue_whose_messages_wait_is_listed() -> None:
@@ -131,7 +150,7 @@ def test_a_partition_to_which_nothing_happens_is_not_looked_through(monkeypatch:
     monkeypatch.setattr(desk.logs.partition, "queues", lambda: looked.append("queues") or [])
     desk.look()
     assert looked == []
-    desk.ownership.stirred[0] = None
+    desk.catalog.changes += 1
     desk.look()
     assert looked == ["queues"]
 
