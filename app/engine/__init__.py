@@ -7,6 +7,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `ownership`        the partitions that this worker owns: assignment, what agents bring, what owners want done
 `owned_partition`  one of them, and who gets its deliveries
 `takeover`         how a partition gets from assigned to served
+`throttle`         hands out less while this worker is late
 `outbox`           markers on their way to Kafka
 `checkpoints`      writes checkpoints to the tables
 `turns`            partitions take turns at that

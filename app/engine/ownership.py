@@ -33,9 +33,9 @@ from app.engine.read_ahead import ReadAhead
 from app.engine.read_up import LogEnds, ReadUp
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
+from app.engine.throttle import Throttle
 from app.streaming.faults import is_expected
 from marq.clock import now_ms
-from marq.core.lateness import STALL_MS, Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.errors import InternalError, NewerVersionError, RowError
@@ -56,8 +56,6 @@ TAKE_BACK_MAX_S = 60.0
 DAMAGE_MEMORY_MS = 300_000
 #: Milliseconds between calls of `Ownership.on_timer`.
 TIMER_MS = 20
-#: Milliseconds before receivers are served again that got nothing because this worker was late.
-AGAIN_MS = 100
 #: Partitions that are looked at together: it takes some ten microseconds each.
 DUE_AT_ONCE = 200
 #: Milliseconds before changed settings of queues count for what is due.
@@ -117,11 +115,7 @@ class Ownership(Service):
         #: Partitions to which something happened, for whoever looks for new queues in them, and takes them out.
         self.stirred: dict[int, None] = {}
         self._settings_seen, self._settings_ms = 0, 0
-        self.lateness = Lateness()
-        self.withheld = 0  # times that something was asked for and nothing was given, because this worker was late
-        self._timer_ms = -1
-        self._again_ms = -1  # when to serve those again
-        self._refused: dict[int, None] = {}  # their partitions
+        self.throttle = Throttle(lambda: now_ms(), lambda: TIMER_MS)
         self._outboxes: dict[int, Outbox] = {}
         # partition -> how often in a row a row could not be read, and until when the next time is one more
         self._damages: dict[int, tuple[int, int]] = {}
@@ -159,6 +153,11 @@ class Ownership(Service):
             return False
         served = sum(number in self.held and self.held[number].serving for number in self._assigned)
         return served == len(self._assigned) or 0 < served == len(self._assigned - self.unserved.keys())
+
+    @property
+    def ack_age_s(self) -> float:
+        """Seconds that the oldest ack, extension or release has waited for Kafka."""
+        return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
 
     # ------------------------------------------------------------------ markers
 
@@ -267,14 +266,13 @@ class Ownership(Service):
         It looks at the partitions to which something happened, or whose time has come, and at no others.
         """
         now = now_ms()
-        self._note_lag(now)
-        if 0 <= self._again_ms <= now:
-            self._serve_again()
+        self.throttle.timer_fired(now)
+        self.throttle.wake_refused(now, self.held)
         if self.catalog.settings_changes != self._settings_seen and now - self._settings_ms >= SETTINGS_MS:
             self._settings_seen, self._settings_ms = self.catalog.settings_changes, now
             for number in self.held:
                 self.due.touch(number)  # a time to live may be new
-        held_back = self.lateness.held_back(now)
+        held_back = self.throttle.held_back(now)
         due = self.due.take(now)
         for number in due[DUE_AT_ONCE:]:
             self.due.touch(number)
@@ -301,15 +299,6 @@ class Ownership(Service):
             held.owner.work(now, with_ttl)
             self.drain(held)
             self.due.set(held.number, held.owner.next_ms(now, bool(with_ttl)))
-
-    def _serve_again(self) -> None:
-        """This worker is not late any more, or less: wake those that got nothing."""
-        self._again_ms = -1
-        refused, self._refused = self._refused, {}
-        for number in refused:
-            held = self.held.get(number)
-            if held is not None and held.serving:
-                held.owner.wake()
 
     def _look_at_unserved(self, held: OwnedPartition, now: int) -> None:
         if held.owner.phase is Phase.FAILED:
@@ -354,38 +343,6 @@ class Ownership(Service):
 
     def _seek(self, held: OwnedPartition, topic: str, offset: int) -> None:
         self.app.consumer.seek_chunks(TP(topic, held.number), offset, held.generation)
-
-    # ------------------------------------------------------------------ lateness
-
-    def _note_lag(self, now: int) -> None:
-        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
-        self._timer_ms = now
-
-    def _note_stall(self, now: int) -> None:
-        """Note a stall of this process. After a stall, a request may come before the timer that notices it."""
-        if self._timer_ms >= 0 and now - self._timer_ms - TIMER_MS >= STALL_MS:
-            self._note_lag(now)
-
-    def room(self, held: OwnedPartition, wanted: int, lease_ms: int) -> int:
-        """How many of `wanted` messages may be handed out under this lease: fewer, or none, while acks are late."""
-        now = now_ms()
-        self._note_stall(now)
-        room = self.lateness.room(now, wanted, lease_ms, held.outbox.late_s * 1000)
-        if room == 0 and wanted:
-            self.withheld += 1
-            self._refused[held.number] = None
-            if self._again_ms < 0:
-                self._again_ms = now + AGAIN_MS
-        return room
-
-    def is_late(self, held: OwnedPartition, lease_ms: int) -> bool:
-        """True if a partition hands out nothing under this lease at present, because acks are late."""
-        return self.lateness.share(now_ms(), lease_ms, held.outbox.late_s * 1000) == 0.0
-
-    @property
-    def ack_age_s(self) -> float:
-        """Seconds that the oldest ack, extension or release has waited for Kafka."""
-        return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
 
     # ------------------------------------------------------------------ assignment
 

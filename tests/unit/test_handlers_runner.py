@@ -62,7 +62,7 @@ class Desk:
             ownership=SimpleNamespace(
                 held={},
                 outbox=lambda number: self.outbox,
-                room=lambda held, wanted, lease_ms: wanted,
+                throttle=SimpleNamespace(room=lambda held, wanted, lease_ms: wanted),
                 catalog=SimpleNamespace(settings_of=lambda queue: self.queue),
             ),
             messages=lambda held, offsets, settle: [

@@ -83,8 +83,10 @@ class Desk:
                 catalog=catalog,
                 topics=TOPICS,
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
-                room=lambda held, wanted, lease_ms: wanted,
-                is_late=lambda held, lease_ms: False,
+                throttle=SimpleNamespace(
+                    room=lambda held, wanted, lease_ms: wanted,
+                    is_late=lambda held, lease_ms: False,
+                ),
             ),
             receipts,
             Meters(),
