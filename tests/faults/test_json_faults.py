@@ -34,7 +34,7 @@ class Traffic:
     """A sender and consumers, each with its own view of which workers there are, all the while until it is stopped."""
 
     def __init__(self, sender: list[str], consumers: list[list[str]]) -> None:
-        self.queue = unique("door")
+        self.queue = unique("faults")
         self.confirmed: set[bytes] = set()
         self.failed = 0
         self.received: list[tuple[bytes, int, int, int]] = []  # id, partition, offset, attempt

@@ -31,8 +31,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def url(door: Cluster) -> str:
-    return door.workers[0].url
+def url(shared_cluster: Cluster) -> str:
+    return shared_cluster.workers[0].url
 
 
 @pytest.fixture
@@ -274,11 +274,11 @@ def test_a_move_is_watched_and_stopped(cockpit: Cockpit, client: Client, queue: 
 # -- workers, tables
 
 
-def test_workers_and_partitions_say_who_owns_what(cockpit: Cockpit, door: Cluster) -> None:
+def test_workers_and_partitions_say_who_owns_what(cockpit: Cockpit, shared_cluster: Cluster) -> None:
     cockpit.open("/ui/workers")
     cockpit.sees("3 workers, 2 partitions")
     assert cockpit.page.locator("tbody tr", has_text="serving").count() == 2
-    for worker in door.workers:
+    for worker in shared_cluster.workers:
         assert cockpit.page.get_by_text(worker.url).count() == 1
 
 

@@ -26,8 +26,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def url(door: Cluster) -> str:
-    return door.workers[0].url
+def url(shared_cluster: Cluster) -> str:
+    return shared_cluster.workers[0].url
 
 
 @pytest.fixture

@@ -33,8 +33,8 @@ MANY = 5000
 
 
 @pytest.fixture(scope="module")
-def cluster(door: Cluster) -> Cluster:
-    return door
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 def install(folder: Path, command: list[str]) -> Path:

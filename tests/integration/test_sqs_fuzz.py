@@ -150,8 +150,8 @@ def _found(answer: bytes, *names: str) -> list[tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def known(door: Cluster) -> Known:
-    known = Known(Queue.make(door.workers[0], VisibilityTimeout=1))
+def known(shared_cluster: Cluster) -> Known:
+    known = Known(Queue.make(shared_cluster.workers[0], VisibilityTimeout=1))
     known.sent.add(known.queue.send("still here")["MessageId"])
     return known
 

@@ -18,8 +18,8 @@ from tests.integration.sqs_client import Queue, ask
 
 
 @pytest.fixture(scope="module")
-def cluster(door: Cluster) -> Cluster:
-    return door
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 def at_all(cluster: Cluster, **attributes: Any) -> list[Queue]:

@@ -106,8 +106,8 @@ class Terraform:
 @pytest.mark.skipif(
     shutil.which("terraform") is None or not PROVIDER, reason="terraform or MARQ_TEST_TERRAFORM_PROVIDER is missing"
 )
-def test_terraform_makes_changes_imports_and_destroys_queues(door: Cluster, tmp_path: Path) -> None:
-    url, name = door.workers[0].url, unique("tf")
+def test_terraform_makes_changes_imports_and_destroys_queues(shared_cluster: Cluster, tmp_path: Path) -> None:
+    url, name = shared_cluster.workers[0].url, unique("tf")
     sqs: Any = client_of(url)
     terraform = Terraform(tmp_path, url, name)
 

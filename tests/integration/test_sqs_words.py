@@ -22,9 +22,9 @@ INVALID = "InvalidParameterValue"
 
 
 @pytest.fixture(scope="module")
-def url(door: Cluster) -> str:
+def url(shared_cluster: Cluster) -> str:
     """The address of a worker."""
-    return door.workers[0].url
+    return shared_cluster.workers[0].url
 
 
 @pytest.fixture
@@ -309,9 +309,9 @@ def test_a_header_of_the_request_gives_its_messages_their_trace(queue: Queue) ->
     assert got == {"header": trace, "own": own, "query": trace, "none": None}
 
 
-def test_ids_and_sequence_numbers_look_random_and_numbers_grow(door: Cluster, fifo: Queue) -> None:
+def test_ids_and_sequence_numbers_look_random_and_numbers_grow(shared_cluster: Cluster, fifo: Queue) -> None:
     group = unique("g")
-    sent = [fifo.at(door.workers[i % 3]).send(f"{group}{i}", MessageGroupId=group) for i in range(6)]
+    sent = [fifo.at(shared_cluster.workers[i % 3]).send(f"{group}{i}", MessageGroupId=group) for i in range(6)]
     numbers = [one["SequenceNumber"] for one in sent]
     assert all(len(n) == 20 and "0000000" not in n for n in numbers)
     assert all(int(a) < int(b) for a, b in pairwise(numbers))
