@@ -129,7 +129,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app", "worker"],
                 cwd=ROOT,
-                env={k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | environment,
+                env=_environment(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -209,6 +209,11 @@ class Worker:
             self.kill()
             raise AssertionError(f"worker did not stop within {timeout_s} s:\n{self.log[-3000:]}") from None
         return time.monotonic() - began
+
+
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    """These variables and those of this process, without its own settings of marq."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | variables
 
 
 def _variables(settings: dict[str, Any]) -> dict[str, str]:
@@ -306,6 +311,18 @@ class Cluster:
             timeout_s,
         )
         return time.monotonic() - began
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `python -m app` with the settings of these workers."""
+        return subprocess.run(
+            [sys.executable, "-m", "app", *arguments],
+            cwd=ROOT,
+            env=_environment(self.environment),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     def wipe(self, worker: Worker) -> None:
         """Delete the data folder of a worker that has ended."""

@@ -19,7 +19,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.kafka.broker import free_port
-from tests.integration.cluster import ROOT, Cluster, Worker, by_id, until
+from tests.integration.cluster import Cluster, Worker, by_id, until
 from tests.integration.sqs_client import Queue
 from tests.kafka import unique
 
@@ -248,24 +248,9 @@ def test_what_handlers_fail_at_too_often_is_a_dead_letter_as_soon_as_it_is_count
     assert [s.attempt for s in cluster.begun(queue.name)] == [1, 2] * 5
 
 
-def command(cluster: Cluster, *args: str) -> subprocess.CompletedProcess[str]:
-    import os
-
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | cluster.environment
-    return subprocess.run(
-        [sys.executable, "-m", "app", *args],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_settings_of_a_queue_are_changed_by_a_command_and_hold_at_once(cluster: Cluster) -> None:
     queue = unique("fail-set")
-    done = command(cluster, "queue", queue, "max_receives=1", "dead_letter_queue=order-graves")
+    done = cluster.command("queue", queue, "max_receives=1", "dead_letter_queue=order-graves")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_receives"] == 1
     before = cluster.counters()["dead"]
@@ -280,18 +265,18 @@ def test_settings_of_a_queue_are_changed_by_a_command_and_hold_at_once(cluster: 
 
 def test_a_setting_that_a_queue_can_not_have_is_one_line_and_changes_nothing(cluster: Cluster) -> None:
     queue = unique("work-none")
-    done = command(cluster, "queue", queue, "max_recieves=1")
+    done = cluster.command("queue", queue, "max_recieves=1")
     assert done.returncode == 2
     assert "max_recieves" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    done = command(cluster, "queue", queue)
+    done = cluster.command("queue", queue)
     assert done.returncode == 2
     assert "there is no queue" in done.stderr and queue in done.stderr
 
 
 def test_the_time_to_live_of_a_queue_holds_for_messages_without_one(cluster: Cluster) -> None:
     queue = unique("work-short")
-    assert command(cluster, "queue", queue, "ttl_ms=700").returncode == 0
+    assert cluster.command("queue", queue, "ttl_ms=700").returncode == 0
     before = cluster.counters()["expired"]
     cluster.send(queue, 3, headers={"marq-delay-ms": "1500"})
     wait_gone(cluster, "expired", before + 3)
