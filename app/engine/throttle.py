@@ -15,16 +15,16 @@ AGAIN_MS = 100
 
 
 class Throttle:
-    """How many messages this worker may hand out at present, and whom to wake when it may hand out more."""
+    """Decides how many messages this worker may hand out, and which receivers to wake when it may hand out more."""
 
     def __init__(self, now: Callable[[], int], timer_ms: Callable[[], int]) -> None:
         self.lateness = Lateness()
-        self.withheld = 0  # times that something was asked for and nothing was given, because this worker was late
+        self.withheld = 0  # requests that got nothing because this worker was late
         self._now = now
         self._timer_ms = timer_ms  # between two calls of `timer_fired`
         self._fired_ms = -1
-        self._again_ms = -1  # when to serve those again
-        self._refused: dict[int, None] = {}  # their partitions
+        self._again_ms = -1  # when to wake refused receivers
+        self._refused: dict[int, None] = {}  # partitions with refused receivers
 
     def timer_fired(self, now: int) -> None:
         """Note by how much the timer is late. Called many times a second."""
