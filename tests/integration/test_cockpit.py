@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -15,30 +14,12 @@ import pytest
 from tests.integration.cluster import ROOT, Cluster, until
 from tests.integration.json_client import Client
 from tests.kafka import unique
-from tests.ui.browser import opened
 from tests.ui.cockpit import Cockpit, looking
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&amp;{{7*7}}/../%2f?#"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with opened() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def url(shared_cluster: Cluster) -> str:
-    return shared_cluster.workers[0].url
-
-
-@pytest.fixture
-def cockpit(browser: Browser, url: str) -> Iterator[Cockpit]:
-    with looking(browser, url) as found:
-        yield found
 
 
 @pytest.fixture

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cluster import Cluster, until
+from tests.integration.cluster import until
 from tests.integration.json_client import Client
 from tests.kafka import unique
-from tests.ui.browser import opened
 from tests.ui.cockpit import Cockpit, looking
 from tests.ui.strangers import FORGE, stranger
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with opened() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def url(shared_cluster: Cluster) -> str:
-    return shared_cluster.workers[0].url
-
-
-@pytest.fixture
-def cockpit(browser: Browser, url: str) -> Iterator[Cockpit]:
-    with looking(browser, url) as found:
-        yield found
 
 
 @pytest.fixture
