@@ -1,4 +1,4 @@
-"""What follows an answer sees it: sends, acks, changes, dead letters and counts, at any worker, with short polls only.
+"""A receive sees everything that was confirmed before: sends, acks, changes, dead letters and counts, at any worker, with short polls only.
 
 Three workers on two partitions; a request goes to any of them.
 """
