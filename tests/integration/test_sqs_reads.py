@@ -1,4 +1,4 @@
-"""A receive sees everything that was confirmed before: sends, acks, changes, dead letters and counts, at any worker, with short polls only.
+"""Receives and counts see everything that was confirmed before, at any worker, with short polls only.
 
 Three workers on two partitions; a request goes to any of them.
 """
