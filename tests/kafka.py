@@ -63,7 +63,7 @@ def docker_has_image(image: str = IMAGE) -> bool:
 
 
 def local_container(image: str) -> DockerContainer:
-    """A container that is not started yet, of an image that no registry has."""
+    """A container, not started yet, of an image that was built locally."""
     # Read when testcontainers is imported. Its reaper is an image that may not be there, and the
     # container's own address may not be reachable.
     os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")

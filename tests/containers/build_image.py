@@ -49,7 +49,7 @@ _ENGINE_TIMEOUT_S = 30
 
 
 class ImageError(Exception):
-    """The image can't be built here; the text says what is missing."""
+    """The image can't be built here; the message names what is missing."""
 
 
 def main(pytest_arguments: list[str]) -> int:

@@ -286,7 +286,7 @@ class Cluster:
 
     @property
     def running(self) -> list[Worker]:
-        """The workers that nobody has ended; an error if one has ended by itself."""
+        """The running workers. Fails if one has ended that no test has stopped."""
         running = [w for w in self.workers if not w.ending]
         for worker in running:
             assert worker.running, f"worker {worker.pid} ended, {worker.process.returncode}:\n{worker.log[-4000:]}"
@@ -340,7 +340,7 @@ class Cluster:
                 await end_client(client.stop())
 
     def create_topics(self) -> Topics:
-        """What a worker does at its start; for sends before there is one."""
+        """Create the topics as a worker does at its start, for sends before the first worker."""
         settings = Settings(kafka=f"kafka://{self.bootstrap}", name=self.name, partitions=self.partitions)
         return self.run(ensure_topics(settings, self.name))
 
@@ -349,7 +349,7 @@ class Cluster:
         return self.environment.get("MARQ_QUEUE_TOPIC", f"{self.name}.queue")
 
     async def _producing(self) -> AIOKafkaProducer:
-        async with self._starting:  # else sends that begin at once would each make one, and lose what it had to send
+        async with self._starting:  # otherwise simultaneous sends would each make a producer, and lose its records
             if self._producer is None:
                 producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
                 await producer.start()
@@ -569,7 +569,7 @@ class Cluster:
         return total
 
     def explained(self, done: list[Done], refused: Collection[Place] = ()) -> Explained:
-        """Why messages were done more than once, by what is in the log; `refused`: see `explain`."""
+        """Why messages were done more than once, according to the log; `refused`: see `explain`."""
         if len({one[:2] for one in done}) == len(done):
             return Explained()
         markers: dict[int, list[Any]] = {n: [] for n in range(self.partitions)}

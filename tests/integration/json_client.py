@@ -12,7 +12,7 @@ import msgspec
 
 
 class Answer:
-    """What a worker answered."""
+    """The answer of a worker."""
 
     def __init__(self, status: int, headers: Any, body: Any) -> None:
         self.status = status

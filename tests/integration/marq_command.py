@@ -20,7 +20,7 @@ from tests.integration.cluster import ROOT
 
 
 class Ran(NamedTuple):
-    """What a command wrote, and how it ended."""
+    """The output and the exit status of a command."""
 
     status: int
     out: str
@@ -33,7 +33,7 @@ class Ran(NamedTuple):
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Without the settings of whoever runs the tests."""
+    """The environment without the settings of the person who runs the tests."""
     return {k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | variables
 
 

@@ -64,7 +64,7 @@ class SecuredKafka:
         self.broker.stop()
 
     def settings(self, user: str, password: str, **values: Any) -> dict[str, Any]:
-        """What a worker of marq needs to come in."""
+        """The settings with which a worker can log in."""
         return {
             "kafka": f"kafka://{self.address}",
             "kafka_username": user,

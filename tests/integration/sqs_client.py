@@ -1,4 +1,4 @@
-"""SQS clients of the tests, and what they do often."""
+"""SQS clients of the tests, and their frequent calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user of the queue relies on, case by case, as in the tests of kmq, kafka-mq-go and kafka-relay.
+"""The promises to a user of the queue, case by case, as in the tests of kmq, kafka-mq-go and kafka-relay.
 
 One worker serves all of them; each uses queues of its own, whose names choose the handler (see `witness.py`).
 """

@@ -33,7 +33,7 @@ ALONE: dict[str, tuple[tuple[str, ...], int]] = {
     "ack": (("x",), 2),
     "create": (("q",), 2),
     "delete": (("q", "--yes"), 2),
-    "doctor": ((), 1),  # that is what it finds
+    "doctor": ((), 1),  # it reports that no worker answers
     "extend": (("x", "--for", "1m"), 2),
     "message": (("0:0",), 2),
     "move": (("q", "--to", "r"), 2),

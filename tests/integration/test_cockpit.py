@@ -39,7 +39,7 @@ def send(client: Client, queue: str, *messages: dict[str, Any]) -> list[dict[str
 
 
 def dead_letters(client: Client, queue: str, count: int, reason: str = "no such customer") -> None:
-    """Messages that were rejected, and are read as dead letters."""
+    """Reject messages, and wait until their dead letters are read."""
     send(client, queue, *({"json": {"n": i}} for i in range(count)))
     got: list[Any] = []
     while len(got) < count:

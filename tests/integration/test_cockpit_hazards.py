@@ -1,4 +1,4 @@
-"""The cockpit in the hands of people who are in a hurry, and against pages of strangers, in a real browser."""
+"""The cockpit with hasty users, and against pages of other origins, in a real browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def queue() -> str:
 
 
 def changes_of(page: Page) -> list[str]:
-    """What a page asks for, from now on, that changes something."""
+    """The requests of a page, from now on, that change something."""
     asked: list[str] = []
     page.on("request", lambda one: asked.append(f"{one.method} {one.url}") if one.method != "GET" else None)
     return asked

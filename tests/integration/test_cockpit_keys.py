@@ -1,4 +1,4 @@
-"""The cockpit with keys, in a real browser: who sees and does what, at any worker; and a worker that dies meanwhile."""
+"""The cockpit with keys, in a real browser: what each key may see and do, at any worker; and the death of a worker."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_a_key_may_do_decides_what_is_shown(browser: Browser, cluster: Clus
     assert refused.status == 403
 
 
-#: What a page asks for: method, path, body, the permission that it takes.
+#: Requests of a page: method, path, body, the permission that it needs.
 ASKED: tuple[tuple[str, str, Any, str], ...] = (
     ("GET", "/ui/api/overview", None, "inspect"),
     ("GET", "/ui/api/queues", None, "inspect"),

@@ -477,12 +477,12 @@ def test_the_persisted_offset_stays_below_records_of_another_writer(kafka: str, 
             await lab.send(lab.changelog, 0, b"foreign", key=b"b")
             await (await writer.run(0, lambda: table.write(b"c", b"3")))
             assert table.persisted(0) == 0
-            # What the caller reads itself closes the gap ...
+            # The gap is closed by rows that the caller reads itself ...
             table.apply(0, [(b"b", b"foreign", 1), (b"c", b"3", 2)])
             assert table.persisted(0) == 2
             await (await writer.run(0, lambda: table.write(b"d", b"4")))
             assert table.persisted(0) == 3
-            # ... also when offsets are missing in what it read.
+            # ... even if offsets are missing in them.
             await lab.send(lab.changelog, 0, b"foreign", b"foreign", key=b"b")
             table.apply(0, [(b"b", b"foreign", 5)], upto=6)
             assert table.persisted(0) == 5

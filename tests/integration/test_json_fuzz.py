@@ -1,4 +1,4 @@
-"""Whatever comes in: never a 5xx, and never a lost message."""
+"""No request gets a 5xx, and none makes a message get lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_service_does_what_its_document_says(shared_cluster: Cluster) -> Non
     tried = 0
     for result in api.get_all_operations():
         operation = result.ok()
-        # negative examples take long to find: what is wrong in other ways is up to the tests below
+        # negative examples take long to find; the tests below make other invalid requests
         modes = [GenerationMode.POSITIVE]
         if operation.path in NEGATIVE:
             modes.append(GenerationMode.NEGATIVE)

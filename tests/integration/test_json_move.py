@@ -1,4 +1,4 @@
-"""Messages that are moved to another queue on demand: dead letters that go back above all. Each is moved once."""
+"""Messages are moved to another queue on demand, mostly dead letters that go back. Each is moved once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place(message: Any) -> dict[str, int]:
 
 
 def until_ready(client: Client, queue: str, places: list[dict[str, int]], to: str) -> list[Any]:
-    """Move once everything has been read: what was sent a moment ago may not have been."""
+    """Move once everything has been read: a message that was just sent may not be read yet."""
     moved: dict[int, Any] = {}
 
     def all_moved() -> bool:

@@ -1,4 +1,4 @@
-"""How the processes of marq start, wait, and end; what they write meanwhile."""
+"""How the processes of marq start, wait, and end, and what they log."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def owns(cluster: Cluster) -> Counter[int]:
 
 
 def rejoins(worker: Worker) -> bool:
-    """True while the group of the workers has not agreed on who gets what."""
+    """True while the group of the workers has not agreed on an assignment."""
     return bool((worker.get("/health/ready")[1] or {}).get("rebalancing"))
 
 

@@ -1,4 +1,4 @@
-"""Records that somebody has deleted unread: they are named, and with `repair --accept-loss` the partition goes on."""
+"""Records were deleted unread: they are named, and with `repair --accept-loss` the partition goes on."""
 
 from __future__ import annotations
 

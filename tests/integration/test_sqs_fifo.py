@@ -316,7 +316,7 @@ def test_a_receipt_whose_time_is_over_deletes_nothing(cluster: Cluster) -> None:
     queue = Queue.make(cluster.workers[0], FifoQueue="true")
     queue.send("a", MessageGroupId="g", MessageDeduplicationId="1")
     (message,) = queue.receive(VisibilityTimeout=1)
-    time.sleep(1.02)  # no record has told the time since
+    time.sleep(1.02)  # no record has advanced log time since
     with refused("InvalidParameterValue", text="The receipt handle has expired."):
         queue.delete(message)
     answer = queue.ask("DeleteMessage", ReceiptHandle=message["ReceiptHandle"])

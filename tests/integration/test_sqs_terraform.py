@@ -118,7 +118,7 @@ def test_terraform_makes_changes_imports_and_destroys_queues(shared_cluster: Clu
     assert json.loads(jobs.attribute("RedrivePolicy"))["maxReceiveCount"] == 4
     assert json.loads(jobs.attribute("Policy"))["Statement"][0]["Sid"] == "all"
     assert sqs.list_queue_tags(QueueUrl=jobs.url)["Tags"] == {"stage": "test"}
-    # what it was told is what it asked for: there is nothing to do
+    # it gets the values that it has set: there is nothing to do
     assert "No changes" in terraform.run("plan", "-no-color", "-var=visibility=45", "-detailed-exitcode")
 
     assert "0 added, 1 changed, 0 destroyed" in terraform.apply(60)

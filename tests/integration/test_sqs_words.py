@@ -364,7 +364,7 @@ def test_a_visibility_timeout_has_no_total(queue: Queue) -> None:
     assert answer.status == 200
 
 
-# -- what the Terraform AWS provider asks for `aws_sqs_queue` and `aws_sqs_queue_policy`
+# -- the calls of the Terraform AWS provider for `aws_sqs_queue` and `aws_sqs_queue_policy`
 
 
 def test_the_calls_of_terraform_find_what_it_expects(url: str) -> None:
@@ -390,7 +390,7 @@ def test_the_calls_of_terraform_find_what_it_expects(url: str) -> None:
         return dict(found)
 
     def expect(expected: dict[str, str]) -> None:
-        """It waits until it is told what it has set; what is not told counts as empty."""
+        """Wait, as the provider does, until the answer has the values that were set; missing ones count as empty."""
         found = attributes_now()
         for key, value in expected.items():
             if key.endswith("Policy") and value:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Of the topics of an installation that is sent to.
 PARTITIONS = 3
-#: Seconds that a reader waits for what a killed sender's transaction holds up.
+#: Seconds that a reader waits behind the open transaction of a killed sender.
 READ_S = 40.0
 
 

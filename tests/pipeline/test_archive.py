@@ -1,4 +1,4 @@
-"""The archive has every record of both topics, once, whatever happens to the job."""
+"""The archive has every record of both topics exactly once, even if the job is killed or fails."""
 
 from __future__ import annotations
 

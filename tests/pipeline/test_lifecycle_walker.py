@@ -1,4 +1,4 @@
-"""A chronicler's row says of a message what the core says of it."""
+"""A row of the lifecycle walker agrees with the core on a message."""
 
 from __future__ import annotations
 

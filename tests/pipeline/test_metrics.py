@@ -1,4 +1,4 @@
-"""Each queue's windows say what took effect in them, once, whatever happens to the job."""
+"""The windows of each queue count every effect exactly once, even if the job is killed or fails."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def count_once(spark: SparkSession, here: Installation, **options: Any) -> None:
 
 
 def totals(spark: SparkSession, here: Installation) -> dict[str, dict[str, int]]:
-    """What is not 0, by queue, over all windows (a test may run over midnight)."""
+    """The counts above 0, by queue, over all windows (a test may run over midnight)."""
     found: dict[str, Counter[str]] = {}
     for row in rows(spark, here):
         found.setdefault(row.queue, Counter()).update({name: row[name] for name in COUNTS})

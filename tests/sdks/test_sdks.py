@@ -17,7 +17,7 @@ from tests.sdks.programs import Client, Program
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 MANY = 5000
-#: Seconds until what a killed process had is somebody else's.
+#: Seconds until the messages of a killed process are delivered to others.
 VISIBILITY_S = 10
 
 
@@ -33,7 +33,7 @@ def requests(url: str, action: str) -> dict[int, int]:
 
 
 class Endpoint:
-    """The worker that the clients talk to, and what it was asked."""
+    """The worker that the clients talk to, with counts of its requests."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -46,7 +46,7 @@ class Endpoint:
         return {action: requests(self.url, action) for action in (*actions, "ChangeMessageVisibility")}
 
     def asked(self) -> dict[str, dict[int, int]]:
-        """How often what was asked since, by status."""
+        """The number of requests since, by action and status."""
         now = self._requests()
         return {action: dict(Counter(found) - Counter(self._before[action])) for action, found in now.items()}
 
@@ -182,7 +182,7 @@ def test_nothing_of_thousands_is_lost_when_processes_are_killed(client: Client, 
     endpoint.cluster.start(ready=False)
     sent = sender.end_said("sent", 240)
     assert sorted(sent) == sorted(bodies(MANY))
-    # the killed one may not have got so far as to say what it deleted at last
+    # the killed program may not have printed its last deletions
     last = set(workers[0].said("got")[-10:])
     until(lambda: deleted(*workers) | last == set(sent), "all are deleted", 240)
     for worker in workers if fifo else ():

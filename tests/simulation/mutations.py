@@ -1,4 +1,4 @@
-"""Rules of the design, each broken on purpose. What a rule is worth shows in how soon the simulator misses it.
+"""Rules of the design, each broken on purpose. The simulator must notice each.
 
 A mutation is a patch of the real core, or of the worker around it; nothing in the core knows of this.
 """

@@ -42,7 +42,7 @@ Failures = list[BaseException]
 
 
 def run(scenario: Callable[[Failures], Awaitable[None]]) -> Failures:
-    """What the worker stops for."""
+    """The errors that stop the worker."""
     failures: Failures = []
 
     async def main() -> None:

@@ -81,7 +81,7 @@ class Node:
         return held
 
     def fold(self, held: Any) -> None:
-        """As the ownership does, with what was appended."""
+        """Fold the appended markers, as the ownership does."""
         held.worker.read_markers()
         while (effects := held.owner.take_effects()) is not None:
             held.outbox.put(effects.appends)

@@ -1,4 +1,4 @@
-"""How the worker calls a handler: what it takes, extends, and gives back without having called."""
+"""How the worker calls a handler: which messages it takes, extends, and gives back without a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECEIPT = (5, 1)
 
 
 class Outbox:
-    """Takes markers as the real one does; confirms when it is told to."""
+    """Takes markers as the real one does; confirms when the test says so."""
 
     def __init__(self) -> None:
         self.markers: list[Marker] = []
@@ -48,7 +48,7 @@ class Outbox:
 
 
 class Desk:
-    """A runner, and what is around it."""
+    """A runner with the parts around it."""
 
     def __init__(self, function: Callable[..., Any], *queues: str, **options: Any) -> None:
         self.outbox = Outbox()

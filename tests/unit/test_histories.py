@@ -1,4 +1,4 @@
-"""Histories, told from the effects of the fold, are what a recount of the raw logs comes to."""
+"""Histories, which are made from the effects of the fold, agree with a recount of the raw logs."""
 
 from __future__ import annotations
 

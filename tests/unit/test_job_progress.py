@@ -1,4 +1,4 @@
-"""A job says on a terminal what it is doing; in a pipe it writes what it always wrote."""
+"""A job shows its progress on a terminal; its output in a pipe has none."""
 
 from __future__ import annotations
 

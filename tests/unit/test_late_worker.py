@@ -1,4 +1,4 @@
-"""A worker that is late: what receivers get, what they are told, and what happens after it stood still."""
+"""A worker that is late: its deliveries, its answers to receivers, and its recovery after it stood still."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Desk:
         self.settle()
 
     def settle(self) -> None:
-        """The log takes what was said."""
+        """The log takes the markers."""
         self.said += self.core.flush()
         self.ownership.drain(self.held)
         self.said += self.core.flush()

@@ -1,4 +1,4 @@
-"""Memory of answers that nobody took."""
+"""Memory of answers that clients did not read."""
 
 from __future__ import annotations
 

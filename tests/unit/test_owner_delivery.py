@@ -27,7 +27,7 @@ def ask(worker: Worker, limit: int = 10, queues: tuple[str, ...] = ("q",), recei
 
 
 def given(worker: Worker) -> list[list[int]]:
-    """Offsets of what is handed out."""
+    """The offsets that are handed out."""
     return [h.offsets for h in worker.handouts() if h.offsets]
 
 

@@ -1,4 +1,4 @@
-"""What is said of a port that something else than Kafka has."""
+"""The errors for a port that speaks no Kafka, and for a Kafka of another version."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 
 async def trouble_with(serve: Serve, timeout_ms: int) -> Trouble | None:
-    """What is found of a server on this machine."""
+    """The trouble with a server on this machine."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
@@ -91,7 +91,7 @@ def _broker(versions: dict[int, tuple[int, int]]) -> Serve:
     return serve
 
 
-#: What the client knows, which any Kafka of today takes.
+#: Versions that any current Kafka accepts.
 OFFERED = {request.API_KEY: (0, 99) for request, _ in NEEDED}
 
 

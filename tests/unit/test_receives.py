@@ -45,7 +45,7 @@ class Partition:
         return len(self.core.queue_log if topic == TOPICS.queue else self.core.broker.log)
 
     def confirm(self, clock_ms: int) -> None:
-        """What the owner wants appended gets into the log, and is handed out."""
+        """The owner's markers get into the log, and its deliveries are handed out."""
         self.core.clock_ms = clock_ms
         said = self.core.flush()
         for handout in self.core.handouts(empty=True):

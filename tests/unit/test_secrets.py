@@ -1,4 +1,4 @@
-"""The installation's secret: what is made of it, and how it is changed while everything runs."""
+"""The installation's secret: the keys derived from it, and its change without a stop."""
 
 from __future__ import annotations
 

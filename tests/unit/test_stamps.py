@@ -96,9 +96,9 @@ def test_the_lowest_offset_of_a_queue_is_that_of_its_first_unfinished_message() 
         logs.send(queue=queue)
     logs.read()
     logs.persist()
-    logs.partition.shed(1 << 30)  # payloads are on disk, what was started has an entry
+    logs.partition.shed(1 << 30)  # payloads are on disk; started messages have an entry
     logs.ack(logs.start(0, 2, 4))
-    logs.send(queue=None)  # poison, as the next one: they count as of no queue, whatever their key
+    logs.send(queue=None)  # poison, like the next one: it belongs to no queue, whatever its key
     logs.send(queue="d", headers=[("marq-ttl-ms", b"soon")])
     logs.send(queue="d")
     logs.read()

@@ -133,7 +133,7 @@ class Faults:
             worker.process.spawn(worker.guarded(worker.end()))
 
     def ended(self, worker: Worker) -> None:
-        """It did as it was told."""
+        """The process ended because it was told to."""
         self._again(worker.slot)
 
     def _stand(self, seconds: float = 0.0) -> None:

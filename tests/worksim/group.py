@@ -87,7 +87,7 @@ class Group:
             self._finish()
 
     def _refuse(self, member: Member) -> None:
-        """A member that is given up while it waits for others is told that it is none."""
+        """Tell a member that was removed while it waits for others that it is no member."""
         if member.joined is not None and not member.joined.done():
             member.joined.set_result(None)
 
