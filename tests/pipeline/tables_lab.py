@@ -91,7 +91,7 @@ def run_archive(spark: SparkSession, job: Job, *, accept_loss: bool = False) -> 
 
 
 def archive(spark: SparkSession, here: Installation) -> None:
-    """Write new records of both topics to the tables of the archive, in a commit each: less than the job, and faster."""
+    """Write new records of both topics to the archive, in a commit each: less than the job, and faster."""
     from pyspark.sql import functions as F
 
     from pipeline.tables import open_table
