@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.kafka.broker import EmbeddedBroker, bootstrap_of, free_port, install_kafka
+from app.kafka.broker import EmbeddedBroker, free_port, install_kafka
+from app.kafka.broker_file import bootstrap_of
 from app.kafka.jars import own
 from app.kafka.topics import ensure_topics
 from marq.errors import BrokerError

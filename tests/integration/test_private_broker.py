@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from app.kafka.broker import running_broker
+from app.kafka.broker_file import running_broker
 from app.kafka.connection import kafka_client_args
 from app.kafka.datadir import kafka_login
 from app.settings import Settings

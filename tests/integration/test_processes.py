@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from app.kafka.broker import EmbeddedBroker, bootstrap_of, free_port
+from app.kafka.broker import EmbeddedBroker, free_port
+from app.kafka.broker_file import bootstrap_of
 from app.kafka.datadir import running_workers
 from tests.integration.cluster import ROOT, Cluster, Worker, until
 from tests.kafka import unique
