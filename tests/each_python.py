@@ -1,6 +1,6 @@
 """Runs the unit tests with every Python that is found: `python -m tests.each_python [pytest arguments]`.
 
-Each gets an environment of its own in a temporary folder, with the packages of `requirements/unit.txt` alone. The last
+Each gets a separate environment in a temporary folder, with only the packages of `requirements/unit.txt`. The last
 lines have the result of each; exit status 1 if tests failed with one of them.
 """
 

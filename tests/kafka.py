@@ -26,7 +26,7 @@ def unique(prefix: str = "t") -> str:
 
 
 def settings_for(bootstrap: str, **values: Any) -> Settings:
-    """Settings of an installation of its own on the Kafka under test."""
+    """Settings of a separate installation on the Kafka under test."""
     return Settings(**{"kafka": f"kafka://{bootstrap}", "name": unique(), **values})
 
 

@@ -26,7 +26,7 @@ from tests.kafka import unique
 #: Messages that one consumer has at once: one fault can bring back at most as many.
 HELD = 200
 BATCH = 50
-#: Seconds that a client goes on trying; longer than a worker needs to come back.
+#: Seconds for which a client retries; longer than the restart of a worker takes.
 PATIENCE_S = 90.0
 
 
@@ -91,7 +91,7 @@ class Traffic:
                         mine.add((message.partition, message.offset))
                         message.ack()
         except MarqError as error:
-            # an acknowledgement that failed is a message that comes again: the check at the end sees it
+            # a message whose acknowledgement failed comes again: the check at the end sees it
             print(f"  a consumer: {error}")
             self.refused |= mine
         except BaseException as error:

@@ -130,7 +130,7 @@ class Traffic:
             ids = self.received.setdefault((group, number), set())
             self.again += message["MessageId"] in ids
             ids.add(message["MessageId"])
-            self.deleting.add((group, number))  # those of one receive are done one after the other
+            self.deleting.add((group, number))  # the messages of one receive are processed one after the other
 
     def goes_on(self) -> None:
         before = len(self.received)

@@ -217,14 +217,14 @@ def _environment(variables: dict[str, str]) -> dict[str, str]:
 
 
 def _variables(settings: dict[str, Any]) -> dict[str, str]:
-    """As environment: settings of marq by their names, those of the witness by its variables."""
+    """The environment for these settings: those of marq by their names, those of the witness by its variables."""
     return {
         name if name.startswith("WITNESS_") else f"MARQ_{name.upper()}": str(value) for name, value in settings.items()
     }
 
 
 class Cluster:
-    """An installation of its own on a Kafka: topics with a random name, worker processes, a sender."""
+    """A separate installation on a Kafka: topics with a random name, worker processes, a sender."""
 
     def __init__(self, bootstrap: str, folder: Path, *, partitions: int = 4, **settings: Any) -> None:
         self.bootstrap = bootstrap
@@ -576,7 +576,7 @@ class Cluster:
         for record in self.read(self.environment.get("MARQ_MARKERS_TOPIC", f"{self.name}.markers"), self.partitions):
             markers[record.partition].append(record)
         assert all(records and records[0].offset == 0 for records in markers.values()), "the logs were trimmed"
-        # one that ended by an error of its own explains nothing
+        # a worker that ended by its own error explains nothing
         killed = {w.pid for w in self.workers if (w.process.poll() or 0) < 0}
         return explain(done, markers, killed=killed, refused=refused)
 

@@ -64,7 +64,7 @@ class Delivery:
 class Explained:
     """The messages that were done more than once."""
 
-    causes: Counter[str] = field(default_factory=Counter)  # how often a message was done once more than needed
+    causes: Counter[str] = field(default_factory=Counter)  # the number of times that messages were done too often
     unexplained: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:

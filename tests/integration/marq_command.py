@@ -47,7 +47,7 @@ class Command:
         return _forker().run(args, environment(MARQ_URL=self.url) | variables, given)
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
-        """A command that goes on by itself; where it has a terminal, that is a good one."""
+        """Start a command in the background. If it has a terminal, `TERM` names a capable one."""
         variables = environment(MARQ_URL=self.url, TERM="xterm-256color")
         for name in ("COLUMNS", "LINES"):  # of another terminal
             variables.pop(name, None)

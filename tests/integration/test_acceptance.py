@@ -127,16 +127,16 @@ def test_a_failing_handler_is_retried_with_growing_delays_then_its_message_is_de
         first, second = ((b.at_s - a.at_s) * 1000 for a, b in pairwise(seen))
         assert 95 <= first <= 200 + LATE_MS
         assert 195 <= second <= 400 + LATE_MS
-    letters = {
+    dead_letters = {
         json.loads(r.value)["id"]: r
         for r in cluster.read(cluster.queue_topic, cluster.partitions)
         if r.key == f"{queue}.dead".encode()
     }
-    assert letters.keys() == {s.id for s in sent}
+    assert dead_letters.keys() == {s.id for s in sent}
     for message in sent:
-        letter = letters[message.id]
-        headers = dict(letter.headers)
-        assert letter.partition == message.partition
+        dead_letter = dead_letters[message.id]
+        headers = dict(dead_letter.headers)
+        assert dead_letter.partition == message.partition
         assert headers["marq-origin"] == f"{message.partition}:{message.offset}".encode()
         assert headers["marq-dead-queue"] == queue.encode()
         assert headers["marq-dead-reason"] == b"max-receives"
@@ -240,11 +240,11 @@ def test_what_handlers_fail_at_too_often_is_a_dead_letter_as_soon_as_it_is_count
     for i in range(5):
         sent = queue.send(f"{i}")
         queue.wait_for(visible=0, in_flight=0, delayed=0)
-        (letter,) = dead.receive(1, wait_s=0)
-        assert (letter["Body"], letter["MessageId"]) == (f"{i}", sent["MessageId"])
-        assert letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
-        assert letter["Attributes"]["ApproximateReceiveCount"] == "3"
-        dead.delete(letter)
+        (dead_letter,) = dead.receive(1, wait_s=0)
+        assert (dead_letter["Body"], dead_letter["MessageId"]) == (f"{i}", sent["MessageId"])
+        assert dead_letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
+        assert dead_letter["Attributes"]["ApproximateReceiveCount"] == "3"
+        dead.delete(dead_letter)
     assert [s.attempt for s in cluster.begun(queue.name)] == [1, 2] * 5
 
 
@@ -258,9 +258,9 @@ def test_settings_of_a_queue_are_changed_by_a_command_and_hold_at_once(cluster: 
     wait_gone(cluster, "dead", before + 3)
     assert {s.attempt for s in cluster.begun(queue)} == {1}
     # the dead letters are messages of the queue that was named, and its handler gets them
-    letters = cluster.wait_begun("order-graves", 3)
-    assert {s.id for s in letters} == {s.id for s in sent}
-    assert {s.headers["marq-dead-queue"] for s in letters} == {queue}
+    dead_letters = cluster.wait_begun("order-graves", 3)
+    assert {s.id for s in dead_letters} == {s.id for s in sent}
+    assert {s.headers["marq-dead-queue"] for s in dead_letters} == {queue}
 
 
 def test_a_setting_that_a_queue_can_not_have_is_one_line_and_changes_nothing(cluster: Cluster) -> None:
@@ -321,10 +321,10 @@ def test_a_topic_of_the_users_is_one_queue_and_is_never_written_to(user_topic: C
     assert {s.id for s in seen} == {s.id for s in user_topic.sent}
     assert Counter(s.attempt for s in seen) == {1: 12, 2: 12, 3: 12}
     assert sum(user_topic.ends().values()) == 12, "nothing was written to it"
-    letters = user_topic.read(user_topic.environment["MARQ_DEAD_LETTER_TOPIC"])
-    assert {json.loads(r.value)["id"] for r in letters} == {s.id for s in user_topic.sent}
-    assert {r.key for r in letters} == {None, b"a", b"b"}
-    assert {dict(r.headers)["marq-origin"].decode() for r in letters} == {
+    dead_letters = user_topic.read(user_topic.environment["MARQ_DEAD_LETTER_TOPIC"])
+    assert {json.loads(r.value)["id"] for r in dead_letters} == {s.id for s in user_topic.sent}
+    assert {r.key for r in dead_letters} == {None, b"a", b"b"}
+    assert {dict(r.headers)["marq-origin"].decode() for r in dead_letters} == {
         f"{s.partition}:{s.offset}" for s in user_topic.sent
     }
 

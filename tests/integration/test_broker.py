@@ -19,7 +19,7 @@ from marq.errors import BrokerError
 from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.kafka import settings_for
 
-#: One broker is taken through its life by the tests of this file, in their order: each start costs seconds.
+#: The tests of this file share one broker, and depend on their order, because each start costs seconds.
 
 
 @pytest.fixture(scope="module")

@@ -252,7 +252,7 @@ def test_top_fits_into_a_small_terminal_sorts_and_gives_it_back_after_ctrl_c(mar
 
 
 def _own(descriptor: int) -> None:
-    """Make a terminal the one that Ctrl-C of which reaches this process."""
+    """Make a terminal the controlling one of this process, so that its Ctrl-C arrives here."""
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 

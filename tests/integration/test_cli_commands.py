@@ -152,7 +152,7 @@ def typed(shell: list[str], variables: dict[str, str], lines: list[str], wanted:
     seen = b""
     try:
         for number, line in enumerate(lines):
-            # a prompt comes first, and again once a line was carried out
+            # a prompt appears at first, and after each executed line
             while seen.count(b"READY>") <= number:
                 seen += _more(ours, seen)
             os.write(ours, line.encode())

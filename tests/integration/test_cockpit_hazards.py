@@ -35,7 +35,7 @@ def changes_of(page: Page) -> list[str]:
 
 
 def slow(page: Page, path: str) -> None:
-    """Let answers below a path come late enough for a second click before them."""
+    """Delay answers below a path, so that a second click comes before them."""
 
     def late(route: Route) -> None:
         page.wait_for_timeout(300)

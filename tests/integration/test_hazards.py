@@ -458,7 +458,7 @@ def test_a_row_too_large_fails_and_does_not_stop_the_others(kafka: str, tmp_path
                 await asyncio.wait_for(future, 5)
             assert (await asyncio.wait_for(table.send_changelog(0, b"small", b"x"), 5)).offset == 0
             assert (await (await writer.run(0, lambda: table.write(b"k", b"v")))).offset == 1
-            # Nor does anything else that goes wrong in there end Faust's task that sends.
+            # Other errors in it do not end Faust's sending task either.
             send, worker.app.producer.send = worker.app.producer.send, None
             with pytest.raises(TypeError):
                 await asyncio.wait_for(table.send_changelog(0, b"small", b"x"), 5)

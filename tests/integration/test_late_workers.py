@@ -62,7 +62,7 @@ def offsets(messages: list[Any]) -> set[int]:
 def test_a_worker_that_stood_still_hands_out_nothing_before_it_has_read_what_receivers_said(
     kafka: str, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    # long enough for the session: the worker stays the owner, and nothing but its own stall is seen
+    # a long session: the worker stays the owner, so only its stall has effects
     with Cluster(kafka, tmp_path, partitions=1, handlers="", session_timeout_ms=60_000) as cluster:
         worker = cluster.start()
         clients = [Client(worker.url) for _ in range(5)]

@@ -82,7 +82,7 @@ def matrix(
 
 
 def check(cluster: Cluster, queue: str, expected: list[tuple[int, Record]], poison: int) -> None:
-    """All of `expected` (offset, record) was delivered once, in order, as it was sent; so much is poison."""
+    """All of `expected` (offset, record) was delivered once, in order and unchanged; the rest is poison."""
     cluster.settle(120)
     seen = cluster.begun(queue)
     assert [s.offset for s in seen] == sorted(offset for offset, _ in expected)

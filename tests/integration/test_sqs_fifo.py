@@ -105,7 +105,7 @@ def test_visibility_is_per_message(cluster: Cluster, queue: Queue) -> None:
     messages = queue.receive(4, wait_s=0, VisibilityTimeout=2)
     assert bodies(messages) == ["0", "1", "2", "3"]
     queue.change(messages[2], 60)
-    # what stands before the first in flight comes back after its time, what stands behind it waits for that
+    # messages before the first one in flight come back after their time; those behind it wait for it
     again = queue.at(cluster.workers[1]).receive(10, wait_s=10)
     assert bodies(again) == ["0", "1"]
     assert queue.receive(10, wait_s=0) == []

@@ -143,7 +143,7 @@ class Known:
 
 
 def _found(answer: bytes, *names: str) -> list[tuple[str, ...]]:
-    """Values that stand under names, in JSON or XML."""
+    """The values of these names, in JSON or XML."""
     text = answer.decode()
     columns = [re.findall(rf'(?:"{name}":"|<{name}>)([^"<]+)', text) for name in names]
     return list(zip(*columns, strict=True))

@@ -233,7 +233,7 @@ def test_a_queue_may_be_its_own_dead_letter_queue(queue: Queue) -> None:
         (message,) = queue.receive(wait_s=10)
         assert message["Body"] == "again and again"
         counts.append(int(message["Attributes"]["ApproximateReceiveCount"]))
-    assert counts == [1, 2, 2]  # of a dead letter of a dead letter, the last stay and the one before count
+    assert counts == [1, 2, 2]  # for a dead letter of a dead letter, the receives in its last two queues count
     queue.sqs.delete_queue(QueueUrl=queue.url)
 
 

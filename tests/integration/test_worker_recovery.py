@@ -57,7 +57,7 @@ def fingerprint(cluster: Cluster) -> dict[int, tuple[int, ...]]:
 
 
 def steady(cluster: Cluster) -> dict[int, tuple[int, ...]]:
-    """The fingerprint, once it does not change any more and nothing above the manifests is unread."""
+    """The fingerprint, once it no longer changes and everything above the manifests is read."""
     before: dict[int, tuple[int, ...]] = {}
 
     def same() -> bool:

@@ -90,7 +90,7 @@ def mutated(request: bytes, others: Sequence[bytes], random: Random) -> bytes:
 
 
 def signed(request: bytes, key_id: str, secret: str) -> bytes:
-    """A request with a signature of its own, as far as it has a head that can be signed."""
+    """The request with a new signature, if it has a head that can be signed."""
     head, end, body = request.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     parts = lines[0].split(b" ")
@@ -127,7 +127,7 @@ class Report:
 
     seed: int
     statuses: Counter[int] = field(default_factory=Counter)  # 0: the connection was closed without an answer
-    busy: int = 0  # of them those that say that a lease would be over before it could be used: the machine's matter
+    busy: int = 0  # including those for a lease that would be over before it could be used, which depend on the machine
     failures: list[tuple[int, bytes, bytes]] = field(default_factory=list)  # status, request, answer
     unanswered: list[bytes] = field(default_factory=list)  # though they were whole
     slowest_s: float = 0.0

@@ -310,7 +310,7 @@ def test_a_job_that_is_killed_goes_on_where_it_was(spark: SparkSession, installa
         some_traffic(here, number, 200)
     process = here.start_job("metrics", "--window", str(DAY_S), "--interval", "0")
     try:
-        deadline = time.monotonic() + 250  # within the time of a test, however slow the machine
+        deadline = time.monotonic() + 250  # within the time of a test, even on a slow machine
         log = Path(here.job.path(METRICS), "_delta_log")
         # the rows are in the table, in its second commit; the topic and the state may or may not be written
         while time.monotonic() < deadline and process.poll() is None and len([*log.glob("*.json")]) < 2:

@@ -141,7 +141,7 @@ class Program:
 
     @property
     def errors(self) -> str:
-        """What it wrote beside what it was asked to."""
+        """Its unexpected output: other lines of standard output, and standard error."""
         lines = self._other + self._errors.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("Picked up JAVA_TOOL_OPTIONS"))
 

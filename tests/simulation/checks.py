@@ -127,7 +127,7 @@ class Checks:
             self._bad("G5", f"w{worker.number} serves as {owner.nonce}, the log at its position says {moment.nonce}")
 
     def rests(self, worker: Worker, did: bool, what: str) -> None:
-        """An owner that said it need not be asked yet did something when it was asked."""
+        """Fail if an owner that need not be asked yet did something when it was asked."""
         if did:
             self._bad("G9 idle", f"w{worker.number} need not be asked before its next time, and then there was {what}")
 
@@ -255,7 +255,7 @@ class Checks:
                 self._bad("fairness", f"took {most} of one group and {count} of {group!r}, which has {offsets}")
 
     def _none_is_ending(self, owner: Owner, taken: list[int]) -> None:
-        """Nothing of a FIFO group is taken while one before it is about to be ended: that may fail."""
+        """No message of a FIFO group is taken while an earlier one is being ended, because that may fail."""
         ref, highest = self.sim.reference, dict[tuple[str | None, bytes], int]()
         for offset in taken:
             message = ref.messages[offset]
@@ -275,7 +275,7 @@ class Checks:
         return self.sim.settings[queue].fifo and p._highest_delivered >= p.position
 
     def _in_order(self, offset: int, started: Started, receipt: tuple[int, int]) -> None:
-        """When the start took effect, all before it in its group was done, or comes along."""
+        """When the start took effect, all earlier messages of the group were done, or are in the same delivery."""
         ref = self.sim.reference
         message = ref.messages[offset]
         for other in ref.groups[message.queue or "", message.group]:

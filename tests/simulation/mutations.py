@@ -203,7 +203,7 @@ def _all_messages(unfinished: Any) -> Any:
 
 
 def _obsolete_at_once(checkpoint: Any) -> Any:
-    """As if the keys of this checkpoint had been obsolete at the one before: deleted while a manifest names them."""
+    """Returns the obsolete keys one checkpoint too early: they are deleted while a manifest names them."""
 
     def mutated(self: Partition, *args: Any) -> Any:
         found = checkpoint(self, *args)

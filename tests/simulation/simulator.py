@@ -279,7 +279,7 @@ class Simulator:
             self.land(lane)
 
     def land(self, lane: Lane) -> None:
-        """The next record of ``lane`` gets to its topic; the news may or may not get back."""
+        """The next record of ``lane`` gets to its topic; its acknowledgement may be lost."""
         sent = lane.sent.popleft()
         topic = lane.topic
         offset = timestamp = 0

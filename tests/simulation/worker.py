@@ -26,7 +26,7 @@ RECOVERIES_MAX = 12
 
 
 class Worker:
-    """A process that may be assigned the partition. It dies and comes back; ``number`` stays."""
+    """A process that may own the partition. It dies and restarts; ``number`` stays."""
 
     def __init__(self, sim: Simulator, number: int) -> None:
         self.sim = sim

@@ -159,7 +159,7 @@ def test_a_compressed_body_means_what_it_unpacks_to(
     tmp_path: Path, encoding: str, pack: Callable[[bytes], bytes]
 ) -> None:
     async def test(http: Http) -> None:
-        # random, so that it comes in several pieces of input; and long, so that it goes in several of output
+        # random, so that the compressed input has several pieces; and long, so that the output has several, too
         body = json.dumps({"receipts": [secrets.token_hex(30_000), " " * 300_000]}).encode()
         status, _, answer = await http.request("POST", "/v1/ack", pack(body), Content_Encoding=encoding, **JSON)
 
@@ -233,7 +233,7 @@ def test_nothing_of_a_body_is_unpacked_that_nobody_may_send(tmp_path: Path, monk
             writer.close()
         assert not unpacked
 
-        # of one that is too large nothing is unpacked beyond what shows it
+        # of a body that is too large, only enough is unpacked to find that out
         status, _, _ = await http.request("POST", "/v1/ack", bomb, Content_Encoding="gzip", **JSON)
         assert status == 413
         assert 0 < sum(unpacked) < 2 * MIB

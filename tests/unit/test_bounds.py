@@ -92,7 +92,7 @@ PARTITION = {
     "purges": CONSTANT,  # one for each queue, until the purged messages are read
     "recent": PER_ID,
     "origins": PER_ID,
-    "origin_keys": lambda h: 2,  # that of the secret, and of the one before
+    "origin_keys": lambda h: 2,  # the keys of the secret and of the previous one
     "counters": CONSTANT,
     "counts": lambda h: 8 * h.unfinished + 12 * SLACK,  # queues that had something a while ago
     "delays": PER_MESSAGE,
@@ -205,7 +205,7 @@ KINDS = (
 
 
 class Life:
-    """Queues that come and go, of every kind; each is taken from, or not, as chance has it."""
+    """Queues of every kind are created and deleted; randomly, receivers take from them or not."""
 
     def __init__(self, seed: int) -> None:
         self.r = Random(seed)
@@ -271,7 +271,7 @@ class Life:
         self.worker.flush()
 
     def finish_old(self) -> None:
-        """What waits for long, or was never given back, is finished by an operator."""
+        """An operator finishes messages that have waited long, or were never given back."""
         p = self.worker.owner.partition
         old = [o for o in p.messages if o < p.position - 400]
         self.worker.owner.ended_as("purged", old)

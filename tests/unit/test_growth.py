@@ -33,7 +33,7 @@ class Year:
         self.manifests: list[int] = []  # bytes of each manifest
 
     def pass_over(self, count: int) -> None:
-        """Messages that are finished before the next checkpoint: for the tables as if they had never been."""
+        """Messages that are finished before the next checkpoint, so they never get into the tables."""
         self.logs.hole(count)
 
     def checkpoint(self) -> None:

@@ -72,7 +72,7 @@ class Desk:
         self.runner = Runner(Handler(function, queues or ("q",), **options), self.service)
 
     def hand(self, *offsets: int, until_ms: int | None = None) -> None:
-        """A delivery that was asked for begins."""
+        """Hand out a delivery that was asked for."""
         ask = Ask(self.runner, len(offsets) or 1, LEASE_MS)
         self.runner.asked[0] = self.runner.asked.get(0, 0) + ask.calls
         until_ms = now_ms() + LEASE_MS if until_ms is None else until_ms

@@ -1,4 +1,4 @@
-"""A state that breaks a rule is noticed, whichever rule it is; it is neither served nor written down."""
+"""A state that breaks any invariant is noticed; it is neither served nor written."""
 
 from __future__ import annotations
 

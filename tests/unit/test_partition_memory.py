@@ -1,4 +1,4 @@
-"""Bounded memory: payloads that are in the messages table may go, and come back."""
+"""Bounded memory: payloads that are in the messages table can be dropped, and are read back."""
 
 from __future__ import annotations
 

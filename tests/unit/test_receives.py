@@ -218,7 +218,7 @@ def test_nothing_leaves_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None
         await asyncio.sleep(0)
         desk.confirm(0)
         desk.confirm(1)
-        desk.clock_ms += 300  # this process stands still before it gets to the answer
+        desk.clock_ms += 300  # this process stands still before it answers
         assert await asked == []
         assert [(type(marker), marker.counted) for marker in desk.given_back] == [(Release, False)] * 2
 

@@ -1,4 +1,4 @@
-"""Answers that are written in one piece are those that aiohttp would give, byte for byte."""
+"""Answers that are written in one piece equal those of aiohttp, byte for byte."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def catalog(**values: Any) -> Catalog:
 
 
 def receipts(**values: Any) -> Receipts:
-    """Those of a worker with these settings."""
+    """The receipts of a worker with these settings."""
     its = catalog(**values)
     return Receipts(lambda: its.secret, lambda: its.previous_secrets)
 

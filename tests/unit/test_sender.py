@@ -29,7 +29,7 @@ NODE = 1
 
 
 class Request:
-    """One that the broker has not answered yet."""
+    """A request that the broker has not answered yet."""
 
     def __init__(self, group: Any, request: Any) -> None:
         self.group = group

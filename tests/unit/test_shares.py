@@ -230,7 +230,7 @@ def test_one_key_makes_so_many_queues_a_minute(tmp_path: Path, monkeypatch: pyte
         move = await ask(http, GREEDY, "POST", "/v1/queues/a/move", {"to": "c", "max": 1})
         assert move[0] == 503
         assert not http.app.catalog.exists("c")
-        # one that is there is none that is made, and another key makes its own
+        # an existing queue does not count, and another key has its own limit
         assert (await ask(http, GREEDY, "PUT", "/v1/queues/a", {"delay_ms": 1}))[0] == 200
         assert (await ask(http, OTHER, "PUT", "/v1/queues/c", {}))[0] == 201
 
@@ -275,7 +275,7 @@ def test_a_request_that_was_refused_took_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 async def turns(work: Awaitable[Any]) -> int:
-    """How often others had a turn while something was done."""
+    """The number of turns that other tasks had meanwhile."""
     count = 0
 
     async def others() -> None:

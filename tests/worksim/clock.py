@@ -1,4 +1,4 @@
-"""Virtual time: an event loop whose clock goes on when nothing is left to do, and processes that live in it.
+"""Virtual time: an event loop whose clock advances when nothing is left to do, and processes that run in it.
 
 A *process* is a context (`contextvars`): every task and callback that it makes belongs to it. So a process can be
 killed (nothing of it runs any more) or stopped and continued (what came meanwhile runs then), and its parts know no
@@ -84,7 +84,7 @@ class Process:
     def kill(self) -> None:
         """As SIGKILL does."""
         self.state = self.DEAD
-        self._loop.kept.append(self)  # its coroutines must not be thrown away, and end, while others run
+        self._loop.kept.append(self)  # its coroutines must not be collected, which would end them, while others run
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -185,7 +185,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _close(coroutine: Any) -> None:
-    """End a coroutine, also one that waits for something when it ends."""
+    """End a coroutine, even if it awaits something while it ends."""
     for _ in range(20):
         try:
             coroutine.close()

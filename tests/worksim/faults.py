@@ -1,4 +1,4 @@
-"""Faults: what goes wrong, when, and how it heals."""
+"""Faults: when they happen, and how they end."""
 
 from __future__ import annotations
 

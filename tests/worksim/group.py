@@ -45,7 +45,7 @@ class Member:
 
 
 class Group:
-    """The coordinator. A rebalance begins when a member comes, goes or is silent, and ends when all have joined."""
+    """The coordinator. A rebalance begins when a member joins, leaves or is silent, and ends when all have joined."""
 
     def __init__(self, kafka: Kafka, partitions: int) -> None:
         self.kafka = kafka
@@ -225,7 +225,7 @@ class Thread:
     # -- fetches
 
     def fetch(self) -> None:
-        """Ask for each partition that is open, and of which nothing is here or asked for."""
+        """Fetch each open partition that has no data here and no fetch under way."""
         for tp in self.readers:
             self._fetch(tp)
 

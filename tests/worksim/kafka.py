@@ -148,7 +148,7 @@ class Kafka:
         self.odds = odds
         self.logs: dict[TP, Log] = {}
         self.ahead_ms = 0
-        self.patience = 1  # by which a fetch that brings nothing takes longer than was asked for
+        self.patience = 1  # by which an empty fetch takes longer than its wait
         self.tell: Callable[..., None] = lambda *_: None
 
     def chance(self, odds: float) -> bool:
