@@ -52,14 +52,14 @@ class Throttle:
         """True if a partition hands out nothing under this lease at present, because acks are late."""
         return self.lateness.share(self._now(), lease_ms, held.outbox.late_s * 1000) == 0.0
 
-    def wake_refused(self, now: int, owned: Mapping[int, OwnedPartition]) -> None:
+    def wake_refused(self, now: int, partitions: Mapping[int, OwnedPartition]) -> None:
         """A while after something was refused, wake those that got nothing: this worker may be less late by now."""
         if not 0 <= self._again_ms <= now:
             return
         self._again_ms = -1
         refused, self._refused = self._refused, {}
         for number in refused:
-            held = owned.get(number)
+            held = partitions.get(number)
             if held is not None and held.serving:
                 held.owner.wake()
 
