@@ -262,7 +262,7 @@ class RemoteHandlers:
             queues = queues[self._turn % len(queues) :] + queues[: self._turn % len(queues)]
             settings = self.ownership.catalog.settings_of(queues[0])
             lease_ms = spec.lease_ms or settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS
-            if not self.ownership.room(one, 1, lease_ms):
+            if not self.ownership.throttle.room(one, 1, lease_ms):
                 continue
             pending = one.owner.acquire(
                 queues,

@@ -185,7 +185,7 @@ class Runner:
         if lease_ms is None:
             settings = self.service.ownership.catalog.settings_of(queues[0])
             lease_ms = settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS  # which is extended
-        if not self.service.ownership.room(held, 1, lease_ms):
+        if not self.service.ownership.throttle.room(held, 1, lease_ms):
             return False
         size = handler.batch or 1
         calls = self.calls_of_start(self.room)

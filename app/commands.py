@@ -19,7 +19,8 @@ import uvloop
 from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's commands
 from faust.cli.base import cli
 
-from app.kafka.broker import EmbeddedBroker, bootstrap_of
+from app.kafka.broker import EmbeddedBroker
+from app.kafka.broker_file import bootstrap_of
 from app.kafka.datadir import MAX_WORKERS
 from app.kafka.folders import UMASK
 from app.processes import embedded_broker, errors_as_lines, stop_signals

@@ -127,7 +127,7 @@ class WorkerApp(PreparedApp):
     life: Life
     catalog: Catalog
     handlers: handlers.Handlers
-    door: QueueService
+    operations: QueueService
     peers: Peers
     housekeeping: Housekeeping
     move_tasks: MoveTasks

@@ -120,7 +120,7 @@ class Collector:
         yield GaugeMetricFamily(
             "marq_loop_lag_seconds",
             "How late this worker's timers fire; seen at once, fading.",
-            value=ownership.lateness.lag_ms / 1000,
+            value=ownership.throttle.lateness.lag_ms / 1000,
         )
         yield GaugeMetricFamily(
             "marq_oldest_ack_seconds",
@@ -130,7 +130,7 @@ class Collector:
         yield CounterMetricFamily(
             "marq_withheld_receives",
             "Times that nothing was handed out, though it was there, because acks would have been late.",
-            value=ownership.withheld,
+            value=ownership.throttle.withheld,
         )
         yield CounterMetricFamily(
             "marq_late_reads",
@@ -140,7 +140,7 @@ class Collector:
         yield CounterMetricFamily(
             "marq_stalls",
             "Times that this worker stood still for a second or more.",
-            value=ownership.lateness.stalls,
+            value=ownership.throttle.lateness.stalls,
         )
         yield GaugeMetricFamily(
             "marq_pending_bytes", "Bytes that Kafka has not confirmed yet.", value=app.producer.unconfirmed_bytes

@@ -2,7 +2,7 @@
 
 Keys `<partition>/<epoch>/<kind>/<number>`, values of `marq.core.rows`:
 
-- `pages`: state of some adjacent segments below the manifest's position: what is done, and the deliveries
+- `pages`: state of some adjacent segments below the manifest's position: messages that are done, and deliveries
 - `index`: queue, group, delay and time to live of the messages of a segment
 - `markers`: deliveries (epoch, delivery, receives, deadline, receiver) of a block of offsets above the position
 - `dedup`, `origins`: ids of accepted messages, origins of accepted copies

@@ -17,7 +17,7 @@ SAID = "said"
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # a shell that runs us in the background ignores Ctrl-C for us, and for whatever the tests start and send it to
+    # in the background, a shell makes us ignore Ctrl-C, and with us the processes that the tests start and interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -40,7 +40,7 @@ def kafka() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings in the environment of whoever runs the tests don't reach them."""
+    """Removes settings in the environment of the person who runs the tests."""
     for name in list(os.environ):
         if name.startswith("MARQ_") and not name.startswith(("MARQ_TEST_", "MARQ_CACHE_DIR")):
             monkeypatch.delenv(name)

@@ -1,7 +1,7 @@
 """Runs the unit tests with every Python that is found: `python -m tests.each_python [pytest arguments]`.
 
-Each gets an environment of its own in a temporary folder, with the packages of `requirements/unit.txt` alone. The last
-lines say what came of each; exit status 1 if tests failed with one of them.
+Each gets a separate environment in a temporary folder, with only the packages of `requirements/unit.txt`. The last
+lines have the result of each; exit status 1 if tests failed with one of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def find(version: str) -> str | None:
 
 
 def run(python: str, arguments: list[str]) -> str:
-    """What came of the unit tests with one Python."""
+    """The result of the unit tests with one Python."""
     with tempfile.TemporaryDirectory(prefix="marq-python-") as folder:
         own = f"{folder}/bin/python"
         install = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps")

@@ -26,7 +26,7 @@ def unique(prefix: str = "t") -> str:
 
 
 def settings_for(bootstrap: str, **values: Any) -> Settings:
-    """Settings of an installation of its own on the Kafka under test."""
+    """Settings of a separate installation on the Kafka under test."""
     return Settings(**{"kafka": f"kafka://{bootstrap}", "name": unique(), **values})
 
 
@@ -63,7 +63,7 @@ def docker_has_image(image: str = IMAGE) -> bool:
 
 
 def local_container(image: str) -> DockerContainer:
-    """A container that is not started yet, of an image that no registry has."""
+    """A container, not started yet, of an image that was built locally."""
     # Read when testcontainers is imported. Its reaper is an image that may not be there, and the
     # container's own address may not be reachable.
     os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")

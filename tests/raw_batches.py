@@ -91,7 +91,7 @@ def batch(
 
 
 def offsets_from(*batches: tuple[bytes, int], base: int = 0) -> bytes:
-    """Batches of so many offsets each, one behind the other from `base` on."""
+    """Consecutive batches from `base` on, with so many offsets each."""
     out = b""
     for raw, count in batches:
         out += struct.pack(">q", base) + raw[8:]

@@ -1,4 +1,4 @@
-"""A Kafka client of one request: it produces a batch as it is, whatever its bytes say."""
+"""A Kafka client of one request: it produces a batch of arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _string(text: str | None) -> bytes:
 async def produce(bootstrap: str, topic: str, partition: int, batch: bytes) -> int:
     """Append a batch to a partition whose leader is at `bootstrap`; the error code that the broker answers.
 
-    A broker that ends the connection instead answers -1, as to what it can't even parse.
+    Returns -1 if the broker closes the connection instead, as it does if it can't parse the request.
     """
     deadline = asyncio.get_running_loop().time() + _PASSING_S
     while (error := await _ask(bootstrap, topic, partition, batch)) in _PASSING:

@@ -12,7 +12,7 @@ import click
 from app.demo.ledger import Ledger
 from app.demo.progress import Course, in_words, watch
 from app.demo.traffic import process, send
-from app.kafka.broker import bootstrap_of
+from app.kafka.broker_file import bootstrap_of
 from app.kafka.datadir import running_workers
 from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load

@@ -4,30 +4,31 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `app.settings`, `app.logs` and `marq`.
 
 =================  ===================================================================================================
-`ownership`        the partitions that this worker owns: assignment, what agents bring, what owners want done
+`ownership`        the partitions that this worker owns: their assignment, and the effects of their owners
 `owned_partition`  one of them, and who gets its deliveries
 `takeover`         how a partition gets from assigned to served
+`throttle`         hands out less while this worker is late
 `outbox`           markers on their way to Kafka
 `checkpoints`      writes checkpoints to the tables
-`turns`            partitions take turns at that
-`due_times`        when each of them is looked at next
-`changelogs`       reads changelogs beside the group, and deletes old records
-`intake`           how many messages were read of each queue
+`turns`            lets partitions take turns at writing checkpoints
+`due_times`        when to look at each partition next
+`changelogs`       reads changelogs outside the consumer group, and deletes old records
+`intake`           counts the messages that were read of each queue
 `read_ahead`       how far partitions are read ahead, and how much memory they take
 `read_up`          waits until what Kafka has confirmed is folded
 `broker_time`      the time that brokers stamp on records
 `breakers`         circuit breakers, told to other workers
-`progress`         whether partitions are read on
+`progress`         notices partitions whose reading does not advance
 `stalls`           partitions in which Kafka confirms nothing
-`copies`           dead letters, moved messages
-`quarantine`       poison
-`copier`           appends copies, and ends what they are copies of
+`copies`           makes dead letters, and moves messages
+`quarantine`       copies poison to its topic
+`copier`           appends copies, and ends their originals
 `fitting`          makes a copy small enough for its topic
-`catalog`          which queues there are, and how that changes
+`catalog`          the queues and their settings
 `queue_records`    the record of a queue
 `queue_command`    the command that shows and changes settings of a queue
-`queues_topic`     the topic of these records
-`secrets`          the secret that a user sets, derived
+`queues_topic`     reads and writes the topic of these records
+`secrets`          derives a key from the secret that a user sets
 `repair`           the command that gives up deleted records
 =================  ===================================================================================================
 """

@@ -1,9 +1,9 @@
 """One circuit breaker for each queue: shared by the partitions of this worker, and told to the other workers.
 
 The events of a breaker (a failure, opened, a probe is out, closed) are gathered for a moment and sent to all workers,
-which apply them to theirs. So a run of failures counts wherever the messages are, and after the pause one message is
-tried. The others know after some milliseconds, in which more messages may fail. After a pause, workers begin with the
-probe one after the other (`STAGGER_MS`), so that the others learn of the first probe.
+which apply them to their own breakers. So a run of failures counts in whichever partition it happens, and after the
+pause only one message is tried. Other workers know some milliseconds later; until then more messages may fail. After
+a pause, workers start their probes one after the other (`STAGGER_MS`), so that they learn of the first one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from marq.core.policies import SettingsOf
 
 #: Seconds for which events are gathered into one request: short beside any pause.
 GATHER_S = 0.01
-#: Milliseconds by which each next worker begins later with the probe of a pause that is over.
+#: Milliseconds between the probes of two workers after a pause.
 STAGGER_MS = 250
 
 #: Queue -> its events in order, each with a number of failures or milliseconds.
@@ -81,7 +81,7 @@ class Breakers:
             asyncio.get_running_loop().call_later(GATHER_S, self._send)
         events = self._events.setdefault(queue, [])
         if event in ("opened", "succeeded"):
-            events.clear()  # what was before makes no difference any more
+            events.clear()  # earlier events make no difference any more
         if event == "failed" and events and events[-1][0] == event:
             amount += events.pop()[1]
         events.append((event, amount))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Milliseconds by which a timestamp may differ from the expected time and be believed at once. Otherwise a second one
-#: has to agree.
+#: Milliseconds by which a timestamp may differ from the expected time. If it differs by more, it counts once a second
+#: timestamp agrees.
 PLAUSIBLE_MS = 5_000
 
 

@@ -8,9 +8,9 @@ A global table of Faust would be in the co-partition group of the queue and mark
     \\0secret/<random>   32 bytes; the first of them in the log is the installation's secret
 
 A record counts only if its version is higher than that of the record before: of two changes to the same record, all
-workers take the first. A writer reads its own record back, and makes its change again on top of the current record, so
-no change is lost. Compaction keeps the last record of a queue, so a record that does not count must not stay the last
-one: if its writer dies, the owner of partition 0 writes the current record again.
+workers take the first. A writer reads its own record back. If it does not count, the writer repeats its change on top
+of the current record, so no change is lost. Compaction keeps the last record of a queue, which must be one that counts:
+if a writer dies before it repeats its change, the owner of partition 0 writes the current record again.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from marq.errors import UnavailableError, UnknownQueueError
 if TYPE_CHECKING:
     from app.settings import Settings
 
-#: Prefixes of the keys of other records than those of queues with settings.
+#: Prefixes of keys that are not names of queues.
 AUTO_PREFIX = b"\0auto/"
 SECRET_PREFIX = b"\0secret/"
-#: Times that a change is tried again because another one came first: more means that something is wrong.
+#: How often a change is tried again because another one came first. More means that something is wrong.
 ATTEMPTS = 20
 #: Seconds for which the record of a deleted queue is kept, so that all workers have read it.
 DELETED_KEPT_S = 3600
@@ -107,7 +107,7 @@ class Catalog(Service):
         return tuple(blake2b(secret, digest_size=32, person=purpose).digest() for secret in secrets)
 
     def generation_of(self, queue: str) -> int:
-        """How many queues of this name there were before, and purges: ids of messages count in one generation."""
+        """The number of earlier queues of this name, and of purges. Ids of messages count within one generation."""
         record = self.records.get(queue)
         return record.generation if record is not None else 0
 
@@ -180,7 +180,7 @@ class Catalog(Service):
         return self.records[queue], made
 
     async def until_deleted(self, queue: str) -> None:
-        """Wait while a queue is being deleted: if it were made again at once, it would have its old messages.
+        """Wait while a queue is being deleted. A queue that is made again too early would have its old messages.
 
         Raises:
             UnavailableError: the deletion takes too long, because a partition has no owner.
@@ -196,7 +196,7 @@ class Catalog(Service):
         queue: str,
         draft_of: Callable[[QueueRecord | None], Draft | None],
     ) -> QueueRecord:
-        """Make or change a queue, with its settings and with what protocols keep beside them.
+        """Make or change a queue, its settings and its attributes.
 
         Args:
             draft_of: gets the current record, or None, and returns the new values, or None to leave it. It may raise.
@@ -235,7 +235,7 @@ class Catalog(Service):
         return self.records[queue]
 
     async def purge(self, queue: str, ends: tuple[int, ...], delete: bool = False) -> QueueRecord:
-        """Everything of a queue below these offsets, one per partition, is to go; with `delete` the queue as well."""
+        """Begin to drop a queue's messages below these offsets, one per partition; with `delete` the queue as well."""
         self.require(queue)
 
         def change(old: QueueRecord | None) -> QueueRecord | None:
@@ -246,7 +246,7 @@ class Catalog(Service):
         return self.records[queue]
 
     async def purged(self, queue: str, by: str) -> None:
-        """The purge that the change `by` began is complete in all partitions."""
+        """Note that the purge that the change `by` began is complete in all partitions."""
 
         def change(old: QueueRecord | None) -> QueueRecord | None:
             if old is None or old.by != by:
@@ -331,7 +331,7 @@ class Catalog(Service):
             )
 
     async def share_secret(self) -> None:
-        """Make sure that there is a secret. The first one in the topic counts, for all workers and for ever."""
+        """Make sure that there is a secret. The first one in the topic counts for all workers, for ever."""
         if self._settings.secret is not None or self._secrets:
             return
         # a key of its own, so that compaction keeps all and the first stays the first

@@ -31,14 +31,14 @@ TRIM_TIMEOUT_S = 20.0
 READ_TIMEOUT_S = 20.0
 #: Partitions whose changelogs are read at the same time: more would share the same processor.
 READERS = 4
-#: Seconds without progress after which a read gives up its place to another partition: it only waits for Kafka.
+#: Seconds without progress after which a read, which only waits for Kafka, gives up its place to another partition.
 TURN_S = 1.0
 #: Rows, and their bytes, that are written to a local store before the event loop may do other work; at least one row.
 SLICE_ROWS = 64
 SLICE_BYTES = 256 * 1024
 #: Rows that are decoded before the event loop may do other work.
 DECODED_ROWS = 500
-#: Milliseconds that Kafka may hold a fetch: requests behind it on the same connection wait for its answer.
+#: Milliseconds that Kafka may wait before it answers a fetch; later requests on the same connection wait as long.
 FETCH_WAIT_MS = 10
 
 
@@ -177,7 +177,7 @@ class Changelogs:
 
     @contextlib.asynccontextmanager
     async def _reader(self) -> AsyncIterator[_Reader]:
-        """A consumer for the recovery of one partition, so that no recovery waits for another one."""
+        """A consumer for the recovery of one partition alone, so that recoveries do not wait for each other."""
         await self._readers.acquire()
         try:
             consumer = self._idle.pop() if self._idle else await self._new_consumer()

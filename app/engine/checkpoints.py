@@ -23,7 +23,7 @@ from marq.core.rows import table_of
 from marq.errors import InternalError
 from marq.protocol.limits import RECORD_MAX_BYTES
 
-#: Bytes of a manifest above which the log says so: far from the limit of a record, and far more than there should be.
+#: Bytes of a manifest above which we log a warning: far more than usual, and far below the limit of a record.
 MANIFEST_WARN_BYTES = 512 * 1024
 #: Seconds before rows of a checkpoint that Kafka did not confirm are written again.
 WRITE_AGAIN_S = 1.0
@@ -49,7 +49,7 @@ class Partitions(Protocol):
         """The log of the worker."""
 
     def drain(self, held: OwnedPartition) -> None:
-        """Carry out what the owner has to say."""
+        """Carry out the effects of an owner."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
         """Run a side task of the worker."""
@@ -69,10 +69,10 @@ class CheckpointWriter:
     def step(self, held: OwnedPartition) -> None:
         """Make the next step of a partition's checkpoint, if there is one to make now."""
         owner, now = held.owner, self._now_ms()
-        # with nothing in memory it has hardly anything to write, and does not wait for others: a wait takes ticks
+        # with nothing in memory it has hardly anything to write, so it need not wait: each wait takes ticks
         begins = owner.checkpoint_is_due(now) and bool(owner.partition.messages)
         if begins and not self._turns.take(held.number, now):
-            # each question takes a tick: a thousand partitions must not ask ten times a second
+            # asking takes a tick: a thousand partitions must not ask ten times a second
             owner.put_off_checkpoint(now + self._turns.pause_ms)
             return
         try:
@@ -94,7 +94,7 @@ class CheckpointWriter:
         self.when_written(held, rows, [table.write(key, value) for table, key, value in rows])
 
     def _weigh(self, held: OwnedPartition, manifest_bytes: int) -> None:
-        """A manifest has to fit a record. It is said long before it does not."""
+        """Warn long before a manifest is too large for a record."""
         if held.manifest_bytes <= MANIFEST_WARN_BYTES < manifest_bytes:
             self._ownership.log.warning(
                 "The manifest of partition %s has %s bytes, of at most %s: %s messages in segments, %s queues purged "
@@ -109,7 +109,7 @@ class CheckpointWriter:
         held.manifest_bytes = manifest_bytes
 
     def let_go(self, number: int) -> None:
-        """A partition is served no longer: others may begin a checkpoint."""
+        """Called when a partition is no longer served: others may begin a checkpoint."""
         self._turns.end(number)
 
     def when_written(self, held: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:

@@ -60,13 +60,13 @@ _OF_THE_STAY = {
 
 #: A copy on its way, or why there is none.
 Copy = tuple[int, "asyncio.Future[Any]"]
-#: Where a copy is to be: topic, partition, key, headers.
+#: The target of a copy: topic, partition, key, headers.
 Target = tuple[str, int, bytes | None, list[tuple[str, bytes]]]
 
 
 def own_headers(record: Any) -> list[tuple[str, bytes]]:
-    """The headers of a message that its copy gets."""
-    # of several ids the last one counts: the others would make the copy larger than its original
+    """The headers of a message that its copy keeps."""
+    # only the last of several ids counts; with all of them the copy would be larger than its original
     last = max((i for i, header in enumerate(record.headers) if header[0] == H_DEDUP), default=-1)
     return [
         (H_DEDUP_WAS if name == H_DEDUP else name, value)
@@ -102,7 +102,7 @@ class Partitions(Protocol):
         """The log of the worker."""
 
     def drain(self, held: OwnedPartition) -> None:
-        """Carry out what the owner has to say."""
+        """Carry out the effects of an owner."""
 
 
 class Copier:
@@ -145,7 +145,7 @@ class Copier:
                 if topic == self._ownership.topics.queue:
                     _check_size(Record(0, 0, key, value, headers))
                 future = self._ownership.app.producer.append(topic, number, value, key, headers)
-            except (MarqError, KafkaError) as exc:  # a row that can't be read must not keep the others
+            except (MarqError, KafkaError) as exc:  # a row that can't be read must not hold up the others
                 future = asyncio.get_running_loop().create_future()
                 future.set_exception(exc)
             copies.append((offset, future))
@@ -172,7 +172,7 @@ class Copier:
             await held.outbox.put_confirmed(list(m.split(m.End(held.owner.epoch, ranges_of(sorted(offsets)), outcome))))
         except MarqError:
             return set()
-        # folded now, or when what other workers appended before it has been read
+        # it is folded now, or once earlier records of other workers were read
         for _ in itertools.takewhile(
             lambda _: any(o in messages for o in offsets), range(int(FOLD_TIMEOUT_S / FOLD_CHECK_S))
         ):

@@ -1,8 +1,8 @@
 """Copies of messages under another queue's name: dead letters, and messages that are moved on demand.
 
-The copy is appended before the message is ended, to the same partition, or to that of its group in a FIFO queue. A
-header names the original. A crash in between causes a second copy at most, which the partition recognises by that
-header and purges.
+The copy is appended before the message is ended: to the same partition, or in a FIFO queue to the partition of its
+group. A header names the original. A crash in between causes at most a second copy, which the partition recognises by
+that header and purges.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Copies:
         return False
 
     def _still_dying(self, held: OwnedPartition) -> set[int]:
-        """Those whose end is not folded: nothing else says when a dead letter is done."""
+        """Those whose end is not folded yet. Only the fold tells when a dead letter is done."""
         messages = held.owner.partition.messages
         return {offset for offset in self._dying.get(held.number, ()) if offset in messages}
 
@@ -100,7 +100,7 @@ class Copies:
             return
         self._dying.get(held.number, set()).difference_update(failed)
         held.owner.ended_as("dead", sorted(copied))
-        # the others come up again when the owner's lease is over, but for those that no copy can be made of
+        # the others come up again when the owner's lease is over, except those that can't be copied
         hopeless = too_large(failed)
         self._ownership.drain(held)
         if hopeless:

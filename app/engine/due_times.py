@@ -4,15 +4,15 @@
                                   ├─► take(): look, then `set` the next time, or none
     a time comes ─► one heap ─────┘
 
-A partition with nothing pending has no time, and is looked at when something happens to it. So what a timer costs
-depends on what is due, and not on how many partitions there are.
+A partition with nothing pending has no time, and is looked at when something happens to it. So the timer's cost
+depends on what is due, not on the number of partitions.
 """
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
 
-#: Entries of the heap that count no more, beyond as many as count, before they are removed.
+#: The heap is cleaned when its outdated entries outnumber the valid ones by this.
 SLACK = 64
 
 
@@ -21,11 +21,11 @@ class DueTimes:
 
     def __init__(self) -> None:
         self._at: dict[int, int] = {}
-        self._heap: list[tuple[int, int]] = []  # also entries that count no more
+        self._heap: list[tuple[int, int]] = []  # with outdated entries
         self._touched: dict[int, None] = {}
 
     def touch(self, number: int) -> None:
-        """Something happened: look at the partition soon. Whatever may bring its time forward has to say so."""
+        """Look at the partition soon. Call this whenever its next time may have become earlier."""
         self._touched[number] = None
 
     def set(self, number: int, at_ms: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Cuts a record to the size that a topic takes, and tells what was cut."""
+"""Cuts a record to the size that a topic takes, and reports what was cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Headers = list[tuple[str, bytes | None]]
 
 #: Bytes that are kept of a key that is cut.
 KEY_KEPT_BYTES = 1024
-#: Bytes that are kept of a payload, even if headers would take all the room.
+#: Bytes that are kept of a payload, even if headers alone would fill the record.
 VALUE_KEPT_BYTES = 64 * 1024
 #: Bytes that a record counts besides its fields: headers of the batch and of the record, and the lengths of its fields.
 RECORD_OVERHEAD_BYTES = 128

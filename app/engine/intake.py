@@ -1,4 +1,4 @@
-"""How many messages were read of each queue: what charts call "sent"."""
+"""Counts the messages that were read of each queue. Charts show them as "sent"."""
 
 from __future__ import annotations
 

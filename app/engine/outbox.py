@@ -1,8 +1,8 @@
 """Gathers markers into records and appends them: few large records under load, and no delay when idle.
 
 A partition has at most `IN_FLIGHT` records on their way. Markers that come meanwhile go into the next record. Acks,
-extensions and releases of receivers go first. All other markers are written in the order of the calls, because the
-owner relies on it for its reservations.
+extensions and releases of receivers go first. All other markers are written in the order of the calls, on which the
+owner relies for its reservations.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Entry = tuple[Marker, _Waiter | None]
 
 
 class Writer:
-    """Who appends to a partition. It names its records, and is told whether they are in the log."""
+    """The owner that appends to a partition. It numbers its records, and learns whether they are in the log."""
 
     __slots__ = ("failed", "nonce", "sent", "took")
 
@@ -54,7 +54,7 @@ class Writer:
         self.failed = failed  # (seq): nobody knows
 
 
-#: The writer for partitions of other workers: it writes what receivers say.
+#: The writer for partitions of other workers. Only acks, extensions and releases are written there.
 NOBODY = Writer("", lambda *_: None, lambda *_: None, lambda *_: None)
 
 
@@ -73,11 +73,11 @@ class Outbox:
         self.topic = topic
         self.partition = partition
         self.writer = NOBODY
-        self._open: deque[_Entry] = deque()  # what only the owner says
-        self._first: deque[_Entry] = deque()  # what receivers say
+        self._open: deque[_Entry] = deque()  # markers that only the owner writes
+        self._first: deque[_Entry] = deque()  # acks, extensions, releases
         self._first_s = 0.0  # since when the first of them waits
         self._again: list[Marker] = []  # acks and releases that were not confirmed
-        self._receivers_s: dict[int, float] = {}  # records on their way with what receivers say -> since when
+        self._receivers_s: dict[int, float] = {}  # records with such markers on their way -> since when
         self._in_flight = 0
         self._seq = 0
         self._scheduled = False
@@ -103,7 +103,7 @@ class Outbox:
     def drop_owners(self) -> None:
         """Drop unsent markers that only the owner of the partition may write: another worker will own it soon.
 
-        A late own marker would take the partition from its next owner. Who waits for the markers gets `BrokerError`.
+        A late own marker would take the partition from its next owner. Callers that wait get `BrokerError`.
         """
         for _, waiter in self._open:
             if waiter is not None and not waiter[0].done():
@@ -187,7 +187,7 @@ class Outbox:
         future.add_done_callback(done)
 
     def _refused(self, entries: list[_Entry], error: BaseException | str | None) -> None:
-        """Kafka did not confirm a record. Tell those who wait; append acks and releases that nobody waits for again.
+        """Kafka did not confirm a record. Tell waiting callers; append again acks and releases that nobody waits for.
 
         If the record is in the log after all, they change nothing the second time.
         """

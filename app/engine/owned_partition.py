@@ -8,8 +8,8 @@ from app.engine.outbox import Outbox
 from marq.core.agenda import Handout
 from marq.core.owner import Owner
 
-#: Milliseconds for which reading goes on after a receiver found nothing. If a partition were paused and resumed for
-#: each message, each would be late: the fetch that is under way has to end before the next one includes the partition.
+#: Milliseconds for which reading goes on after a receiver found nothing. Pausing and resuming a partition for each
+#: message would delay each: the fetch that is under way has to end before the next one includes the partition.
 READ_ON_MS = 250
 
 
@@ -29,7 +29,7 @@ class Receiver(Protocol):
         """True if messages of this queue should stay in memory when memory is short."""
 
     def forget(self, held: OwnedPartition) -> None:
-        """The partition is no longer ours: nothing that was asked for there will come."""
+        """The partition is no longer ours: requests there get no answer."""
 
 
 class OwnedPartition:
@@ -60,14 +60,14 @@ class OwnedPartition:
         self.outbox = outbox
         self.paused = False  # reading of the queue topic
         self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
-        self.starving_look_ms = 0  # earliest time of the next look whether one does
-        # which state of the catalog all its queues were compared with, and in which round of housekeeping
+        self.starving_look_ms = 0  # earliest time of the next check whether a receiver starves
+        # the version of the catalog that its queues were compared with, and the round of housekeeping
         self.queues_seen: tuple[int, int] | None = None
-        self.weighed_bytes = 0  # of its messages in memory, when reading was regulated last
+        self.weighed_bytes = 0  # bytes of its messages in memory, when reading was last regulated
         self.retire_at_ms = 0
         self.caught_up_to = -1
         self.advanced_ms = 0  # when it last came nearer to being served
-        # topic -> position when it was last looked at; when it may be read again, and the pause after that
+        # topic -> position at the last look, when it may be read again, and the pause after that
         self.watched: dict[str, tuple[int, int, int]] = {}
         self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
         self.manifest_bytes = 0  # of the newest manifest

@@ -1,9 +1,9 @@
 """The partitions that this worker owns: connects `marq.core.owner` with Kafka.
 
-    assigned ─► taken over (`app.engine.takeover`) ─► served ─► let go of
+    assigned ─► taken over (`app.engine.takeover`) ─► served ─► released
 
 The log decides who owns a partition, so a rebalance is no reason to stop serving. Partitions that stay with this worker
-are not touched; those that leave are let go of when the new assignment is known. Everything runs in the event loop of
+are not touched; those that leave are released when the new assignment is known. Everything runs in the event loop of
 the worker, so an owner is never entered twice. Agents call `on_queue_chunk` and `on_markers_chunk`, the timer agent
 calls `on_timer`; none of these waits for anything.
 """
@@ -33,9 +33,9 @@ from app.engine.read_ahead import ReadAhead
 from app.engine.read_up import LogEnds, ReadUp
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
+from app.engine.throttle import Throttle
 from app.streaming.faults import is_expected
 from marq.clock import now_ms
-from marq.core.lateness import STALL_MS, Lateness
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.errors import InternalError, NewerVersionError, RowError
@@ -49,18 +49,16 @@ if TYPE_CHECKING:
     from app.streaming.faust_app import MarqApp
     from app.streaming.raw_table import SegmentTable
 
-#: Seconds before a partition is taken over again that another worker took, or that was let go of because of an error.
+#: Seconds before a partition is taken over again after another worker took it, or after an error.
 TAKE_BACK_S = 1.0
 #: Seconds of the longest such pause, and milliseconds within which another unreadable row doubles the pause.
 TAKE_BACK_MAX_S = 60.0
 DAMAGE_MEMORY_MS = 300_000
 #: Milliseconds between calls of `Ownership.on_timer`.
 TIMER_MS = 20
-#: Milliseconds before receivers are served again that got nothing because this worker was late.
-AGAIN_MS = 100
-#: Partitions that are looked at together: it takes some ten microseconds each.
+#: Partitions that one call of the timer looks at. Each takes some ten microseconds.
 DUE_AT_ONCE = 200
-#: Milliseconds before changed settings of queues count for what is due.
+#: Milliseconds before the timer applies changed settings of queues.
 SETTINGS_MS = 200
 
 
@@ -111,19 +109,15 @@ class Ownership(Service):
         self.intake = Intake()
         self.worker_name = ""
         self._watched_ms = 0
-        self._round: list[int] = []  # partitions that are still to be looked after
+        self._round: list[int] = []  # partitions that this round has not looked at yet
         self._round_ms = 0  # when that round began
         self.due = DueTimes()
-        #: Partitions to which something happened, for whoever looks for new queues in them, and takes them out.
+        #: Partitions to which something happened. Housekeeping looks for new queues in them, and empties this.
         self.stirred: dict[int, None] = {}
         self._settings_seen, self._settings_ms = 0, 0
-        self.lateness = Lateness()
-        self.withheld = 0  # times that something was asked for and nothing was given, because this worker was late
-        self._timer_ms = -1
-        self._again_ms = -1  # when to serve those again
-        self._refused: dict[int, None] = {}  # their partitions
+        self.throttle = Throttle(lambda: now_ms(), lambda: TIMER_MS)
         self._outboxes: dict[int, Outbox] = {}
-        # partition -> how often in a row a row could not be read, and until when the next time is one more
+        # partition -> failures in a row to read a row, and until when a further one counts as in a row
         self._damages: dict[int, tuple[int, int]] = {}
         self._assigned: set[int] | None = None  # None: no assignment was taken over yet
         self._recoveries: dict[int, asyncio.Task[None]] = {}
@@ -154,11 +148,16 @@ class Ownership(Service):
 
     @property
     def ready(self) -> bool:
-        """True if each assigned partition is served. Those that can't be do not count, unless that is all of them."""
+        """True if each assigned partition is served, except those that can't be served. At least one is served."""
         if self._assigned is None or self._leaving or self._closing:
             return False
         served = sum(number in self.held and self.held[number].serving for number in self._assigned)
         return served == len(self._assigned) or 0 < served == len(self._assigned - self.unserved.keys())
+
+    @property
+    def ack_age_s(self) -> float:
+        """Seconds that the oldest ack, extension or release has waited for Kafka."""
+        return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
 
     # ------------------------------------------------------------------ markers
 
@@ -189,7 +188,7 @@ class Ownership(Service):
             for handout in effects.handouts:
                 try:
                     handout.receiver.handed(held, handout)
-                except RowError:  # the owner has failed by it: what was not handed out counts for nobody
+                except RowError:  # the owner has failed: a delivery that was not handed out does not count
                     owner.release(handout.offsets, handout.receipt, counted=False)
             if effects.dead:
                 self.copies.begin(held, effects.dead)
@@ -239,12 +238,12 @@ class Ownership(Service):
         with self._alone(held):
             if not held.owner.ingest(chunk.start, chunk.next, chunk.records):
                 self._seek(held, self.topics.queue, held.owner.partition.position)
-            elif held.serving:  # before that it reads again what its last owner has read
+            elif held.serving:  # an owner that does not serve yet reads again what its predecessor has read
                 self.intake.read(self.settings.queue_id, chunk.records)
             self.drain(held)
 
     def on_markers_chunk(self, chunk: Chunk) -> None:
-        """Fold a chunk of the markers topic. A step of the checkpoint is made in the context of its event."""
+        """Fold a chunk of the markers topic, and make a step of the checkpoint in the context of its event."""
         held = self._held_of(chunk)
         if held is None:
             return
@@ -264,17 +263,16 @@ class Ownership(Service):
     def on_timer(self) -> None:
         """Do what is due by time: ticks, dead letters, expiry. Called many times a second.
 
-        It looks at the partitions to which something happened, or whose time has come, and at no others.
+        It only looks at partitions to which something happened, or whose time has come.
         """
         now = now_ms()
-        self._note_lag(now)
-        if 0 <= self._again_ms <= now:
-            self._serve_again()
+        self.throttle.timer_fired(now)
+        self.throttle.wake_refused(now, self.held)
         if self.catalog.settings_changes != self._settings_seen and now - self._settings_ms >= SETTINGS_MS:
             self._settings_seen, self._settings_ms = self.catalog.settings_changes, now
             for number in self.held:
-                self.due.touch(number)  # a time to live may be new
-        held_back = self.lateness.held_back(now)
+                self.due.touch(number)  # a queue may have a new time to live
+        held_back = self.throttle.held_back(now)
         due = self.due.take(now)
         for number in due[DUE_AT_ONCE:]:
             self.due.touch(number)
@@ -302,15 +300,6 @@ class Ownership(Service):
             self.drain(held)
             self.due.set(held.number, held.owner.next_ms(now, bool(with_ttl)))
 
-    def _serve_again(self) -> None:
-        """This worker is not late any more, or less: wake those that got nothing."""
-        self._again_ms = -1
-        refused, self._refused = self._refused, {}
-        for number in refused:
-            held = self.held.get(number)
-            if held is not None and held.serving:
-                held.owner.wake()
-
     def _look_at_unserved(self, held: OwnedPartition, now: int) -> None:
         if held.owner.phase is Phase.FAILED:
             self.drain(held)
@@ -318,7 +307,7 @@ class Ownership(Service):
         self.due.set(held.number, self.progress.look(held, now))
 
     def _look_after_some(self, now: int) -> None:
-        """Look for what no event tells: a dropped chunk, a damage met in passing. All in turn, in `STUCK_MS`."""
+        """Look for faults without an event: a dropped chunk, a damaged row. Visits every partition in `STUCK_MS`."""
         if not self._round and now - self._round_ms >= STUCK_MS:
             self._round, self._round_ms = list(self.held), now
         for _ in range(1 + len(self.held) * TIMER_MS // STUCK_MS):
@@ -355,42 +344,10 @@ class Ownership(Service):
     def _seek(self, held: OwnedPartition, topic: str, offset: int) -> None:
         self.app.consumer.seek_chunks(TP(topic, held.number), offset, held.generation)
 
-    # ------------------------------------------------------------------ lateness
-
-    def _note_lag(self, now: int) -> None:
-        self.lateness.woke(now, max(0, now - self._timer_ms - TIMER_MS) if self._timer_ms >= 0 else 0)
-        self._timer_ms = now
-
-    def _note_stall(self, now: int) -> None:
-        """Note a stall of this process. After a stall, a request may come before the timer that notices it."""
-        if self._timer_ms >= 0 and now - self._timer_ms - TIMER_MS >= STALL_MS:
-            self._note_lag(now)
-
-    def room(self, held: OwnedPartition, wanted: int, lease_ms: int) -> int:
-        """How many of `wanted` messages may be handed out under this lease: fewer, or none, while acks are late."""
-        now = now_ms()
-        self._note_stall(now)
-        room = self.lateness.room(now, wanted, lease_ms, held.outbox.late_s * 1000)
-        if room == 0 and wanted:
-            self.withheld += 1
-            self._refused[held.number] = None
-            if self._again_ms < 0:
-                self._again_ms = now + AGAIN_MS
-        return room
-
-    def is_late(self, held: OwnedPartition, lease_ms: int) -> bool:
-        """True if a partition hands out nothing under this lease at present, because acks are late."""
-        return self.lateness.share(now_ms(), lease_ms, held.outbox.late_s * 1000) == 0.0
-
-    @property
-    def ack_age_s(self) -> float:
-        """Seconds that the oldest ack, extension or release has waited for Kafka."""
-        return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
-
     # ------------------------------------------------------------------ assignment
 
     def on_assignment(self, numbers: set[int]) -> None:
-        """Take up a new assignment: let go of partitions that leave, at once, and leave the others alone.
+        """Take up a new assignment: release partitions that leave, at once, and do not touch the others.
 
         Called before Faust closes the tables of partitions that leave.
         """
@@ -410,7 +367,7 @@ class Ownership(Service):
             del self.unserved[number]
 
     def on_assigned(self, generation: int) -> None:
-        """The rebalance has ended: read on where we are, and take over what is new."""
+        """Called when a rebalance has ended: read on in partitions that stay, and take over new ones."""
         if self._closing:
             return
         numbers = {tp.partition for tp in self.app.consumer.assignment() if tp.topic == self.topics.markers}
@@ -448,7 +405,7 @@ class Ownership(Service):
             self.app.fail(error)
 
     def enter(self, number: int, owner: Owner, outbox: Outbox) -> None:
-        """The state of a partition is restored: read both logs from there on."""
+        """Called when the state of a partition is restored: read both logs from its positions on."""
         held = self.held[number] = OwnedPartition(number, self._generation, owner, outbox)
         held.advanced_ms = now_ms()
         self.due.touch(number)
@@ -457,7 +414,7 @@ class Ownership(Service):
     def on_appended(
         self, number: int, owner: Owner, seq: int, offset: int, timestamp_ms: int, markers: list[Marker]
     ) -> None:
-        """A record of an owner is in the log."""
+        """Called when a record of an owner is in the log."""
         held = self.held.get(number)
         if held is not None and held.owner is owner:
             with self._alone(held):
@@ -465,7 +422,7 @@ class Ownership(Service):
                 self.drain(held)
 
     def is_unserved(self, number: int, reason: str) -> None:
-        """A partition that is assigned to this worker can't be served at present."""
+        """Called when a partition that is assigned to this worker can't be served at present."""
         if self.unserved.get(number) != reason:
             self.log.warning("Partition %s is not served: %s", number, reason)
             self.on_settled(number, False)
@@ -493,7 +450,7 @@ class Ownership(Service):
             return
         failed = held.owner.phase is Phase.FAILED
         if failed and not isinstance(held.owner.error, RowError):
-            # an error of our own: the next recovery would meet it again
+            # our own error: it would happen again after the next recovery
             held.outbox.put(held.owner.take_appends())
             self._leave(held)
             self.app.fail(InternalError(f"partition {held.number}: {held.owner.reason}"))
@@ -501,7 +458,7 @@ class Ownership(Service):
         if failed:
             reason = held.owner.reason
             self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)
-            held.outbox.put(held.owner.take_appends())  # what receivers said
+            held.outbox.put(held.owner.take_appends())  # acks, extensions, releases
             self.recover_again(held, reason, wipe=True)
             return
         level = logging.INFO if self._leaving else logging.WARNING
@@ -511,7 +468,7 @@ class Ownership(Service):
             self._take_over(held.number, TAKE_BACK_S)
 
     def recover_again(self, held: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
-        """Let go of a partition whose state or log is not as it must be, and take it over anew.
+        """Release a partition whose state or log is wrong, and take it over again.
 
         Args:
             wipe: the local store may be damaged: fill it from the changelogs.
@@ -524,7 +481,7 @@ class Ownership(Service):
         if wipe:
             for table in self.tables.values():
                 table.wipe(held.number)
-            # a row that is damaged in the changelog, too, would be met again each time it is wanted
+            # a row may be damaged in the changelog, too, and would fail each time it is read
             count, until_ms = self._damages.get(held.number, (0, 0))
             count = count + 1 if now_ms() < until_ms else 0
             delay_s = min(TAKE_BACK_S * 2**count, TAKE_BACK_MAX_S)
@@ -539,7 +496,7 @@ class Ownership(Service):
             self.recover_again(held, f"{topic}:{number} does not hold offset {position} any more")
 
     def _alone(self, held: OwnedPartition) -> _Alone:
-        """Around what is done with a partition: takes it over anew if one of its rows can't be read. Others go on."""
+        """Wraps work on a partition: if a row can't be read, the partition is taken over again, and others go on."""
         return _Alone(self, held)
 
     # ------------------------------------------------------------------ stopping
@@ -557,7 +514,7 @@ class Ownership(Service):
             self.log.info("Partitions %s were not taken over within %s s", sorted(self.held), timeout_s)
 
     def stop_serving(self) -> None:
-        """Let go of all partitions, and take over none any more."""
+        """Release all partitions, and take over no more."""
         self._closing = True
         for task in self._recoveries.values():
             task.cancel()
@@ -568,7 +525,7 @@ class Ownership(Service):
             outbox.writer = NOBODY
 
     async def hand_over(self, timeout_s: float) -> bool:
-        """Let go of all partitions, and wait until all acks of receivers are in the log.
+        """Release all partitions, and wait until all acks of receivers are in the log.
 
         Returns False if Kafka did not take them in time.
         """

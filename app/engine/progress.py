@@ -1,5 +1,5 @@
-"""Watches the reading of partitions: if markers can't be read, the partition is unserved; a log that stands still is
-read again from its position.
+"""Watches the reading of partitions. A partition whose markers can't be read is unserved. A log whose reading does not
+advance is read again from its position.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Progress:
         return now + PROGRESS_MS // 10
 
     def read_again(self, held: OwnedPartition, now: int) -> None:
-        """Read a partition again that does not advance: its last chunk was dropped, as at a rebalance.
+        """Read a partition again if it does not advance because its last chunk was dropped, as at a rebalance.
 
-        A dropped chunk is noticed with the next one, but the last of a log has none. The pauses grow while this does
-        not help: a slow Kafka must be able to answer before it is asked again.
+        A dropped chunk is noticed with the next one, but the last chunk of a log has no next one. The pauses grow while
+        this does not help: a slow Kafka must have time to answer before it is asked again.
         """
         partition, consumer, topics = held.owner.partition, self._app.consumer, self._topics()
         for topic, position in (

@@ -1,4 +1,4 @@
-"""Poison: records that are no messages, and dead letters that Kafka refuses. They go to a topic of their own."""
+"""Poison: records that are no messages, and dead letters that Kafka refuses. They are copied to a separate topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POISON_ROOM_BYTES = RECORD_MAX_BYTES - 8 * 1024
 POISON_ROOM_MIN_BYTES = 1024
 #: Seconds before a failed copy is tried again, doubled each time up to the second value.
 COPY_AGAIN_S, COPY_AGAIN_MAX_S = 0.1, 5.0
-#: Seconds during which the poison topic takes nothing, while Kafka takes markers, before poison ends without a copy.
+#: Poison ends without a copy if the poison topic refuses it for so many seconds while Kafka accepts markers.
 COPY_GIVE_UP_S = 60.0
 
 #: Headers that a copy in the poison topic adds.
@@ -65,7 +65,7 @@ class Quarantine:
             now_ms = self._now_ms()
             if self._refused_ms is None:
                 self._refused_ms = now_ms
-            # where Kafka does not take markers either, it is away, and will take the copy later
+            # a Kafka that does not take markers either is away, and will take the copy later
             if now_ms - self._refused_ms >= COPY_GIVE_UP_S * 1000 and partition.markers_position > position:
                 self._end_uncopied(held, failed)
                 return

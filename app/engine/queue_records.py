@@ -11,7 +11,7 @@ import msgspec
 from marq.core.policies import QueueSettings
 from marq.core.settings import QueueSettingsError, placed_as
 
-#: Attribute in which records of 0.1 have a policy that is a setting now.
+#: In records of version 0.1, the attribute with a policy that is now a setting.
 OLD_POLICY = "sqs.RedriveAllowPolicy"
 #: Format of a record.
 VERSION = 1
@@ -25,10 +25,10 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
     started_ms: int
     before: tuple[int, ...]  # those below these offsets, one per partition
     per_second: int = 0  # 0: as fast as can be
-    total: int = 0  # about so many there were
+    total: int = 0  # about how many there were
     moved: int = 0
     state: Literal["running", "cancelling", "cancelled", "completed", "failed"] = "running"
-    reason: str = ""  # of the failure
+    reason: str = ""  # why it failed
 
     @property
     def active(self) -> bool:
@@ -44,14 +44,14 @@ class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     by: str  # names the change
     settings: QueueSettings
     state: Literal["active", "deleting", "deleted"] = "active"
-    purge: tuple[int, ...] = ()  # everything below these offsets, one per partition, is to go; (): nothing is
+    purge: tuple[int, ...] = ()  # a purge drops all below these offsets, one per partition; (): no purge
     created_ms: int = 0
     changed_ms: int = 0
     purged_ms: int = 0  # when a purge was last asked for; 0: never
-    attributes: dict[str, str] = {}  # what protocols keep beside the settings
+    attributes: dict[str, str] = {}  # attributes of protocols, beside the settings
     tags: dict[str, str] = {}
     moves: tuple[MoveTask, ...] = ()  # the last ones, the newest first
-    #: How many queues of this name there were before it, and how often those and it were purged.
+    #: The number of earlier queues of this name, plus the purges of all of them and of this one.
     generation: int = msgspec.field(default=0, name="life")
 
     @property

@@ -17,7 +17,7 @@ from app.streaming.fetching import decode_with
 from marq.errors import InternalError, UnavailableError
 from marq.text import reason_of
 
-#: Seconds until a record has to be in the topic, and an answer of Kafka here.
+#: Seconds that Kafka may take to write a record, or to answer.
 WRITE_TIMEOUT_S = 10.0
 #: Seconds before the topic is read again after Kafka refused to be read.
 READ_AGAIN_S = 0.5
@@ -67,7 +67,7 @@ class QueuesTopic:
         """Connect to Kafka, at the beginning of the topic. Raises `KafkaError`."""
         consumer = self._consumer = await start_consumer(self._settings, auto_offset_reset="earliest")
         tp = TopicPartition(self.name, 0)
-        # others may write here too: what can't be decoded must not keep the rest from being read
+        # others may write here too: a record that can't be decoded must not hold up the rest
         decode_with(
             consumer,
             tp.topic.__eq__,
@@ -109,7 +109,7 @@ class QueuesTopic:
                     if self._producer is not None and has_ended(self._producer):
                         # it would refuse everything from now on
                         ended, self._producer = self._producer, None
-                        self._log.error("What writes changes of queues has ended, and begins anew")
+                        self._log.error("The producer of the queues topic has failed and is made anew")
                         await end_client(ended.stop())
                     if self._producer is None:
                         producer = AIOKafkaProducer(enable_idempotence=True, **kafka_client_args(self._settings))

@@ -12,11 +12,11 @@ from app.kafka.topics import Topics
 from app.settings import Settings
 from app.streaming.faust_app import MarqApp
 
-#: Milliseconds before memory is searched again after too little could be freed: a search is a pass over all messages.
+#: Milliseconds before memory is searched again after too little was freed: each search is a pass over all messages.
 SHED_PAUSE_MS = 100
-#: Paused partitions that are looked at together, each time: a receiver may want one of them now.
+#: Paused partitions that are checked at a time: a receiver may have begun to wait for one of them.
 PAUSED_AT_ONCE = 64
-#: For so many queues of a partition, two looks whether a receiver starves are a millisecond further apart.
+#: The pause between two checks for starving receivers grows by a millisecond for each so many queues of a partition.
 QUEUES_A_MS = 100
 
 
@@ -42,12 +42,12 @@ class ReadAhead:
         self._now_ms = now_ms
         self._shed_at_ms = 0  # earliest time of the next look
         self._paused: dict[int, None] = {}  # partitions, in the order in which they are looked at
-        self._bytes = 0  # of all partitions, as each had when it was regulated last
+        self._bytes = 0  # bytes in all partitions, as of the last time that each was regulated
 
     def regulate(self, held: OwnedPartition) -> None:
         """Pause or resume the reading of a partition, by what it has read ahead and what the worker has in memory."""
         if self._ownership.held.get(held.number) is not held:
-            return  # it was let go of just now, and must not count any more
+            return  # no longer ours, so it must not count
         partition = held.owner.partition
         self._weigh(held)
         share = self._settings.memory_bytes // max(1, len(self._ownership.held))
@@ -57,7 +57,7 @@ class ReadAhead:
             if partition.held_up:
                 held.starved_ms = now
             elif now >= held.starving_look_ms:
-                # a look goes through all queues; after a later one the partition is paused, or read on, a little longer
+                # a check goes through all queues; a late check only pauses, or reads on, a little longer
                 queues = len(partition.backlogs) + len(partition.segments.queues)
                 held.starving_look_ms = now + queues // QUEUES_A_MS
                 if any(r.starving(held) for r in self._ownership.receivers):
@@ -74,7 +74,7 @@ class ReadAhead:
                 self._ownership.app.consumer.pause_reading(tp)
 
     def look(self) -> None:
-        """Resume paused partitions that somebody waits for. Nothing happens to such a partition that would tell."""
+        """Resume paused partitions that a receiver waits for. No event tells of it."""
         for number in list(self._paused)[:PAUSED_AT_ONCE]:
             del self._paused[number]
             held = self._ownership.held.get(number)
@@ -91,12 +91,12 @@ class ReadAhead:
         self._paused.pop(held.number, None)
 
     def _weigh(self, held: OwnedPartition) -> None:
-        # a running sum: the partitions are not gone through each time that one of them is full
+        # a running sum, so that a full partition does not cost a pass over all of them
         self._bytes += held.owner.partition.bytes - held.weighed_bytes
         held.weighed_bytes = held.owner.partition.bytes
 
     def _has_memory(self) -> bool:
-        """Drop payloads that are in the messages table while the worker is over its limit. False: it still is."""
+        """Drop payloads that are in the messages table while memory is over its limit. Returns False if it still is."""
         excess = self._bytes - self._settings.memory_bytes
         if excess < 0:
             return True
@@ -112,7 +112,7 @@ class ReadAhead:
             if excess <= 0:
                 return True
             held.owner.hurry_checkpoint()
-        # what could not be freed waits for a checkpoint, or for receivers; looking again costs a pass over everything
+        # the rest is freed by a checkpoint, or when receivers take it; each search is a pass over everything
         self._shed_at_ms = self._now_ms() + SHED_PAUSE_MS
         return False
 

@@ -1,15 +1,15 @@
-"""What follows an answer sees it: waits until everything that Kafka has confirmed so far is folded.
+"""A receive sees everything that was confirmed before it: waits until all that Kafka has confirmed so far is folded.
 
 A send, an ack, a release or a purge is answered when it is in the log, which may be before the owner of the partition
-has read it. So whoever finds nothing asks Kafka where the logs end, and says so only once this worker's partitions have
-been read up to there. It does not matter who wrote: this worker, another one, or a Kafka producer.
+has read it. So a receive that finds nothing asks Kafka where the logs end, and answers only once this worker's
+partitions have been read up to there. It does not matter who wrote: this worker, another one, or a Kafka producer.
 
     receive finds nothing ─► ends of the logs? ─► read up to there ─► nothing is there
                     (one question at a time, shared by all who asked before it was sent)
 
-Who finds something asks nothing, and neither does who waits for messages: they are read meanwhile. Not covered: a
-partition that nobody serves at that moment, because it changes hands; records of a transaction that is open; and what
-takes longer than `READ_UP_S` to be read, because Kafka or this worker is slow or memory is short.
+A receive that finds something, or that waits for messages, need not ask: the logs are read meanwhile. Not covered: a
+partition that changes hands at that moment; records of an open transaction; and records that take longer than
+`READ_UP_S` to read, because Kafka or this worker is slow or memory is short.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds that somebody who found nothing waits at most for what is in the logs to be read, …
+#: Seconds that a receive which found nothing waits at most until the logs are read, …
 READ_UP_S = 0.2
-#: … and for Kafka to say where they end.
+#: … and until Kafka says where they end.
 QUESTION_S = 1.0
 #: Seconds between looks at whether dead letters that are being made are in the log.
 DYING_CHECK_S = 0.002
@@ -46,7 +46,7 @@ Ask = Callable[[Sequence[TopicPartition]], Awaitable[Ends]]
 
 
 class LogEnds(Service):
-    """Asks Kafka where logs end, over a connection on which no fetch is waited for."""
+    """Asks Kafka where logs end, over a connection without fetches, which would delay the answer."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class LogEnds(Service):
 
 
 class _Round:
-    """Those who asked before one question was sent."""
+    """The callers that share one question to Kafka."""
 
     __slots__ = ("asked", "behind", "over", "waiting")
 
@@ -110,7 +110,7 @@ class ReadUp:
         self._held = held
         self._look = look
         self._spawn = spawn
-        self._next: _Round | None = None  # its question was not sent yet
+        self._next: _Round | None = None  # the question that was not sent yet
         self._asking: asyncio.Task[None] | None = None
         #: Times that something was not read in time.
         self.late = 0
@@ -118,11 +118,11 @@ class ReadUp:
         self.rounds: list[_Round] = []
 
     async def wait(self, queue: str, dying: Dying | None = None) -> None:
-        """Return once all that was confirmed before is folded here, or when it takes too long.
+        """Return once all records that were confirmed before are folded here, or when that takes too long.
 
         Args:
             queue: what the caller wants to know about.
-            dying: wait also for dead letters of the queue, and for it, that are being made.
+            dying: also wait for dead letters that are being made of messages of the queue, or for the queue.
         """
         try:
             await self._read_up()
@@ -164,7 +164,7 @@ class ReadUp:
 
     async def _ask_on(self) -> None:
         while self._next is not None:
-            await asyncio.sleep(0)  # all of this turn share the question
+            await asyncio.sleep(0)  # all callers of this turn share the question
             one, self._next = self._next, None
             topics = self._topics()
             held = [h for h in self._held.values() if h.serving]

@@ -32,7 +32,7 @@ from marq.errors import BrokerError, NotPossibleError, RowError
 from marq.protocol.limits import RECORD_MAX_BYTES
 from marq.text import reason_of
 
-#: Seconds that a read may bring no record, and that a write may take.
+#: Seconds without a record after which a read fails, and seconds that a write may take.
 TIMEOUT_S = 30.0
 #: Seconds that a worker may take to say which partitions it serves.
 ASK_TIMEOUT_S = 5.0
@@ -45,7 +45,7 @@ class Repair(NamedTuple):
     """What was found, and whether the partition was repaired."""
 
     partition: int
-    losses: list[Loss]  # that this repair gives up, or would
+    losses: list[Loss]  # that this repair gives up, or would give up
     done: bool
 
 
@@ -70,7 +70,7 @@ async def repair(settings: Settings, number: int, *, accept_loss: bool) -> Repai
 
 async def _repair(settings: Settings, topics: Topics, logs: _Logs, number: int, accept_loss: bool) -> Repair:
     owner = _owner(settings, topics, number)
-    # as it would be: an own marker that only we see
+    # a dry run: an own marker that only this command sees
     own = m.encode([owner.claim()], owner.nonce, 0)
     losses = await _take(logs, owner, await logs.end(topics.markers), own)
     if not losses or not accept_loss:

@@ -46,7 +46,7 @@ class Stalls:
     """The stalls that this worker sees, in its own partitions and in others."""
 
     def __init__(self, waits: Callable[[float], Mapping[TP, float]], topics: Callable[[], Topics]) -> None:
-        self._waits = waits  # partitions whose oldest record has waited for longer than so many seconds
+        self._waits = waits  # (seconds) -> partitions whose oldest record has waited for longer
         self._topics = topics
         self._named: set[int] = set()
 

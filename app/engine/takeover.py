@@ -2,8 +2,8 @@
 
     read the changelogs ─► claim (own marker) ─► read the rest ─► restore ─► read both logs up to the claim ─► serve
 
-From the claim on nobody serves the partition, so everything that may take long comes before: an owner that leaves the
-group serves until it reads the claim. After the claim, only the rest of the changelogs is read.
+The old owner serves until it reads the claim, and nobody serves between the claim and the last step. So everything
+that may take long is done before the claim. After it, only the rest of the changelogs is read.
 
 A failed step is tried again, with growing pauses, for ever. Meanwhile the partition is *unserved*, with a reason, and
 nothing else of this worker waits for it. The time without progress is limited; the whole time is not, because it grows
@@ -43,7 +43,7 @@ CLAIM_TIMEOUT_S = 10.0
 #: Seconds between attempts, doubled up to the maximum.
 AGAIN_S = 0.2
 AGAIN_MAX_S = 30.0
-#: Failed recoveries before the local store is wiped, and from the wiped store before an error is logged.
+#: Failed recoveries before the local store is wiped, and further ones before an error is logged.
 ATTEMPTS = 3
 #: The purpose, for `Catalog.keys_for`, of the keys that seal origins of copies.
 ORIGINS = b"marq-origin"
@@ -147,7 +147,7 @@ class TakeOver:
         """Append an own marker and wait until it is durable. Tables may only be read after that."""
         ownership, number, settings = self.ownership, self.number, self.ownership.settings
         if not ownership.in_group:
-            # it may have given the partition to another worker, from which this one would take it again and again
+            # another worker may have the partition by now: the two would take it from each other again and again
             raise UnavailableError("this worker has lost touch with its group")
         owner = Owner(
             number,

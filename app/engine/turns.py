@@ -29,7 +29,7 @@ class Turns:
         return True
 
     def _is_first(self, number: int, free: int, now_ms: int) -> bool:
-        """True if `number` is one of the first `free` in the queue. The rest of it, which may be long, is not seen."""
+        """True if `number` is one of the first `free` in the queue. Does not go through the rest, which may be long."""
         stale: list[int] = []
         before = 0
         for n, asked_ms in self._queue.items():
@@ -47,7 +47,7 @@ class Turns:
 
     @property
     def pause_ms(self) -> int:
-        """Milliseconds after which to ask again: the more wait, the longer, but a place is kept meanwhile."""
+        """Milliseconds after which to ask again: longer if many wait. The place in the queue is kept meanwhile."""
         return min(PLACE_MS // 2, 2 * len(self._queue))
 
     def end(self, number: int) -> None:

@@ -2,4 +2,17 @@
 
 Knows nothing of queues or Faust. Reaches into the internals of aiokafka are in `internals`; most of them are
 in `app.streaming`. May import `app.settings`, `app.logs` and `marq`.
+
+===============  =====================================================================================================
+`connection`     addresses, log-in and TLS of every client; waits for a Kafka that starts
+`probe`          finds out why Kafka can't be used
+`access`         missing permissions
+`topics`         creates and checks the topics
+`internals`      patches of aiokafka that every client needs
+`broker`         runs the embedded broker
+`broker_file`    finds the embedded broker of a data folder
+`jars`           fetches and checks jars
+`datadir`        the folder and the port of a worker in the data folder
+`folders`        folders and files for this user alone
+===============  =====================================================================================================
 """

@@ -20,7 +20,7 @@ from app.kafka.internals import ask
 
 #: Numbers of the operations in Kafka's protocol.
 OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Delete": 6, "Describe": 8, "DescribeConfigs": 10}
-#: How Kafka says that it does not list the operations.
+#: The value with which Kafka says that it does not list the operations.
 _UNTOLD = -(2**31)
 _TOPIC_AUTHORIZATION_FAILED = 29
 _GROUP_AUTHORIZATION_FAILED = 30

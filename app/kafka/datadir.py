@@ -1,9 +1,9 @@
-"""The data folder: which part of it this worker has for itself, and where the broker is.
+"""The data folder: the part of it that belongs to this worker, and the address of the broker.
 
 <data_dir>/broker.json     the embedded broker (see `app.kafka.broker`)
-<data_dir>/worker-0/       local tables of one worker process; `lock` in it is held while the process lives,
-                           `web_port` says where its HTTP is
-<data_dir>/worker-1/       of the next one, and so on
+<data_dir>/worker-0/       local tables of one worker process, which keeps `lock` locked while it lives; `web_port`
+                           has the port of its HTTP
+<data_dir>/worker-1/       the same of the next process, and so on
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
-from app.kafka.broker import MECHANISM, USER, password_of, running_broker
+from app.kafka.broker_file import MECHANISM, USER, password_of, running_broker
 from app.kafka.folders import private_folder
 from app.settings import Settings, is_explicit
 from marq.errors import BrokerError, DataDirError, SettingError
 
-#: More workers than this on one data folder are a mistake.
+#: Workers on one data folder. More than this are a mistake.
 MAX_WORKERS = 256
 
 
-#: Locks of this process. Unreferenced, a lock would be collected, and let go.
+#: Locks of this process. An unreferenced lock would be collected, and so released.
 _held: list[FileLock] = []
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """What belongs to one worker process: its folder, its HTTP port, its number."""
+    """One worker process: its folder, its HTTP port, its number."""
 
     folder: Path
     web_port: int
@@ -42,7 +42,7 @@ class Worker:
 def claim_worker(settings: Settings) -> Worker:
     """Take the first free `worker-N` folder for the life of this process, and a free port for its HTTP.
 
-    The port is `web_port`, or, where that is not set and taken, the next free one above it.
+    The port is `web_port`. If that is in use, and was not set by the user, it is the next free one above.
 
     Raises:
         SettingError: the port was set by the user and is in use, or the host can't be listened on.
@@ -51,7 +51,7 @@ def claim_worker(settings: Settings) -> Worker:
     data_dir = settings.data_dir.resolve()
     try:
         private_folder(data_dir)
-        # One process at a time: two that start together would find the same port free.
+        # One process at a time: two that start together would choose the same port.
         with _claiming(data_dir):
             index, lock = _first_free(data_dir)
             try:

@@ -18,9 +18,9 @@ from aiokafka.protocol.api import Request
 def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
     """As `send`, but a request on a connection that was just reset fails with a `KafkaError`.
 
-    For a turn or two of the event loop nobody but the transport knows of a reset. Then uvloop's raises RuntimeError,
-    with which a background task of aiokafka ends for good, as it expects a `KafkaError`: no metadata any more, or no
-    heartbeats, fetches, produce requests. asyncio's only warns.
+    For a turn or two of the event loop only the transport knows of a reset. Then uvloop's raises RuntimeError, and
+    asyncio's only warns. aiokafka's background tasks expect a `KafkaError`: a RuntimeError would end them for good, and
+    with them metadata, heartbeats, fetches or produce requests.
     """
 
     @functools.wraps(send)

@@ -1,7 +1,7 @@
 """Jars from Maven Central, kept in a cache that all installations of a user share.
 
-Which jars, and the SHA-256 of each, stands in `requirements/*-jars.txt`. A jar is used only while it has that hash, and
-only from folders that nobody but this user, or root, can have written to.
+`requirements/*-jars.txt` list the jars, with the SHA-256 of each. A jar is used only while it has that hash, and only
+from folders that nobody but this user, or root, can write to.
 """
 
 from __future__ import annotations

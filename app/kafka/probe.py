@@ -1,8 +1,8 @@
 """Finds out why Kafka can't be used, by talking to it: its client says only that it is "unable to bootstrap".
 
-One connection with the credentials that are set, and one request on it. Where that fails, the error says what was
-refused; where a listener just closes the connection, as Kafka does with whoever speaks TLS to a port without it, or the
-other way round, the probe tries what the listener does speak.
+The probe opens one connection with the configured credentials, and sends one request. If that fails, the error says
+what was refused. A listener that just closes the connection may be one without TLS that got TLS, or the other way
+round: the probe then tries the other protocol.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from app.settings import Settings
 
 #: Seconds for one attempt to find out which protocol a listener speaks.
 ATTEMPT_S = 3.0
-#: What a worker asks of Kafka, and the first version that is enough: headers in records, idempotent producers.
+#: The requests that a worker makes, and the lowest version of each that is enough: headers in records, idempotence.
 NEEDED: tuple[tuple[type[Request[Any]], int], ...] = (
     (MetadataRequest, 0),
     (ProduceRequest, 3),
@@ -52,7 +52,7 @@ NEEDED: tuple[tuple[type[Request[Any]], int], ...] = (
     (DeleteRecordsRequest, 0),
     (DescribeConfigsRequest, 0),
 )
-#: The first version of Kafka with all of that.
+#: The first version of Kafka that has all of these.
 OLDEST = "0.11"
 
 
@@ -63,7 +63,7 @@ class Trouble:
     where: str  # its addresses
     what: str
     mend: str
-    passing: bool  # it may pass: a broker may be starting
+    passing: bool  # waiting may help: a broker may be starting
 
     def __str__(self) -> str:
         return f"can't use Kafka at {self.where}: {self.what}; {self.mend}"
@@ -121,7 +121,7 @@ class _Probe:
         return await create_conn(self.host, self.port, request_timeout_ms=int(self.timeout_s * 1000), **security)
 
     def _version_trouble(self, offered: Mapping[int, tuple[int, int]]) -> Trouble | None:
-        """Whether the broker is too old, or so new that the client knows none of its requests any more.
+        """The trouble with a broker that is too old, or so new that the client knows none of its versions.
 
         Parameters:
             offered: the lowest and highest version of each request that it takes.
@@ -177,7 +177,7 @@ class _Probe:
         if not isinstance(error, (socket.gaierror, ConnectionRefusedError)):
             if other := await self._other_protocol():
                 return other
-            if stranger := await self._stranger():
+            if stranger := await self._other_server():
                 return stranger
         return self._away(error)
 
@@ -193,7 +193,7 @@ class _Probe:
         return self._passing(reason_of(error), "check that it runs, and MARQ_KAFKA")
 
     async def _other_protocol(self) -> Trouble | None:
-        """Whether the listener speaks TLS and we don't, or the other way round."""
+        """The trouble with a listener that speaks TLS while we don't, or the other way round."""
         if self.settings.uses_tls:
             with contextlib.suppress(KafkaError, OSError, TimeoutError):
                 (await asyncio.wait_for(self._connect(), ATTEMPT_S)).close()
@@ -208,8 +208,8 @@ class _Probe:
             )
         return None
 
-    async def _stranger(self) -> Trouble | None:
-        """Whether the port takes connections and what has it is no Kafka: what it answers to a line of text says so."""
+    async def _other_server(self) -> Trouble | None:
+        """The trouble with a port that accepts connections, but is no Kafka. Its answer to a line of text tells."""
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 reader, writer = await asyncio.open_connection(self.host, self.port)
@@ -255,7 +255,7 @@ class _Probe:
         with contextlib.suppress(KafkaError, OSError, TimeoutError):
             connection = await self._connect(**security)
             try:
-                # no listener has this mechanism: the answer lists those that it has
+                # no listener has this mechanism: the answer lists the existing ones
                 answer = await connection.send(SaslHandShakeRequest("NONE"))
             finally:
                 connection.close()

@@ -1,7 +1,7 @@
 """The topics that marq needs: created if they are missing, checked if they are there.
 
-A topic that is not what the rest relies on (as many partitions as the queue topic, broker time, room for 4 MiB, ...)
-is an error before anything is read or written, with the command that mends it. Nothing that exists is ever changed.
+A topic with a wrong property (as many partitions as the queue topic, broker time, records of 4 MiB, ...) is an error
+before anything is read or written; the error has the command that mends it. Existing topics are never changed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What one of our topics must be. `must` is checked, and used to create it; `creation` only to create it."""
+    """The properties of one of our topics. `must` is checked, and used to create it; `creation` only to create it."""
 
     name: str
     partitions: int | None
@@ -62,7 +62,7 @@ class _Need:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What an existing topic is."""
+    """The properties of an existing topic."""
 
     partitions: int
     replication: int
@@ -106,7 +106,7 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
 
 
 async def topic_problems(settings: Settings, app_id: str) -> tuple[list[str], list[str]]:
-    """Look at the topics and create nothing: those that do not exist yet, and a line for each thing that is wrong.
+    """Check the topics, without creating any. Returns those that do not exist, and a line for each problem.
 
     Raises:
         TopicError: the queue topic is not what the settings say.
@@ -122,7 +122,7 @@ async def topic_problems(settings: Settings, app_id: str) -> tuple[list[str], li
         rights = {name: asked for name, asked in _rights(topics, topic_mode=topic_mode).items() if name in existing}
         missing = await missing_rights(admin, rights, _groups(settings, app_id))
         lines = list(as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
-        # what may not be described was named
+        # topics that we may not describe are named above
         seen = [n for n in needs if n.name in existing and "DescribeConfigs" not in missing.get(("topic", n.name), ())]
         found = await _describe(admin, [need.name for need in seen]) if seen else {}
     return absent, lines + _all_problems(settings, seen, found, replication)
@@ -215,7 +215,7 @@ async def _partition_counts(admin: AIOKafkaAdminClient) -> dict[str, int]:
 
 
 async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: int, brokers: int) -> list[str]:
-    """Create topics. Returns the names of those that Kafka does not let us create."""
+    """Create topics. Returns the names of those that Kafka does not allow us to create."""
     if not needs:
         return []
     safety = {"unclean.leader.election.enable": "false"}

@@ -201,8 +201,9 @@ class Receives:
 
     def _is_withheld(self, waiter: Waiter) -> bool:
         """True if a partition here has messages that it does not hand out because acks would be late."""
+        is_late = self.ownership.throttle.is_late
         return any(
-            h.serving and self.ownership.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
+            h.serving and is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
             for h in self.ownership.held.values()
         )
 
@@ -365,7 +366,7 @@ class Receives:
         owner = held.owner
         if not owner.partition.has_ready(waiter.queue):
             return 0
-        limit = self.ownership.room(held, limit, waiter.lease_ms)
+        limit = self.ownership.throttle.room(held, limit, waiter.lease_ms)
         if not limit:
             return 0
         try:

@@ -1,7 +1,7 @@
 """Decides which worker gets which partitions: evenly, and with as few moves as possible.
 
-At each rebalance, Faust's assignor takes partitions from workers down to the lower of two even shares, and assigns
-those anew, so partitions move although nothing has changed. Here a worker keeps its partitions, up to its share.
+At each rebalance, Faust's assignor takes partitions away from workers until each has the smaller even share, and
+assigns these anew, so partitions move although nothing has changed. Here a worker keeps partitions up to its share.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from faust.assignor.partition_assignor import PartitionAssignor
 
 
 def share_out(count: int, had: Mapping[str, Iterable[int]]) -> dict[str, list[int]]:
-    """Assign `count` partitions to the members of `had`, which has the partitions that each of them reported.
+    """Assign `count` partitions to the members in `had`: member -> the partitions that it reported.
 
     No two shares differ by more than one, and as few partitions as possible move.
     """
     keeps: dict[str, list[int]] = {}
     taken: set[int] = set()
-    # who has most gets the shares that are one larger; what two say they have (one was away) is the first one's
+    # members with most partitions get the larger shares; a partition that two report (one was away) goes to the first
     for member in sorted(had, key=lambda member: (-len(set(had[member])), member)):
         keeps[member] = sorted(p for p in set(had[member]) if p < count and p not in taken)
         taken.update(keeps[member])
@@ -32,7 +32,7 @@ def share_out(count: int, had: Mapping[str, Iterable[int]]) -> dict[str, list[in
     for member, partitions in keeps.items():
         del partitions[shares[member] :]
     free = sorted(set(range(count)).difference(*keeps.values()))
-    for member in reversed(members):  # those with the least first
+    for member in reversed(members):  # members with the fewest first
         wanted = shares[member] - len(keeps[member])
         keeps[member] = sorted(keeps[member] + free[:wanted])
         del free[:wanted]
@@ -40,13 +40,13 @@ def share_out(count: int, had: Mapping[str, Iterable[int]]) -> dict[str, list[in
 
 
 def url_of_member(assignment: bytes) -> str:
-    """The URL of a worker, from what Kafka has as its assignment. Raises any error if it is no worker."""
+    """The URL of a worker, from its assignment in Kafka. Raises any error if it is no worker."""
     told = ConsumerProtocolMemberAssignment.decode(assignment).user_data
     return str(ClientMetadata.loads(zlib.decompress(told)).url)
 
 
 class StickyAssignor(PartitionAssignor):
-    """Faust's assignor, with its format on the wire and another assignment. It has no standbys and no global tables."""
+    """Faust's assignor, with the same format on the wire and another assignment. No standbys, no global tables."""
 
     def _perform_assignment(self, cluster: Any, member_metadata: Any) -> Any:
         metadata = {member: self._get_client_metadata(m) for member, m in member_metadata.items()}

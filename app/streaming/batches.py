@@ -1,7 +1,7 @@
-"""Decodes the record batches in the answer to a fetch, from any client, and also when they are damaged.
+"""Decodes the record batches in the answer to a fetch: those of any client, and damaged ones.
 
-aiokafka gives up a partition at the first batch that it can't decode. Here only the offsets of such a batch are lost:
-they become `Unreadable` records, with the reason and the bytes, and reading goes on behind them.
+aiokafka stops reading a partition at the first batch that it can't decode. Here only the offsets of such a batch are
+lost: they become `Unreadable` records, with the reason and the bytes, and reading goes on behind them.
 
 How far each part is trusted:
 - If the checksum is right, the header says which offsets the batch covers. The neighbours of a damaged record in it are
@@ -9,8 +9,8 @@ How far each part is trusted:
 - If the checksum is wrong, or the format unknown, no single field of the header is evidence. The batch ends where the
   next one begins, or where two fields agree that it does. Otherwise it counts for one offset, and the next one is
   fetched.
-- If the length is wrong, too, reading goes on by one offset at a time. So it never stands still, and each lost offset
-  is reported.
+- If the length is wrong, too, reading goes on by one offset at a time. So reading always advances, and each lost
+  offset is reported.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LEGACY_CRC_OFFSET, _LEGACY_MIN, _LEGACY_KEY = 12, 26, {0: 18, 1: 26}  # in form
 class Fault(NamedTuple):
     """Offsets `[start, stop)` that can't be read, and why. There may be none.
 
-    `batch_stop` is where their batch ends, for readers that can't go on inside it; 0: it can be read by others.
+    `batch_stop` is the end of their batch if other readers can't read on inside it; else 0.
     """
 
     start: int
@@ -79,7 +79,7 @@ def _name(raw: bytes | None) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        # like Java's client, put in a character that the core knows; unlike it, keep the bytes
+        # as Java's client does, use a replacement character, which the core knows; but keep the bytes, too
         return BAD_NAME + raw.decode(errors="backslashreplace")
 
 
@@ -127,7 +127,7 @@ class FetchedRecords:
         position: the offset that was asked for.
         end: the offset after the last of the log (-1: not known).
         patient: leave a batch without a usable length to the next fetch: the answer may have been cut off.
-        on_fault: is called with each fault.
+        on_fault: called with each fault.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class FetchedRecords:
         self._end = end
         self._patient = patient
         self._on_fault = on_fault
-        self._timestamp = -1  # of the last record: for those whose own can't be known
+        self._timestamp = -1  # of the last record, for records whose own is unknown
         self._batch_stop = 0  # where this batch ends, if it can be trusted
         #: Position after what was taken so far.
         self.next_fetch_offset = position
@@ -171,7 +171,7 @@ class FetchedRecords:
             at = stop
         self._data = b""
         if self.next_fetch_offset == asked and not self._patient:
-            # the position did not advance, so the next fetch would bring the same
+            # the position did not advance, so the next fetch would return the same
             yield from self._give_up(asked, asked + 1, "the length or the offset of a batch is wrong", data)
 
     def _batch(self, base: int, raw: bytes, stop: int) -> Iterator[Any]:
@@ -188,7 +188,7 @@ class FetchedRecords:
                 self._batch_stop = batch.next_offset
                 if self._is_message(batch):
                     yield from self._records_of(batch, raw)
-                # also behind the last record that is there: others were compacted away
+                # behind the last existing record: later ones may have been compacted away
                 self.next_fetch_offset = max(self.next_fetch_offset, batch.next_offset)
         elif magic in (0, 1) and len(raw) >= _LEGACY_MIN:
             yield from self._legacy(base, raw, stop, magic)
@@ -215,7 +215,7 @@ class FetchedRecords:
                 batch = DefaultRecordBatch(_uncompressed(raw, body))
             yield from self._take(batch)
         except Exception as exc:
-            # whatever the decoder raised: its errors for damaged records are of many kinds
+            # the decoder raises many kinds of errors for damaged records
             if batch.compression_type and body is None:
                 yield from self._give_up(batch.base_offset, batch.next_offset, str(exc), raw, batch.max_timestamp)
             else:
@@ -295,15 +295,15 @@ class FetchedRecords:
                 _check_legacy(raw, magic)
             yield from self._take(batch)
         except Exception as exc:
-            # of the set, only the last offset is known; those before it that are not known are counted in
+            # only the last offset of the set is known; it covers the unknown ones before it
             yield from self._give_up(self.next_fetch_offset, base + 1, str(exc), raw)
         self.next_fetch_offset = max(self.next_fetch_offset, base + 1)
 
     # -- what can't be read
 
     def _distrust(self, base: int, raw: bytes, stop: int, reason: str) -> Iterator[Any]:
-        """Pass over a batch of which no single field is evidence."""
-        start = self.next_fetch_offset  # also if the batch says that it begins later: that may be what is wrong
+        """Skip a batch of which no single field can be trusted."""
+        start = self.next_fetch_offset  # even if the batch claims to begin later: that field may be the damaged one
         end = self._next_base(stop)
         if end is None and len(raw) >= _V2.size:
             header = _V2.unpack_from(raw)
@@ -327,9 +327,9 @@ class FetchedRecords:
     def _give_up(
         self, start: int, stop: int, reason: str, raw: bytes, timestamp: int | None = None
     ) -> Iterator[Unreadable]:
-        """Yield unreadable offsets. The first one has the bytes."""
+        """Yield unreadable offsets. The first one carries the bytes."""
         start = max(start, self.next_fetch_offset)
-        # A batch may have a fault and yet all its records: then no offset has it.
+        # A batch may have a fault although all its records can be read: then no offset is lost.
         stop = max(start, stop)
         self._on_fault(Fault(start, stop, reason, max(stop, self._batch_stop)))
         if timestamp is not None:
@@ -343,7 +343,7 @@ class FetchedRecords:
 
 
 def _ends_aborted(batch: Any) -> bool:
-    # A control record of a transaction ends it in any case; one that can't be read must not hide what follows.
+    # A control record ends its transaction even if it can't be read: the following records must be seen.
     try:
         return bool(ControlRecord.parse(next(iter(batch)).key) == ABORT_MARKER)
     except Exception:

@@ -1,4 +1,4 @@
-"""Chunks of records, which the thread that reads Kafka hands to the agents, and the state of reading of a partition."""
+"""Chunks of records, which the consumer thread hands to the agents, and the reading state of a partition."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Chunk:
     """The records of one fetch of one partition.
 
     Offsets in `[start, next)` that are not among the records do not exist for readers: compacted, aborted, or control
-    records. `records` may be empty, then only the position moves. Chunks of a partition need not be contiguous: a
-    reader takes a chunk only if `start` is at or below its own position, and else goes back (`seek_chunks`).
+    records. `records` may be empty; then only the position moves. Chunks of a partition need not be contiguous: a
+    reader takes a chunk only if `start` is at or below its own position; otherwise it goes back (`seek_chunks`).
     """
 
     __slots__ = ("_epoch", "_reader", "generation", "next", "partition", "records", "start", "topic")
@@ -81,7 +81,7 @@ class Reader:
         self.epoch = 0  # T: number of the last seek that was carried out
         self.want_epoch = 0  # M: number of the last seek that was asked for
         self.want_paused = False  # M
-        self.pending: int | None = None  # M: where the last seek goes, until a chunk of it was delivered
+        self.pending: int | None = None  # M: the target of the last seek, until a chunk from there was delivered
         self.taken = 0  # T: chunks handed to the main thread
         self.returned = 0  # M: chunks that left the agent's queue
         self.starved = False  # T sets, M clears: wake the pump when a chunk comes back
@@ -90,7 +90,7 @@ class Reader:
         if self.taken - self.returned < MAX_BUFFERED_CHUNKS:
             return True
         self.starved = True
-        # looked at again after the flag is set: a chunk that came back in between has woken nobody
+        # check again after the flag is set: a chunk that came back in between has not woken the pump
         return self.taken - self.returned < MAX_BUFFERED_CHUNKS
 
     def give_back(self) -> None:

@@ -8,21 +8,21 @@ from typing import Any
 
 import cramjam
 
-#: Bytes that the records of one batch may have. Kafka limits what they are compressed to, maybe a thousandth of that.
+#: Bytes that the records of one batch may have. Kafka limits only their compressed size, maybe a thousandth of that.
 BATCH_MAX_BYTES = 64 * 1024 * 1024
 #: First size of the buffer for a decompressed batch, in multiples of the batch; each further one is eight times larger.
 _GUESS = 16
 
 _CODECS = {1: "gzip", 2: "snappy", 3: "lz4", 4: "zstd"}
-_XERIAL = b"\x82SNAPPY\x00"  # begins what Java's snappy writes: blocks with their sizes
+_XERIAL = b"\x82SNAPPY\x00"  # Java's snappy begins its output with this: blocks with their sizes
 
 
 class DecodingError(ValueError):
-    """A batch or a record is not as Kafka's format says."""
+    """A batch or a record does not follow Kafka's format."""
 
 
 def decompress(codec: int, data: bytes, limit: int = BATCH_MAX_BYTES) -> bytes | bytearray | memoryview:
-    """The records of a batch, decompressed. Raises `DecodingError`; never makes more than `limit` bytes."""
+    """The records of a batch, decompressed: at most `limit` bytes. Raises `DecodingError`."""
     name = _CODECS.get(codec)
     if name is None:
         raise DecodingError(f"unknown codec {codec}")

@@ -30,20 +30,20 @@ from app.streaming.fetching import decode_with
 from app.streaming.paced_client import PacedClient
 from marq.errors import InternalError
 
-#: Records in one chunk at most: bounds how long an agent's body holds the event loop.
+#: Records in one chunk at most: bounds how long an agent blocks the event loop.
 MAX_CHUNK_RECORDS = 5_000
-#: Milliseconds that the broker holds a fetch without data. aiokafka has one fetch per broker under way, so this is
-#: also what a partition that was just resumed waits at most while all others are idle.
+#: Milliseconds that the broker waits before it answers a fetch without data. aiokafka has one fetch per broker under
+#: way, so a partition that was just resumed may wait as long while all others are idle.
 FETCH_WAIT_MS = 100
-#: Seconds that aiokafka holds up the fetch of a whole broker while data of one of its partitions waits for room.
-#: Without it the next fetch would go out without that partition, and last `FETCH_WAIT_MS` when all others are idle.
+#: Seconds that aiokafka delays the fetch of a whole broker while data of one of its partitions waits for its reader.
+#: Otherwise the next fetch would leave that partition out, and take `FETCH_WAIT_MS` when all others are idle.
 FETCH_HOLD_S = 0.02
-#: Seconds that a commit may take before it is left to the next one.
+#: Seconds after which a commit is given up; the next one includes it.
 COMMIT_TIMEOUT_S = 5.0
 
 
 class ChunkThread(driver.AIOKafkaConsumerThread):
-    """The thread that owns the aiokafka consumer: takes what it fetched and hands it over, once for all partitions."""
+    """The thread that owns the aiokafka consumer: it hands over what was fetched, in one call for all partitions."""
 
     app: Any
     consumer: Any  # the `ChunkConsumer` in the main thread; `transport` imports this module
@@ -95,12 +95,12 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self._wake.set()
 
     def _touch(self, tp: TP) -> None:
-        """Say that a partition was paused, resumed or moved: nothing else tells the plan of fetches."""
+        """Tell the fetch plan that a partition was paused, resumed or moved."""
         if self.plan is not None:
             self.plan.touch(tp)
 
     def alive(self) -> None:
-        """Note that the main thread runs: after `broker_max_poll_interval` without it this worker leaves the group."""
+        """Note that the main thread runs. Without a call for `broker_max_poll_interval`, it leaves the group."""
         if self._consumer is not None:
             with self._consumer._subscription.fetch_context():
                 pass
@@ -113,8 +113,8 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         fetcher._client = PacedClient(fetcher._client)
         decode_with(self._ensure_consumer(), self._chunked.__contains__, self._on_fault)
         self.plan = FetchPlan(fetcher)
-        # Chunks are taken in the same step as the response arrives, else the fetcher asks again at once without the
-        # partitions that have data, and these wait until that fetch ends.
+        # Chunks are taken in the step in which the response arrives. Otherwise the fetcher would ask again at once,
+        # without the partitions that have data, and these would wait until that fetch ends.
         fetch = fetcher._proc_fetch_request
 
         async def fetch_and_hand_over(*args: Any) -> bool:
@@ -144,7 +144,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self.log.warning("%s:%s [%s, %s) can't be decoded: %s", tp.topic, tp.partition, *fault[:3])
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
-        # As Faust's, which has no settings for isolation level and wait, and drops the assignor without tables.
+        # Like Faust's method, which lacks settings for isolation level and wait, and drops the assignor without tables.
         conf = self.app.conf
         self._assignor = self.app.assignor
         return aiokafka.AIOKafkaConsumer(
@@ -171,8 +171,8 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         )
 
     async def on_thread_stop(self) -> None:
-        # aiokafka looks for the coordinator of its group without an end. The task is left to itself, not cancelled: the
-        # method queue that it waits for would swallow that.
+        # aiokafka may look for the coordinator of its group for ever. The task is not cancelled, but left alone: the
+        # method queue that it waits for would swallow the cancellation.
         if self._committing is not None:
             self._committing.cancel()
         if not await end_client(self._end_consumer()):
@@ -209,7 +209,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
             state = assignment.state_value(tp)
             if tp.topic in self._chunked and state is not None:
                 reader = readers[tp] = Reader(self, tp, generation_id, state)
-                # Paused and with any position, so that aiokafka neither fetches nor looks for a committed offset.
+                # Paused, with an arbitrary position: so aiokafka neither fetches nor looks for a committed offset.
                 state.pause()
                 state.seek(0)
                 self._touch(tp)
@@ -294,7 +294,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 continue
             result = fetcher._records[tp]
             if not reader.open or reader.paused:
-                result._backoff = 0.0  # may wait for long: holds up nobody
+                result._backoff = 0.0  # may wait for long without delaying others
                 continue
             if not reader.has_room():
                 continue
@@ -346,7 +346,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
             return False
         self._committing = asyncio.ensure_future(consumer.commit(due))
         try:
-            # here as well as in the thread that asked: else an endless one would hold up all later calls of it
+            # also limited in the thread that asked: an endless commit would hold up all its later calls
             await asyncio.wait_for(self._committing, COMMIT_TIMEOUT_S)
         except TimeoutError:
             return False

@@ -15,7 +15,7 @@ from marq.errors import InternalError, MarqError
 Fail = Callable[[BaseException], None]
 Context = dict[str, Any]
 
-#: Packages whose callbacks change the state of the worker: after an error in one of them, the state may be wrong.
+#: Packages whose callbacks change the worker's state, which may be wrong after an error in one of them.
 OURS = ("app", "agents", "gateway", "tables", "marq")
 
 
@@ -25,7 +25,7 @@ def stop_on_faults(loop: asyncio.AbstractEventLoop, fail: Fail) -> None:
 
     def handle(loop: asyncio.AbstractEventLoop, context: Context) -> None:
         exc = context.get("exception")
-        # what a task ends with may be an answer that nobody waits for any more
+        # the error of a task may be an answer that nobody waits for any more
         expected = "future" in context and is_expected(exc)
         if isinstance(exc, Exception) and not expected and _is_ours(exc.__traceback__):
             fail(_fault(context.get("message") or "a callback failed", exc))

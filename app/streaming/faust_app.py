@@ -1,8 +1,8 @@
 """The Faust app of marq: the settings it depends on, and the checks that Faust does not make.
 
-`MarqApp` is `faust.App` with the transport of `transport` and the tables of `raw_table`. These files say how they guard
-against what Faust does. This one is about the app as a whole: the queue, the markers and the tables of a partition must
-always be with the same worker.
+`MarqApp` is `faust.App` with the transport of `transport` and the tables of `raw_table`, which say what they change in
+Faust, and why. This file is about the app as a whole: the same worker must always own the queue, the markers and the
+tables of a partition.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CopartitionError(MarqError):
 
 
 class PromptTables(TableManager):
-    """Faust's table manager, without the second that it waits for agents to start: ours are declared before."""
+    """Faust's table manager, but without its wait of a second for agents to start: ours are declared before."""
 
     async def on_start(self) -> None:
         if not self.should_stop:
@@ -55,11 +55,11 @@ class PromptTables(TableManager):
 class NoRecovery(Recovery):
     """Faust's recovery without reading: the take-over of a partition reads its tables.
 
-    Faust would read the changelogs of all partitions before any of them can be used, and again at each rebalance.
+    Faust would read the changelogs of all partitions before any partition could be used, and again at each rebalance.
     """
 
     def _add(self, table: Any, tp: TP, offsets: Any) -> None:
-        # Faust's asks the table how far it was read, which opens its store in the middle of the rebalance
+        # Faust's method asks the table for its offset, which would open its store in the middle of the rebalance
         self.tp_to_table[tp] = table
         offsets.setdefault(tp, None)
 
@@ -76,7 +76,7 @@ class NoRecovery(Recovery):
 
 
 class UnreadTables(PromptTables):
-    """Tables that are open where they are assigned, and as old as the local store is."""
+    """Tables that open as soon as they are assigned, with the rows of the local store, which may be old."""
 
     @property
     def recovery(self) -> Recovery:
@@ -86,13 +86,13 @@ class UnreadTables(PromptTables):
 
 
 class BareWeb(web_driver.Web):
-    """Faust's web server without pages of Faust's: the one at `/`, which no setting turns off, would hide ours."""
+    """Faust's web server without Faust's pages: the one at `/`, which no setting turns off, would hide ours."""
 
     production_blueprints: ClassVar[list[tuple[str, Any]]] = []
 
     @property
     def runner(self) -> AppRunner:
-        """What runs the web application. May be replaced before the server starts."""
+        """The runner of the web application. May be replaced before the server starts."""
         return self._runner
 
     @runner.setter
@@ -135,7 +135,7 @@ class MarqApp(faust.App):
 
     def topic(self, *topics: str, **options: Any) -> Any:
         if self.chunked_topics.intersection(topics):
-            # Without acks Faust neither tracks the events nor commits for them.
+            # Without acks Faust neither tracks these events nor commits them.
             options["acks"] = False
         return super().topic(*topics, **options)
 
@@ -157,18 +157,18 @@ class MarqApp(faust.App):
             self._crashing = asyncio.ensure_future(self.crash(exc))
 
     def _crash(self, reason: BaseException) -> None:
-        # a task of a service ended with it: of ours, or of Faust's
+        # it ended a task of a service, ours or Faust's
         if self.failure is None:
             self.failure = reason
         super()._crash(reason)
 
     def on_chunk_aside(self, chunk: Chunk) -> None:
-        """A chunk that came while the group rejoins and agents stand still; there is no current event. Here it is
-        dropped: its reader finds that the next one is not contiguous."""
+        """Called with a chunk that came while the group rejoins, when agents stand still and there is no current event.
+        Drops it: its reader finds that the next one is not contiguous."""
 
     def on_offset_out_of_range(self, tp: TP, position: int) -> None:
-        """The log of a chunked partition does not hold `position`. Nothing more is read from it until `start_from`;
-        whoever knows better than to stop the worker replaces this attribute."""
+        """Called when a log no longer has `position`. Nothing more is read from it until `start_from`. Stops the
+        worker; replace this attribute to do something else."""
         self.fail(OffsetOutOfRange(f"{tp.topic}:{tp.partition} does not hold offset {position} (any more)"))
 
     def on_read_error(self, tp: TP, position: int, exc: Exception) -> None:
@@ -209,7 +209,7 @@ AppType = TypeVar("AppType", bound=MarqApp)
 
 
 class Unwatched(Monitor):
-    """Faust's monitor without its times of each event: nobody looks at them, and they cost more than the event."""
+    """Faust's monitor without the times of each event: they are not used, and cost more than the event."""
 
     def on_message_in(self, *_: Any) -> None:
         pass
@@ -252,7 +252,7 @@ def create_app(
     """
     calm_client()
     settings: dict[str, Any] = {
-        "env": {},  # variables of Faust's, as WEB_BIND, would say something else than our settings
+        "env": {},  # Faust's own variables, such as WEB_BIND, might contradict our settings
         "broker": ";".join(f"kafka://{address.strip()}" for address in bootstrap.split(",")),
         "broker_credentials": credentials,
         "broker_session_timeout": session_timeout_s,
@@ -281,7 +281,7 @@ def create_app(
         "topic_disable_leader": True,
         "stream_buffer_maxsize": RECOVERY_BUFFER,
         "stream_recovery_delay": 0.0,
-        # Events of chunked topics are not waited for; this makes Faust commit when partitions are revoked.
+        # Makes Faust commit when partitions are revoked, without waiting for events of chunked topics.
         "stream_wait_empty": True,
         "web_enabled": web_port is not None,
         "web_host": web_host,

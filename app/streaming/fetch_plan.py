@@ -1,14 +1,14 @@
-"""Which partitions are asked for next, and Kafka's fetch sessions: a fetch without news costs the same for 1 and 1,000.
+"""Decides which partitions to fetch next, in Kafka's fetch sessions: an empty fetch costs the same for 1 and 1,000.
 
-aiokafka goes through all partitions after each answer, and names each of them in each request. Here a partition is
-looked at when something happened to it (*touched*), and a broker is told only what has changed since the last request
-(KIP-227); it answers with partitions that have something.
+aiokafka goes through all partitions after each answer, and names each of them in each request. Here we look at a
+partition only when something happened to it (it was *touched*), and a request names only what has changed since the
+last one (KIP-227). The broker answers with the partitions that have records.
 
     touch ─► look ─► wanted, by broker ─► the changes go into the next request of its session
 
-Whoever pauses, resumes or moves a partition has to touch it. What an answer names is touched, so that the next request
-says where to go on: of itself a broker would send the same once more. When an answer was lost, or tells an error of the
-session, everything is named again.
+Code that pauses, resumes or moves a partition has to touch it. Partitions in an answer are touched, so that the next
+request has their new positions: otherwise the broker would send the same records again. When an answer is lost, or has
+an error of the session, the next request names everything again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from aiokafka import TopicPartition
 from aiokafka.errors import for_code
 from aiokafka.protocol.fetch import FetchRequest
 
-#: Version of the request from which on there are sessions; and from which on it has the epoch of the leader.
+#: First versions of the request with sessions, and with the epoch of the leader.
 SESSIONS_FROM, LEADER_EPOCH_FROM, RACK_FROM = 7, 9, 11
-#: The highest number of a request in a session; then it goes on with 1.
+#: The highest number of a request in a session; the next one is 1.
 EPOCH_MAX = 2**31 - 1
 
 _Wanted = tuple[int, int]  # the position, and bytes at most
@@ -31,18 +31,18 @@ _Topics = list[tuple[str, list[tuple[int, int, int]]]]
 
 
 class Node:
-    """What is wanted of one broker, and what it knows of that."""
+    """What we want of one broker, and what the broker knows of it."""
 
     def __init__(self) -> None:
         self.wanted: dict[TopicPartition, _Wanted] = {}
         self.told: dict[TopicPartition, _Wanted] = {}  # as the broker knows it
-        self.changed: set[TopicPartition] = set()  # may differ
+        self.changed: set[TopicPartition] = set()  # partitions for which the two may differ
         self.session = 0  # 0: there is none
         self.epoch = 0  # number of the next request; with 0 it names everything, and asks for a session
         self._errors = 0  # one after another
 
     def want(self, tp: TopicPartition, what: _Wanted | None) -> None:
-        """From now on `what` is wanted of a partition; None: nothing."""
+        """Set what we want of a partition from now on; None: nothing."""
         if what is not None:
             self.wanted[tp] = what
         elif self.wanted.pop(tp, None) is None:
@@ -50,7 +50,7 @@ class Node:
         self.changed.add(tp)
 
     def next(self) -> tuple[dict[TopicPartition, _Wanted], list[TopicPartition]]:
-        """What the next request has to name: what is wanted, and what is not any more."""
+        """What the next request has to name: partitions that we want, and those that we no longer want."""
         if not self.epoch:
             named, forgotten = dict(self.wanted), []
             self.told = dict(self.wanted)
@@ -71,7 +71,7 @@ class Node:
         """An answer arrived, with an error of the session, or 0.
 
         Raises:
-            KafkaError: not for the first of several errors: naming everything again has not helped.
+            KafkaError: it is the second error in a row: naming everything again has not helped.
         """
         if code:
             self.session = self.epoch = 0
@@ -152,7 +152,7 @@ class FetchPlan:
         self._nodes: dict[int, Node] = {}
         self._node_of: dict[TopicPartition, int] = {}
         self._assignment: Any = None
-        self._metadata: Any = None  # which one the leaders are from
+        self._metadata: Any = None  # the metadata from which the leaders are
         #: Partitions to look at before the next request.
         self.touched: set[TopicPartition] = set()
         self._told: deque[TopicPartition] = deque()  # more of them: Faust moves some from another thread
@@ -177,7 +177,7 @@ class FetchPlan:
         self._fetcher._notify(self._fetcher._wait_consume_future)
 
     def actions(self, assignment: Any) -> tuple[list[Any], dict[int, list[Any]], float, bool, list[Any]]:
-        """What is to be sent now: as aiokafka's, but that nothing waits for `resume`, because that touches."""
+        """The requests to send now. Unlike in aiokafka, nothing waits for a `resume`, which touches its partition."""
         fetcher = self._fetcher
         cluster = fetcher._client.cluster
         if assignment is not self._assignment:
@@ -235,7 +235,7 @@ class FetchPlan:
             self._nodes.setdefault(node_id, Node()).want(tp, what)
 
     def _waits_s(self, records: Any) -> dict[int, float]:
-        """By broker, how long it is left alone so that partitions with data make room first."""
+        """By broker, the seconds to wait with the next fetch, so that readers can take the present data first."""
         waits_s: dict[int, float] = {}
         for tp, result in records.items():
             pause_s = result.calculate_backoff()

@@ -12,14 +12,14 @@ from aiokafka.protocol.fetch import FetchRequest
 from app.streaming.batches import BASE_LENGTH, Fault, FetchedRecords
 from app.streaming.fetch_plan import PlannedRequest
 
-#: Bytes that one fetch of a partition may ask for, if a batch is larger than what is usually asked for.
+#: Bytes that a fetch of a partition may ask for if a batch is larger than usual.
 FETCH_MAX_BYTES = 64 * 1024 * 1024
-#: Fetches of one position that bring nothing usable before its offset is given up: an answer may be cut short.
+#: Fetches of one position without a usable record before its offset is given up: an answer may be cut short.
 PATIENCE = 3
 
 
 class _Client:
-    """aiokafka's client as its fetcher sees it, but for the records: those of some topics are kept from it."""
+    """aiokafka's client as its fetcher sees it, except that it keeps back the records of some topics."""
 
     def __init__(self, client: Any, topics: Callable[[str], bool]) -> None:
         self._client = client
@@ -70,7 +70,7 @@ def decode_with(
     """
     fetcher = consumer._fetcher
     client = fetcher._client = _Client(fetcher._client, topics)
-    stuck: dict[TopicPartition, tuple[int, int]] = {}  # position, and fetches of it that brought nothing usable
+    stuck: dict[TopicPartition, tuple[int, int]] = {}  # position, and its fetches without a usable record
     proceed = fetcher._proc_fetch_request
 
     def result_of(assignment: Any, tp: TopicPartition, position: int, kept: tuple[int, Any, bytes]) -> FetchResult:
@@ -102,10 +102,10 @@ def decode_with(
                 if tp not in kept or tp in fetcher._records or state is None:
                     continue
                 if not state.has_valid_position or state.position != position:
-                    continue  # sought meanwhile
+                    continue  # a seek came in between
                 needed = _cut_off(kept[tp][2], position)
                 if needed > fetcher._max_partition_fetch_bytes:
-                    # a broker may hold back all of a batch that is larger than what was asked for
+                    # a broker may send nothing of a batch that is larger than the requested size
                     fetcher._max_partition_fetch_bytes = min(needed, FETCH_MAX_BYTES)
                 fetcher._records[tp] = result_of(assignment, tp, position, kept[tp])
                 has_data = True
@@ -115,7 +115,7 @@ def decode_with(
 
 
 def _cut_off(data: bytes, position: int) -> int:
-    """Size of the first batch where all of it is not there; else 0."""
+    """The size of the first batch if it is incomplete; else 0."""
     if len(data) < BASE_LENGTH.size:
         return 0
     base, length = BASE_LENGTH.unpack_from(data)

@@ -4,8 +4,8 @@
     ask ─┼─ gathered for `GATHER_S` ─► one request to each leader ─► each asker gets its own partitions
     ask ─┘
 
-A partition without a leader, or with an error that may pass, is asked for again by itself, so it holds up no other. So
-a worker that takes a thousand partitions over asks a few times, and not three thousand times.
+We ask again for a partition without a leader, or with a retriable error, in a separate request, so it does not delay
+others. A worker that takes over a thousand partitions makes a few requests, not three thousand.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiokafka.protocol.offset import OffsetRequest
 
 #: The two edges of a log, as Kafka has them.
 BEGIN, END = -2, -1
-#: Seconds for which questions are gathered: those of one turn of the event loop, and of what it wakes.
+#: Seconds for which questions are gathered: those of one turn of the event loop, and of the tasks that it wakes.
 GATHER_S = 0.002
 #: Seconds before a partition is asked for again.
 AGAIN_S = 0.1
@@ -40,7 +40,7 @@ class LogEdges:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset that each log has. Raises `KafkaError`; waits for a leader without an end."""
+        """The first offset of each log. Raises `KafkaError`. Waits for a leader for as long as there is none."""
         return await self._ask(tps, BEGIN)
 
     async def end(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -59,13 +59,13 @@ class LogEdges:
         return dict(zip(futures, offsets, strict=True))
 
     def _answer_to(self, question: _Question) -> asyncio.Future[int]:
-        # only a question that was not sent yet may be shared: its answer has to be newer than the call
+        # only an unsent question may be shared: the answer has to be newer than the call
         found = self._waiting.get(question)
         if found is None:
             if not self._waiting:
                 self._spawn(self._send_gathered())
             found = self._waiting[question] = asyncio.get_running_loop().create_future()
-            found.add_done_callback(lambda done: done.cancelled() or done.exception())  # who asked may be gone
+            found.add_done_callback(lambda done: done.cancelled() or done.exception())  # the asker may be gone
         return found
 
     def _spawn(self, coroutine: Any) -> None:
@@ -132,7 +132,7 @@ class LogEdges:
             await self._again(client, again | asked)
 
     async def _again(self, client: Any, asked: dict[_Question, asyncio.Future[int]]) -> None:
-        """Ask once more for what had no answer, with whatever is asked then."""
+        """Ask again for edges without an answer, together with later questions."""
         try:
             client.force_metadata_update()
             await asyncio.sleep(AGAIN_S)
@@ -169,8 +169,8 @@ def _fail(asked: dict[_Question, asyncio.Future[int]], exc: BaseException) -> No
 
 
 def release(consumer: AIOKafkaConsumer) -> None:
-    """Read nothing more with a consumer, and keep what it knows of leaders.
+    """Stop reading with a consumer, but keep the leaders that it knows.
 
-    `unsubscribe` makes it ask for all topics of the cluster, and forget those that are read next.
+    `unsubscribe` would make it ask for all topics of the cluster, and forget those that are read next.
     """
     consumer._subscription.unsubscribe()

@@ -1,16 +1,16 @@
-"""aiokafka's fetcher asks for the leader of a partition at a bounded rate."""
+"""Lets aiokafka's fetcher ask for the leader of a partition only at a bounded rate."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
-#: Seconds between two such questions: short beside an election of a leader, and no load for a broker.
+#: Seconds between two such questions: short compared with an election, and no load for a broker.
 METADATA_PAUSE_S = 0.1
 
 
 class PacedClient:
-    """aiokafka's client, as its fetcher has it: who leads a partition without a leader is asked from time to time.
+    """aiokafka's client for its fetcher: while a partition has no leader, it asks for one from time to time.
 
     The fetcher would ask again as soon as a broker has answered, hundreds of times a second.
     """
@@ -24,7 +24,7 @@ class PacedClient:
         return getattr(self._client, name)
 
     def force_metadata_update(self) -> asyncio.Future[Any]:
-        """A future of the update; those who ask too soon share the next one."""
+        """A future of the update. Calls that come too soon share the next update."""
         if self._later is None or self._later.done():
             loop = asyncio.get_running_loop()
             pause_s = max(0.0, self._asked_s + METADATA_PAUSE_S - loop.time())

@@ -1,10 +1,10 @@
 """Appends to Kafka idempotently: Faust's producer, with a fast path for markers and a limit on waiting bytes.
 
-Records that must not wait behind large ones get a *lane*: a producer, and a connection, of their own. The sender
-(`app.streaming.sender`) takes care that no partition waits for another.
+Records that must not wait behind large ones get a *lane*: a separate producer with its own connection. The sender
+(`app.streaming.sender`) ensures that no partition waits for another.
 
-The future of an append always gets a result: also when the broker refuses a batch, when the topic is not known yet, and
-when Kafka is away.
+The future of an append always gets a result or an error, even when the broker refuses a batch, the topic is not known
+yet, or Kafka is away.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from marq.errors import InternalError, MarqError
 FLUSH_TIMEOUT_S = 5.0
 #: Bytes that may wait in the producer for the broker; further appends fail.
 MAX_PENDING_BYTES = 128 * 1024 * 1024
-#: Bytes that a waiting record takes in memory besides the bytes that are written.
+#: Bytes of memory that a waiting record takes beside its own bytes.
 RECORD_BYTES = 64
 
 
@@ -43,12 +43,12 @@ _Record = tuple[str, int, bytes | None, bytes | None, Sequence[tuple[str, bytes 
 
 
 class ProducerFull(MarqError):
-    """The producer holds as many bytes as it may: Kafka is slower than the senders, or away."""
+    """The producer has reached its limit of waiting bytes: Kafka is slower than the senders, or away."""
 
 
 class _Buffer(ProducerBuffer):
     async def _send_pending(self, fut: FutureMessage) -> None:
-        # Faust's ends its task at the first message that can't be sent: neither that future nor any later one resolves.
+        # In Faust, the first message that can't be sent ends this task: its future and all later ones never resolve.
         try:
             await super()._send_pending(fut)
         except Exception as exc:
@@ -67,7 +67,7 @@ class _Batch(MessageBatch):
 
     def done(self, base_offset: int, timestamp: int | None = None, log_start_offset: int | None = None) -> None:
         if base_offset < 0:
-            # the broker had the batch already, and has forgotten its offset: aiokafka would count up from -1
+            # the broker has the batch already, but no longer its offset: aiokafka would count up from -1
             self._msg_futures = [(future, metadata) for future, metadata in self._msg_futures if not future.done()]
             for future, _ in self._msg_futures:
                 future.set_result(RecordMetadata(*self.tp, self.tp, -1, timestamp, 1, log_start_offset))
@@ -79,7 +79,7 @@ class _Batch(MessageBatch):
             self.producer._renew_id()
 
     def expired(self) -> bool:
-        # else one that waits for a leader fails with the leader's error, as if Kafka had refused it
+        # otherwise a batch that waits for a leader would fail with that error, as if Kafka had refused it
         return False
 
     def expire(self) -> None:
@@ -93,7 +93,7 @@ class IdempotentProducer(driver.Producer):
     """Faust's producer with idempotence, and with `append`, which needs no task and no await per message.
 
     When a future of `append` fails, the record may still be in the log, or get there later: idempotent batches are
-    repeated for ever, and only the waiting ends.
+    repeated for ever; only the future gives up.
     """
 
     app: Any
@@ -114,7 +114,7 @@ class IdempotentProducer(driver.Producer):
         self._learning: set[asyncio.Task[None]] = set()
 
     async def divide(self, *lanes: Iterable[str]) -> None:
-        """Give the topics of each of `lanes` a producer of their own, which starts and stops with this one."""
+        """Give the topics of each of `lanes` a separate producer, which starts and stops with this one."""
         for topics in lanes:
             lane = type(self)(self.transport, loop=self.loop, beacon=self.beacon)
             self.lanes.update(dict.fromkeys(topics, lane))
@@ -132,7 +132,7 @@ class IdempotentProducer(driver.Producer):
             task.add_done_callback(self._on_sender_end)
 
     def _on_sender_end(self, task: asyncio.Task[None]) -> None:
-        """Stop the worker: without this task, or the one that asks for leaders, aiokafka sends nothing any more."""
+        """Stop the worker: without this task, or the one that asks for leaders, aiokafka stops sending."""
         if not task.cancelled() and not self.should_stop:
             self.app.fail(InternalError(f"the task that writes to Kafka has ended: {task.exception()!r}"))
 
@@ -195,7 +195,7 @@ class IdempotentProducer(driver.Producer):
         tp = TopicPartition(topic, partition)
         i, count = 0, len(records)
         while i < count:
-            # the first of a batch goes the way of a single record, with all its checks
+            # the first record of a batch is appended like a single one, with all checks
             value, headers = records[i]
             future = self._append_now(topic, partition, value, key, headers, None)
             first, size = i, 0
@@ -264,7 +264,7 @@ class IdempotentProducer(driver.Producer):
             if batch is not None:
                 future = batch.append(key, value, timestamp_ms, headers=headers or [])
             if batch is None or future is None:
-                # aiokafka waits for the full batch to be sent; a further one in the queue keeps the order as well.
+                # aiokafka would wait until the full batch is sent; queueing another batch keeps the order, too.
                 batch = self._new_batch(accumulator, tp)
                 future = batch.append(key, value, timestamp_ms, headers=headers or [])
         except Exception as exc:
@@ -298,7 +298,7 @@ class IdempotentProducer(driver.Producer):
         elif since is not None:
             first = next(iter(waiting))
             confirmed = not batch.future.cancelled() and batch.future.exception() is None
-            # the stall is over as soon as Kafka confirms something, and goes on where it refuses something
+            # a confirmation ends the stall; a refusal does not
             waiting[first] = self.loop.time() if confirmed else min(since, waiting[first])
 
     def _renew_id(self) -> None:
@@ -372,7 +372,7 @@ class IdempotentProducer(driver.Producer):
         return self.append(topic, partition, value, key, headers, int(timestamp * 1000) if timestamp else None)
 
     async def on_stop(self) -> None:
-        # without Kafka each takes its time
+        # in parallel: without Kafka each waits for its time-out
         await asyncio.gather(self._end(), *(lane.stop() for lane in set(self.lanes.values())))
 
     async def _end(self) -> None:

@@ -1,15 +1,15 @@
 """Tables of raw rows with a store for each partition, a RocksDB or a file, and a changelog: what we need of Faust's.
 
-A row is written in the event of its partition and never changed in place. Keys contain the partition. These rules guard
-against what Faust's store does, and each has its test:
+A row is written in the event of its partition and never changed in place. Keys contain the partition. In these points
+the store differs from Faust's, and each has its test:
 
 - The *persisted offset* of a partition says that the store has each changelog record up to there. It advances by one
-  record at a time, and only for records that this worker wrote, or read, since it owns the partition. If another writer
-  has written in between, it stays where it is, and the next recovery reads from there.
+  record at a time, and only for records that this worker wrote, or read, since it owns the partition. If another worker
+  has written in between, it does not advance, and the next recovery reads from there.
 - A late acknowledgement, or a late changelog record, of a partition that was given away opens nothing.
 - A rebalance opens and closes no store in the event loop, because that takes tens of milliseconds. The take-over of a
   partition opens its store, and a thread closes it.
-- A store that has no files is empty, and reading makes none: so an idle partition has no open files and no memory here.
+- A store without files is empty, and reading makes none: so an idle partition has no open files and takes no memory.
 - Rows are deleted in one partition only. (Faust's `_del` asks an index of keys, and on a miss deletes everywhere.)
 """
 
@@ -62,12 +62,12 @@ class SegmentStore(rocksdb.Store):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._owned: set[int] = set()
-        #: Partition -> an object that is new each time its store is opened or wiped, to recognise late calls.
+        #: Partition -> an object that is replaced each time its store is opened or wiped, to recognise late calls.
         self._incarnations: dict[int, object] = {}
         #: Stores that are being closed.
         self._closing: dict[int, Future[None]] = {}
         self._threads: ThreadPoolExecutor | None = None
-        self._empty: set[int] = set()  # partitions without files, as was seen since they are owned
+        self._empty: set[int] = set()  # owned partitions that were seen to have no files
         #: Rows are in a `RowFile`.
         self.small = False
 
@@ -89,7 +89,7 @@ class SegmentStore(rocksdb.Store):
         return self._incarnations.get(partition)
 
     def existing(self, partition: int) -> Any:
-        """The store of a partition, opened if need be; None if nothing was ever written to it.
+        """The store of a partition, which is opened if needed; None if nothing was ever written to it.
 
         Raises:
             TableError: the partition is not owned.
@@ -152,7 +152,7 @@ class SegmentStore(rocksdb.Store):
         """Does nothing; see `open`."""
 
     async def open(self, partition: int) -> None:
-        """Open the store of a partition, if it has one, once it is closed if it was open before.
+        """Open the store of a partition, if it has one. Waits until an earlier one is closed.
 
         Raises:
             TableError: the partition is not owned.
@@ -285,7 +285,7 @@ class SegmentTable(Table[bytes, bytes]):
 
     def _on_written(self, partition: int, incarnation: object, done: asyncio.Future[RecordMetadata]) -> None:
         if done.cancelled() or done.exception() is not None:
-            return  # whoever called write knows; the persisted offset stays below the lost record for good
+            return  # the caller of write knows; the persisted offset stays below the lost record for good
         if self.data.incarnation(partition) is incarnation:
             self._advance(partition, done.result().offset)
 
@@ -297,7 +297,7 @@ class SegmentTable(Table[bytes, bytes]):
     # -- reading
 
     async def open(self, partition: int) -> None:
-        """Open the local store of a partition. What reads or writes it opens it as well, but may have to wait.
+        """Open the local store of a partition. Reading or writing opens it as well, but may block meanwhile.
 
         Raises:
             TableError: the partition is not owned.
@@ -319,7 +319,7 @@ class SegmentTable(Table[bytes, bytes]):
         return value
 
     def rows_of(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
-        """All rows of a partition in the order of their keys. Take what you need before anything is written or awaited.
+        """All rows of a partition in the order of their keys. Use them before you write or await anything.
 
         Raises:
             TableError: the partition is not owned.
@@ -344,12 +344,12 @@ class SegmentTable(Table[bytes, bytes]):
                 yield key, rows.value() if values else b""
             rows.next()
         try:
-            rows.status()  # an iterator ends at a damaged block as it does after the last row
+            rows.status()  # at a damaged block an iterator just ends, as after the last row
         except Exception as exc:
             raise _row_error(exc) from exc
 
     def keys_of(self, partition: int) -> Iterator[bytes]:
-        """The keys of all rows of a partition; as `rows_of`."""
+        """The keys of all rows of a partition; like `rows_of`."""
         for key, _ in self._rows(partition, False):
             yield key
 

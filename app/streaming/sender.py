@@ -1,8 +1,8 @@
 """Sends the producer's batches. It is aiokafka's sender, except that no partition holds up another one.
 
 aiokafka has one request under way to each broker, with a batch of each partition in it. The broker answers when it has
-an answer for all of them. So a partition whose replicas do not follow delays the answer for the others, and one that is
-refused (too few in-sync replicas) keeps its broker idle during the pause before the next attempt. So here
+an answer for all of them. So a partition whose replicas do not follow delays the answer for the others, and a refused
+one (too few in-sync replicas) keeps its broker idle during the pause before the next attempt. Here
 
 - a broker has `TAKE_TIMEOUT_MS` to confirm batches, and then answers for each partition;
 - an unconfirmed partition is *apart* until it is confirmed: it has requests, and connections, of its own;
@@ -27,11 +27,11 @@ log = logging.getLogger(__name__)
 
 #: Milliseconds that a broker waits for the replicas before it answers that a batch is not confirmed.
 TAKE_TIMEOUT_MS = 2_000
-#: Seconds that a batch waits at most to learn the leader of its partition.
+#: Seconds that a batch waits at most for a leader of its partition.
 METADATA_S = 5.0
 #: Seconds that a producer which stops waits for the answers to its requests.
 END_S = 0.5
-#: Connections to one broker that all partitions share which are apart.
+#: Connections to one broker that are shared by all partitions that are apart.
 CONNECTIONS_APART = 4
 
 Batches = dict[Any, Any]  # aiokafka's TopicPartition -> its batch
@@ -42,7 +42,7 @@ class Sender(aiokafka_sender.Sender):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        #: Partitions whose last batch was not confirmed when it was sent last.
+        #: Partitions that are apart: the last request for them was not confirmed.
         self.apart: set[Any] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: list[asyncio.Task[None]] = []
@@ -61,7 +61,7 @@ class Sender(aiokafka_sender.Sender):
                     self._start(node_id, batches)
                 timer = None
                 if has_unknown:
-                    # not in a loop as fast as brokers answer, and what comes for other partitions does not wait for it
+                    # not as fast as brokers answer, and without delaying other partitions
                     self._refresh_metadata(loop.time())
                     timer = loop.call_later(self._retry_backoff, accumulator._wakeup, accumulator.waiter())
                 await accumulator.waiter()  # done when there is something to send, and when a task ends
@@ -100,7 +100,7 @@ class Sender(aiokafka_sender.Sender):
         task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        """A task has ended: what it held up can be sent. To wait for all tasks at once would cost more, each time."""
+        """A task has ended: batches that waited for it can be sent. Waiting for all tasks together would cost more."""
         self._tasks.discard(task)
         self._ended.append(task)
         self._message_accumulator._wakeup(self._message_accumulator.waiter())
@@ -129,7 +129,7 @@ class Sender(aiokafka_sender.Sender):
 
     async def _send_again(self, batches: list[Any]) -> None:
         await asyncio.sleep(self._retry_backoff)
-        # whoever leads them now, if that was asked for; else the old one says that it does not
+        # send to the present leader, if we know it; otherwise the old one answers that it is none
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.client._maybe_wait_metadata(), METADATA_S)
         for batch in batches:

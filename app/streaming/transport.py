@@ -17,7 +17,7 @@ Rules, and who keeps them:
 - While the group rejoins, reading goes on under the old assignment. Agents stand still then, so chunks go to
   `app.on_chunk_aside`.
 - At most `MAX_BUFFERED_CHUNKS` chunks of a partition wait in front of the agent.
-- Only `set_commit_position` decides what is committed. A committed position is a hint, never ahead.
+- Only `set_commit_position` decides what is committed. A committed position is a hint, and never too high.
 - A position outside the log is an error (`app.on_offset_out_of_range`), never a silent reset.
 """
 
@@ -42,7 +42,7 @@ from app.streaming.consumer_thread import COMMIT_TIMEOUT_S, ChunkThread
 from app.streaming.producer import IdempotentProducer
 from marq.errors import MarqError
 
-#: Seconds that the last commit of a worker may take: few, because nothing depends on it.
+#: Seconds that the last commit of a worker may take: short, because nothing depends on it.
 LAST_COMMIT_TIMEOUT_S = 1.0
 
 
@@ -77,7 +77,7 @@ class ChunkConsumer(driver.Consumer):
 
     @property
     def in_group(self) -> bool:
-        """False while this worker can't tell whether it is still a member: its coordinator is unknown, or forgot it."""
+        """False while this worker can't know whether it is still a member: its coordinator is unknown, or forgot it."""
         consumer = self._thread._consumer
         coordinator = consumer._coordinator if consumer is not None else None
         return coordinator is not None and coordinator.coordinator_id is not None and coordinator.generation > 0
@@ -117,7 +117,7 @@ class ChunkConsumer(driver.Consumer):
         return self._set_paused(tp, False)
 
     def set_commit_position(self, tp: TP, offset: int, generation: int | None = None) -> bool:
-        """Set the offset that the next commit may commit: everything below it is durable elsewhere."""
+        """Set the offset to commit next. Everything below it must be durable elsewhere."""
         if self._reader(tp, generation) is None:
             return False
         self._positions[tp] = offset
@@ -235,7 +235,7 @@ class ChunkConsumer(driver.Consumer):
         self._plain_resumed.set()
 
     async def _wait_next_records(self, timeout: float) -> tuple[RecordMap | None, set[TP] | None]:
-        # Faust's method sleeps for a second when nothing is active, even if a partition is resumed meanwhile
+        # Faust's method sleeps for a second if nothing is active, even when a partition is resumed meanwhile
         if self.app.client_only:
             return await super()._wait_next_records(timeout)
         if not self.flow_active:
@@ -264,7 +264,7 @@ def _to_message(chunk: Chunk) -> ConsumerMessage:
         chunk.partition,
         chunk.next - 1,
         records[-1].timestamp / 1000 if records else time.time(),
-        1,  # type of the timestamp: nobody asks
+        1,  # type of the timestamp: unused
         None,  # headers
         None,  # key
         chunk,  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Faust's command `worker`, without the banner: the first line of a worker's log says what is in it."""
+"""Faust's command `worker`, without the banner: the first line of a worker's log has its contents."""
 
 from __future__ import annotations
 

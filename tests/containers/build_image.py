@@ -49,7 +49,7 @@ _ENGINE_TIMEOUT_S = 30
 
 
 class ImageError(Exception):
-    """The image can't be built here; the text says what is missing."""
+    """The image can't be built here; the message names what is missing."""
 
 
 def main(pytest_arguments: list[str]) -> int:
@@ -76,7 +76,7 @@ def _report(environment: dict[str, str], image: str, began: float) -> None:
 
 @contextlib.contextmanager
 def docker_engine() -> Iterator[dict[str, str]]:
-    """Environment in which `docker` reaches an engine: the one that runs, else one of our own."""
+    """Environment in which `docker` reaches an engine: a running one, or else a new one for this test."""
     environment = dict(os.environ)
     if shutil.which("docker") is None:
         raise ImageError("there is no `docker` command; install the package docker.io")

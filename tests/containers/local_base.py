@@ -43,7 +43,7 @@ def pack(image: tarfile.TarFile, busybox: str) -> None:
     certificates = os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile
     if certificates and Path(certificates).is_file():
         image.add(Path(certificates).resolve(), CERTIFICATES[1:])
-    # Wheels are linked with libraries that every base has; those of this environment say which.
+    # Every base has the libraries that wheels are linked with; the wheels of this environment show which.
     packages = [Path(sysconfig.get_path("platlib")) / name for name in ("rocksdict", "uvloop", "cramjam")]
     binaries = [python, *library.glob("lib-dynload/*.so"), *(so for folder in packages for so in folder.glob("*.so"))]
     for path in libraries(binaries):
@@ -64,7 +64,7 @@ def libraries(binaries: list[Path]) -> list[Path]:
 
 
 def environment() -> list[str]:
-    """Arguments of `docker import`: what pip goes by, as on this machine."""
+    """Arguments of `docker import`: pip's settings, as on this machine."""
     found = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
     found |= {"PATH": "/bin", "PIP_CERT": CERTIFICATES, "SSL_CERT_FILE": CERTIFICATES}
     return [part for name, value in found.items() for part in ("--change", f"ENV {name}={value}")]

@@ -43,7 +43,7 @@ def kafka_in_container(image: None) -> Iterator[str]:
 
 
 def container(image: str, **settings: str) -> DockerContainer:
-    # The host's network, because Kafka tells its clients to come to loopback.
+    # The host's network, because Kafka advertises a loopback address.
     made = local_container(image).with_tmpfs_mount("/tmp")
     made = made.with_kwargs(network_mode="host", read_only=True, cap_drop=["ALL"], security_opt=["no-new-privileges"])
     for name, value in settings.items():

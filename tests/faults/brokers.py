@@ -68,7 +68,7 @@ class Brokers:
             broker.kill()
 
     async def create(self, settings: Settings, replicas: Sequence[Sequence[int]], min_in_sync: int) -> None:
-        """The topics that a worker would make, but with `replicas` of each partition; of those with one, on 1 and 2."""
+        """Create the topics of a worker with `replicas` of each partition; single replicas are on broker 1 or 2."""
         topics = Topics(
             queue=settings.queue_topic,
             markers=settings.markers_topic,

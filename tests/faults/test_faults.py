@@ -1,4 +1,4 @@
-"""Workers and brokers die, stall and come back while messages are sent and handled: nothing that was confirmed is lost.
+"""Workers and brokers die, stall and restart while messages are sent and handled: no confirmed message is lost.
 
 Three worker processes share the partitions. Each test ends with the total-queue check, and says how many messages were
 handled more than once.

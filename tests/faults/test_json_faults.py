@@ -23,10 +23,10 @@ from tests.integration.duplicates import Done, Place
 from tests.integration.json_client import Client
 from tests.kafka import unique
 
-#: Messages that one consumer holds at once: more than these can't come again because of one fault.
+#: Messages that one consumer has at once: one fault can bring back at most as many.
 HELD = 200
 BATCH = 50
-#: Seconds that a client goes on trying; longer than a worker needs to come back.
+#: Seconds for which a client retries; longer than the restart of a worker takes.
 PATIENCE_S = 90.0
 
 
@@ -34,12 +34,12 @@ class Traffic:
     """A sender and consumers, each with its own view of which workers there are, all the while until it is stopped."""
 
     def __init__(self, sender: list[str], consumers: list[list[str]]) -> None:
-        self.queue = unique("door")
+        self.queue = unique("faults")
         self.confirmed: set[bytes] = set()
         self.failed = 0
         self.received: list[tuple[bytes, int, int, int]] = []  # id, partition, offset, attempt
         self.errors: list[BaseException] = []
-        self.refused: set[Place] = set()  # of consumers that were told that an acknowledgement failed
+        self.refused: set[Place] = set()  # of consumers whose acknowledgement failed with an error
         self._serial = 0
         self._sending, self._receives = threading.Event(), threading.Event()
         self._threads = [threading.Thread(target=self._send, args=(sender,))]
@@ -91,7 +91,7 @@ class Traffic:
                         mine.add((message.partition, message.offset))
                         message.ack()
         except MarqError as error:
-            # an acknowledgement that failed is a message that comes again: the check at the end sees it
+            # a message whose acknowledgement failed comes again: the check at the end sees it
             print(f"  a consumer: {error}")
             self.refused |= mine
         except BaseException as error:
@@ -107,7 +107,7 @@ class Traffic:
         """Wait until all that was confirmed has been received; then the total-queue check."""
         self.stop_sending()
         until(lambda: self.confirmed <= {i for i, *_ in self.received}, "all that was confirmed is received", 60)
-        time.sleep(6)  # longer than the lease: what was not acknowledged would come again
+        time.sleep(6)  # longer than the lease: unacknowledged messages would come again
         self.stop()
         assert self.errors == []
         deliveries = Counter((partition, offset) for _, partition, offset, _ in self.received)

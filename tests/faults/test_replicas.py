@@ -1,4 +1,4 @@
-"""One partition of a real cluster can't be written to, because a broker is gone: the others go on."""
+"""One partition of a real cluster can't be written to, because a broker is down: the others go on."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Lab(Cluster):
         return set(stats["stalled"]) if status == 200 else set()
 
     def has_share(self, worker: Worker) -> bool:
-        """The group has given it partitions, and all that can be served are, by whomever."""
+        """The group has assigned it partitions, and every partition that can be served is served."""
         state = worker.get("/health/ready")[1] or {}
         served = {number for one in self.running for number in one.serving()}
         return bool(state.get("serving") or state.get("unserved")) and {1, 2, 3} <= served
@@ -77,7 +77,7 @@ class Lab(Cluster):
 
 
 def fill(client: Client, queue: str, count: int) -> None:
-    """As many messages in each partition: those of one request go to one."""
+    """Send the same number of messages to each partition: the messages of one request go to one partition."""
     filled = [0] * PARTITIONS
     while min(filled) < count:
         results = client.send(queue, *[b"%d" % i for i in range(count)])

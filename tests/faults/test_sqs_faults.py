@@ -33,7 +33,7 @@ def delivery_of(message: Any) -> Done:
 
 
 class Traffic:
-    """One sender and some consumers of a queue, and what they saw, in the order in which it happened."""
+    """One sender and some consumers of a queue, with a record of what they did, in order."""
 
     def __init__(self, urls: list[str], queue: Queue, fifo: bool) -> None:
         self._urls, self._queue, self._fifo = urls, queue, fifo
@@ -130,7 +130,7 @@ class Traffic:
             ids = self.received.setdefault((group, number), set())
             self.again += message["MessageId"] in ids
             ids.add(message["MessageId"])
-            self.deleting.add((group, number))  # those of one receive are done one after the other
+            self.deleting.add((group, number))  # the messages of one receive are processed one after the other
 
     def goes_on(self) -> None:
         before = len(self.received)
@@ -139,7 +139,7 @@ class Traffic:
     def check(self, trio: Trio, what: str) -> None:
         self.stop_sending()
         until(lambda: self.wrong or self.confirmed <= self.received.keys(), "all that was sent is received", 90)
-        time.sleep(VISIBILITY_S + 2)  # what was not deleted comes again
+        time.sleep(VISIBILITY_S + 2)  # messages that were not deleted come again
         self._queue.wait_for(visible=0, in_flight=0, timeout_s=60)
         twice = sum(len(ids) - 1 for ids in self.received.values())
         print(

@@ -1,4 +1,4 @@
-"""Three workers that keep their names and addresses, whoever is stopped, killed and started again."""
+"""Three workers that keep their names and addresses when one is stopped, killed or started again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attacker has: raw sockets, from addresses of his choice, and whatever bytes he likes."""
+"""The means of an attacker: raw sockets, from chosen addresses, with arbitrary bytes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from celery import Celery, Task
 
-#: Seconds that an unfinished task is somebody's.
+#: Visibility timeout of a task, in seconds.
 VISIBILITY_S = 4
 #: Longest delay that kombu asks SQS for.
 DELAY_MAX_S = 900

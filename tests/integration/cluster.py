@@ -129,7 +129,7 @@ class Worker:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app", "worker"],
                 cwd=ROOT,
-                env={k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | environment,
+                env=_environment(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -211,15 +211,20 @@ class Worker:
         return time.monotonic() - began
 
 
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    """These variables and those of this process, without its own settings of marq."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | variables
+
+
 def _variables(settings: dict[str, Any]) -> dict[str, str]:
-    """As environment: settings of marq by their names, those of the witness by its variables."""
+    """The environment for these settings: those of marq by their names, those of the witness by its variables."""
     return {
         name if name.startswith("WITNESS_") else f"MARQ_{name.upper()}": str(value) for name, value in settings.items()
     }
 
 
 class Cluster:
-    """An installation of its own on a Kafka: topics with a random name, worker processes, a sender."""
+    """A separate installation on a Kafka: topics with a random name, worker processes, a sender."""
 
     def __init__(self, bootstrap: str, folder: Path, *, partitions: int = 4, **settings: Any) -> None:
         self.bootstrap = bootstrap
@@ -281,7 +286,7 @@ class Cluster:
 
     @property
     def running(self) -> list[Worker]:
-        """The workers that nobody has ended; an error if one has ended by itself."""
+        """The running workers. Fails if one has ended that no test has stopped."""
         running = [w for w in self.workers if not w.ending]
         for worker in running:
             assert worker.running, f"worker {worker.pid} ended, {worker.process.returncode}:\n{worker.log[-4000:]}"
@@ -307,6 +312,18 @@ class Cluster:
         )
         return time.monotonic() - began
 
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run `python -m app` with the settings of these workers."""
+        return subprocess.run(
+            [sys.executable, "-m", "app", *arguments],
+            cwd=ROOT,
+            env=_environment(self.environment),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
     def wipe(self, worker: Worker) -> None:
         """Delete the data folder of a worker that has ended."""
         assert not worker.running
@@ -323,7 +340,7 @@ class Cluster:
                 await end_client(client.stop())
 
     def create_topics(self) -> Topics:
-        """What a worker does at its start; for sends before there is one."""
+        """Create the topics as a worker does at its start, for sends before the first worker."""
         settings = Settings(kafka=f"kafka://{self.bootstrap}", name=self.name, partitions=self.partitions)
         return self.run(ensure_topics(settings, self.name))
 
@@ -332,7 +349,7 @@ class Cluster:
         return self.environment.get("MARQ_QUEUE_TOPIC", f"{self.name}.queue")
 
     async def _producing(self) -> AIOKafkaProducer:
-        async with self._starting:  # else sends that begin at once would each make one, and lose what it had to send
+        async with self._starting:  # otherwise simultaneous sends would each make a producer, and lose its records
             if self._producer is None:
                 producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, enable_idempotence=True, acks="all")
                 await producer.start()
@@ -552,14 +569,14 @@ class Cluster:
         return total
 
     def explained(self, done: list[Done], refused: Collection[Place] = ()) -> Explained:
-        """Why messages were done more than once, by what is in the log; `refused`: see `explain`."""
+        """Why messages were done more than once, according to the log; `refused`: see `explain`."""
         if len({one[:2] for one in done}) == len(done):
             return Explained()
         markers: dict[int, list[Any]] = {n: [] for n in range(self.partitions)}
         for record in self.read(self.environment.get("MARQ_MARKERS_TOPIC", f"{self.name}.markers"), self.partitions):
             markers[record.partition].append(record)
         assert all(records and records[0].offset == 0 for records in markers.values()), "the logs were trimmed"
-        # one that ended by an error of its own explains nothing
+        # a worker that ended by its own error explains nothing
         killed = {w.pid for w in self.workers if (w.process.poll() or 0) < 0}
         return explain(done, markers, killed=killed, refused=refused)
 

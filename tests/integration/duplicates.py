@@ -39,7 +39,7 @@ class Done(NamedTuple):
 
 @dataclass
 class Delivery:
-    """A delivery that took effect, as the log tells: places in the markers topic, times of the partition clock."""
+    """A delivery that took effect: offsets in the markers topic, times of the partition clock."""
 
     epoch: int
     delivery: int
@@ -62,9 +62,9 @@ class Delivery:
 
 @dataclass
 class Explained:
-    """What was done more than once."""
+    """The messages that were done more than once."""
 
-    causes: Counter[str] = field(default_factory=Counter)  # how often a message was done once more than needed
+    causes: Counter[str] = field(default_factory=Counter)  # the number of times that messages were done too often
     unexplained: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ def explain(
     Parameters:
         markers: records of the markers topic from its beginning, by partition.
         killed: processes that did not end by themselves.
-        refused: messages whose receiver was told that an acknowledgement failed.
+        refused: messages whose receiver got an error for its acknowledgement.
     """
     places: dict[Place, list[Done]] = {}
     for one in done:

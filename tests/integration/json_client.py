@@ -12,7 +12,7 @@ import msgspec
 
 
 class Answer:
-    """What a worker answered."""
+    """The answer of a worker."""
 
     def __init__(self, status: int, headers: Any, body: Any) -> None:
         self.status = status
@@ -83,7 +83,7 @@ class Client:
         return messages  # type: ignore[no-any-return]
 
     def drain(self, queue: str, count: int, wait_ms: int = 3000, limit: int = 100) -> list[Any]:
-        """Receive and acknowledge until `count` messages came, or none does for `wait_ms`."""
+        """Receive and acknowledge until `count` messages came, or none came for `wait_ms`."""
         got: list[Any] = []
         while len(got) < count and (messages := self.receive(queue, limit, wait_ms)):
             got += messages

@@ -20,7 +20,7 @@ from tests.integration.cluster import ROOT
 
 
 class Ran(NamedTuple):
-    """What a command wrote, and how it ended."""
+    """The output and the exit status of a command."""
 
     status: int
     out: str
@@ -33,7 +33,7 @@ class Ran(NamedTuple):
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Without the settings of whoever runs the tests."""
+    """The environment without the settings of the person who runs the tests."""
     return {k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | variables
 
 
@@ -47,7 +47,7 @@ class Command:
         return _forker().run(args, environment(MARQ_URL=self.url) | variables, given)
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
-        """A command that goes on by itself; where it has a terminal, that is a good one."""
+        """Start a command in the background. If it has a terminal, `TERM` names a capable one."""
         variables = environment(MARQ_URL=self.url, TERM="xterm-256color")
         for name in ("COLUMNS", "LINES"):  # of another terminal
             variables.pop(name, None)

@@ -1,6 +1,6 @@
 """A real Kafka with TLS, users with SCRAM passwords, and access control lists.
 
-Its plain listener is for the test alone, which is the super user there; everybody else has to come to `address`.
+Its plain listener is only for the test, which is the super user there; all others have to use `address`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SecuredKafka:
         self.broker.stop()
 
     def settings(self, user: str, password: str, **values: Any) -> dict[str, Any]:
-        """What a worker of marq needs to come in."""
+        """The settings with which a worker can log in."""
         return {
             "kafka": f"kafka://{self.address}",
             "kafka_username": user,

@@ -1,4 +1,4 @@
-"""SQS clients of the tests, and what they do often."""
+"""SQS clients of the tests, and their frequent calls."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Queue:
             self.sqs.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
 
     def drain(self, count: int, wait_s: int = 3) -> list[Any]:
-        """Receive and delete until `count` messages came, or none does any more."""
+        """Receive and delete until `count` messages came, or no more come."""
         got: list[Any] = []
         while len(got) < count and (messages := self.receive(10, wait_s)):
             self.delete(*messages)

@@ -53,7 +53,7 @@ class Script:
         self.serial = 0
         self.log: list[str] = []
         self.differed: set[str] = set()
-        #: For what moto refuses but has done half: it keeps such messages and policies, and fails later.
+        #: For requests that moto refuses but does half: it keeps such messages and policies, and fails later.
         self.scrap = self.make_apart("scrap")
         #: For permissions, which moto forgets when an attribute is set.
         self.shared = self.make_apart("shared")
@@ -360,7 +360,7 @@ class FifoScript(Script):
             self.both("send_message", QueueUrl=self.url(queue), MessageBody="x", MessageGroupId="x")
 
     def taken(self, side: Side, queue: str) -> dict[str, list[tuple[str, str]]]:
-        """Everything, by group: body and deduplication id, as it is received and deleted, or given back."""
+        """Receive everything, and delete it or give it back. Returns body and deduplication id of each, by group."""
         found: dict[str, list[tuple[str, str]]] = {}
         source, chance = Queue(side.sqs, side.urls[queue]), random.Random(self.seed)
         while messages := source.receive(10, 1):

@@ -1,4 +1,4 @@
-"""What a user of the queue relies on, case by case, as in the tests of kmq, kafka-mq-go and kafka-relay.
+"""The promises to a user of the queue, case by case, as in the tests of kmq, kafka-mq-go and kafka-relay.
 
 One worker serves all of them; each uses queues of its own, whose names choose the handler (see `witness.py`).
 """
@@ -19,7 +19,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.kafka.broker import free_port
-from tests.integration.cluster import ROOT, Cluster, Worker, by_id, until
+from tests.integration.cluster import Cluster, Worker, by_id, until
 from tests.integration.sqs_client import Queue
 from tests.kafka import unique
 
@@ -127,16 +127,16 @@ def test_a_failing_handler_is_retried_with_growing_delays_then_its_message_is_de
         first, second = ((b.at_s - a.at_s) * 1000 for a, b in pairwise(seen))
         assert 95 <= first <= 200 + LATE_MS
         assert 195 <= second <= 400 + LATE_MS
-    letters = {
+    dead_letters = {
         json.loads(r.value)["id"]: r
         for r in cluster.read(cluster.queue_topic, cluster.partitions)
         if r.key == f"{queue}.dead".encode()
     }
-    assert letters.keys() == {s.id for s in sent}
+    assert dead_letters.keys() == {s.id for s in sent}
     for message in sent:
-        letter = letters[message.id]
-        headers = dict(letter.headers)
-        assert letter.partition == message.partition
+        dead_letter = dead_letters[message.id]
+        headers = dict(dead_letter.headers)
+        assert dead_letter.partition == message.partition
         assert headers["marq-origin"] == f"{message.partition}:{message.offset}".encode()
         assert headers["marq-dead-queue"] == queue.encode()
         assert headers["marq-dead-reason"] == b"max-receives"
@@ -240,32 +240,17 @@ def test_what_handlers_fail_at_too_often_is_a_dead_letter_as_soon_as_it_is_count
     for i in range(5):
         sent = queue.send(f"{i}")
         queue.wait_for(visible=0, in_flight=0, delayed=0)
-        (letter,) = dead.receive(1, wait_s=0)
-        assert (letter["Body"], letter["MessageId"]) == (f"{i}", sent["MessageId"])
-        assert letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
-        assert letter["Attributes"]["ApproximateReceiveCount"] == "3"
-        dead.delete(letter)
+        (dead_letter,) = dead.receive(1, wait_s=0)
+        assert (dead_letter["Body"], dead_letter["MessageId"]) == (f"{i}", sent["MessageId"])
+        assert dead_letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
+        assert dead_letter["Attributes"]["ApproximateReceiveCount"] == "3"
+        dead.delete(dead_letter)
     assert [s.attempt for s in cluster.begun(queue.name)] == [1, 2] * 5
-
-
-def command(cluster: Cluster, *args: str) -> subprocess.CompletedProcess[str]:
-    import os
-
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | cluster.environment
-    return subprocess.run(
-        [sys.executable, "-m", "app", *args],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 def test_settings_of_a_queue_are_changed_by_a_command_and_hold_at_once(cluster: Cluster) -> None:
     queue = unique("fail-set")
-    done = command(cluster, "queue", queue, "max_receives=1", "dead_letter_queue=order-graves")
+    done = cluster.command("queue", queue, "max_receives=1", "dead_letter_queue=order-graves")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["max_receives"] == 1
     before = cluster.counters()["dead"]
@@ -273,25 +258,25 @@ def test_settings_of_a_queue_are_changed_by_a_command_and_hold_at_once(cluster: 
     wait_gone(cluster, "dead", before + 3)
     assert {s.attempt for s in cluster.begun(queue)} == {1}
     # the dead letters are messages of the queue that was named, and its handler gets them
-    letters = cluster.wait_begun("order-graves", 3)
-    assert {s.id for s in letters} == {s.id for s in sent}
-    assert {s.headers["marq-dead-queue"] for s in letters} == {queue}
+    dead_letters = cluster.wait_begun("order-graves", 3)
+    assert {s.id for s in dead_letters} == {s.id for s in sent}
+    assert {s.headers["marq-dead-queue"] for s in dead_letters} == {queue}
 
 
 def test_a_setting_that_a_queue_can_not_have_is_one_line_and_changes_nothing(cluster: Cluster) -> None:
     queue = unique("work-none")
-    done = command(cluster, "queue", queue, "max_recieves=1")
+    done = cluster.command("queue", queue, "max_recieves=1")
     assert done.returncode == 2
     assert "max_recieves" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    done = command(cluster, "queue", queue)
+    done = cluster.command("queue", queue)
     assert done.returncode == 2
     assert "there is no queue" in done.stderr and queue in done.stderr
 
 
 def test_the_time_to_live_of_a_queue_holds_for_messages_without_one(cluster: Cluster) -> None:
     queue = unique("work-short")
-    assert command(cluster, "queue", queue, "ttl_ms=700").returncode == 0
+    assert cluster.command("queue", queue, "ttl_ms=700").returncode == 0
     before = cluster.counters()["expired"]
     cluster.send(queue, 3, headers={"marq-delay-ms": "1500"})
     wait_gone(cluster, "expired", before + 3)
@@ -336,10 +321,10 @@ def test_a_topic_of_the_users_is_one_queue_and_is_never_written_to(user_topic: C
     assert {s.id for s in seen} == {s.id for s in user_topic.sent}
     assert Counter(s.attempt for s in seen) == {1: 12, 2: 12, 3: 12}
     assert sum(user_topic.ends().values()) == 12, "nothing was written to it"
-    letters = user_topic.read(user_topic.environment["MARQ_DEAD_LETTER_TOPIC"])
-    assert {json.loads(r.value)["id"] for r in letters} == {s.id for s in user_topic.sent}
-    assert {r.key for r in letters} == {None, b"a", b"b"}
-    assert {dict(r.headers)["marq-origin"].decode() for r in letters} == {
+    dead_letters = user_topic.read(user_topic.environment["MARQ_DEAD_LETTER_TOPIC"])
+    assert {json.loads(r.value)["id"] for r in dead_letters} == {s.id for s in user_topic.sent}
+    assert {r.key for r in dead_letters} == {None, b"a", b"b"}
+    assert {dict(r.headers)["marq-origin"].decode() for r in dead_letters} == {
         f"{s.partition}:{s.offset}" for s in user_topic.sent
     }
 

@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.kafka.broker import EmbeddedBroker, bootstrap_of, free_port, install_kafka
+from app.kafka.broker import EmbeddedBroker, free_port, install_kafka
+from app.kafka.broker_file import bootstrap_of
 from app.kafka.jars import own
 from app.kafka.topics import ensure_topics
 from marq.errors import BrokerError
 from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.kafka import settings_for
 
-#: One broker is taken through its life by the tests of this file, in their order: each start costs seconds.
+#: The tests of this file share one broker, and depend on their order, because each start costs seconds.
 
 
 @pytest.fixture(scope="module")

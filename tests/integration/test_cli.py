@@ -22,8 +22,8 @@ EVIL = "evil \x1b]0;owned\x07\x1b[2J\r\u202e\x9b31m"
 
 
 @pytest.fixture
-def marq(door: Cluster) -> Command:
-    return Command(door.workers[0].url)
+def marq(shared_cluster: Cluster) -> Command:
+    return Command(shared_cluster.workers[0].url)
 
 
 @pytest.fixture
@@ -187,8 +187,8 @@ def test_what_destroys_asks_and_does_nothing_where_nobody_can_be_asked(marq: Com
     assert marq("stats", queue).status == 2
 
 
-def test_workers_and_partitions_are_listed(marq: Command, door: Cluster) -> None:
-    assert {worker["url"] for worker in marq("workers", "--json").objects} == {w.url for w in door.workers}
+def test_workers_and_partitions_are_listed(marq: Command, shared_cluster: Cluster) -> None:
+    assert {worker["url"] for worker in marq("workers", "--json").objects} == {w.url for w in shared_cluster.workers}
     partitions = marq("partitions", "--json").objects
     assert [one["partition"] for one in partitions] == [0, 1]
     assert {one["phase"] for one in partitions} == {"serving"}
@@ -252,7 +252,7 @@ def test_top_fits_into_a_small_terminal_sorts_and_gives_it_back_after_ctrl_c(mar
 
 
 def _own(descriptor: int) -> None:
-    """Make a terminal the one that Ctrl-C of which reaches this process."""
+    """Make a terminal the controlling one of this process, so that its Ctrl-C arrives here."""
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 

@@ -24,8 +24,8 @@ COMMANDS = set(cli.commands) - {"completion"}
 
 
 @pytest.fixture
-def marq(door: Cluster) -> Command:
-    return Command(door.workers[0].url)
+def marq(shared_cluster: Cluster) -> Command:
+    return Command(shared_cluster.workers[0].url)
 
 
 #: Arguments for each command that could be carried out if there were a worker, and how it ends without.
@@ -33,7 +33,7 @@ ALONE: dict[str, tuple[tuple[str, ...], int]] = {
     "ack": (("x",), 2),
     "create": (("q",), 2),
     "delete": (("q", "--yes"), 2),
-    "doctor": ((), 1),  # that is what it finds
+    "doctor": ((), 1),  # it reports that no worker answers
     "extend": (("x", "--for", "1m"), 2),
     "message": (("0:0",), 2),
     "move": (("q", "--to", "r"), 2),
@@ -117,8 +117,8 @@ def test_every_command_tells_scripts_what_it_did_as_objects(marq: Command, name:
     assert all(line.isprintable() for line in done.out.splitlines())
 
 
-def test_settings_of_a_queue_that_does_not_exist_are_an_error(door: Cluster, tmp_path: Path) -> None:
-    variables = {k: v for k, v in door.environment.items() if k.startswith("MARQ_")}
+def test_settings_of_a_queue_that_does_not_exist_are_an_error(shared_cluster: Cluster, tmp_path: Path) -> None:
+    variables = {k: v for k, v in shared_cluster.environment.items() if k.startswith("MARQ_")}
     done = subprocess.run(
         [sys.executable, "-m", "app", "queue", unique("nope")],
         cwd=ROOT,
@@ -152,7 +152,7 @@ def typed(shell: list[str], variables: dict[str, str], lines: list[str], wanted:
     seen = b""
     try:
         for number, line in enumerate(lines):
-            # a prompt comes first, and again once a line was carried out
+            # a prompt appears at first, and after each executed line
             while seen.count(b"READY>") <= number:
                 seen += _more(ours, seen)
             os.write(ours, line.encode())

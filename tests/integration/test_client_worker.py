@@ -160,7 +160,7 @@ def test_a_receive_that_was_given_up_takes_nothing(queue: Queue) -> None:
             receive.cancel()
 
     asyncio.run(give_up())
-    # an answer to one who went away before the worker noticed waits for its lease to end
+    # an answer to a client that went away unnoticed comes back when its lease ends
     until(lambda: waiting_receives(url) <= before, "the worker has noticed")
     queue.send(b"x")
     message = queue.receive(timeout=20)

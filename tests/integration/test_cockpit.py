@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -15,30 +14,12 @@ import pytest
 from tests.integration.cluster import ROOT, Cluster, until
 from tests.integration.json_client import Client
 from tests.kafka import unique
-from tests.ui.browser import opened
 from tests.ui.cockpit import Cockpit, looking
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'&amp;{{7*7}}/../%2f?#"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with opened() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def url(door: Cluster) -> str:
-    return door.workers[0].url
-
-
-@pytest.fixture
-def cockpit(browser: Browser, url: str) -> Iterator[Cockpit]:
-    with looking(browser, url) as found:
-        yield found
 
 
 @pytest.fixture
@@ -58,7 +39,7 @@ def send(client: Client, queue: str, *messages: dict[str, Any]) -> list[dict[str
 
 
 def dead_letters(client: Client, queue: str, count: int, reason: str = "no such customer") -> None:
-    """Messages that were rejected, and are read as dead letters."""
+    """Reject messages, and wait until their dead letters are read."""
     send(client, queue, *({"json": {"n": i}} for i in range(count)))
     got: list[Any] = []
     while len(got) < count:
@@ -274,11 +255,11 @@ def test_a_move_is_watched_and_stopped(cockpit: Cockpit, client: Client, queue: 
 # -- workers, tables
 
 
-def test_workers_and_partitions_say_who_owns_what(cockpit: Cockpit, door: Cluster) -> None:
+def test_workers_and_partitions_say_who_owns_what(cockpit: Cockpit, shared_cluster: Cluster) -> None:
     cockpit.open("/ui/workers")
     cockpit.sees("3 workers, 2 partitions")
     assert cockpit.page.locator("tbody tr", has_text="serving").count() == 2
-    for worker in door.workers:
+    for worker in shared_cluster.workers:
         assert cockpit.page.get_by_text(worker.url).count() == 1
 
 

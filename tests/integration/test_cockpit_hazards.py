@@ -1,39 +1,20 @@
-"""The cockpit in the hands of people who are in a hurry, and against pages of strangers, in a real browser."""
+"""The cockpit with hasty users, and against pages of other origins, in a real browser."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.cluster import Cluster, until
+from tests.integration.cluster import until
 from tests.integration.json_client import Client
 from tests.kafka import unique
-from tests.ui.browser import opened
 from tests.ui.cockpit import Cockpit, looking
 from tests.ui.strangers import FORGE, stranger
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Route
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with opened() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def url(door: Cluster) -> str:
-    return door.workers[0].url
-
-
-@pytest.fixture
-def cockpit(browser: Browser, url: str) -> Iterator[Cockpit]:
-    with looking(browser, url) as found:
-        yield found
 
 
 @pytest.fixture
@@ -47,14 +28,14 @@ def queue() -> str:
 
 
 def changes_of(page: Page) -> list[str]:
-    """What a page asks for, from now on, that changes something."""
+    """The requests of a page, from now on, that change something."""
     asked: list[str] = []
     page.on("request", lambda one: asked.append(f"{one.method} {one.url}") if one.method != "GET" else None)
     return asked
 
 
 def slow(page: Page, path: str) -> None:
-    """Let answers below a path come late enough for a second click before them."""
+    """Delay answers below a path, so that a second click comes before them."""
 
     def late(route: Route) -> None:
         page.wait_for_timeout(300)

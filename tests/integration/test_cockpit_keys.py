@@ -1,8 +1,9 @@
-"""The cockpit with keys, in a real browser: who sees and does what, at any worker; and a worker that dies meanwhile."""
+"""The cockpit with keys, in a real browser: what each key may see and do, at any worker; and the death of a worker."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +12,6 @@ from marq.client import Service
 from tests.integration.cluster import Cluster, until
 from tests.integration.json_client import Client
 from tests.kafka import unique
-from tests.ui.browser import opened
 from tests.ui.cockpit import Cockpit, looking
 from tests.ui.strangers import FORGE, stranger
 
@@ -26,12 +26,6 @@ ONLY = {
     "receive": "receiver-key-of-enough-length",
     "manage": "manager-key-long-enough",
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with opened() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +55,15 @@ def sign_in(cockpit: Cockpit, key: str) -> None:
     cockpit.page.goto(cockpit.url + "/")
     cockpit.fill("Key", key)
     cockpit.click("Sign in")
+
+
+@contextmanager
+def signed_in(browser: Browser, url: str) -> Iterator[Cockpit]:
+    """The cockpit of somebody who may do everything."""
+    with looking(browser, url) as cockpit:
+        sign_in(cockpit, ADMIN)
+        cockpit.page.locator(".state").wait_for()
+        yield cockpit
 
 
 def test_a_key_lets_in_and_the_session_is_good_at_every_worker(
@@ -123,7 +126,7 @@ def test_what_a_key_may_do_decides_what_is_shown(browser: Browser, cluster: Clus
     assert refused.status == 403
 
 
-#: What a page asks for: method, path, body, the permission that it takes.
+#: Requests of a page: method, path, body, the permission that it needs.
 ASKED: tuple[tuple[str, str, Any, str], ...] = (
     ("GET", "/ui/api/overview", None, "inspect"),
     ("GET", "/ui/api/queues", None, "inspect"),
@@ -184,9 +187,7 @@ def test_a_session_that_is_over_asks_for_the_key_and_goes_on_where_one_was(
 ) -> None:
     queue = unique("shop")
     admin.send(queue, b"hello")
-    with looking(browser, cluster.running[0].url) as cockpit:
-        sign_in(cockpit, ADMIN)
-        cockpit.page.locator(".state").wait_for()
+    with signed_in(browser, cluster.running[0].url) as cockpit:
         with cockpit.page.expect_request(lambda one: "/messages?" in one.url) as asked:
             cockpit.queue(queue, "messages")
         assert asked.value.all_headers().get("cache-control") == "no-cache", "payloads are not kept on the disk"
@@ -217,22 +218,19 @@ def test_a_page_of_another_port_gets_the_cookie_along_and_does_nothing_with_it(
 ) -> None:
     queue = unique("shop")
     admin.send(queue, b"stays")
-    with looking(browser, cluster.running[0].url) as cockpit:
-        sign_in(cockpit, ADMIN)
-        cockpit.page.locator(".state").wait_for()
-        with stranger("<h1>hello</h1>") as evil:
-            page = cockpit.page.context.new_page()
-            sent: list[str] = []
-            page.on("request", lambda one: sent.append(one.all_headers().get("cookie", "")))
-            page.goto(evil)
-            assert page.evaluate(FORGE, [cockpit.url, queue]) == []
-            page.set_content(
-                f'<form method="POST" action="{cockpit.url}/v1/queues/{queue}/purge"><button>win</button></form>'
-            )
-            page.get_by_role("button").click()
-            page.wait_for_url(f"{cockpit.url}/**")
-            assert any(f"marq-{cluster.name}=" in cookies for cookies in sent), "else nothing was tried"
-            page.close()
+    with signed_in(browser, cluster.running[0].url) as cockpit, stranger("<h1>hello</h1>") as evil:
+        page = cockpit.page.context.new_page()
+        sent: list[str] = []
+        page.on("request", lambda one: sent.append(one.all_headers().get("cookie", "")))
+        page.goto(evil)
+        assert page.evaluate(FORGE, [cockpit.url, queue]) == []
+        page.set_content(
+            f'<form method="POST" action="{cockpit.url}/v1/queues/{queue}/purge"><button>win</button></form>'
+        )
+        page.get_by_role("button").click()
+        page.wait_for_url(f"{cockpit.url}/**")
+        assert any(f"marq-{cluster.name}=" in cookies for cookies in sent), "else nothing was tried"
+        page.close()
     assert admin.request("GET", f"/v1/queues/{queue}/stats").body["ready"] == 1
 
 
@@ -250,9 +248,7 @@ def test_axe_finds_nothing_where_one_signs_in(browser: Browser, cluster: Cluster
 def test_a_forged_request_with_the_cookie_does_nothing(browser: Browser, cluster: Cluster, admin: Client) -> None:
     queue = unique("shop")
     admin.send(queue, b"stays")
-    with looking(browser, cluster.running[0].url) as cockpit:
-        sign_in(cockpit, ADMIN)
-        cockpit.page.locator(".state").wait_for()
+    with signed_in(browser, cluster.running[0].url) as cockpit:
         forged = {"method": "DELETE", "headers": {"X-Marq-Token": "a" * 40}}
         json = {"method": "POST", "headers": {"Content-Type": "application/json"}, "body": "{}"}
         statuses = [
@@ -289,9 +285,7 @@ def test_ten_thousand_queues_are_searched_sorted_and_paged(browser: Browser, clu
     queues = [f"{name}-{i:04}" for i in range(10_000)]
     for i, queue in enumerate(queues):  # by Kafka: a key may make a few hundred a minute
         cluster.send(queue, 2 if i == 7_654 else 1, partition=i % 2)
-    with looking(browser, url) as cockpit:
-        sign_in(cockpit, ADMIN)
-        cockpit.page.locator(".state").wait_for()
+    with signed_in(browser, url) as cockpit:
         cockpit.open(f"/ui/queues?search={name}&sort=unfinished&desc=true")
         cockpit.sees("10,000 queues with")
         row = cockpit.page.locator("tbody tr").first
@@ -308,9 +302,7 @@ def test_a_worker_that_dies_is_told_and_its_partitions_are_seen_to_move(browser:
     queue = unique("shop")
     admin = Client(first.url, ADMIN)
     admin.send(queue, *[b"%d" % i for i in range(20)])
-    with looking(browser, first.url) as cockpit:
-        sign_in(cockpit, ADMIN)
-        cockpit.page.locator(".state").wait_for()
+    with signed_in(browser, first.url) as cockpit:
         cockpit.open("/ui/workers")
         cockpit.sees("2 workers, 2 partitions")
         cockpit.open("/ui/workers")

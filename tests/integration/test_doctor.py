@@ -1,4 +1,4 @@
-"""The doctor, on real Kafka and real workers: it finds what is broken, and nothing where nothing is."""
+"""The doctor, on real Kafka and real workers: it finds each fault, and nothing on a healthy system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kafka import settings_for
 
 
 def findings(data_dir: Path, **variables: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Exit status of `python -m app doctor`, and what it found that is not well, by check."""
+    """Exit status of `python -m app doctor`, and its problems, by check."""
     done = CliRunner().invoke(doctor, ["--json"], env={"MARQ_DATA_DIR": str(data_dir), **variables})
     assert done.exit_code in (0, 1), done.output
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -458,7 +458,7 @@ def test_a_row_too_large_fails_and_does_not_stop_the_others(kafka: str, tmp_path
                 await asyncio.wait_for(future, 5)
             assert (await asyncio.wait_for(table.send_changelog(0, b"small", b"x"), 5)).offset == 0
             assert (await (await writer.run(0, lambda: table.write(b"k", b"v")))).offset == 1
-            # Nor does anything else that goes wrong in there end Faust's task that sends.
+            # Other errors in it do not end Faust's sending task either.
             send, worker.app.producer.send = worker.app.producer.send, None
             with pytest.raises(TypeError):
                 await asyncio.wait_for(table.send_changelog(0, b"small", b"x"), 5)
@@ -477,12 +477,12 @@ def test_the_persisted_offset_stays_below_records_of_another_writer(kafka: str, 
             await lab.send(lab.changelog, 0, b"foreign", key=b"b")
             await (await writer.run(0, lambda: table.write(b"c", b"3")))
             assert table.persisted(0) == 0
-            # What the caller reads itself closes the gap ...
+            # The gap is closed by rows that the caller reads itself ...
             table.apply(0, [(b"b", b"foreign", 1), (b"c", b"3", 2)])
             assert table.persisted(0) == 2
             await (await writer.run(0, lambda: table.write(b"d", b"4")))
             assert table.persisted(0) == 3
-            # ... also when offsets are missing in what it read.
+            # ... even if offsets are missing in them.
             await lab.send(lab.changelog, 0, b"foreign", b"foreign", key=b"b")
             table.apply(0, [(b"b", b"foreign", 5)], upto=6)
             assert table.persisted(0) == 5

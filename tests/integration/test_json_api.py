@@ -18,8 +18,8 @@ from tests.kafka import unique
 
 
 @pytest.fixture(scope="module")
-def cluster(door: Cluster) -> Cluster:
-    return door
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 @pytest.fixture(scope="module")
@@ -459,9 +459,9 @@ def test_a_rejected_message_is_a_dead_letter_at_once(clients: list[Client], queu
     while len(got) < 3:
         got += clients[0].receive(queue, 3, 3000)
     assert clients[1].reject(*got, reason="no good") == [{"ok": True}] * 3
-    letters = clients[2].drain(f"{queue}.dead", 3)
-    assert len(letters) == 3
-    headers = {name: b64decode(value) for name, value in letters[0]["headers"].items()}
+    dead_letters = clients[2].drain(f"{queue}.dead", 3)
+    assert len(dead_letters) == 3
+    headers = {name: b64decode(value) for name, value in dead_letters[0]["headers"].items()}
     assert headers["marq-dead-reason"] == b"no good"
     assert headers["marq-dead-receives"] == b"1"
     assert headers["h"] == b"v"

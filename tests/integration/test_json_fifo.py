@@ -15,8 +15,8 @@ from tests.kafka import unique
 
 
 @pytest.fixture(scope="module")
-def service(door: Cluster) -> Iterator[Service]:
-    with Service([worker.url for worker in door.workers]) as service:
+def service(shared_cluster: Cluster) -> Iterator[Service]:
+    with Service([worker.url for worker in shared_cluster.workers]) as service:
         yield service
 
 
@@ -71,7 +71,9 @@ def test_a_second_message_like_one_before_is_taken_and_not_delivered(queue: Queu
     assert got == [b"once", b"twice", b"twice"]
 
 
-def test_a_dead_letter_that_goes_back_is_no_duplicate_of_itself(door: Cluster, service: Service, queue: Queue) -> None:
+def test_a_dead_letter_that_goes_back_is_no_duplicate_of_itself(
+    shared_cluster: Cluster, service: Service, queue: Queue
+) -> None:
     dead = service.queue(f"{queue.name}.dead")
     dead.create(fifo=True, content_deduplication=True)
     queue.send_many([Outgoing(b"%d" % i, group="g") for i in range(2)])
@@ -79,7 +81,7 @@ def test_a_dead_letter_that_goes_back_is_no_duplicate_of_itself(door: Cluster, s
         message = queue.receive(timeout=5)
         assert message is not None
         message.reject("bad")
-    client, moved = Client(door.workers[0].url), []
+    client, moved = Client(shared_cluster.workers[0].url), []
 
     def all_moved() -> bool:
         moved.extend(client.request("POST", f"/v1/queues/{dead.name}/move", {"max": 10}).body["results"])

@@ -1,4 +1,4 @@
-"""Whatever comes in: never a 5xx, and never a lost message."""
+"""No request gets a 5xx, and none makes a message get lost."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SLOW = [
 ]
 
 
-def test_the_service_does_what_its_document_says(door: Cluster) -> None:
-    url = door.workers[0].url
+def test_the_service_does_what_its_document_says(shared_cluster: Cluster) -> None:
+    url = shared_cluster.workers[0].url
     api = schemathesis.openapi.from_dict(Client(url).request("GET", "/v1/openapi.json").body)
     tried = 0
     for result in api.get_all_operations():
         operation = result.ok()
-        # negative examples take long to find: what is wrong in other ways is up to the tests below
+        # negative examples take long to find; the tests below make other invalid requests
         modes = [GenerationMode.POSITIVE]
         if operation.path in NEGATIVE:
             modes.append(GenerationMode.NEGATIVE)
@@ -85,9 +85,9 @@ bodies = st.binary(max_size=200) | st.recursive(
 )
 @settings(max_examples=150, deadline=None, suppress_health_check=SLOW)
 def test_no_request_makes_the_service_fail(
-    door: Cluster, method: str, path: str, body: bytes, kind: str, accept: str
+    shared_cluster: Cluster, method: str, path: str, body: bytes, kind: str, accept: str
 ) -> None:
-    parts = urlsplit(door.workers[1].url)
+    parts = urlsplit(shared_cluster.workers[1].url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
     try:
         connection.request(method, path, body, {"Content-Type": kind, "Accept": accept})
@@ -100,8 +100,8 @@ def test_no_request_makes_the_service_fail(
 
 @given(junk=st.lists(st.text(max_size=80), min_size=1, max_size=5))
 @settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
-def test_junk_among_receipts_harms_no_message(door: Cluster, junk: list[str]) -> None:
-    client, queue = Client(door.workers[2].url), unique("junk")
+def test_junk_among_receipts_harms_no_message(shared_cluster: Cluster, junk: list[str]) -> None:
+    client, queue = Client(shared_cluster.workers[2].url), unique("junk")
     client.send(queue, b"kept", b"acked")
     got: list[Any] = []
     while len(got) < 2:

@@ -1,4 +1,4 @@
-"""Messages that are moved to another queue on demand: dead letters that go back above all. Each is moved once."""
+"""Messages are moved to another queue on demand, mostly dead letters that go back. Each is moved once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.kafka import unique
 
 
 @pytest.fixture(scope="module")
-def clients(door: Cluster) -> list[Client]:
-    return [Client(worker.url) for worker in door.workers]
+def clients(shared_cluster: Cluster) -> list[Client]:
+    return [Client(worker.url) for worker in shared_cluster.workers]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def place(message: Any) -> dict[str, int]:
 
 
 def until_ready(client: Client, queue: str, places: list[dict[str, int]], to: str) -> list[Any]:
-    """Move once everything has been read: what was sent a moment ago may not have been."""
+    """Move once everything has been read: a message that was just sent may not be read yet."""
     moved: dict[int, Any] = {}
 
     def all_moved() -> bool:
@@ -159,8 +159,8 @@ def test_partitions_and_offsets_that_are_not_there_are_told(clients: list[Client
     assert [r["error"]["type"].rpartition(":")[2] for r in found] == ["not-found", "lease-over"]
 
 
-def test_the_client_moves_messages(door: Cluster, queue: str) -> None:
-    with Service(door.workers[0].url) as service:
+def test_the_client_moves_messages(shared_cluster: Cluster, queue: str) -> None:
+    with Service(shared_cluster.workers[0].url) as service:
         source, target = service.queue(queue), service.queue(unique("other"))
         sent = [s for s in source.send_many([b"a", b"b"]) if isinstance(s, Sent)]
         moved: list[Any] = []

@@ -1,4 +1,4 @@
-"""A worker with keys, declared queues, and no queues but those: what its settings promise."""
+"""The settings of a worker with keys and declared queues, which creates no other queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker that stood still, or whose acknowledgements are late: what it hands out, what it says, and what comes twice.
+"""A worker that stood still, or whose acknowledgements are late: its deliveries, its answers, and its duplicates.
 
 Nothing here is measured: a process is stopped until a lease is over, or Kafka until an acknowledgement is old.
 """
@@ -40,7 +40,7 @@ def metric(worker: Worker, name: str) -> float:
 
 
 def ask(client: Client, queue: str, limit: int, lease_ms: int, wait_ms: int = 0) -> Answer:
-    """A receive, whatever comes of it."""
+    """A receive; errors are ignored."""
     values = {"max": limit, "wait_ms": wait_ms, "visibility_timeout_ms": lease_ms}
     return client.request("POST", f"/v1/queues/{queue}/receive", values)
 
@@ -62,7 +62,7 @@ def offsets(messages: list[Any]) -> set[int]:
 def test_a_worker_that_stood_still_hands_out_nothing_before_it_has_read_what_receivers_said(
     kafka: str, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
-    # long enough for the session: the worker stays the owner, and nothing but its own stall is seen
+    # a long session: the worker stays the owner, so only its stall has effects
     with Cluster(kafka, tmp_path, partitions=1, handlers="", session_timeout_ms=60_000) as cluster:
         worker = cluster.start()
         clients = [Client(worker.url) for _ in range(5)]
@@ -94,7 +94,7 @@ def test_a_worker_that_stood_still_hands_out_nothing_before_it_has_read_what_rec
         assert metric(worker, "marq_stalls_total") >= 1
         assert metric(worker, "marq_withheld_receives_total") >= 1
 
-        # what nobody said anything of comes again; what was acknowledged or extended does not
+        # unsettled messages come again; acknowledged and extended ones do not
         again = waiter.result(60).body["messages"]
         while offsets(again) < offsets(left):
             more = client.receive("q", 30, 10_000, visibility_timeout_ms=LONG_MS)

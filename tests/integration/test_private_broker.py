@@ -1,4 +1,4 @@
-"""With keys, no other user of the machine gets at what the embedded broker has: over its ports, or in its files."""
+"""With keys, no other user of the machine can read the embedded broker's data, over its ports or in its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from app.kafka.broker import running_broker
+from app.kafka.broker_file import running_broker
 from app.kafka.connection import kafka_client_args
 from app.kafka.datadir import kafka_login
 from app.settings import Settings
@@ -94,7 +94,7 @@ def test_the_controllers_port_asks_for_it_too(installation: Path) -> None:
 
     async def attack() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
-        # DescribeCluster, version 0: whoever logged in is answered
+        # DescribeCluster, version 0: every logged-in user gets an answer
         body = b"\x00\x3c\x00\x00\x00\x00\x00\x01\x00\x01x\x00\x00\x00"
         writer.write(len(body).to_bytes(4, "big") + body)
         answer = await asyncio.wait_for(reader.read(), 15)

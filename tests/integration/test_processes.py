@@ -1,4 +1,4 @@
-"""How the processes of marq start, wait, and end; what they write meanwhile."""
+"""How the processes of marq start, wait, and end, and what they log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from app.kafka.broker import EmbeddedBroker, bootstrap_of, free_port
+from app.kafka.broker import EmbeddedBroker, free_port
+from app.kafka.broker_file import bootstrap_of
 from app.kafka.datadir import running_workers
 from tests.integration.cluster import ROOT, Cluster, Worker, until
 from tests.kafka import unique

@@ -82,7 +82,7 @@ def matrix(
 
 
 def check(cluster: Cluster, queue: str, expected: list[tuple[int, Record]], poison: int) -> None:
-    """All of `expected` (offset, record) was delivered once, in order, as it was sent; so much is poison."""
+    """All of `expected` (offset, record) was delivered once, in order and unchanged; the rest is poison."""
     cluster.settle(120)
     seen = cluster.begun(queue)
     assert [s.offset for s in seen] == sorted(offset for offset, _ in expected)
@@ -100,7 +100,7 @@ def check(cluster: Cluster, queue: str, expected: list[tuple[int, Record]], pois
 
 
 def sent_of(batches: list[Batch], contents: Any, offsets: Any) -> tuple[list[tuple[int, Record]], int]:
-    """What has to be delivered, and how many are poison; every record must have been taken."""
+    """The messages that have to be delivered, and the number of poison records. Kafka must have accepted all."""
     expected, poison = [], 0
     for plan, records, at in zip(batches, contents, offsets, strict=True):
         assert None not in at, (plan["codec"], plan["mode"], at)
@@ -111,7 +111,7 @@ def sent_of(batches: list[Batch], contents: Any, offsets: Any) -> tuple[list[tup
     return expected, poison
 
 
-#: Of the sizes near the limit, CI tries what is compressed by each client in another way.
+#: Near the limit of size, CI tries one uncompressed and one compressed combination.
 LARGE = {("none", "idempotent"), ("zstd", "committed")}
 
 

@@ -20,7 +20,7 @@ def owns(cluster: Cluster) -> Counter[int]:
 
 
 def rejoins(worker: Worker) -> bool:
-    """True while the group of the workers has not agreed on who gets what."""
+    """True while the group of the workers has not agreed on an assignment."""
     return bool((worker.get("/health/ready")[1] or {}).get("rebalancing"))
 
 
@@ -40,7 +40,7 @@ def test_partitions_that_stay_are_served_while_the_group_rejoins_and_are_not_tak
         before, owned = served_by([a, b, still]), owns(cluster)
         epochs = {number: state["epoch"] for number, state in cluster.partition_states().items()}
 
-        # the group waits for the worker that stands still before it gives anything to the one that joins
+        # the group waits for the worker that stands still before it assigns partitions to the new one
         still.signal(signal.SIGSTOP)
         joining = cluster.start(ready=False)
         for worker in (a, b):

@@ -1,10 +1,8 @@
-"""Records that somebody has deleted unread: they are named, and with `repair --accept-loss` the partition goes on."""
+"""Records were deleted unread: they are named, and with `repair --accept-loss` the partition goes on."""
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from tests.integration.cluster import ROOT, Cluster, until
+from tests.integration.cluster import Cluster, until
 from tests.integration.json_client import Client
 
 QUEUE = "orders"
@@ -25,16 +23,7 @@ def cluster(kafka: str, tmp_path: Path) -> Iterator[Cluster]:
 
 
 def repair(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_")} | cluster.environment
-    return subprocess.run(
-        [sys.executable, "-m", "app", "repair", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return cluster.command("repair", *arguments)
 
 
 def delete(cluster: Cluster, number: int, before: int) -> None:

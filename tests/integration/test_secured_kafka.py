@@ -1,4 +1,4 @@
-"""A Kafka with TLS, passwords and access control lists: what a worker needs there, and what it says without."""
+"""A Kafka with TLS, passwords and access control lists: what a worker needs, and its errors without it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.secured_kafka import SecuredKafka
 from tests.kafka import unique
 
 USER, PASSWORD, WRONG = "marq-worker", "the-pass-phrase-of-marq", "not-the-pass-phrase"
-#: A user who may log in and do nothing else.
+#: A user who may only log in.
 GUEST = "guest"
 
 
@@ -44,7 +44,7 @@ def allow_what_is_documented(kafka: SecuredKafka, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(kafka_secured: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Workers who come in as the user with the documented rights; the sender of the tests is the super user."""
+    """Workers that log in as the user with the documented permissions; the sender of the tests is the super user."""
     settings = kafka_secured.settings(USER, PASSWORD, log_level="DEBUG", retention_history_ms=0, persist_after_ms=300)
     with Cluster(kafka_secured.plain, tmp_path_factory.mktemp("cluster"), partitions=2, **settings) as cluster:
         allow_what_is_documented(kafka_secured, cluster.name)
@@ -72,7 +72,7 @@ def run_marq(
 
 
 def said_by(settings: dict[str, Any], folder: Path, *arguments: str) -> str:
-    """What a command says that can't do its work: one line a matter, status 2, no trace, no secret."""
+    """The output of a command that fails: one line for each problem, status 2, no traceback, no secret."""
     done = run_marq({"name": unique(), "partitions": 1} | settings, *(arguments or ("worker",)), folder=folder)
     assert done.returncode == 2, done.stdout
     assert "Traceback" not in done.stdout

@@ -27,7 +27,7 @@ def target(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clu
 
 
 def metric(url: str, name: str) -> float:
-    """The value of a series, with its labels as they are told."""
+    """The value of a series, with its labels as they are exported."""
     _, body = ask(url, "GET", "/metrics", Authorization=f"Bearer {ADMIN}")
     found = re.search(rf"^{re.escape(name)} (\S+)$", body.decode(), re.MULTILINE)
     assert found, name

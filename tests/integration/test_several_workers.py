@@ -53,7 +53,7 @@ class Several:
         return [f"http://127.0.0.1:{place.web_port}" for place in running_workers(self.data_dir)]
 
     def wait_ready(self, times: int = 1) -> str:
-        """The address, once it was told so many times."""
+        """The address, once it was printed so many times."""
         found: list[str] = []
 
         def told() -> bool:
@@ -96,7 +96,7 @@ def asked(url: str) -> int:
 
 
 def received(url: str, queue: str, count: int) -> list[bytes]:
-    """What comes when each request is a connection of its own, so that any worker may answer it."""
+    """The messages of a queue, each request over a new connection, so that any worker may answer it."""
     found: list[bytes] = []
 
     def all_there() -> bool:

@@ -33,8 +33,8 @@ MANY = 5000
 
 
 @pytest.fixture(scope="module")
-def cluster(door: Cluster) -> Cluster:
-    return door
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 def install(folder: Path, command: list[str]) -> Path:
@@ -57,7 +57,7 @@ def install(folder: Path, command: list[str]) -> Path:
 
 
 def aws(url: str, *arguments: str) -> Any:
-    """What a command of the AWS CLI answers."""
+    """The answer of a command of the AWS CLI."""
     done = subprocess.run(
         [sys.executable, "-m", "awscli", "--endpoint-url", url, "--output", "json", "sqs", *arguments],
         env=environment(),
@@ -321,7 +321,7 @@ class CeleryApp:
         return [line for file in self._folder.glob("*.log") for line in file.read_text().splitlines()]
 
     def warnings(self) -> list[str]:
-        """What the workers warn of, apart from what Celery says of itself at the start."""
+        """The warnings of the workers, without Celery's own at the start."""
         return [line for line in self.logged() if re.search(r": (WARNING|ERROR|CRITICAL)/", line)]
 
     def what(self) -> list[str]:

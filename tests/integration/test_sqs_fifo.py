@@ -21,8 +21,8 @@ NO_DEDUPLICATION = (
 
 
 @pytest.fixture(scope="module")
-def cluster(door: Cluster) -> Cluster:
-    return door
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_visibility_is_per_message(cluster: Cluster, queue: Queue) -> None:
     messages = queue.receive(4, wait_s=0, VisibilityTimeout=2)
     assert bodies(messages) == ["0", "1", "2", "3"]
     queue.change(messages[2], 60)
-    # what stands before the first in flight comes back after its time, what stands behind it waits for that
+    # messages before the first one in flight come back after their time; those behind it wait for it
     again = queue.at(cluster.workers[1]).receive(10, wait_s=10)
     assert bodies(again) == ["0", "1"]
     assert queue.receive(10, wait_s=0) == []
@@ -316,7 +316,7 @@ def test_a_receipt_whose_time_is_over_deletes_nothing(cluster: Cluster) -> None:
     queue = Queue.make(cluster.workers[0], FifoQueue="true")
     queue.send("a", MessageGroupId="g", MessageDeduplicationId="1")
     (message,) = queue.receive(VisibilityTimeout=1)
-    time.sleep(1.02)  # no record has told the time since
+    time.sleep(1.02)  # no record has advanced log time since
     with refused("InvalidParameterValue", text="The receipt handle has expired."):
         queue.delete(message)
     answer = queue.ask("DeleteMessage", ReceiptHandle=message["ReceiptHandle"])

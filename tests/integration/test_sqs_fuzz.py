@@ -1,4 +1,4 @@
-"""Whatever is thrown at SQS, in both protocols: never a 5xx, and what was accepted is received until it is deleted."""
+"""Random requests to SQS, in both protocols: never a 5xx, and accepted messages are received until they are deleted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.cluster import Cluster
 from tests.integration.sqs_client import Queue
 
 NAMES = sorted(actions())
-#: Actions of which a good one would take away what the test looks for, or make queues without end.
+#: Actions whose valid calls would remove what the test looks for, or make ever more queues.
 HARMFUL = {"DeleteQueue", "PurgeQueue", "CreateQueue", "SetQueueAttributes", "StartMessageMoveTask"}
 TAME = [n for n in NAMES if n not in HARMFUL] + 3 * ["ReceiveMessage", "SendMessage", "SendMessageBatch"]
 
@@ -44,7 +44,7 @@ def _id_of(entry: Any) -> Any:
 
 
 def values_of(shape: Shape, queue: Queue) -> st.SearchStrategy[Any]:
-    """Values that are nearly what a shape takes."""
+    """Values that are nearly valid for a shape."""
     good: st.SearchStrategy[Any]
     if isinstance(shape, StructureShape):
         members = {name: values_of(member, queue) for name, member in shape.members.items()}
@@ -115,7 +115,7 @@ class Known:
         self.receipts: dict[str, str] = {}  # -> id of the message
 
     def tamed(self, value: Any) -> Any:
-        """What is asked for, but nothing that takes minutes; receipts are put in."""
+        """The request, with real receipts, and without waits of minutes."""
         if isinstance(value, dict):
             known = {"WaitTimeSeconds": 0, "DelaySeconds": 1, "VisibilityTimeout": 1}
             return {
@@ -138,20 +138,20 @@ class Known:
         elif name in ("SendMessage", "SendMessageBatch"):
             self.sent |= {ours for (ours,) in _found(answer, "MessageId")}
         elif name.startswith("DeleteMessage"):
-            # of a batch some entries may have been refused: what comes again then is none that was lost
+            # some entries of a batch may have been refused: their messages may come again
             self.deleted |= {ours for receipt, ours in self.receipts.items() if receipt in json.dumps(parameters)}
 
 
 def _found(answer: bytes, *names: str) -> list[tuple[str, ...]]:
-    """Values that stand under names, in JSON or XML."""
+    """The values of these names, in JSON or XML."""
     text = answer.decode()
     columns = [re.findall(rf'(?:"{name}":"|<{name}>)([^"<]+)', text) for name in names]
     return list(zip(*columns, strict=True))
 
 
 @pytest.fixture(scope="module")
-def known(door: Cluster) -> Known:
-    known = Known(Queue.make(door.workers[0], VisibilityTimeout=1))
+def known(shared_cluster: Cluster) -> Known:
+    known = Known(Queue.make(shared_cluster.workers[0], VisibilityTimeout=1))
     known.sent.add(known.queue.send("still here")["MessageId"])
     return known
 

@@ -21,8 +21,8 @@ PREFIX = "AWS.SimpleQueueService."
 
 
 @pytest.fixture(scope="module")
-def cluster(door: Cluster) -> Cluster:
-    return door
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_visibility_timeout_can_be_asked_for_and_made_longer(queue: Queue) -> 
             queue.change(message, 30)
         except ClientError as exc:
             return exc.response["Error"]
-        return {}  # through another worker, what was deleted is known a moment later
+        return {}  # another worker knows of the deletion a moment later
 
     found = until(error, "the message is known to be deleted")
     assert found["Code"] == "InvalidParameterValue" and "does not exist" in found["Message"]
@@ -318,7 +318,7 @@ def test_messages_older_than_the_retention_period_are_gone(cluster: Cluster) -> 
     answer = Client(cluster.workers[0].url).request("PATCH", f"/v1/queues/{queue.name}", {"ttl_ms": 1000})
     assert answer.status == 200
     queue.send()
-    ticking = Queue.make(cluster.workers[0])  # time is what the log says: something has to wait in each partition
+    ticking = Queue.make(cluster.workers[0])  # log time advances only in partitions where something waits
     for _ in range(2):
         ticking.send(DelaySeconds=60)
     time.sleep(3)

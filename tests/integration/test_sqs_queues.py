@@ -30,8 +30,8 @@ DEFAULTS = {
 
 
 @pytest.fixture(scope="module")
-def cluster(door: Cluster) -> Cluster:
-    return door
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +347,7 @@ def test_a_move_task_ends_with_its_target_and_the_rest_stays(cluster: Cluster) -
     dead.wait_for(visible=20 - moved)
     answer = dead.ask("ListMessageMoveTasks", SourceArn=dead.arn)
     assert (answer.told("Status"), answer.told("FailureReason")) == ("FAILED", NO_QUEUE)
-    for worker in cluster.workers:  # nobody made it again
+    for worker in cluster.workers:  # it was not made again
         with refused(NO_QUEUE, "QueueDoesNotExist"):
             target.at(worker)
     queue.sqs.delete_queue(QueueUrl=queue.url)

@@ -1,4 +1,4 @@
-"""What follows an answer sees it: sends, acks, changes, dead letters and counts, at any worker, with short polls only.
+"""Receives and counts see everything that was confirmed before, at any worker, with short polls only.
 
 Three workers on two partitions; a request goes to any of them.
 """
@@ -18,8 +18,8 @@ from tests.integration.sqs_client import Queue, ask
 
 
 @pytest.fixture(scope="module")
-def cluster(door: Cluster) -> Cluster:
-    return door
+def cluster(shared_cluster: Cluster) -> Cluster:
+    return shared_cluster
 
 
 def at_all(cluster: Cluster, **attributes: Any) -> list[Queue]:

@@ -78,7 +78,7 @@ def test_messages_are_moved_only_to_where_the_key_may_send(secured: Worker) -> N
     root.send_message(QueueUrl=source, MessageBody="x")
     with refused("AccessDenied"):
         manager.start_message_move_task(SourceArn=dead.arn, DestinationArn=other.arn)
-    with refused("AccessDenied"):  # back to where dead letters came from, wherever that is
+    with refused("AccessDenied"):  # back to the queues that the dead letters came from
         manager.start_message_move_task(SourceArn=dead.arn)
     manager.start_message_move_task(SourceArn=dead.arn, DestinationArn=Queue(root, _made(root, unique("jobs-"))).arn)
 
@@ -157,7 +157,7 @@ def test_a_script_gets_what_it_asks_for_by_a_url_without_keys(relaxed: Worker) -
     queue = Queue.make(relaxed)
     assert ask(queue.url, "SendMessage", method="GET", MessageBody="by a link").status == 200
     assert [m["Body"] for m in queue.receive()] == ["by a link"]
-    # a URL that was presigned where nobody checks it does what it says
+    # a presigned URL works, too, where signatures are not checked
     request = AWSRequest("GET", f"{queue.url}?Action=DeleteQueue")
     SigV4QueryAuth(Credentials("any", "thing"), "sqs", REGION, expires=60).add_auth(request)
     with urllib.request.urlopen(request.url, timeout=10) as answer:
@@ -289,7 +289,7 @@ def test_a_task_that_moves_messages_survives_its_worker(kafka: str, tmp_path_fac
         first.kill()
         second = cluster.start()
         moved = target.at(second).drain(40, wait_s=20)
-        # what the killed worker had taken but not copied was in flight when the task ended: it stays where it was
+        # messages that the killed worker had taken but not copied were in flight when the task ended: they stay
         left = dead.at(second).drain(40 - len(moved), wait_s=20) if len(moved) < 40 else []
         assert sorted(int(m["Body"]) for m in [*moved, *left]) == list(range(40))
         assert len(left) <= 10, "a second's messages"

@@ -106,8 +106,8 @@ class Terraform:
 @pytest.mark.skipif(
     shutil.which("terraform") is None or not PROVIDER, reason="terraform or MARQ_TEST_TERRAFORM_PROVIDER is missing"
 )
-def test_terraform_makes_changes_imports_and_destroys_queues(door: Cluster, tmp_path: Path) -> None:
-    url, name = door.workers[0].url, unique("tf")
+def test_terraform_makes_changes_imports_and_destroys_queues(shared_cluster: Cluster, tmp_path: Path) -> None:
+    url, name = shared_cluster.workers[0].url, unique("tf")
     sqs: Any = client_of(url)
     terraform = Terraform(tmp_path, url, name)
 
@@ -118,7 +118,7 @@ def test_terraform_makes_changes_imports_and_destroys_queues(door: Cluster, tmp_
     assert json.loads(jobs.attribute("RedrivePolicy"))["maxReceiveCount"] == 4
     assert json.loads(jobs.attribute("Policy"))["Statement"][0]["Sid"] == "all"
     assert sqs.list_queue_tags(QueueUrl=jobs.url)["Tags"] == {"stage": "test"}
-    # what it was told is what it asked for: there is nothing to do
+    # it gets the values that it has set: there is nothing to do
     assert "No changes" in terraform.run("plan", "-no-color", "-var=visibility=45", "-detailed-exitcode")
 
     assert "0 added, 1 changed, 0 destroyed" in terraform.apply(60)

@@ -22,9 +22,9 @@ INVALID = "InvalidParameterValue"
 
 
 @pytest.fixture(scope="module")
-def url(door: Cluster) -> str:
+def url(shared_cluster: Cluster) -> str:
     """The address of a worker."""
-    return door.workers[0].url
+    return shared_cluster.workers[0].url
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_queue_may_be_its_own_dead_letter_queue(queue: Queue) -> None:
         (message,) = queue.receive(wait_s=10)
         assert message["Body"] == "again and again"
         counts.append(int(message["Attributes"]["ApproximateReceiveCount"]))
-    assert counts == [1, 2, 2]  # of a dead letter of a dead letter, the last stay and the one before count
+    assert counts == [1, 2, 2]  # for a dead letter of a dead letter, the receives in its last two queues count
     queue.sqs.delete_queue(QueueUrl=queue.url)
 
 
@@ -309,9 +309,9 @@ def test_a_header_of_the_request_gives_its_messages_their_trace(queue: Queue) ->
     assert got == {"header": trace, "own": own, "query": trace, "none": None}
 
 
-def test_ids_and_sequence_numbers_look_random_and_numbers_grow(door: Cluster, fifo: Queue) -> None:
+def test_ids_and_sequence_numbers_look_random_and_numbers_grow(shared_cluster: Cluster, fifo: Queue) -> None:
     group = unique("g")
-    sent = [fifo.at(door.workers[i % 3]).send(f"{group}{i}", MessageGroupId=group) for i in range(6)]
+    sent = [fifo.at(shared_cluster.workers[i % 3]).send(f"{group}{i}", MessageGroupId=group) for i in range(6)]
     numbers = [one["SequenceNumber"] for one in sent]
     assert all(len(n) == 20 and "0000000" not in n for n in numbers)
     assert all(int(a) < int(b) for a, b in pairwise(numbers))
@@ -364,7 +364,7 @@ def test_a_visibility_timeout_has_no_total(queue: Queue) -> None:
     assert answer.status == 200
 
 
-# -- what the Terraform AWS provider asks for `aws_sqs_queue` and `aws_sqs_queue_policy`
+# -- the calls of the Terraform AWS provider for `aws_sqs_queue` and `aws_sqs_queue_policy`
 
 
 def test_the_calls_of_terraform_find_what_it_expects(url: str) -> None:
@@ -390,7 +390,7 @@ def test_the_calls_of_terraform_find_what_it_expects(url: str) -> None:
         return dict(found)
 
     def expect(expected: dict[str, str]) -> None:
-        """It waits until it is told what it has set; what is not told counts as empty."""
+        """Wait, as the provider does, until the answer has the values that were set; missing ones count as empty."""
         found = attributes_now()
         for key, value in expected.items():
             if key.endswith("Policy") and value:

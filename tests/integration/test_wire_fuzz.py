@@ -213,7 +213,7 @@ def _check(report: Report, worker: Worker) -> None:
     assert not report.failures, (report.seed, report.failures[:3])
     assert not report.unanswered, (report.seed, report.unanswered[:3])
     assert "Traceback" not in worker.log, worker.log[worker.log.index("Traceback") - 500 :][:4000]
-    # what is not all refused looks into more than the head
+    # some requests must be accepted: otherwise only heads would be tested
     assert report.statuses[200] > sum(report.statuses.values()) / 50
 
 

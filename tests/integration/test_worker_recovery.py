@@ -1,4 +1,4 @@
-"""What a worker knows of its messages is the same after any end of it and any beginning of another."""
+"""The state of messages survives any end of a worker and any start of the next one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def attempts(seen: list[Seen]) -> dict[str, int]:
 
 
 def fingerprint(cluster: Cluster) -> dict[int, tuple[int, ...]]:
-    """What must be equal before and after: unfinished, held, and the counters of each partition."""
+    """The values that must be equal before and after: unfinished messages, deliveries, counters of each partition."""
     return {
         number: (
             state["in_memory"] + state["parked"],
@@ -57,7 +57,7 @@ def fingerprint(cluster: Cluster) -> dict[int, tuple[int, ...]]:
 
 
 def steady(cluster: Cluster) -> dict[int, tuple[int, ...]]:
-    """The fingerprint, once it does not change any more and nothing above the manifests is unread."""
+    """The fingerprint, once it no longer changes and everything above the manifests is read."""
     before: dict[int, tuple[int, ...]] = {}
 
     def same() -> bool:
@@ -124,7 +124,7 @@ def test_attempts_go_on_where_they_were(cluster: Cluster) -> None:
     cluster.wait_begun("drop-b", 20)
     steady(cluster)
     worker.stop()
-    # the rest of what the messages ask for is with the next worker; what stays leased is not delivered
+    # the next worker delivers the rest; leased messages are not delivered
     cluster.send("turn-a", 20, extra={"turns": 2})
     cluster.start("w0", WITNESS_TIMEOUT_MS=400_000)
     cluster.wait_begun("turn-a", 20 * (1 + 2 + 3 + 4 + 3))

@@ -3,7 +3,7 @@
     recorded = Recorder.record(url, calls)          what boto3, our own client and others put on the wire
     report = await fuzz(port, requests, count, seed, sign)
 
-A run is told by its seed: the same recorded requests and seed make the same bytes, but for signatures.
+A run is defined by its seed: the same recorded requests and seed make the same bytes, except for signatures.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gateway.sqs.signature import ALGORITHM, canonical_request, sign, signing_ke
 
 #: Connections that send at the same time.
 CONNECTIONS = 12
-#: Seconds for an answer. Nobody asserts that it comes so late.
+#: Seconds after which an answer counts as missing. A limit, not an expected time.
 ANSWER_S = 60.0
 #: Seconds that a request gets which says that it is longer than it is: the server waits for the rest.
 INCOMPLETE_S = 0.05
 #: Part of the requests that are sent with the length that they have.
 FRAMED = 0.85
-#: What a worker says that hands out nothing for a second, as it is late itself.
+#: The answer of a worker that hands out nothing for a second because it is late.
 BUSY = b"acks would be late"
 #: Bytes, and texts, that are likely to mean something.
 SPECIAL = (
@@ -60,7 +60,7 @@ def mutated(request: bytes, others: Sequence[bytes], random: Random) -> bytes:
     """A request with one to four changes."""
     changed = bytearray(request)
     for _ in range(random.choice((1, 1, 1, 2, 2, 3, 4))):
-        # bodies are met by what was written here, heads by aiohttp first
+        # our code reads bodies; aiohttp reads heads first
         start = max(0, changed.find(b"\r\n\r\n")) if random.random() < 0.5 else 0
         at = random.randrange(start, len(changed) + 1)
         kind = random.randrange(8)
@@ -90,7 +90,7 @@ def mutated(request: bytes, others: Sequence[bytes], random: Random) -> bytes:
 
 
 def signed(request: bytes, key_id: str, secret: str) -> bytes:
-    """A request with a signature of its own, as far as it has a head that can be signed."""
+    """The request with a new signature, if it has a head that can be signed."""
     head, end, body = request.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     parts = lines[0].split(b" ")
@@ -127,7 +127,7 @@ class Report:
 
     seed: int
     statuses: Counter[int] = field(default_factory=Counter)  # 0: the connection was closed without an answer
-    busy: int = 0  # of them those that say that a lease would be over before it could be used: the machine's matter
+    busy: int = 0  # including those for a lease that would be over before it could be used, which depend on the machine
     failures: list[tuple[int, bytes, bytes]] = field(default_factory=list)  # status, request, answer
     unanswered: list[bytes] = field(default_factory=list)  # though they were whole
     slowest_s: float = 0.0

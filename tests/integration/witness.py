@@ -109,7 +109,7 @@ async def late(message: Any) -> None:
 
 @handler("release-*", concurrency=50, manual=True, visibility_timeout_ms=60_000)
 async def release(message: Any) -> None:
-    """Given back at once, the first two times."""
+    """Gives a message back at once, the first two times."""
     note("begin", message)
     if message.attempt < 3:
         message.release(300)
@@ -161,7 +161,7 @@ async def batch(messages: list[Any]) -> None:
 
 @handler("turn-*", concurrency=200, manual=True, visibility_timeout_ms=60_000, max_receives=1000)
 async def turns(message: Any) -> None:
-    """Given back as often as the message says (`"turns"`); then it stays leased, or with WITNESS_ACK=1 is finished."""
+    """Gives a message back as often as it says (`"turns"`); then leaves it leased, or finishes it (WITNESS_ACK=1)."""
     note("begin", message)
     if message.attempt <= message.json().get("turns", 0):
         message.release(50)

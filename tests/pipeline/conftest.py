@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the pipeline: one Spark session a process, installations of their own on a real Kafka."""
+"""Fixtures of the tests of the pipeline: one Spark session for each process, separate installations on a real Kafka."""
 
 from __future__ import annotations
 

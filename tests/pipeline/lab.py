@@ -28,7 +28,7 @@ Header = tuple[str, bytes | None]
 
 
 class Installation:
-    """Topics of their own on the Kafka under test, without a worker, and a folder for the tables."""
+    """Separate topics on the Kafka under test, without a worker, and a folder for the tables."""
 
     def __init__(
         self, bootstrap: str, folder: Path, *, partitions: int = 2, create: bool = True, **values: Any
@@ -116,7 +116,7 @@ class Installation:
         return cluster
 
     def start_job(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """`python -m pipeline …` on this installation, a process with a Java of its own that is the caller's to end."""
+        """Start `python -m pipeline …` on this installation, a process with its own Java. The caller has to end it."""
         return start_job(*arguments, **(self.environment | environment))
 
     def run_job(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Of the topics of an installation that is sent to.
 PARTITIONS = 3
-#: Seconds that a reader waits for what a killed sender's transaction holds up.
+#: Seconds that a reader waits behind the open transaction of a killed sender.
 READ_S = 40.0
 
 
@@ -81,7 +81,7 @@ def committed(installation: Installation, least: int = 0, topic: str | None = No
     return sorted(found, key=lambda record: (record.partition, record.offset))
 
 
-def doubles(records: list[Record]) -> dict[bytes, int]:
+def duplicates(records: list[Record]) -> dict[bytes, int]:
     """Payloads that are there more than once."""
     return {value: count for value, count in Counter(record.value for record in records).items() if count > 1}
 
@@ -91,5 +91,5 @@ def ends(installation: Installation) -> int:
     return sum(end for _, end in installation.kafka.bounds(installation.settings.queue_topic).values())
 
 
-#: Wait until a condition is true; a job that is a process of its own needs its time.
+#: Wait until a condition is true: a job in a separate process takes its time.
 wait_for = partial(until, timeout_s=90.0)

@@ -1,4 +1,4 @@
-"""Tables as a worker or the archive would have written them, of what is in Kafka."""
+"""Tables of the records in Kafka, as a worker or the archive would have written them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def read(here: Installation, topic: str, number: int) -> list[Record]:
 
 
 def folded(here: Installation, number: int) -> Partition:
-    """What a worker that has read everything knows."""
+    """The state of a worker that has read everything."""
     partition = Partition(number)
     queue = read(here, here.settings.queue_topic, number)
     if queue:
@@ -64,7 +64,7 @@ def checkpoint(
 
     Parameters:
         partition: the state to write; by default all that is in the logs.
-        row: what is written in place of a row's value; None: nothing.
+        row: gets a row's value and returns the one to write; None: do not write it.
         manifest: fields of the manifest that are not as they should be.
     """
     state = partition or folded(here, number)
@@ -84,14 +84,14 @@ def checkpoint(
 
 
 def run_archive(spark: SparkSession, job: Job, *, accept_loss: bool = False) -> None:
-    """One run of the job `archive`, up to what is there now."""
+    """One run of the job `archive`, up to the present end of the topics."""
     archiving = Archiving(job, accept_loss=accept_loss)
     archiving.check()
     archiving.run(spark)
 
 
 def archive(spark: SparkSession, here: Installation) -> None:
-    """What is new in both topics into the tables of the archive, in a commit each: less than the job, and faster."""
+    """Write new records of both topics to the archive, in a commit each: less than the job, and faster."""
     from pyspark.sql import functions as F
 
     from pipeline.tables import open_table

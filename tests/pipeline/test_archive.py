@@ -1,4 +1,4 @@
-"""The archive has every record of both topics, once, whatever happens to the job."""
+"""The archive has every record of both topics exactly once, even if the job is killed or fails."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_logs_of_the_archive_are_those_of_kafka(spark: SparkSession, install
 
 
 def forget_commit(spark: SparkSession, here: Installation, flow: str) -> None:
-    """As if the job had been killed after the batch was written, and before Spark noted that it is complete."""
+    """Make it look as if the job was killed after it wrote the batch, before Spark noted that the batch is complete."""
     checkpoint = here.job.path(archive.CHECKPOINTS, flow)
     number = max(int(name) for name in files.names(spark, f"{checkpoint}/commits") if name.isdigit())
     files.delete(spark, f"{checkpoint}/commits/{number}")

@@ -74,7 +74,7 @@ def test_help_needs_no_java() -> None:
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What a job that failed said, which is one line and status 2."""
+    """The error of a failed job, which is one line and status 2."""
     assert done.returncode == 2, (done.stdout, done.stderr)
     lines = done.stderr.splitlines()
     assert len(lines) == 1, done.stderr
@@ -82,7 +82,7 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-#: Each with what it has to be told.
+#: Each job with its required arguments.
 JOBS = (
     ("archive", "--once"),
     ("audit",),

@@ -1,4 +1,4 @@
-"""One row a message, however many runs it lives through and whenever a run is killed."""
+"""There is one row for each message, after any number of runs and kills."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def killed(here: Installation, is_time: Callable[[float], bool]) -> None:
 
 
 def rows_are_written(here: Installation) -> bool:
-    """Whether there are lives in the table (its first commit makes it)."""
+    """True if the table has rows (its first commit only creates it)."""
     return (Path(lifecycle_path(here.job)) / "_delta_log" / f"{1:020}.json").exists()
 
 

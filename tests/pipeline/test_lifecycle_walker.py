@@ -1,4 +1,4 @@
-"""A chronicler's row says of a message what the core says of it."""
+"""A row of the lifecycle walker agrees with the core on a message."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pipeline.lifecycle_walker import LifecycleWalker, Plan
 
 
 def test_of_several_group_headers_the_last_counts() -> None:
-    chronicler = LifecycleWalker(0, msgspec.msgpack.encode(Plan(0, 3, 0, 0, queue_id=None, run=1)))
-    chronicler.begin()
+    walker = LifecycleWalker(0, msgspec.msgpack.encode(Plan(0, 3, 0, 0, queue_id=None, run=1)))
+    walker.begin()
     headers = [[(H_GROUP, b"first"), (H_GROUP, b"last")], [(H_GROUP, b"first"), (H_GROUP, None)], []]
-    chronicler.read([Envelope(i, 1, b"q", None, found, 1) for i, found in enumerate(headers)], [None] * 3)
-    chronicler.end()
-    rows = [row for batch in chronicler.results() for row in batch.to_pylist() if row["state_key"] is None]
+    walker.read([Envelope(i, 1, b"q", None, found, 1) for i, found in enumerate(headers)], [None] * 3)
+    walker.end()
+    rows = [row for batch in walker.results() for row in batch.to_pylist() if row["state_key"] is None]
     assert {row["offset"]: row["group"] for row in rows} == {0: "last", 1: None, 2: None}

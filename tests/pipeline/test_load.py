@@ -24,7 +24,7 @@ from marq.errors import BadValueError, MarqError, NotPossibleError, PipelineErro
 from pipeline.dispatch import Outcome
 from pipeline.load import What, run
 from tests.pipeline.lab import Installation, finish
-from tests.pipeline.sending_lab import Here, committed, doubles, ends, wait_for
+from tests.pipeline.sending_lab import Here, committed, duplicates, ends, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -301,7 +301,7 @@ def test_a_job_killed_at_several_moments_and_started_twice_at_once_sends_each_ro
     assert ended.stderr.count("\n") == 1
     records = committed(target, count)
     assert len(records) == count
-    assert not doubles(records)
+    assert not duplicates(records)
     assert {int(json.loads(record.value)["id"]) for record in records} == set(range(count))
     again = run(target.job, path, What("orders"))
     assert again == Outcome(0, count, 0)

@@ -1,4 +1,4 @@
-"""Each queue's windows say what took effect in them, once, whatever happens to the job."""
+"""The windows of each queue count every effect exactly once, even if the job is killed or fails."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def count_once(spark: SparkSession, here: Installation, **options: Any) -> None:
 
 
 def totals(spark: SparkSession, here: Installation) -> dict[str, dict[str, int]]:
-    """What is not 0, by queue, over all windows (a test may run over midnight)."""
+    """The counts above 0, by queue, over all windows (a test may run over midnight)."""
     found: dict[str, Counter[str]] = {}
     for row in rows(spark, here):
         found.setdefault(row.queue, Counter()).update({name: row[name] for name in COUNTS})
@@ -310,7 +310,7 @@ def test_a_job_that_is_killed_goes_on_where_it_was(spark: SparkSession, installa
         some_traffic(here, number, 200)
     process = here.start_job("metrics", "--window", str(DAY_S), "--interval", "0")
     try:
-        deadline = time.monotonic() + 250  # within the time of a test, however slow the machine
+        deadline = time.monotonic() + 250  # within the time of a test, even on a slow machine
         log = Path(here.job.path(METRICS), "_delta_log")
         # the rows are in the table, in its second commit; the topic and the state may or may not be written
         while time.monotonic() < deadline and process.poll() is None and len([*log.glob("*.json")]) < 2:

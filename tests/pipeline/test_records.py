@@ -1,4 +1,4 @@
-"""Columns that decode records say what the core says of them."""
+"""Columns that decode records agree with the core."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def archive(job: Here) -> None:
-    """Archive what is in Kafka now."""
+    """Archive the present records of Kafka."""
     assert job.spark is not None
     run_archive(job.spark, job)
 

@@ -241,7 +241,7 @@ def browser(page_file: Path) -> Iterator[Browser]:
 
 
 def opened(browser: Browser, file: Path, troubles: list[str], **options: Any) -> Page:
-    """The page in a window of its own; whatever it complains of or asks for goes into `troubles`."""
+    """The page in a new window; its errors and requests are added to `troubles`."""
     page = browser.new_context(**options).new_page()
     page.on("console", lambda message: troubles.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
@@ -280,7 +280,7 @@ def test_a_browser_shows_it_without_a_network_whatever_the_names(browser: Browse
     assert charts.count() == 6
     for number in range(6):
         wait_drawn(charts.nth(number), ".main-svg .trace path, .main-svg .bars path", "attached")
-    # the queue with dead letters, the second busiest, is closed until it is asked for
+    # the section of the queue with dead letters, the second busiest, is closed until it is opened
     page.locator("#table tbody a").nth(1).click()
     page.locator("details.queue").nth(1).locator(".main-svg").first.wait_for()
 

@@ -1,4 +1,4 @@
-"""Rows are sent exactly once, whoever sends them and whenever it is killed. Without Spark: what its tasks do."""
+"""Rows are sent exactly once, even if senders are killed or run twice. Runs what Spark's tasks do, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The walk folds what Spark hands out in any order, partition by partition, as if each were the only one."""
+"""The walk folds each partition independently, in whatever order Spark returns the rows."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ with Connection(f"sqs://x:x@{urlsplit(endpoint).netloc}//", transport_options=op
         for _ in range(count):
             message = queue.get(timeout=30)
             got(message)
-            message.reject()  # no more than that: the queue has a RedrivePolicy
+            message.reject()  # only this: the queue has a RedrivePolicy
         try:
             queue.get(timeout=20)
             say(left=1)

@@ -1,4 +1,4 @@
-"""Programs of SQS clients that are not ours: how they are built, and what they are asked.
+"""Programs with SQS clients of other makers: how they are built and run.
 
     PROGRAM ENDPOINT QUEUE_URL SCENARIO COUNT
 
@@ -49,7 +49,7 @@ def environment(**values: str) -> dict[str, str]:
 
 
 def build(name: str, *commands: list[str]) -> Path:
-    """The sources of a client in a folder that outlives the run, built; their tool knows what it has built before."""
+    """Build a client in a folder that outlives the run, so that its tool can reuse earlier results."""
     missing = {command[0] for command in commands if shutil.which(command[0]) is None}
     if missing:
         pytest.skip(f"{', '.join(sorted(missing))} is not installed")
@@ -141,7 +141,7 @@ class Program:
 
     @property
     def errors(self) -> str:
-        """What it wrote beside what it was asked to."""
+        """Its unexpected output: other lines of standard output, and standard error."""
         lines = self._other + self._errors.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("Picked up JAVA_TOOL_OPTIONS"))
 
@@ -154,13 +154,13 @@ class Program:
         return self.said(key)
 
     def end(self, timeout_s: float = 90.0) -> list[dict[str, Any]]:
-        """Wait for its end; what it said."""
+        """Wait for its end. Returns its output."""
         assert self._process.wait(timeout_s) == 0, self.errors
         self._reader.join()
         return self.lines
 
     def end_said(self, key: str, timeout_s: float = 90.0) -> list[Any]:
-        """Wait for its end; what it said of one thing."""
+        """Wait for its end. Returns one value of its output."""
         self.end(timeout_s)
         return self.said(key)
 

@@ -17,7 +17,7 @@ from tests.sdks.programs import Client, Program
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 MANY = 5000
-#: Seconds until what a killed process had is somebody else's.
+#: Seconds until the messages of a killed process are delivered to others.
 VISIBILITY_S = 10
 
 
@@ -32,8 +32,8 @@ def requests(url: str, action: str) -> dict[int, int]:
     return dict(found)
 
 
-class Door:
-    """The worker that the clients talk to, and what it was asked."""
+class Endpoint:
+    """The worker that the clients talk to, with counts of its requests."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -46,7 +46,7 @@ class Door:
         return {action: requests(self.url, action) for action in (*actions, "ChangeMessageVisibility")}
 
     def asked(self) -> dict[str, dict[int, int]]:
-        """How often what was asked since, by status."""
+        """The number of requests since, by action and status."""
         now = self._requests()
         return {action: dict(Counter(found) - Counter(self._before[action])) for action, found in now.items()}
 
@@ -55,8 +55,8 @@ class Door:
 
 
 @pytest.fixture
-def door(cluster: Cluster) -> Door:
-    return Door(cluster)
+def endpoint(cluster: Cluster) -> Endpoint:
+    return Endpoint(cluster)
 
 
 def bodies(count: int) -> list[str]:
@@ -75,9 +75,9 @@ def quiet(*programs: Program) -> None:
         assert program.errors == ""
 
 
-def test_sends_and_batches_arrive_whole_with_one_request_each(sdk: Client, door: Door) -> None:
-    queue = door.queue()
-    sender = sdk.start(door.url, queue.url, "send", 25)
+def test_sends_and_batches_arrive_whole_with_one_request_each(sdk: Client, endpoint: Endpoint) -> None:
+    queue = endpoint.queue()
+    sender = sdk.start(endpoint.url, queue.url, "send", 25)
     sent = {line["sent"]: line["id"] for line in sender.end()}
     assert sorted(sent) == sorted(bodies(25))
     got = {m["Body"]: m for m in queue.drain(25)}
@@ -85,14 +85,14 @@ def test_sends_and_batches_arrive_whole_with_one_request_each(sdk: Client, door:
     for body, m in got.items():
         assert m["MessageAttributes"]["n"]["StringValue"] == body.removeprefix("m-")
         assert m["MessageAttributes"]["n"]["DataType"].startswith("Number")
-    asked = door.asked()
+    asked = endpoint.asked()
     assert (asked["SendMessage"], asked["SendMessageBatch"]) == ({200: 1}, {200: 3})
     quiet(sender)
 
 
-def test_a_long_poll_is_answered_by_what_comes(sdk: Client, door: Door) -> None:
-    queue = door.queue()
-    worker = sdk.start(door.url, queue.url, "work", 100)
+def test_a_long_poll_is_answered_by_what_comes(sdk: Client, endpoint: Endpoint) -> None:
+    queue = endpoint.queue()
+    worker = sdk.start(endpoint.url, queue.url, "work", 100)
     worker.until_said("ready")
     sent = []
     for i in range(5):
@@ -103,15 +103,15 @@ def test_a_long_poll_is_answered_by_what_comes(sdk: Client, door: Door) -> None:
     found = [(line["got"], line["id"], str(line["receives"]), str(line["n"])) for line in worker.lines if "got" in line]
     assert found == [(f"m-{i}", sent[i], "1", f"{i}") for i in range(5)]
     worker.kill()
-    assert set(door.asked()["ReceiveMessage"]) == {200}
+    assert set(endpoint.asked()["ReceiveMessage"]) == {200}
     queue.wait_for(visible=0, in_flight=0)
     quiet(worker)
 
 
-def test_a_heartbeat_keeps_a_message_beyond_its_time(sdk: Client, door: Door) -> None:
-    queue = door.queue(VisibilityTimeout=4)
+def test_a_heartbeat_keeps_a_message_beyond_its_time(sdk: Client, endpoint: Endpoint) -> None:
+    queue = endpoint.queue(VisibilityTimeout=4)
     queue.send("m-0", MessageAttributes={"n": {"DataType": "Number", "StringValue": "0"}})
-    worker = sdk.start(door.url, queue.url, "heartbeat", 9)
+    worker = sdk.start(endpoint.url, queue.url, "heartbeat", 9)
     worker.until_said("got")
     while not worker.said("deleted"):
         assert queue.receive(1, 1) == [] or worker.said("deleted")
@@ -121,12 +121,12 @@ def test_a_heartbeat_keeps_a_message_beyond_its_time(sdk: Client, door: Door) ->
     quiet(worker)
 
 
-def test_what_fails_too_often_is_a_dead_letter(client: Client, door: Door) -> None:
-    dead = door.queue()
+def test_what_fails_too_often_is_a_dead_letter(client: Client, endpoint: Endpoint) -> None:
+    dead = endpoint.queue()
     policy = json.dumps({"deadLetterTargetArn": dead.arn, "maxReceiveCount": 2})
-    queue = door.queue(RedrivePolicy=policy, VisibilityTimeout=4)
-    client.start(door.url, queue.url, "send", 1).end()
-    worker = client.start(door.url, queue.url, "fail", 2)
+    queue = endpoint.queue(RedrivePolicy=policy, VisibilityTimeout=4)
+    client.start(endpoint.url, queue.url, "send", 1).end()
+    worker = client.start(endpoint.url, queue.url, "fail", 2)
     worker.until_said("got", 2)
     listens = client.name == "spring"  # on, and writes of what its handler raised
     if not listens:
@@ -152,13 +152,13 @@ def in_order(worker: Program) -> None:
         assert {number % 7 for number in numbers} == {int(group.removeprefix("g"))}
 
 
-def test_groups_of_a_fifo_queue_come_in_order(client: Client, door: Door) -> None:
-    queue = door.queue(FifoQueue="true", DeduplicationScope="messageGroup", FifoThroughputLimit="perMessageGroupId")
-    sender = client.start(door.url, queue.url, "send", 200)
+def test_groups_of_a_fifo_queue_come_in_order(client: Client, endpoint: Endpoint) -> None:
+    queue = endpoint.queue(FifoQueue="true", DeduplicationScope="messageGroup", FifoThroughputLimit="perMessageGroupId")
+    sender = client.start(endpoint.url, queue.url, "send", 200)
     sent = sender.end_said("sent")
     assert sorted(sent) == sorted(bodies(200))
-    client.start(door.url, queue.url, "send", 200).end()  # again: duplicates, all of them
-    worker = client.start(door.url, queue.url, "work", 200)
+    client.start(endpoint.url, queue.url, "send", 200).end()  # again: duplicates, all of them
+    worker = client.start(endpoint.url, queue.url, "work", 200)
     worker.until_said("deleted", 200)
     in_order(worker)
     assert sorted(worker.said("got")) == sorted(sent)
@@ -168,21 +168,21 @@ def test_groups_of_a_fifo_queue_come_in_order(client: Client, door: Door) -> Non
 
 
 @pytest.mark.parametrize("fifo", [False, True], ids=["standard", "fifo"])
-def test_nothing_of_thousands_is_lost_when_processes_are_killed(client: Client, door: Door, fifo: bool) -> None:
+def test_nothing_of_thousands_is_lost_when_processes_are_killed(client: Client, endpoint: Endpoint, fifo: bool) -> None:
     more = {"FifoQueue": "true", "DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
-    queue = door.queue(VisibilityTimeout=VISIBILITY_S, **(more if fifo else {}))
-    sender = client.start(door.url, queue.url, "send", MANY)
-    workers = [client.start(door.url, queue.url, "work", MANY) for _ in range(2)]
+    queue = endpoint.queue(VisibilityTimeout=VISIBILITY_S, **(more if fifo else {}))
+    sender = client.start(endpoint.url, queue.url, "send", MANY)
+    workers = [client.start(endpoint.url, queue.url, "work", MANY) for _ in range(2)]
     sender.until_said("sent", MANY // 10)
     workers[0].until_said("got", 1, 60)
     workers[0].kill()
     sender.until_said("sent", MANY // 3)
-    other = next(worker for worker in door.cluster.running if worker is not door.worker)
+    other = next(worker for worker in endpoint.cluster.running if worker is not endpoint.worker)
     other.kill()
-    door.cluster.start(ready=False)
+    endpoint.cluster.start(ready=False)
     sent = sender.end_said("sent", 240)
     assert sorted(sent) == sorted(bodies(MANY))
-    # the killed one may not have got so far as to say what it deleted at last
+    # the killed program may not have printed its last deletions
     last = set(workers[0].said("got")[-10:])
     until(lambda: deleted(*workers) | last == set(sent), "all are deleted", 240)
     for worker in workers if fifo else ():
@@ -190,6 +190,6 @@ def test_nothing_of_thousands_is_lost_when_processes_are_killed(client: Client, 
     queue.wait_for(visible=0, in_flight=0)
     workers[1].kill()
     quiet(sender, *workers)
-    asked = door.asked()
+    asked = endpoint.asked()
     assert sum(asked["SendMessageBatch"].values()) <= MANY // 10 + 20
-    door.cluster.wait_served()
+    endpoint.cluster.wait_served()

@@ -27,7 +27,7 @@ HAND_OUT_MS = 10_000
 
 
 class Offer(NamedTuple):
-    """What a queue has to deliver, by group and offset: never delivered (FIFO: all), and delivered before."""
+    """The messages that a queue can deliver, by group and offset: never delivered (FIFO: all), and delivered before."""
 
     first: dict[bytes, list[int]]
     again: dict[bytes, list[int]]
@@ -36,7 +36,7 @@ class Offer(NamedTuple):
 
 
 class Checks:
-    """Raises through ``sim.violated`` at the first thing that is not as it must be."""
+    """Raises through ``sim.violated`` at the first violation."""
 
     def __init__(self, sim: Simulator) -> None:
         self.sim = sim
@@ -103,7 +103,7 @@ class Checks:
                 self._none_is_stranded(*left[1:])
 
     def _none_is_stranded(self, epoch: int, deliveries: set[int], copying: set[int]) -> None:
-        """What was started is with a receiver, or was given back. A dead letter is where its copy is."""
+        """Each message that an owner started and left is with a receiver, was given back, or has a copy in the log."""
         sim = self.sim
         copied = sim.reference.copied if sim.queue_id is None else sim.dead_letters
         for offset, state in sim.reference.states.items():
@@ -127,12 +127,12 @@ class Checks:
             self._bad("G5", f"w{worker.number} serves as {owner.nonce}, the log at its position says {moment.nonce}")
 
     def rests(self, worker: Worker, did: bool, what: str) -> None:
-        """An owner that said it need not be asked yet did something when it was asked."""
+        """Fail if an owner that need not be asked yet did something when it was asked."""
         if did:
             self._bad("G9 idle", f"w{worker.number} need not be asked before its next time, and then there was {what}")
 
     def before_acquire(self, owner: Owner, queues: list[str]) -> Offer | None:
-        """What the first of ``queues`` has to offer."""
+        """Note the messages that the first of ``queues`` can deliver."""
         sim = self.sim
         wanted = sim.chance(0.3) or sim.settings[queues[0]].fifo
         if not wanted or len(queues) > 1 or owner.phase is not Phase.SERVING:
@@ -158,7 +158,7 @@ class Checks:
         return offer
 
     def _offer_in_order(self, owner: Owner, queue: str) -> Offer:
-        """Of each group what may come next: nothing behind one that is with somebody, or waits."""
+        """The next messages of each group: none behind one that is in flight or delayed."""
         sim, ref, p = self.sim, self.sim.reference, owner.partition
         maximum = sim.settings[queue].max_receives
         about_to_be = {o for pending in owner.starts.pending.values() for o in pending.offsets}
@@ -187,7 +187,7 @@ class Checks:
         return message.expires_ms or (message.record.timestamp + ttl_ms if ttl_ms else 0)
 
     def _in_time(self, owner: Owner, taken: list[int]) -> None:
-        """What is to be delivered is neither too early nor too late, by what the log says of broker time."""
+        """Deliveries are neither too early nor too late, by the broker time in the log."""
         ref, position = self.sim.reference, owner.partition.markers_position
         moment = ref.moment(position)
         for offset in taken:
@@ -255,7 +255,7 @@ class Checks:
                 self._bad("fairness", f"took {most} of one group and {count} of {group!r}, which has {offsets}")
 
     def _none_is_ending(self, owner: Owner, taken: list[int]) -> None:
-        """Nothing of a FIFO group is taken while one before it is about to be ended: that may fail."""
+        """No message of a FIFO group is taken while an earlier one is being ended, because that may fail."""
         ref, highest = self.sim.reference, dict[tuple[str | None, bytes], int]()
         for offset in taken:
             message = ref.messages[offset]
@@ -275,7 +275,7 @@ class Checks:
         return self.sim.settings[queue].fifo and p._highest_delivered >= p.position
 
     def _in_order(self, offset: int, started: Started, receipt: tuple[int, int]) -> None:
-        """When the start took effect, all before it in its group was done, or comes along."""
+        """When the start took effect, all earlier messages of the group were done, or are in the same delivery."""
         ref = self.sim.reference
         message = ref.messages[offset]
         for other in ref.groups[message.queue or "", message.group]:
@@ -286,7 +286,7 @@ class Checks:
                 self._bad("order", f"{offset} is handed out as {receipt} before {other} of its group: {state}")
 
     def _group_by_group(self, offsets: list[int]) -> None:
-        """What is handed out of FIFO queues is not mixed, and in the order of each group."""
+        """Deliveries of FIFO queues do not mix groups, and keep the order of each."""
         sim = self.sim
         messages = [sim.reference.messages[offset] for offset in offsets]
         groups = [(one.queue, one.group) for one in messages if sim.settings[one.queue or ""].fifo]
@@ -343,7 +343,7 @@ class Checks:
     # ------------------------------------------------------------------ memory against the log
 
     def partition(self, p: Partition, who: str) -> None:
-        """G4: what is in memory is the fold of the logs below its positions, however it got there."""
+        """G4: the state in memory is the fold of the logs below its positions."""
         ref = self.sim.reference
         moment = ref.moment(p.markers_position)
         if (p.clock_ms, p.last_timestamp_ms, p.own) != (moment.clock_ms, moment.last_timestamp_ms, moment.own):
@@ -419,7 +419,7 @@ class Checks:
             self._bad("bytes", f"{who}: counts {p.bytes} bytes in memory, there are {size}")
 
     def reservations(self, worker: Worker) -> None:
-        """What is reserved is on its way to something."""
+        """Each reservation belongs to an operation that is under way."""
         owner = worker.owner
         assert owner is not None
         p = owner.partition

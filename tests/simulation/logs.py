@@ -1,4 +1,4 @@
-"""The topics, and what is on its way to them."""
+"""The topics, and records on their way to them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Sent:
 
 
 class Lane:
-    """What one producer has on its way to one topic partition: lands in order, whatever becomes of the producer."""
+    """Records of one producer on their way to one topic partition: they land in order, even if the producer dies."""
 
     __slots__ = ("alive", "owner", "sent", "stalled", "topic")
 

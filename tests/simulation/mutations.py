@@ -1,4 +1,4 @@
-"""Rules of the design, each broken on purpose. What a rule is worth shows in how soon the simulator misses it.
+"""Rules of the design, each broken on purpose. The simulator must notice each.
 
 A mutation is a patch of the real core, or of the worker around it; nothing in the core knows of this.
 """
@@ -203,7 +203,7 @@ def _all_messages(unfinished: Any) -> Any:
 
 
 def _obsolete_at_once(checkpoint: Any) -> Any:
-    """As if the keys of this checkpoint had been obsolete at the one before: deleted while a manifest names them."""
+    """Returns the obsolete keys one checkpoint too early: they are deleted while a manifest names them."""
 
     def mutated(self: Partition, *args: Any) -> Any:
         found = checkpoint(self, *args)

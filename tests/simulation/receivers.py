@@ -1,4 +1,4 @@
-"""Those who take messages: they finish, extend, give back, do nothing, come late, and ask any worker."""
+"""Receivers of messages: they finish, extend, give back, do nothing, come late, and ask any worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Receivers:
-    """All receivers together: which deliveries they hold, as far as they know."""
+    """All receivers together, with the deliveries that they have, as far as they know."""
 
     def __init__(self, sim: Simulator) -> None:
         self.sim = sim

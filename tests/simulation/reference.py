@@ -1,4 +1,4 @@
-"""The fold once more: one dict entry an offset, no ranges, no shared holds, no memory management.
+"""The fold once more: one dict entry for each offset, no ranges, no shared deliveries, no memory management.
 
 It shares no code with :mod:`marq.core.partition`, so that a mistake there shows as a difference. It folds the complete
 logs as they grow and keeps, for each message, every state that it ever had, so that the state at any pair of
@@ -44,7 +44,7 @@ class Started(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """What was true after a record of the markers log."""
+    """The state after a record of the markers log."""
 
     clock_ms: int
     last_timestamp_ms: int
@@ -53,7 +53,7 @@ class Moment(NamedTuple):
     broker_ms: int  # broker time
     tick_ms: int  # stamp of the last tick since the own marker; -1: there was none
     highest_ms: int  # greatest broker time since the own marker, and at it
-    told_ms: int  # greatest broker time that ticks behind the own marker have told; -1: none has
+    told_ms: int  # greatest broker time that ticks since the own marker have set; -1: none has
 
 
 NOTHING_YET = Moment(0, -1, -1, "", -1, -1, -1, -1)
@@ -278,7 +278,7 @@ class Reference:
     # ------------------------------------------------------------------ looking back
 
     def moment(self, markers_position: int) -> Moment:
-        """What was true when everything below ``markers_position`` had been folded."""
+        """The state when everything below ``markers_position`` had been folded."""
         i = bisect_left(self.records, markers_position) - 1
         return self.moments[i] if i >= 0 else NOTHING_YET
 

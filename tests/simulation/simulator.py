@@ -241,7 +241,7 @@ class Simulator:
         return self.settings[queue].max_receives or 1 << 30
 
     def stamp(self, topic: str) -> int:
-        """What the broker says that the time is, for the next record."""
+        """The broker's timestamp for the next record."""
         stamp_ms = self.now_ms + self.skew_ms[topic]
         if self.skewed[topic] > 0:
             self.skewed[topic] -= 1
@@ -279,7 +279,7 @@ class Simulator:
             self.land(lane)
 
     def land(self, lane: Lane) -> None:
-        """The next record of ``lane`` gets to its topic; the news may or may not get back."""
+        """The next record of ``lane`` gets to its topic; its acknowledgement may be lost."""
         sent = lane.sent.popleft()
         topic = lane.topic
         offset = timestamp = 0
@@ -529,7 +529,7 @@ class Simulator:
             self._drain()
 
     def _check_invariants(self, step: int) -> None:
-        """Of one worker in turn: most events concern one, and the next look at it finds what is wrong."""
+        """Check one worker in turn: most events concern one, and its next check finds the fault."""
         worker = self.workers[step % len(self.workers)]
         if worker.owner is not None and worker.stage == "owner":
             invariants.check(worker.owner.partition)
@@ -543,7 +543,7 @@ class Simulator:
             self.checks.recovery()
 
     def _drain(self) -> None:
-        """All healthy, one worker serves, receivers acknowledge: whatever was accepted must be finished."""
+        """Without faults, with one worker and receivers that acknowledge, every accepted message must be finished."""
         self.note("drain")
         self.odds = self.odds._replace(rot=0, dropped_chunk=0, seek_back=0, lost_ack=0, hole=0, batch=20)
         self.assigned = self.below(len(self.workers))

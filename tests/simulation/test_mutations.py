@@ -31,7 +31,7 @@ def seeds_until_failure(name: str, seeds_max: int = SEEDS_MAX) -> int | None:
 
 @contextmanager
 def no_invariants() -> Iterator[None]:
-    """As if nobody had written them down."""
+    """Disable the invariants."""
     with (
         mock.patch.object(invariants, "checking", lambda *args: iter(())),
         mock.patch.object(Checkpoints, "_check_rows", lambda *args: None),

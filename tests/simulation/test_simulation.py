@@ -1,4 +1,4 @@
-"""The guarantees hold, whatever happens: a fixed set of seeds, and new ones each time; each a run of a whole system."""
+"""The guarantees hold under random faults: fixed seeds, and new ones each time; each is a run of a whole system."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ RECOVERIES_MAX = 12
 
 
 class Worker:
-    """A process that may be assigned the partition. It dies and comes back; ``number`` stays."""
+    """A process that may own the partition. It dies and restarts; ``number`` stays."""
 
     def __init__(self, sim: Simulator, number: int) -> None:
         self.sim = sim
@@ -63,7 +63,7 @@ class Worker:
     # ------------------------------------------------------------------ life
 
     def crash(self) -> None:
-        """The process is gone: of what was on its way, a part of each lane lands later, in order."""
+        """The process is gone: a part of the records on their way lands later, in the order of each lane."""
         sim = self.sim
         sim.note("w%d crashes", self.number)
         self.alive = self.paused = self.assigned = False
@@ -84,7 +84,7 @@ class Worker:
             self.refill()
 
     def hears(self, assigned: bool) -> None:
-        """The news of a rebalance arrive. What is in memory may be kept, and served: the log will tell."""
+        """A rebalance has happened. The worker may keep its state and serve: the log decides who owns the partition."""
         self.assigned = assigned
         if assigned or self.owner is None:
             return
@@ -102,7 +102,7 @@ class Worker:
         self.say_last(owner)
 
     def say_last(self, owner: Owner) -> None:
-        """Append what is left to say of a partition that this worker serves no more, and forget it."""
+        """Append the last markers for a partition that this worker no longer serves, and forget it."""
         in_hand = {*self.in_hand, *owner.starts.pending}
         last = self.of_receivers() + owner.leave()
         if last:
@@ -117,13 +117,13 @@ class Worker:
 
     @property
     def appends(self) -> list[m.Marker]:
-        """What the owner wants appended, and is not sent."""
+        """Markers of the owner that are not sent yet."""
         if self.owner is not None:
             self._unsent += self.owner.take_appends()
         return self._unsent
 
     def of_receivers(self) -> list[m.Marker]:
-        """What is left of that when the owner serves no more, but for what it may still say."""
+        """Those of them that are written even when the owner no longer serves: the markers of receivers."""
         return [marker for marker in self._unsent if not m.is_owners(marker)]
 
     def send(self, topic: str, sent: Sent) -> None:
@@ -134,7 +134,7 @@ class Worker:
         lane.sent.append(sent)
 
     def flush(self) -> None:
-        """One record of what the owner wants appended."""
+        """Append one record of the owner's markers."""
         owner = self.owner
         assert owner is not None
         appends = self.appends
@@ -299,7 +299,7 @@ class Worker:
         self.collect()
 
     def out_of_range(self, topic: str) -> None:
-        """What is to be read next was deleted: another owner has gone on, so recover again."""
+        """The next record was deleted: another owner has gone on, so recover again."""
         self.sim.note("w%d: position in %s was deleted", self.number, topic)
         self.sim.count("out of range")
         self.drop()
@@ -307,7 +307,7 @@ class Worker:
     # ------------------------------------------------------------------ serving
 
     def collect(self) -> None:
-        """What the core gave out: deliveries, dead letters, poison; or the news that it serves no more."""
+        """Take the effects of the core: deliveries, dead letters, poison, or the end of serving."""
         owner, sim = self.owner, self.sim
         assert owner is not None
         if owner.phase is Phase.LOST:
@@ -458,7 +458,7 @@ class Worker:
     # ------------------------------------------------------------------ checkpoints
 
     def step(self) -> None:
-        """What the owner wants written next, in the event context of a marker."""
+        """Write what the owner's checkpoint needs next, in the event context of a marker."""
         sim, owner = self.sim, self.owner
         assert owner is not None
         try:

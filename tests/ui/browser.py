@@ -21,7 +21,7 @@ MISSING = "no Chromium on the path; `apt-get install chromium` brings one"
 
 
 def path_of_browser() -> str | None:
-    """Where a browser is; None if there is none."""
+    """The path of a browser; None if there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 

@@ -15,7 +15,7 @@ SEEN_MS = 20_000
 
 
 class Cockpit:
-    """One page. What goes wrong in it (an error, a refused resource, a dialog of a script) is remembered."""
+    """One page. Records its faults: errors, refused resources, dialogs of scripts."""
 
     def __init__(self, page: Page, url: str) -> None:
         self.page = page
@@ -68,7 +68,7 @@ class Cockpit:
 
 @contextmanager
 def looking(browser: Browser, url: str, **context: Any) -> Iterator[Cockpit]:
-    """A page of its own; at its end nothing may have gone wrong in it."""
+    """A new page. Fails at its end if the page had faults."""
     opened = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **context})
     try:
         cockpit = Cockpit(opened.new_page(), url)

@@ -173,7 +173,7 @@ def shoot(browser: Browser, url: str, pages: dict[str, str], folder: Path) -> No
 
 
 def settle(page: Page) -> None:
-    """Wait until what was loaded is drawn."""
+    """Wait until the loaded data is drawn."""
     page.wait_for_selector("main h1")
     page.wait_for_selector(".bone", state="detached")
     page.wait_for_timeout(400)

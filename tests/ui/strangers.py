@@ -1,4 +1,4 @@
-"""Pages of strangers, and what they try with the cockpit."""
+"""Pages of other origins, and their attacks on the cockpit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stranger(html: str) -> Iterator[str]:
         server.server_close()
 
 
-#: Asks, in every way that a page has, to drop the messages of a queue; returns what it could read.
+#: Asks, in every way that a page has, to drop the messages of a queue; returns the answers that it could read.
 FORGE = """async ([url, queue]) => {
   const tries = {
     form: {method: "POST", mode: "no-cors", body: new URLSearchParams({a: "1"})},

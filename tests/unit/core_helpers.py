@@ -1,4 +1,4 @@
-"""What the unit tests of the core speak with: the words of a queue user, on top of two logs kept in lists."""
+"""Helpers of the core's unit tests: the operations of a queue user, on two logs in lists."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class TwoLogs:
         return self.mark(End(self.partition.own if epoch is None else epoch, ranges_of(offsets), outcome))[0]
 
     def purge(self, queue: str, before: int | None = None, epoch: int | None = None) -> list[int]:
-        """Purge ``queue`` (what was sent so far)."""
+        """Purge ``queue``: the messages that were sent so far."""
         epoch = self.partition.own if epoch is None else epoch
         return sorted(self.mark(Purge(epoch, queue, self.end if before is None else before))[0])
 
@@ -182,7 +182,7 @@ class TwoLogs:
     def take(
         self, limit: int = 10, queue: str = "q", settings: QueueSettings = DEFAULTS, shared_fate: bool = False
     ) -> list[int]:
-        """What the owner would deliver now."""
+        """The messages that the owner would deliver now."""
         return self.partition.take(queue, limit, settings, shared_fate)
 
     def take_all(self, queue: str = "q") -> list[int]:
@@ -338,7 +338,7 @@ class Worker:
         self.queue_log: list[Record] = [] if queue_log is None else queue_log
         self.clock_ms = 10_000  # monotonic
         self.seq = 0
-        self.outbox: list[Marker] = []  # what was taken from the owner, and is not appended
+        self.outbox: list[Marker] = []  # markers that were taken from the owner, and are not appended yet
         self.owner = Owner(
             0,
             name,
@@ -415,7 +415,7 @@ class Worker:
         assert self.owner.read_markers(start, stop, self.broker.log[start:stop], self.clock_ms)
 
     def append(self) -> tuple[int, int, list[Marker]]:
-        """Append what the owner has to say, without hearing back; (seq, offset, markers)."""
+        """Append the owner's markers, without an acknowledgement. Returns (seq, offset, markers)."""
         from marq.core import markers
 
         appends, self.outbox = self.outbox + self.owner.take_appends(), []
@@ -424,7 +424,7 @@ class Worker:
         return self.seq, self.broker.append(markers.encode(appends, self.owner.nonce, self.seq)), appends
 
     def lose(self) -> tuple[int, list[Marker]]:
-        """Send what the owner has to say, to a broker that never gets it; (seq, markers)."""
+        """Send the owner's markers to a broker that never gets them. Returns (seq, markers)."""
         appends = self.owner.take_appends()
         self.seq += 1
         self.owner.sent(self.seq, appends)
@@ -435,7 +435,7 @@ class Worker:
         self.owner.acknowledged(seq, offset, self.broker.log[offset].timestamp, appends, self.clock_ms)
 
     def flush(self) -> list[Marker]:
-        """Append and hear back, until the owner has nothing more to say; what it said."""
+        """Append and acknowledge until the owner has no more markers. Returns all of them."""
         said: list[Marker] = []
         while self.outbox or self.appends:
             seq, offset, appends = self.append()
@@ -456,13 +456,13 @@ class Worker:
     # ------------------------------------------------------------------ receivers
 
     def receive(self, limit: int = 10, queue: str = "q", lease_ms: int = LEASE_MS, receiver: Any = "r") -> list[Any]:
-        """Ask for messages and get what is handed out."""
+        """Ask for messages. Returns the deliveries."""
         self.owner.acquire([queue], limit, receiver, self.clock_ms, lease_ms=lease_ms)
         self.flush()
         return self.handouts()
 
     def handouts(self, empty: bool = False) -> list[Any]:
-        """What is handed out (``empty``: and who is told that nothing came of its request)."""
+        """The deliveries that are handed out (``empty``: including empty ones, for requests that got nothing)."""
         agenda = self.owner._agenda
         handouts, agenda.handouts = agenda.handouts, []
         return [h for h in handouts if h.offsets or empty]

@@ -1,4 +1,4 @@
-"""A service in memory that speaks the wire format over real sockets, and fails as it is told to."""
+"""A service in memory that speaks the wire format over real sockets, and fails on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MSGPACK = "application/msgpack"
 
 @dataclass
 class Request:
-    """What came in."""
+    """A request that came in."""
 
     path: str
     body: Any

@@ -92,7 +92,7 @@ async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], 
 
 @contextlib.asynccontextmanager
 async def serving(folder: Path, **values: Any) -> AsyncIterator[Http]:
-    """A worker of these settings, of which nothing but HTTP runs."""
+    """A worker with these settings that only runs HTTP."""
     settings = Settings(**{"data_dir": folder, "secret": SECRET, **values})
     app = build(settings)
     app._topics = Topics(

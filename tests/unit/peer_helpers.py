@@ -32,7 +32,7 @@ class LinkedPeers(Peers):
         self.called: list[str] = []  # what this worker asked others for
 
     def cut_off(self) -> None:
-        """It does not know of the others any more."""
+        """It no longer knows the others."""
         self._members = _Members(Network(), self.url)
 
     async def _send(self, url: str, name: str, body: bytes, timeout_s: float) -> tuple[str, bytes]:

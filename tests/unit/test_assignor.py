@@ -8,7 +8,7 @@ from app.streaming.assignor import share_out
 
 
 def moved(before: dict[str, list[int]], after: dict[str, list[int]]) -> int:
-    """Partitions that a member had who is still there, and has no more."""
+    """Partitions that moved away from members that are still there."""
     return sum(len(set(had) - set(after[member])) for member, had in before.items() if member in after)
 
 
@@ -62,7 +62,7 @@ def test_any_history_stays_even_and_moves_as_little_as_can_be() -> None:
             sizes = [len(share) for share in shares.values()]
             assert max(sizes) - min(sizes) <= 1
             assert sorted(p for share in shares.values() for p in share) == list(range(count))
-            # who is above its share has to give, nobody else does
+            # only members above their share have to give partitions away
             least, larger = divmod(count, len(shares))
             over = sorted((len(had) - least for had in before.values()), reverse=True)
             must = sum(max(0, o - (i < larger)) for i, o in enumerate(over))

@@ -1,4 +1,4 @@
-"""An audit of logs that have lost their beginnings finds nothing wrong with them, and says what it left out."""
+"""An audit of logs without their beginnings finds no fault, and reports what it left out."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ THREE = (Raw(b"a"), Raw(b"b"), Raw(b"c"))
 
 
 class Read:
-    """What a reader gets of some bytes."""
+    """The records and faults that a reader gets from some bytes."""
 
     def __init__(self, data: bytes, position: int = 0, *, end: int = -1, patient: bool = False, aborted=()) -> None:
         self.faults: list[Fault] = []
@@ -121,7 +121,7 @@ def test_a_batch_that_cant_be_decoded_is_poison_at_its_offsets_and_no_others(raw
     first, second, _ = (r for r in read.records if type(r) is Unreadable)
     assert first.value
     assert second.value is None and "with offset 103" in second.reason
-    assert first.headers  # the core takes no notice of what has none
+    assert first.headers  # the core ignores records without one
 
 
 def test_the_time_of_a_batch_is_taken_from_its_header_if_that_can_be_trusted() -> None:
@@ -339,7 +339,7 @@ def test_any_damage_is_survived_and_reading_always_moves_on() -> None:
 
 
 class Fetcher:
-    """What is needed of aiokafka's, with a broker that answers what it is told to."""
+    """The needed parts of aiokafka's fetcher, with a broker whose answers the test sets."""
 
     def __init__(self) -> None:
         self._client: Any = self

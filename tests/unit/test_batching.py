@@ -14,7 +14,7 @@ from marq.protocol.limits import CLIENT_BATCH_MAX
 
 
 class Service:
-    """Takes requests, and answers when it is told to."""
+    """Takes requests, and answers when the test says so."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[list[Any], asyncio.Future[None]]] = []

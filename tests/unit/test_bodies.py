@@ -1,4 +1,4 @@
-"""Bodies of requests: what is too large, too late or not allowed is refused before it costs anything."""
+"""Bodies that are too large, too late or not allowed are refused before they cost anything."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_the_largest_message_of_sqs_fits_into_a_request(tmp_path: Path) -> None:
 
     async def test(http: Http) -> None:
         keep_catalog(http)
-        # read whole, so that it is the queue that is not there
+        # the whole body is read, so the error is that of the missing queue
         assert (await http.request("POST", "/", body, **SQS))[0] == 400
         kind = {"Content_Type": "application/x-www-form-urlencoded"}
         assert (await http.request("POST", "/", form, **kind))[0] in (400, 404)
@@ -159,7 +159,7 @@ def test_a_compressed_body_means_what_it_unpacks_to(
     tmp_path: Path, encoding: str, pack: Callable[[bytes], bytes]
 ) -> None:
     async def test(http: Http) -> None:
-        # random, so that it comes in several pieces of input; and long, so that it goes in several of output
+        # random, so that the compressed input has several pieces; and long, so that the output has several, too
         body = json.dumps({"receipts": [secrets.token_hex(30_000), " " * 300_000]}).encode()
         status, _, answer = await http.request("POST", "/v1/ack", pack(body), Content_Encoding=encoding, **JSON)
 
@@ -226,14 +226,14 @@ def test_nothing_of_a_body_is_unpacked_that_nobody_may_send(tmp_path: Path, monk
                 head_of("POST", path, len(bomb), Content_Encoding="gzip", **headers) + bomb
             )
             assert (await answer_of(reader))[0] == status
-            # what nobody reads is thrown away before the next request is answered
+            # an unread body is dropped before the next request is answered
             writer.write(head_of("GET", "/health/live"))
             with contextlib.suppress(asyncio.IncompleteReadError):
                 await answer_of(reader)
             writer.close()
         assert not unpacked
 
-        # of one that is too large nothing is unpacked beyond what shows it
+        # of a body that is too large, only enough is unpacked to find that out
         status, _, _ = await http.request("POST", "/v1/ack", bomb, Content_Encoding="gzip", **JSON)
         assert status == 413
         assert 0 < sum(unpacked) < 2 * MIB
@@ -337,7 +337,7 @@ def _chunks(body: bytes) -> bytes:
 
 @pytest.fixture
 def parsed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Bytes and lines of what is parsed at once."""
+    """The bytes and lines that are parsed at once."""
     found: list[tuple[int, int]] = []
     real = RequestHandler.data_received
 

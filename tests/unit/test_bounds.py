@@ -1,4 +1,4 @@
-"""Nothing grows with time: every structure of a partition and its owner has a bound, as a function of what is there."""
+"""Nothing grows with time: every structure of a partition and its owner has a bound, as a function of its contents."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def size(value: Any) -> int:
 
 
 class Here:
-    """What is there, of which the bounds are functions."""
+    """The counts from which the bounds are computed."""
 
     def __init__(self, owner: Owner, queues: int) -> None:
         p = owner.partition
@@ -86,13 +86,13 @@ CONSTANT: Callable[[Here], int] = lambda h: 60  # noqa: E731
 PARTITION = {
     "messages": PER_MESSAGE,
     "deliveries": PER_MESSAGE,
-    "ahead": CONSTANT,  # ranges above the position: what was delivered there and finished, before it was read again
+    "ahead": CONSTANT,  # ranges above the position: messages that were finished before they were read again
     "segments": lambda h: 30 * h.unfinished + 60,
     "lost": lambda h: recovery.LOSSES_MAX,
-    "purges": CONSTANT,  # one a queue, while what is purged is not read
+    "purges": CONSTANT,  # one for each queue, until the purged messages are read
     "recent": PER_ID,
     "origins": PER_ID,
-    "origin_keys": lambda h: 2,  # that of the secret, and of the one before
+    "origin_keys": lambda h: 2,  # the keys of the secret and of the previous one
     "counters": CONSTANT,
     "counts": lambda h: 8 * h.unfinished + 12 * SLACK,  # queues that had something a while ago
     "delays": PER_MESSAGE,
@@ -167,7 +167,7 @@ NO_STRUCTURES = (
 
 
 def unbounded(thing: object, bounds: dict[str, Callable[[Here], int]], here: Here) -> list[str]:
-    """Attributes that are larger than they may be, or that nobody has stated a bound for."""
+    """Attributes that are larger than their bound, or that have none."""
     found = []
     for name, value in vars(thing).items():
         if name in bounds:
@@ -205,7 +205,7 @@ KINDS = (
 
 
 class Life:
-    """Queues that come and go, of every kind; each is taken from, or not, as chance has it."""
+    """Queues of every kind are created and deleted; randomly, receivers take from them or not."""
 
     def __init__(self, seed: int) -> None:
         self.r = Random(seed)
@@ -240,7 +240,7 @@ class Life:
         owner.work(worker.clock_ms, [q for q in owner.partition.queues() if owner.settings_of(q).ttl_ms])
         self.effects()
         if number % 50 == 49:
-            # whatever nobody takes or finishes is purged in the end: what is unfinished stays about the same
+            # in the end unfinished messages are purged, so their number stays about the same
             for old in {q for q in owner.partition.queues() if int(q) < number // 3 - 20}:
                 owner.purge(old, owner.partition.position)
             self.finish_old()
@@ -271,7 +271,7 @@ class Life:
         self.worker.flush()
 
     def finish_old(self) -> None:
-        """What waits for long, or was never given back, is finished by an operator."""
+        """An operator finishes messages that have waited long, or were never given back."""
         p = self.worker.owner.partition
         old = [o for o in p.messages if o < p.position - 400]
         self.worker.owner.ended_as("purged", old)
@@ -302,7 +302,7 @@ def live_long(rounds: int) -> None:
                 wrong += unbounded(part, bounds, here)
             assert not wrong, f"round {number}, {here.unfinished} unfinished: {wrong}"
         if number % 1_000 == 999:
-            # what the helpers keep for themselves
+            # attributes of the helpers
             life.worker.broker.log[:-10] = [None] * (len(life.worker.broker.log) - 10)  # type: ignore[list-item]
     assert 20 < most < 2_000, "the test itself would show nothing"
     marks = {type(marker) for marker in life.worker.appends}

@@ -41,8 +41,8 @@ class Cluster:
             worker.wait(ms)
 
     async def heard(self) -> None:
-        """All that was told is known everywhere."""
-        for _ in range(10):  # turns of the loop, whatever time they take
+        """Wait until all workers know all events."""
+        for _ in range(10):  # turns of the loop, not time
             await asyncio.sleep(0)
 
     async def fail_all(self, rounds: int) -> int:

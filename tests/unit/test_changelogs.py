@@ -1,4 +1,4 @@
-"""Reads and deletions beside the group: what Kafka does not answer of one partition holds up no other."""
+"""Reads and deletions outside the group: a partition without an answer of Kafka does not delay others."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_who_has_given_up_its_place_gives_up_none_of_another(run: Any) -> None:
 
 
 def test_a_reader_that_advances_keeps_its_place(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TURN_S", 3_600.0)  # so that nothing but what is said here ends its turn
+    monkeypatch.setattr(module, "TURN_S", 3_600.0)  # so that only this test ends its turn
 
     async def scenario(desk: Desk) -> None:
         async with desk.changelogs._reader() as reader:

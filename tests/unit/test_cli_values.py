@@ -1,4 +1,4 @@
-"""What the command `marq` makes of what it is given, and how it shows numbers."""
+"""How the command `marq` reads its arguments, and shows numbers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_partition_that_changed_its_owner_makes_no_rate() -> None:
 
 
 class Refusals:
-    """What was refused, as a sender is told."""
+    """Records the refusals that a sender is told of."""
 
     def __init__(self) -> None:
         self.lines: list[int] = []

@@ -1,4 +1,4 @@
-"""The client against a service that fails as it is told to."""
+"""The client against a service that fails on demand."""
 
 from __future__ import annotations
 

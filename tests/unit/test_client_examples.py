@@ -1,4 +1,4 @@
-"""What the client's documentation shows runs as it stands there."""
+"""The examples of the client's documentation run unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands print of names and texts that others chose."""
+"""Commands escape names and texts of others when they print them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ really_sleep = asyncio.sleep
 
 
 class Kafka:
-    """A producer that refuses what is too large for it, or everything for a while."""
+    """A producer that refuses too large records, or everything for a while."""
 
     def __init__(self) -> None:
         self.limit = RECORD_MAX_BYTES
@@ -385,7 +385,7 @@ def test_dead_letters_that_are_done_are_not_remembered_however_many_there_were()
     copies = Copies(SimpleNamespace(), lambda: 0)  # type: ignore[arg-type]
     messages: dict[int, Any] = {}
     held: Any = SimpleNamespace(number=0, owner=SimpleNamespace(partition=SimpleNamespace(messages=messages)))
-    for offset in range(100_000):  # nobody asks in between, as where all receivers wait for messages
+    for offset in range(100_000):  # no receive in between, as when all receivers wait already
         messages[offset] = None
         copies.begin(held, [offset])
         messages.pop(offset - 5, None)  # its end is folded

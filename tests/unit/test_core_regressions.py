@@ -1,4 +1,4 @@
-"""What the simulator found in the core, each in its smallest form."""
+"""Faults that the simulator found in the core, each in its smallest form."""
 
 from __future__ import annotations
 

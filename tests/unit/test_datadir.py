@@ -35,7 +35,7 @@ def taken_port() -> Iterator[int]:
 
 
 def claim_in_another_process(data_dir: Path) -> subprocess.Popen[str]:
-    """A process that has claimed a worker folder, and holds it until its standard input ends."""
+    """A process that claims a worker folder, and keeps it until its standard input ends."""
     code = "from app.kafka.datadir import *; w = claim_worker(Settings()); print(w.index, flush=True); input()"
     return subprocess.Popen(
         [sys.executable, "-c", code],

@@ -1,4 +1,4 @@
-"""Which queues may give their dead letters to which, and who may say so, over each protocol."""
+"""Which queue accepts the dead letters of which, and which key may set that, over each protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message that is sent twice within five minutes is delivered once, whatever happens in between."""
+"""A message that is sent twice within five minutes is delivered once, even with a crash in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One limit of delays and of leases, however they are said; and where messages with a group go."""
+"""Delays and leases have one limit, in every way to set them; and the partitions of messages with a group."""
 
 from __future__ import annotations
 

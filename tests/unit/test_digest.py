@@ -1,4 +1,4 @@
-"""The digest of a partition: the same for the same logs, whatever way the state came about."""
+"""The digest of a partition depends on its logs alone, not on how the state was built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks of the doctor: each finds what it is for, and nothing else."""
+"""The checks of the doctor: each finds its own faults, and no others."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def queue(name: str, **values: Any) -> dict[str, Any]:
 
 
 def facts(**values: Any) -> Facts:
-    """Of a service with nothing wrong, but for what is given."""
+    """The facts of a healthy service, with the given changes."""
     return Facts(
         **{
             "url": "http://127.0.0.1:1",
@@ -84,7 +84,7 @@ def wrong(found: Facts) -> list[tuple[str, str]]:
     return [(one.check, one.what) for one in examine(found) if one.level in (Level.WARNING, Level.PROBLEM)]
 
 
-#: What breaks, the check that has to find it, and what it has to say.
+#: A fault, the check that has to find it, and a part of its message.
 BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "unreachable": ({"unreachable": "no worker answers"}, "address", "no worker answers"),
     "certificate": ({"certificate_days": 3.2}, "certificate", "ends in 3 days"),

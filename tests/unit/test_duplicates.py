@@ -1,4 +1,4 @@
-"""The check of the fault tests explains a duplicate by what the log says of it, and fails where nothing does."""
+"""The check of the fault tests explains a duplicate from the log, and fails if it can't."""
 
 from __future__ import annotations
 

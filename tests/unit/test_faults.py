@@ -1,4 +1,4 @@
-"""No error is swallowed: what goes wrong in callbacks, tasks and behind them is repeated, or stops the worker."""
+"""No error is swallowed: after an error in a callback or task, the work is repeated, or the worker stops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Failures = list[BaseException]
 
 
 def run(scenario: Callable[[Failures], Awaitable[None]]) -> Failures:
-    """What the worker stops for."""
+    """The errors that stop the worker."""
     failures: Failures = []
 
     async def main() -> None:
@@ -342,7 +342,7 @@ class Others:
 
 
 def polling_of(urls: list[str]) -> tuple[Peers, PeerPolling]:
-    """The peers of a worker that waits for messages, with others at these addresses."""
+    """The polling of a worker that waits for messages, with other workers at these addresses."""
     peers = Peers(Settings(kafka="kafka://nowhere:1"), lambda purpose: (KEY,), Others(urls))
     receivers: Any = SimpleNamespace(waiting_count=lambda queue: 0)
     return peers, PeerPolling(receivers, peers, asyncio.ensure_future)

@@ -1,4 +1,4 @@
-"""What is fetched next: in sessions of Kafka, without going through partitions to which nothing has happened."""
+"""The next fetch: in Kafka's fetch sessions, without going through partitions that were not touched."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class State:
 
 
 class Result:
-    """Records that wait for room."""
+    """Records that wait for their reader."""
 
     def calculate_backoff(self) -> float:
         return 0.0

@@ -1,4 +1,4 @@
-"""Limits on what is in flight, and the circuit breaker of a queue, as the owner keeps them."""
+"""The limits of messages in flight and the circuit breaker of a queue, as the owner enforces them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An error of our own in a fold: half of a record has taken effect, and nothing may follow from that."""
+"""After an error in a fold, a record may have taken effect only in part. Such a state must have no effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written is for this user alone."""
+"""Only this user can read what we write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is after a year: rows, manifest and work of a checkpoint depend on what is unfinished, not on the past."""
+"""After a year, rows, manifest and the work of a checkpoint depend on the unfinished messages, not on the past."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Year:
         self.manifests: list[int] = []  # bytes of each manifest
 
     def pass_over(self, count: int) -> None:
-        """Messages that are finished before the next checkpoint: for the tables as if they had never been."""
+        """Messages that are finished before the next checkpoint, so they never get into the tables."""
         self.logs.hole(count)
 
     def checkpoint(self) -> None:
@@ -53,7 +53,7 @@ class Year:
         self.manifests.append(len(found.manifest))
 
     def is_whole(self) -> None:
-        """What is in the table is what the manifest names, and gives the state that there is."""
+        """The table has exactly the rows that the manifest names, and they give the present state."""
         manifest = rows.decode_manifest(self.logs.manifest)
         assert {key for key, _ in rows.named_rows(0, manifest, self.logs.load)} == self.logs.table.keys()
         assert picture(self.logs.recovered()) == picture(self.logs.partition)

@@ -1,4 +1,4 @@
-"""What an error does that a worker meets while it works on a partition."""
+"""The effects of an error in the work on a partition."""
 
 from __future__ import annotations
 

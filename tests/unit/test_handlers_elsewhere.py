@@ -61,7 +61,7 @@ class Node:
             topics=SimpleNamespace(queue="t"),
             outbox=lambda number: Outbox(cluster.log, name, number),
             spawn=asyncio.ensure_future,
-            room=lambda held, wanted, lease_ms: wanted,
+            throttle=SimpleNamespace(room=lambda held, wanted, lease_ms: wanted),
         )
         settings = SimpleNamespace(queue_id=None, backoff_ms=0, backoff_max_ms=0)
         self.peers = cluster.network.join(name, lambda: set(self.held))
@@ -81,7 +81,7 @@ class Node:
         return held
 
     def fold(self, held: Any) -> None:
-        """As the ownership does, with what was appended."""
+        """Fold the appended markers, as the ownership does."""
         held.worker.read_markers()
         while (effects := held.owner.take_effects()) is not None:
             held.outbox.put(effects.appends)

@@ -1,4 +1,4 @@
-"""How the worker calls a handler: what it takes, extends, and gives back without having called."""
+"""How the worker calls a handler: which messages it takes, extends, and gives back without a call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RECEIPT = (5, 1)
 
 
 class Outbox:
-    """Takes markers as the real one does; confirms when it is told to."""
+    """Takes markers as the real one does; confirms when the test says so."""
 
     def __init__(self) -> None:
         self.markers: list[Marker] = []
@@ -48,7 +48,7 @@ class Outbox:
 
 
 class Desk:
-    """A runner, and what is around it."""
+    """A runner with the parts around it."""
 
     def __init__(self, function: Callable[..., Any], *queues: str, **options: Any) -> None:
         self.outbox = Outbox()
@@ -62,7 +62,7 @@ class Desk:
             ownership=SimpleNamespace(
                 held={},
                 outbox=lambda number: self.outbox,
-                room=lambda held, wanted, lease_ms: wanted,
+                throttle=SimpleNamespace(room=lambda held, wanted, lease_ms: wanted),
                 catalog=SimpleNamespace(settings_of=lambda queue: self.queue),
             ),
             messages=lambda held, offsets, settle: [
@@ -72,7 +72,7 @@ class Desk:
         self.runner = Runner(Handler(function, queues or ("q",), **options), self.service)
 
     def hand(self, *offsets: int, until_ms: int | None = None) -> None:
-        """A delivery that was asked for begins."""
+        """Hand out a delivery that was asked for."""
         ask = Ask(self.runner, len(offsets) or 1, LEASE_MS)
         self.runner.asked[0] = self.runner.asked.get(0, 0) + ask.calls
         until_ms = now_ms() + LEASE_MS if until_ms is None else until_ms

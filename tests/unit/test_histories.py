@@ -1,4 +1,4 @@
-"""Histories, told from the effects of the fold, are what a recount of the raw logs comes to."""
+"""Histories, which are made from the effects of the fold, agree with a recount of the raw logs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def envelope(record: Record) -> Envelope:
 
 
 class Walk:
-    """Folds logs in a given mixture, with everything that watches."""
+    """Folds logs in a given mixture, with all observers."""
 
     def __init__(self, number: int = 0, queue_id: str | None = None) -> None:
         self.partition = Partition(number, queue_id=queue_id)
@@ -62,7 +62,7 @@ class Walk:
         self.histories.ended.clear()
 
     def restart(self, run_number: int) -> None:
-        """All that there is goes into rows and comes back."""
+        """Write the whole state to rows, and restore it."""
         checkpoint = self.partition.checkpoint(run_number, 0, 0, 0, whole=True)
         assert checkpoint is not None
         self.stored.update(checkpoint.rows)

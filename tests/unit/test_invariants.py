@@ -1,4 +1,4 @@
-"""A state that breaks a rule is noticed, whichever rule it is; it is neither served nor written down."""
+"""A state that breaks any invariant is noticed; it is neither served nor written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GAP = re.escape("{}")
 
 
 def everything() -> TwoLogs:
-    """A partition with something of each kind; what the names below stand for is at these offsets.
+    """A partition with something of each kind, at the offsets that the names below stand for.
 
     0 is in a segment and in flight, 1 to 3 are parked, 4 is in a segment and in memory; above the position that is
     persisted 5 is ready, 6 delayed, 7 was delayed, 8 expires, 9 is in flight, 10 waits, 11 is poison, 12 a duplicate;
@@ -101,7 +101,7 @@ def out_of_date(p: Partition) -> None:
     segment.remaining -= 1
 
 
-#: Name of a fault: what it does, and a part of the text of the one rule that it breaks.
+#: Name of a fault: its effect, and a part of the text of the one rule that it breaks.
 BROKEN: dict[str, tuple[Callable[[Partition], object], str]] = {
     "persisted beyond what was read": (lambda p: setattr(p, "persisted", p.position + 1), "persisted up to {}, read"),
     "persisted less than nothing": (assign(persisted=-1), "persisted up to {}, read"),
@@ -320,7 +320,7 @@ def end_without_payload(logs: TwoLogs) -> None:
     logs.ack(logs.start(5))
 
 
-#: What a caller must not do to a partition, and what it is told.
+#: Wrong calls of a partition, and their errors.
 REFUSED: dict[str, tuple[Callable[[TwoLogs], object], str]] = {
     "begin what was begun": (lambda logs: logs.partition.start_at(3, 0), "begins at 3, and has been read to 16"),
     "fold a record twice": (lambda logs: logs.partition.fold(0, 0, []), "marker record 0 is folded a second time"),
@@ -378,7 +378,7 @@ def nothing_captured(worker: Worker) -> None:
     worker.step()
 
 
-#: What a caller must not do to an owner that serves, and what it is told.
+#: Wrong calls of an owner that serves, and their errors.
 REFUSED_BY_OWNER: dict[str, tuple[Callable[[Worker], object], str]] = {
     "restore again": (lambda worker: worker.restore(), "is restored while it is serving"),
     "give up records of a partition that is left": (

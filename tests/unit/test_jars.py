@@ -1,4 +1,4 @@
-"""Jars are used only as the lock names them, and only from folders that nobody else can have written to."""
+"""Only jars with the hashes of the lock are used, from folders that no other user can write to."""
 
 from __future__ import annotations
 

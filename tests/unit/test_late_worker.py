@@ -1,4 +1,4 @@
-"""A worker that is late: what receivers get, what they are told, and what happens after it stood still."""
+"""A worker that is late: its deliveries, its answers to receivers, and its recovery after it stood still."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from app.engine import ownership as ownership_module
 from app.engine.owned_partition import OwnedPartition
-from app.engine.ownership import AGAIN_MS, TIMER_MS, Ownership
+from app.engine.ownership import TIMER_MS, Ownership
+from app.engine.throttle import AGAIN_MS
 from app.service import receives as receiving_module
 from app.service.meters import Meters
 from app.service.receipts import Receipts
@@ -67,7 +68,7 @@ class Desk:
         self.settle()
 
     def settle(self) -> None:
-        """The log takes what was said."""
+        """The log takes the markers."""
         self.said += self.core.flush()
         self.ownership.drain(self.held)
         self.said += self.core.flush()
@@ -104,7 +105,7 @@ def test_the_later_acks_are_the_less_is_handed_out(run: Any) -> None:
         with pytest.raises(UnavailableError) as refused:
             await desk.receive(20)
         assert refused.value.retry_after_s >= 1
-        assert desk.ownership.withheld == 1
+        assert desk.ownership.throttle.withheld == 1
 
     run(scenario)
 
@@ -188,6 +189,6 @@ def test_a_request_that_comes_before_the_timer_after_a_stall_gets_nothing(run: A
         for _ in range(0, 3_900, TIMER_MS):
             desk.pass_time(TIMER_MS)
         assert len(await desk.receive(10)) == 10
-        assert desk.ownership.lateness.stalls == 1
+        assert desk.ownership.throttle.lateness.stalls == 1
 
     run(scenario)

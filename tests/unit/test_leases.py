@@ -1,4 +1,4 @@
-"""How deliveries stand, as the owner of their partition tells it."""
+"""The state of deliveries, as the owner of their partition reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory of answers that nobody took."""
+"""Memory of answers that clients did not read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def as_in_a_worker() -> Iterator[None]:
 def test_answers_that_a_cycle_holds_do_not_come_together() -> None:
     async def handle(request: web.Request) -> web.Response:
         body = Body(ANSWER_BYTES)
-        cycle: list[object] = [body]  # as the exception and its frames, where the client has gone away
+        cycle: list[object] = [body]  # like the exception and its frames when the client has gone away
         cycle.append(cycle)
         return web.Response(body=body)
 

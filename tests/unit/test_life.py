@@ -1,4 +1,4 @@
-"""What a worker's log says of its ordinary life, and how its lines look."""
+"""The lines that a worker logs at start, stop and rebalance, and their format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.integration.cluster import ROOT
 
 
 class Log:
-    """A life with a clock that is told, and what it said."""
+    """A `Life` with a clock that the test sets, and its log."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -1,4 +1,4 @@
-"""Where a worker listens: what its settings say, whatever Faust is told, and on loopback only without keys."""
+"""A worker listens where its settings say, whatever Faust's options say, and without keys on loopback only."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_anything_else_does(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = socket.getaddrinfo
 
     def resolve(name: str, *rest: object, **options: object) -> object:
-        # a name that looks like ours, and that somebody else resolves
+        # a host name that looks local, but resolves elsewhere
         return asked("192.0.2.1" if name == "evil.localhost" else name, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)

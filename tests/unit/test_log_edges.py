@@ -1,4 +1,4 @@
-"""Where logs begin and end: asked for all partitions at once, and none that has no answer holds up another."""
+"""The edges of logs are asked for all partitions at once, and a partition without an answer does not delay others."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Log:
         self.calm = Calm(lambda: self.now_s)
 
     def shown(self, text: str, *args: object) -> str | None:
-        """What becomes of a line; None if it is left out."""
+        """The logged line; None if it is left out."""
         record = logging.LogRecord("aiokafka", logging.ERROR, "", 0, text, args, None)
         return record.getMessage() if self.calm.filter(record) else None
 

@@ -1,4 +1,4 @@
-"""Requests that make no sense: 4xx, without a traceback, and no line of the log that is not the worker's own."""
+"""Malformed requests get 4xx without a traceback, and can't forge lines of the log."""
 
 from __future__ import annotations
 

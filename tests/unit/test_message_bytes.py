@@ -1,4 +1,4 @@
-"""Every byte of a message counts, whatever it stands in, also while it waits for Kafka."""
+"""Every byte of a message counts, in any field, also while it waits for Kafka."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def collector(app: WorkerApp) -> Collector:
 
 
 def desk_of(function: Callable[..., Any], attempt: int = 1, age_s: float = 0.0, **options: Any) -> tuple[Desk, Meters]:
-    """A runner whose messages came `age_s` ago, and what it counts with."""
+    """A runner whose messages came `age_s` ago, and its meters."""
     desk = Desk(function, **options)
     meters = desk.service.meters
     desk.service.messages = lambda held, offsets, settle: [

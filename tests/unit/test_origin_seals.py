@@ -1,4 +1,4 @@
-"""Copies say of what they are copies, and a producer who says so in advance is not believed."""
+"""A copy names its original, under a seal that a producer can't forge in advance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def served(*keys: bytes) -> TwoLogs:
 
 
 def copy_of(logs: TwoLogs, offset: int, key: bytes | None = None, seal: bytes | None = None) -> int:
-    """A copy of a message in the same partition, whoever makes it."""
+    """A copy of a message in the same partition, by a worker or by anybody else."""
     origin = f"0:{offset}"
     headers: list[tuple[str, bytes | None]] = [(H_ORIGIN, origin.encode())]
     if key is not None:

@@ -1,4 +1,4 @@
-"""Markers on their way to the log: what shares a record, what waits, and what is said when Kafka does not confirm."""
+"""Markers on their way to the log: which share a record, which wait, and the errors if Kafka does not confirm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from marq.errors import BrokerError
 
 
 class Kafka:
-    """Takes appends, and answers when it is told to."""
+    """Takes appends, and answers when the test says so."""
 
     def __init__(self) -> None:
         self.appends: list[tuple[m.Batch, asyncio.Future[SimpleNamespace]]] = []
@@ -40,7 +40,7 @@ class Kafka:
 
 
 class Desk:
-    """An outbox, Kafka behind it, and what its writer was told."""
+    """An outbox with Kafka behind it, and a record of the calls of its writer."""
 
     def __init__(self) -> None:
         self.kafka = Kafka()

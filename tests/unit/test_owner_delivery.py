@@ -27,7 +27,7 @@ def ask(worker: Worker, limit: int = 10, queues: tuple[str, ...] = ("q",), recei
 
 
 def given(worker: Worker) -> list[list[int]]:
-    """Offsets of what is handed out."""
+    """The offsets that are handed out."""
     return [h.offsets for h in worker.handouts() if h.offsets]
 
 
@@ -195,13 +195,19 @@ def test_one_delivery_may_hold_messages_of_several_queues() -> None:
     assert given(worker) == [[0, 1, 2]]
 
 
-def test_a_suspicious_message_shares_its_delivery_with_no_other_queue() -> None:
+def with_a_suspicious_message() -> Worker:
+    """A message of "a" that failed twice, and five others of "b"."""
     worker = serving()
     worker.send(1, "a")
     for _ in range(2):
         worker.receive(1, "a", lease_ms=1_000)
         worker.wait(1_200)
     worker.send(5, "b")
+    return worker
+
+
+def test_a_suspicious_message_shares_its_delivery_with_no_other_queue() -> None:
+    worker = with_a_suspicious_message()
 
     first = ask(worker, 6, ("a", "b"), shared_fate=True)
     second = ask(worker, 6, ("b", "a"), shared_fate=True)
@@ -210,12 +216,7 @@ def test_a_suspicious_message_shares_its_delivery_with_no_other_queue() -> None:
 
 
 def test_a_suspicious_message_does_not_join_a_delivery_of_other_queues() -> None:
-    worker = serving()
-    worker.send(1, "a")
-    for _ in range(2):
-        worker.receive(1, "a", lease_ms=1_000)
-        worker.wait(1_200)
-    worker.send(5, "b")
+    worker = with_a_suspicious_message()
 
     first = ask(worker, 6, ("b", "a"), shared_fate=True)
     second = ask(worker, 6, ("b", "a"), shared_fate=True)

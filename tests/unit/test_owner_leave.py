@@ -14,6 +14,16 @@ from marq.errors import MarkerError, NewerVersionError
 from tests.unit.core_helpers import LEASE_MS, Worker
 
 
+def with_an_exhausted_message() -> Worker:
+    """An owner that has begun to dead-letter its message."""
+    w = Worker(settings={"q": QueueSettings(max_receives=1)}).serve()
+    w.send(1)
+    w.receive(lease_ms=1_000)
+    w.wait(1_200)
+    w.owner.work(w.clock_ms)
+    return w
+
+
 def leaves(w: Worker) -> None:
     """The worker is told that the partition goes to another one."""
     last = w.owner.leave()
@@ -80,11 +90,7 @@ def test_a_start_that_was_not_sent_is_dropped() -> None:
 
 
 def test_a_message_about_to_be_dead_lettered_is_released() -> None:
-    w = Worker(settings={"q": QueueSettings(max_receives=1)}).serve()
-    w.send(1)
-    w.receive(lease_ms=1_000)
-    w.wait(1_200)
-    w.owner.work(w.clock_ms)
+    w = with_an_exhausted_message()
     w.flush()
     assert w.dead == [0]
     leaves(w)
@@ -170,11 +176,7 @@ def test_a_start_that_was_read_together_with_the_next_owner_reaches_nobody_and_i
 
 
 def test_a_message_that_was_read_as_about_to_be_dead_lettered_with_the_next_owner_is_released() -> None:
-    w = Worker(settings={"q": QueueSettings(max_receives=1)}).serve()
-    w.send(1)
-    w.receive(lease_ms=1_000)
-    w.wait(1_200)
-    w.owner.work(w.clock_ms)
+    w = with_an_exhausted_message()
     w.append()
     n = loses(w)
     n.owner.work(n.clock_ms)

@@ -1,4 +1,4 @@
-"""What the owner takes for itself, by offset, to end it: messages that are moved to another queue."""
+"""Messages that the owner takes by offset, to end them: they are moved to another queue."""
 
 from __future__ import annotations
 

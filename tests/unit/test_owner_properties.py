@@ -1,4 +1,4 @@
-"""However its records reach it, an owner folds the markers log once and in order."""
+"""An owner folds the markers log once and in order, in whatever order it gets to know the records."""
 
 from __future__ import annotations
 

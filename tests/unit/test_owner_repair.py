@@ -1,4 +1,4 @@
-"""Records that were deleted unread: nobody goes on by accident, and whoever does says without what."""
+"""Records that were deleted unread: no owner goes on by accident, and a repair records the loss."""
 
 from __future__ import annotations
 

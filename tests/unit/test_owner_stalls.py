@@ -1,4 +1,4 @@
-"""A partition whose log takes nothing: nobody waits for it who could be served elsewhere."""
+"""A partition whose log takes nothing: receivers get messages of others meanwhile."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ask(worker: Worker, receiver: str = "r", limit: int = 1) -> Any:
 
 
 def stand_still(worker: Worker, ms: int = STALLED_MS) -> None:
-    """Time passes, and nothing of what is said gets into the log."""
+    """Time passes, and no marker gets into the log."""
     worker.clock_ms += ms
     worker.owner.work(worker.clock_ms)
 

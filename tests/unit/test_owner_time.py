@@ -1,4 +1,4 @@
-"""What the owner does to know broker time, and what it does not do while it can't know it."""
+"""How the owner learns broker time, and what it does not do before."""
 
 from __future__ import annotations
 

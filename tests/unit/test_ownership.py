@@ -126,7 +126,7 @@ class Changelogs:
 
 
 class Desk:
-    """An ownership, and what is around it."""
+    """An ownership with the parts around it."""
 
     def __init__(self) -> None:
         self.kafka = Kafka()
@@ -169,7 +169,7 @@ class Desk:
         )
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        """Markers are read as they come, until `condition` holds."""
+        """Read markers as they come, until `condition` is true."""
         async with asyncio.timeout(2):
             while not condition():
                 for number in list(self.ownership.held):

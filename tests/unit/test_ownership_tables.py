@@ -1,4 +1,4 @@
-"""What a worker does with the tables of its partitions: they write in turns, and a manifest that gets large is said."""
+"""The tables of a worker's partitions: partitions write in turns, and a large manifest is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A receiver holds no more than it can finish within a lease."""
+"""A receiver takes no more messages than it can finish within a lease."""
 
 from __future__ import annotations
 

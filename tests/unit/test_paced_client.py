@@ -1,4 +1,4 @@
-"""Who leads a partition is asked again and again while nobody does, but not as fast as brokers answer."""
+"""While a partition has no leader, the client asks for one repeatedly, but not as fast as brokers answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed is what is declared: the wheel, the groups of a checkout, the locks."""
+"""The wheel, the groups of a checkout and the locks install what they declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost grows with what is done, not with what there is: four times the work takes about four times as long."""
+"""Cost grows with the work, not with the size of the state: four times the work takes about four times as long."""
 
 from __future__ import annotations
 

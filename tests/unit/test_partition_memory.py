@@ -1,4 +1,4 @@
-"""Bounded memory: payloads that are in the messages table may go, and come back."""
+"""Bounded memory: payloads that are in the messages table can be dropped, and are read back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL = 1 << 40
 
 
 def waiting(count: int = 10, queue: str = "q") -> TwoLogs:
-    """Messages that nobody wants yet, written to the table."""
+    """Messages without a receiver yet, written to the table."""
     logs = TwoLogs()
     logs.own()
     logs.send_many(count, queue)

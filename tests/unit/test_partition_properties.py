@@ -16,7 +16,7 @@ from marq.core.policies import QueueSettings
 from tests.unit.core_helpers import DEFAULTS, TwoLogs, payload_bytes, picture
 
 QUEUES = ("a", "b", "c")
-SPAN = 24  # offsets beyond what was read that markers may name
+SPAN = 24  # unread offsets that markers may name
 
 FOLD_OPS = (
     "send", "send", "send", "hole", "read", "read", "read some", "own",
@@ -221,7 +221,7 @@ class Script(TwoLogs):
 
 
 class Plainly:
-    """The same fold, one message at a time, over the complete logs: what the partition has to agree with."""
+    """The same fold, one message at a time, over the complete logs. The partition has to agree with it."""
 
     def __init__(self, script: TwoLogs) -> None:
         p = script.partition

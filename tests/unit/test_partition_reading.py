@@ -1,4 +1,4 @@
-"""Reading the queue log: contiguity, holes, what is no message, topic mode, copies of dead letters."""
+"""Reading the queue log: contiguity, holes, records that are no messages, topic mode, copies of dead letters."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def served(fresh: int = 0, failed: int = 0, attempts: int = 1) -> TwoLogs:
 
 
 def fail(logs: TwoLogs, *offsets: int, times: int = 1) -> None:
-    """Deliveries that nobody acknowledges."""
+    """Deliveries without an acknowledgement."""
     for _ in range(times if offsets else 0):
         logs.start(*offsets, lease_ms=1_000)
         logs.wait(1_000)

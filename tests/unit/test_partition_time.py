@@ -1,4 +1,4 @@
-"""Time is what the log says: delays, time to live, leases and the clock."""
+"""Time comes from the log: delays, time to live, leases and the clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls between workers over real sockets: what strangers send is refused unread, what they answer is not believed."""
+"""Calls between workers over real sockets: calls of others are refused unread, and their answers are not trusted."""
 
 from __future__ import annotations
 

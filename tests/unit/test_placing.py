@@ -1,4 +1,4 @@
-"""What the records of FIFO queues say of their groups and ids."""
+"""The groups and ids in the records of FIFO queues."""
 
 from __future__ import annotations
 

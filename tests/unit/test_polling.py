@@ -1,4 +1,4 @@
-"""Looking for messages at other workers: one that does not answer keeps nobody from what the others have."""
+"""Looking for messages at other workers: one that does not answer does not delay messages of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a port that something else than Kafka has."""
+"""The errors for a port that speaks no Kafka, and for a Kafka of another version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from app.kafka.probe import NEEDED, find_trouble
+from app.kafka.probe import NEEDED, Trouble, find_trouble
 from app.settings import Settings
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -35,6 +35,15 @@ async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
+async def trouble_with(serve: Serve, timeout_ms: int) -> Trouble | None:
+    """The trouble with a server on this machine."""
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        args = {"bootstrap_servers": [f"127.0.0.1:{port}"], "security_protocol": "PLAINTEXT"}
+        return await find_trouble(Settings(kafka=f"kafka://127.0.0.1:{port}"), args, timeout_ms)
+
+
 @pytest.mark.parametrize(
     ("serve", "said", "passing"),
     [
@@ -50,11 +59,7 @@ def test_a_port_that_speaks_no_kafka_is_told_with_what_it_answers(
     monkeypatch.setattr("app.kafka.probe.ATTEMPT_S", 0.3)
 
     async def look() -> object:
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            args = {"bootstrap_servers": [f"127.0.0.1:{port}"], "security_protocol": "PLAINTEXT"}
-            trouble = await find_trouble(Settings(kafka=f"kafka://127.0.0.1:{port}"), args, 300)
+        trouble = await trouble_with(serve, 300)
         assert trouble is not None
         assert said in trouble.what
         assert trouble.what.isprintable()
@@ -86,7 +91,7 @@ def _broker(versions: dict[int, tuple[int, int]]) -> Serve:
     return serve
 
 
-#: What the client knows, which any Kafka of today takes.
+#: Versions that any current Kafka accepts.
 OFFERED = {request.API_KEY: (0, 99) for request, _ in NEEDED}
 
 
@@ -103,11 +108,7 @@ OFFERED = {request.API_KEY: (0, 99) for request, _ in NEEDED}
 def test_a_kafka_that_is_too_old_or_too_new_is_told_so(changed: dict[int, tuple[int, int] | None], said: str) -> None:
     async def look() -> None:
         offered = {key: both for key, both in (OFFERED | changed).items() if both is not None}
-        server = await asyncio.start_server(_broker(offered), "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            args = {"bootstrap_servers": [f"127.0.0.1:{port}"], "security_protocol": "PLAINTEXT"}
-            trouble = await find_trouble(Settings(kafka=f"kafka://127.0.0.1:{port}"), args, 5_000)
+        trouble = await trouble_with(_broker(offered), 5_000)
         assert trouble is not None
         assert said in trouble.what
         assert trouble.mend

@@ -11,7 +11,7 @@ from app.streaming.producer import IdempotentProducer
 
 
 class Lane(IdempotentProducer):
-    """A producer that only notes what it is given."""
+    """A producer that only records its calls."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.lanes = {}

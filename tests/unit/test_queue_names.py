@@ -1,4 +1,4 @@
-"""Queues that messages of any Kafka producer make: each one is listed, however fast its messages are finished."""
+"""Every queue that messages of a Kafka producer create is listed, even if its messages are finished at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said when Kafka does not answer."""
+"""The errors when Kafka does not answer."""
 
 from __future__ import annotations
 

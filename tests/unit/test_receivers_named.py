@@ -1,4 +1,4 @@
-"""A queue that nobody receives from is named: in the log once, and in the metrics for as long as it has nobody."""
+"""A queue without a receiver is named: in the log once, and in the metrics for as long as it has none."""
 
 from __future__ import annotations
 

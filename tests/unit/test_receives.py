@@ -45,7 +45,7 @@ class Partition:
         return len(self.core.queue_log if topic == TOPICS.queue else self.core.broker.log)
 
     def confirm(self, clock_ms: int) -> None:
-        """What the owner wants appended gets into the log, and is handed out."""
+        """The owner's markers get into the log, and its deliveries are handed out."""
         self.core.clock_ms = clock_ms
         said = self.core.flush()
         for handout in self.core.handouts(empty=True):
@@ -83,8 +83,10 @@ class Desk:
                 catalog=catalog,
                 topics=TOPICS,
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
-                room=lambda held, wanted, lease_ms: wanted,
-                is_late=lambda held, lease_ms: False,
+                throttle=SimpleNamespace(
+                    room=lambda held, wanted, lease_ms: wanted,
+                    is_late=lambda held, lease_ms: False,
+                ),
             ),
             receipts,
             Meters(),
@@ -216,7 +218,7 @@ def test_nothing_leaves_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None
         await asyncio.sleep(0)
         desk.confirm(0)
         desk.confirm(1)
-        desk.clock_ms += 300  # this process stands still before it gets to the answer
+        desk.clock_ms += 300  # this process stands still before it answers
         assert await asked == []
         assert [(type(marker), marker.counted) for marker in desk.given_back] == [(Release, False)] * 2
 

@@ -1,4 +1,4 @@
-"""The reference fold reports what no sequence of legal markers can contain, and takes no race for a fault."""
+"""The reference fold reports markers that are not allowed, and does not report races."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are written in one piece are those that aiohttp would give, byte for byte."""
+"""Answers that are written in one piece equal those of aiohttp, byte for byte."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ANSWERS = {
 
 
 async def told(request: bytes, answer: type[web.Response], special: str, **values: object) -> bytes:
-    """All bytes that a client gets, without the time of day; it asks twice if the connection is kept."""
+    """All bytes that a client gets, without the time of day. Asks twice if the connection is kept open."""
 
     async def handle(_: web.Request) -> web.Response:
         response = answer(**values)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A request whose path was asked for before is answered as the first one was."""
+"""A second request for a path gets the same answer as the first one."""
 
 from __future__ import annotations
 

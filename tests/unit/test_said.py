@@ -1,4 +1,4 @@
-"""What a test has to say is printed, also where several processes share the tests."""
+"""The remarks of a test are printed, also if several processes share the tests."""
 
 from __future__ import annotations
 

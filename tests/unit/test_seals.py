@@ -1,4 +1,4 @@
-"""Seals of calls between workers: what is genuine is taken once, and nothing else is."""
+"""Seals of calls between workers: a genuine call is accepted once, and no other call is."""
 
 from __future__ import annotations
 

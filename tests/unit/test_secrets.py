@@ -1,4 +1,4 @@
-"""The installation's secret: what is made of it, and how it is changed while everything runs."""
+"""The installation's secret: the keys derived from it, and its change without a stop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def catalog(**values: Any) -> Catalog:
 
 
 def receipts(**values: Any) -> Receipts:
-    """Those of a worker with these settings."""
+    """The receipts of a worker with these settings."""
     its = catalog(**values)
     return Receipts(lambda: its.secret, lambda: its.previous_secrets)
 

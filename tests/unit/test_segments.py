@@ -22,7 +22,7 @@ def two_segments() -> SegmentList:
 
 
 def unpark_next(segments: SegmentList, queue: str, group: int = 0) -> tuple[Segment, list[int]] | None:
-    """What a delivery does: the lowest segment, and what of the group is parked in it."""
+    """Unpark, as a delivery does, the messages of the group in the lowest segment."""
     first = segments.lowest_with(queue, group)
     return None if first is None else (first, segments.unpark_lane(first, queue, group))
 

@@ -1,4 +1,4 @@
-"""How batches are sent: a partition that Kafka does not take, or that has no leader, holds up no other."""
+"""How batches are sent: a partition that Kafka refuses, or that has no leader, does not delay others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODE = 1
 
 
 class Request:
-    """One that the broker has not answered yet."""
+    """A request that the broker has not answered yet."""
 
     def __init__(self, group: Any, request: Any) -> None:
         self.group = group

@@ -1,4 +1,4 @@
-"""A partition that Kafka does not confirm holds up nothing but itself."""
+"""A partition in which Kafka confirms nothing does not delay others."""
 
 from __future__ import annotations
 

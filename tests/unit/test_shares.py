@@ -1,4 +1,4 @@
-"""What one key may take of a worker, so that others find room; and long lists, which are looked at in turns."""
+"""The share of a worker that one key may use, so that others have theirs; and long lists, which are read in slices."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_receives_of_one_key_that_wait_leave_room_for_those_of_another(
         refused = await ask(http, GREEDY, "POST", "/v1/queues/q/receive", {"wait_ms": 20_000})
         assert (refused[0], refused[1]["retry-after"]) == (503, "1")
         assert (await sqs(http, GREEDY, "ReceiveMessage", QueueUrl=url, WaitTimeSeconds=5))[0] == 503
-        # without a wait it takes nobody's place, and another key has one of its own
+        # without a wait it takes no place, and another key has its own places
         assert (await ask(http, GREEDY, "POST", "/v1/queues/q/receive", {}))[0] == 200
         held.append(await http.send(head(OTHER, "POST", "/v1/queues/q/receive", len(receive)) + receive))
         await until(lambda: http.app.operations.receives.count == 4)
@@ -130,7 +130,7 @@ def test_who_knows_the_id_of_a_key_alone_leaves_room_for_the_bodies_of_others(tm
         held = await http.send(whole[:-10])
         await until(lambda: http.app.room.used_bytes > 89_000)
 
-        # the id has a quarter of the room, and the key itself its half
+        # the id has a quarter of the memory, and the key itself its half
         reader, _ = await http.send(whole[:-10])
         assert (await answer_of(reader))[0] == 503
         start = head(GREEDY, "POST", "/v1/queues/q/messages", 190_000)
@@ -230,7 +230,7 @@ def test_one_key_makes_so_many_queues_a_minute(tmp_path: Path, monkeypatch: pyte
         move = await ask(http, GREEDY, "POST", "/v1/queues/a/move", {"to": "c", "max": 1})
         assert move[0] == 503
         assert not http.app.catalog.exists("c")
-        # one that is there is none that is made, and another key makes its own
+        # an existing queue does not count, and another key has its own limit
         assert (await ask(http, GREEDY, "PUT", "/v1/queues/a", {"delay_ms": 1}))[0] == 200
         assert (await ask(http, OTHER, "PUT", "/v1/queues/c", {}))[0] == 201
 
@@ -275,7 +275,7 @@ def test_a_request_that_was_refused_took_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 async def turns(work: Awaitable[Any]) -> int:
-    """How often others had a turn while something was done."""
+    """The number of turns that other tasks had meanwhile."""
     count = 0
 
     async def others() -> None:

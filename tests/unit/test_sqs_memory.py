@@ -1,4 +1,4 @@
-"""What the SQS gateway remembers of requests is bounded, in time, number and bytes."""
+"""The SQS gateway's memory of requests is bounded, in time, number and bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which partitions are stalled: told by what has waited for Kafka for long, in the log, views and metrics."""
+"""Partitions whose records have waited long for Kafka are stalled, in the log, views and metrics."""
 
 from __future__ import annotations
 

@@ -39,27 +39,27 @@ def test_a_large_limit_is_filled_while_there_is_something(limit: int, counts: li
     assert all(share < counts[i] + step for i, share in shares)
 
 
-def test_what_is_not_ready_has_no_stamp() -> None:
+def with_messages(count: int) -> tuple[TwoLogs, int]:
+    """So many messages, 10 ms apart, and the stamp of the first."""
     logs = TwoLogs()
     logs.own()
-    for _ in range(4):
+    first = logs.now_ms
+    for _ in range(count):
         logs.send()
         logs.now_ms += 10
     logs.read()
-    first = logs.now_ms - 40
+    return logs, first
+
+
+def test_what_is_not_ready_has_no_stamp() -> None:
+    logs, first = with_messages(4)
     logs.start(0)
     logs.take(limit=1)
     assert list(next_stamps(logs.partition, "q")) == [first + 20, first + 30]
 
 
 def test_what_comes_back_is_the_oldest_again() -> None:
-    logs = TwoLogs()
-    logs.own()
-    for _ in range(3):
-        logs.send()
-        logs.now_ms += 10
-    logs.read()
-    first = logs.now_ms - 30
+    logs, first = with_messages(3)
     logs.release(logs.start(0))
     assert next(next_stamps(logs.partition, "q")) == first
 
@@ -96,9 +96,9 @@ def test_the_lowest_offset_of_a_queue_is_that_of_its_first_unfinished_message() 
         logs.send(queue=queue)
     logs.read()
     logs.persist()
-    logs.partition.shed(1 << 30)  # payloads are on disk, what was started has an entry
+    logs.partition.shed(1 << 30)  # payloads are on disk; started messages have an entry
     logs.ack(logs.start(0, 2, 4))
-    logs.send(queue=None)  # poison, as the next one: they count as of no queue, whatever their key
+    logs.send(queue=None)  # poison, like the next one: it belongs to no queue, whatever its key
     logs.send(queue="d", headers=[("marq-ttl-ms", b"soon")])
     logs.send(queue="d")
     logs.read()

@@ -1,4 +1,4 @@
-"""What the views say of queues: ages that go on, dead letters of topic mode."""
+"""Views of queues: ages that grow, dead letters of topic mode."""
 
 from __future__ import annotations
 

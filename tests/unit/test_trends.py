@@ -1,4 +1,4 @@
-"""Rates and histories: what a step says, gaps, sums over workers, and that all of it is bounded."""
+"""Rates and histories: values of a step, gaps, sums over workers, and bounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints take turns: few at once, all in the end, and none waits for one that is stuck."""
+"""Checkpoints take turns: few at a time, all in the end, and none waits for a stuck one."""
 
 from __future__ import annotations
 

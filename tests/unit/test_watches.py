@@ -1,4 +1,4 @@
-"""A queue whose messages nobody comes for is named: in the stats, in the log once, as a metric."""
+"""A queue with messages but without receivers is named: in the stats, in the log once, and as a metric."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.peer_helpers import Network
 
 
 class OtherWorker:
-    """Who receives there."""
+    """Another worker, with its receivers."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk

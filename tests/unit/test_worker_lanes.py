@@ -1,4 +1,4 @@
-"""What a worker writes by producers of their own, so that acknowledgements wait behind nothing."""
+"""Separate producers for markers and rows, so that acknowledgements wait behind nothing else."""
 
 from __future__ import annotations
 

@@ -14,5 +14,5 @@
 `world`      a run
 ===========  =====================================================================================
 
-What is real and what is not: docs/decisions/021-simulation-of-workers.md. ``python -m tests.worksim --help``.
+What is real and what is not: docs/decisions/022-simulation-of-workers.md. ``python -m tests.worksim --help``.
 """

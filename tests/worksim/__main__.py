@@ -16,7 +16,7 @@ from tests.worksim.world import STORY_LINES, World
 
 
 def _quiet(unraisable: Any) -> None:
-    """What a run leaves behind can't wait for the end of connections any more."""
+    """The loop of a finished run is closed, so its connections can't be closed in order."""
     if "ignored GeneratorExit" not in str(unraisable.exc_value):
         sys.__unraisablehook__(unraisable)
 

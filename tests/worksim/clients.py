@@ -1,4 +1,4 @@
-"""Those who send and receive, through any worker, over a network that may lose their answers."""
+"""Senders and receivers, through any worker, over a network that may lose their answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Receipts(Receipts):
 
 
 class Clients:
-    """All clients together: what they were told."""
+    """All clients together, with the answers that they got."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world
@@ -298,7 +298,7 @@ class Clients:
             pass
 
     async def acceptance(self) -> None:
-        """All is well: what is promised of a system without faults holds, whichever workers are asked."""
+        """Without faults, the promises to users are kept at every worker."""
         world, r, queue = self.world, self.random, "plain"
         up = world.up()
         await self._deliver(queue, [self._plain_entry() for _ in range(r.choice((1, 5)))], r.choice(up))

@@ -1,4 +1,4 @@
-"""Virtual time: an event loop whose clock goes on when nothing is left to do, and processes that live in it.
+"""Virtual time: an event loop whose clock advances when nothing is left to do, and processes that run in it.
 
 A *process* is a context (`contextvars`): every task and callback that it makes belongs to it. So a process can be
 killed (nothing of it runs any more) or stopped and continued (what came meanwhile runs then), and its parts know no
@@ -43,7 +43,7 @@ def current() -> Process:
 
 
 class Process:
-    """What one operating system process would be."""
+    """One simulated operating system process."""
 
     RUNS, STANDS, DEAD = "runs", "stands", "dead"
 
@@ -52,7 +52,7 @@ class Process:
         self.state = self.RUNS
         self.clock_s = 0.0  # by which its wall clock is wrong
         self.kept: list[asyncio.Handle] = []
-        self.world: Any = None  # what it can see of the rest
+        self.world: Any = None  # the objects of others that it can reach
         self._loop = loop
         self.context: Context = copy_context()
         self.context.run(_current.set, self)
@@ -84,7 +84,7 @@ class Process:
     def kill(self) -> None:
         """As SIGKILL does."""
         self.state = self.DEAD
-        self._loop.kept.append(self)  # its coroutines must not be thrown away, and end, while others run
+        self._loop.kept.append(self)  # its coroutines must not be collected, which would end them, while others run
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -185,7 +185,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def _close(coroutine: Any) -> None:
-    """End a coroutine, also one that waits for something when it ends."""
+    """End a coroutine, even if it awaits something while it ends."""
     for _ in range(20):
         try:
             coroutine.close()
@@ -204,13 +204,13 @@ class Entropy:
         self.of_product = Random(self._makes.getrandbits(64))
 
     def stream(self, name: str) -> Random:
-        """Chance of its own for one part, so that it draws the same whatever the others do."""
+        """A separate random generator for one part, so that its draws do not depend on the others."""
         return Random(f"{name} {self._makes.getrandbits(64)}")
 
 
 @contextlib.contextmanager
 def virtual(loop: VirtualLoop, entropy: Entropy) -> Iterator[None]:
-    """Clocks and chance of this process come from the loop and the seed, in whatever module."""
+    """Takes clocks and random numbers of all modules from the loop and the seed."""
     product = entropy.of_product
 
     class Chance(Random):
@@ -242,7 +242,7 @@ def virtual(loop: VirtualLoop, entropy: Entropy) -> Iterator[None]:
     before = asyncio.events._get_running_loop()
     assert before is None, "a loop runs already"
     collects = gc.isenabled()
-    gc.disable()  # it would end what nobody needs at another moment each time
+    gc.disable()  # it would end unreferenced tasks at a different moment in each run
     try:
         with contextlib.ExitStack() as stack:
             for where, name, value in patches:

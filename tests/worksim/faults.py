@@ -1,4 +1,4 @@
-"""Faults: what goes wrong, when, and how it heals."""
+"""Faults: when they happen, and how they end."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Faults:
             worker.process.spawn(worker.guarded(worker.end()))
 
     def ended(self, worker: Worker) -> None:
-        """It did as it was told."""
+        """The process ended because it was told to."""
         self._again(worker.slot)
 
     def _stand(self, seconds: float = 0.0) -> None:

@@ -45,7 +45,7 @@ class Member:
 
 
 class Group:
-    """The coordinator. A rebalance begins when a member comes, goes or is silent, and ends when all have joined."""
+    """The coordinator. A rebalance begins when a member joins, leaves or is silent, and ends when all have joined."""
 
     def __init__(self, kafka: Kafka, partitions: int) -> None:
         self.kafka = kafka
@@ -87,7 +87,7 @@ class Group:
             self._finish()
 
     def _refuse(self, member: Member) -> None:
-        """A member that is given up while it waits for others is told that it is none."""
+        """Tell a member that was removed while it waits for others that it is no member."""
         if member.joined is not None and not member.joined.done():
             member.joined.set_result(None)
 
@@ -225,7 +225,7 @@ class Thread:
     # -- fetches
 
     def fetch(self) -> None:
-        """Ask for each partition that is open, and of which nothing is here or asked for."""
+        """Fetch each open partition that has no data here and no fetch under way."""
         for tp in self.readers:
             self._fetch(tp)
 

@@ -23,7 +23,7 @@ async def _work(messages: list[Any]) -> None:
     for message in messages:
         world.truths[message.partition].called(process.name, message)
     world.tell("%s calls a handler with %s", process.name, [(m.partition, m.offset, m.attempt) for m in messages])
-    # whatever it does: a call that ends well is an ack
+    # a call without an error is an ack
     world.clients.asked.update((m.partition, m.offset) for m in messages)
     r = world.clients.random
     if not world.healing:

@@ -72,7 +72,7 @@ class Log:
         return first, stamp
 
     def damage(self) -> int:
-        """A record that nobody can decode."""
+        """Append a record that can't be decoded."""
         record = Unreadable(self.end, self.stamp(), b"?", "can't be decoded: planted")
         self._add(record)
         return record.offset
@@ -148,7 +148,7 @@ class Kafka:
         self.odds = odds
         self.logs: dict[TP, Log] = {}
         self.ahead_ms = 0
-        self.patience = 1  # by which a fetch that brings nothing takes longer than was asked for
+        self.patience = 1  # by which an empty fetch takes longer than its wait
         self.tell: Callable[..., None] = lambda *_: None
 
     def chance(self, odds: float) -> bool:
@@ -158,7 +158,7 @@ class Kafka:
         """Faults are over."""
         self.odds = Odds(fetch_max=self.odds.fetch_max)
         now_ms = int((EPOCH_S + self.loop.now) * 1000)
-        # all clocks agree again, and none is before what was stamped: what is due then is due now
+        # all clocks agree again, at or after every timestamp so far: everything that was due by these is due now
         ahead_ms = self.ahead_ms = max(
             [0, *(record.timestamp - now_ms for log in self.logs.values() for record in log.records)]
         )
@@ -181,7 +181,7 @@ class Kafka:
         return odds.latency_s + self.random.random() * odds.jitter_s
 
     def later(self, delay_s: float, function: Callable[..., object], *args: Any) -> None:
-        """Something happens at a broker, whatever becomes of the process that asked for it."""
+        """Do something at a broker later, even if the process that asked for it dies."""
         self.loop.call_later(delay_s, function, *args, context=self.loop.outside)
 
     async def trip(self) -> None:
@@ -206,7 +206,7 @@ class Batch:
 
 
 class Line:
-    """What a producer writes to one partition, in order, one request at a time."""
+    """The batches of a producer for one partition, in order, one request at a time."""
 
     __slots__ = ("batches", "log", "sending", "since")
 

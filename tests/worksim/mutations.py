@@ -1,4 +1,4 @@
-"""Rules of the plumbing, each broken on purpose. What a rule is worth shows in how soon the simulation misses it."""
+"""Rules of the worker around the core, each broken on purpose. The simulation must notice each."""
 
 from __future__ import annotations
 

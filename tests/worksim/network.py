@@ -93,7 +93,7 @@ class _Exchange:
             self._give(ClientConnectionError(f"{self.base}: connection refused"))
 
     def broken(self) -> None:
-        """The process that was asked is no more."""
+        """The called process has ended."""
         self._give(ClientConnectionError(f"{self.base}: connection reset"))
 
     async def _serve(self, worker: Worker) -> None:

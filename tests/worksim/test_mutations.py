@@ -7,10 +7,10 @@ import pytest
 from tests.worksim.mutations import MUTATIONS, seeds_until_failure
 from tests.worksim.world import World
 
-# what a run leaves behind can't wait for the end of connections any more
+# the loop of a finished run is closed, so its connections can't be closed in order
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-#: Rules that are missed within a few seeds; the others take minutes.
+#: Mutations that are noticed within a few seeds; the others take minutes.
 SOON = (
     "counted twice",
     "groups anywhere",

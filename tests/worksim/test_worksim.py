@@ -16,7 +16,7 @@ from tests.conftest import SAID
 from tests.simulation.simulator import fresh_seed
 from tests.worksim.world import Shape, World
 
-# what a run leaves behind can't wait for the end of connections any more
+# the loop of a finished run is closed, so its connections can't be closed in order
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 #: Seconds for seeds that no run had before: how many they are depends on the machine, one at least.

@@ -1,4 +1,4 @@
-"""What is true, from the logs alone: a reference for each partition, and the guarantees as code."""
+"""The truth, from the logs alone: a reference for each partition, and the guarantees as code."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Truth:
     # -- what owners leave
 
     def left(self, worker: Worker, held: Any) -> None:
-        """An owner lets go of the partition. What it started must not stay with nobody."""
+        """An owner gives the partition up. Its started messages must be handed out or given back."""
         if held.owner.phase is Phase.LEFT:
             self._left.append((worker, held.owner.epoch, set(held.owner.starts.pending)))
 
@@ -161,7 +161,7 @@ class Truth:
     # -- what workers know
 
     def look(self, worker: Worker) -> None:
-        """What a worker has in memory is the fold of the logs."""
+        """The state in a worker's memory is the fold of the logs."""
         held = worker.ownership.held.get(self.number)
         if held is None or held.owner.phase is not Phase.SERVING:
             return

@@ -43,7 +43,7 @@ async def _nothing() -> None:
 
 
 class Leavings:
-    """A receiver that takes nothing, and is told what leaves."""
+    """A receiver that takes nothing, and is told of partitions that leave."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -146,7 +146,7 @@ class Worker(WorkerApp):
         return self.world.store_fails(self)
 
     def has_said_all(self, number: int) -> bool:
-        """Whether nothing of what it says of a partition is on its way."""
+        """True if none of its markers for a partition is on its way."""
         line = self._producer.lines.get(TP(self.topics_in_use.markers, number))  # type: ignore[attr-defined]
         return self.ownership.outbox(number).idle and (line is None or not line.batches)
 

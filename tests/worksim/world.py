@@ -45,7 +45,7 @@ from tests.worksim.worker import Worker, topics_of
 RUN_S = 60.0
 #: Seconds within which all must be delivered once the faults have stopped.
 HEAL_S = 240.0
-#: Seconds after which nobody holds anything back because it was late: `marq.core.lateness`.
+#: Seconds after which no worker hands out less because it was late: `marq.core.lateness`.
 SETTLED_S = 12.0
 #: Lines of a story.
 STORY_LINES = 60
@@ -103,7 +103,7 @@ class World:
             window_offsets=draws.choice((20, 100_000)),
             retention_history_ms=draws.choice((0, 5_000)),
         )
-        #: Workers look less often at what is due, and at what is new of queues, than real ones: that costs less.
+        #: Workers look less often at due times and new queues than real ones, which costs less.
         self.lazy = draws.random() < 0.8
         self.timer_ms = 100 if self.lazy else TIMER_MS
         self.topics = topics_of(self.settings)
@@ -125,7 +125,7 @@ class World:
     # -- what is told
 
     def tell(self, text: str, *args: Any) -> None:
-        """Something happened: it goes into the hash of the run, and into its story."""
+        """Note an event: in the hash of the run, and in its story."""
         line = f"{self.loop.now:10.4f} {text % args}"
         self._hash.update(line.encode())
         if self.story is not None:
@@ -184,7 +184,7 @@ class World:
             return
         self.tell("%s fails: %r", worker.process.name, exc)
         if not worker.is_up and (is_expected(exc) or isinstance(exc, TimeoutError)):
-            self.count("starts given up")  # Kafka is away; whoever started it does so again
+            self.count("starts given up")  # Kafka is away; the supervisor starts it again
             self.worker_ended(worker)
             return
         try:
@@ -342,7 +342,7 @@ class World:
             (app.cluster.peers, "DummyCookieJar", lambda: None),
             (app.worker, "memory_bytes", lambda: 0),
             (marq.handlers, "_registered", HANDLERS),
-            # a set of names, so their order, and that of what they do, would depend on how this process hashes
+            # a set of names, whose order would depend on the hash seed of this process
             (
                 mode.Service,
                 "_get_tasks",
