@@ -13,6 +13,7 @@ Everything that reaches into the internals of either library is here. May import
 `fetching`         puts our decoder into aiokafka's fetcher
 `fetch_plan`       what is fetched next, in sessions
 `paced_client`     asks for leaders at a bounded rate
+`codec`            encodes and decodes requests and answers that come all the time
 `producer`         appends idempotently
 `sender`           sends the producer's batches, each partition by itself
 `log_edges`        where logs begin and end, asked for many at once
