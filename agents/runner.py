@@ -223,17 +223,19 @@ class Runner:
             self.asked.pop(held.number, None)
         if handout.offsets:
             delivery = Delivery(held.number, handout.receipt, ask.lease_ms, handout.until_ms)
-            self._begin(delivery, self.service.messages(held, handout.offsets, self.settlement.settler(delivery)))
+            messages = self.service.messages(held, handout.offsets, self.settlement.settler(delivery))
+            self._begin(delivery, messages, handout.offsets)
         self.run()
 
     def arrived(self, taken: Taken, until_ms: int) -> None:
         """A delivery from another worker's partition arrived."""
         delivery = Delivery(taken.partition, (taken.epoch, taken.delivery), taken.lease_ms, until_ms)
-        self._begin(delivery, self.service.messages_taken(taken, self.settlement.settler(delivery)))
+        messages = self.service.messages_taken(taken, self.settlement.settler(delivery))
+        self._begin(delivery, messages, [message.offset for message in messages])
 
-    def _begin(self, delivery: Delivery, messages: list[Message]) -> None:
+    def _begin(self, delivery: Delivery, messages: list[Message], offsets: list[int]) -> None:
         """Queue the messages of a delivery for their calls."""
-        self.settlement.begin(delivery, messages)
+        self.settlement.begin(delivery, offsets)
         if not self.waiting:
             self._progress_ms = now_ms()  # nothing has waited until now
         size = self.handler.batch or 1

@@ -197,7 +197,7 @@ class Receives:
     def _is_withheld(self, waiter: Waiter) -> bool:
         """True if a partition here has messages that it does not hand out because acks would be late."""
         return any(
-            h.serving and self.ownership.is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
+            h.owner.partition.has_ready(waiter.queue) and h.serving and self.ownership.is_late(h, waiter.lease_ms)
             for h in self.ownership.held.values()
         )
 
@@ -321,7 +321,8 @@ class Receives:
     def _take(self, waiter: Waiter) -> None:
         """Ask the partitions here until enough is on its way. Oldest messages first, except in FIFO queues."""
         queue, left = waiter.queue, waiter.limit
-        held = [h for h in self.ownership.held.values() if h.serving and h.owner.partition.has_ready(queue)]
+        # most of many partitions have nothing, which costs least to find out
+        held = [h for h in self.ownership.held.values() if h.owner.partition.has_ready(queue) and h.serving]
         if not held or self.closing:
             return
         exhausted: set[int] = set()
@@ -463,7 +464,7 @@ class Receives:
         if self.closing:
             return
         for held in list(self.ownership.held.values()):
-            if held.serving:
+            if held.owner.partition.has_ready(queue) and held.serving:
                 self._serve_from(held, queue)
 
     def _serve_from(self, held: OwnedPartition, queue: str) -> None:
