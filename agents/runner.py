@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Any, Protocol
 
 from agents.elsewhere import Elsewhere
@@ -151,39 +153,48 @@ class Runner:
             number = next(iter(self.ready))
             del self.ready[number]
             held = partitions.get(number)
-            queues = self._queues_of(held) if held is not None and held.serving else []
-            if held is None or not queues:
+            queues = self._queues_of(held) if held is not None and held.serving else iter(())
+            first = list(islice(queues, 2))
+            if held is None or not first:
                 tries -= 1
                 continue
             self.ready[number] = None  # the last one in turn, also if a limit lets nothing out now: nothing tells
-            tries = len(self.ready) if self._ask(held, queues) else tries - 1
+            tries = len(self.ready) if self._ask(held, first, queues) else tries - 1
 
-    def _queues_of(self, held: OwnedPartition) -> list[str]:
-        """The queues of this handler that have something in a partition."""
+    def _queues_of(self, held: OwnedPartition) -> Iterator[str]:
+        """The queues of this handler that have something in a partition, as far as they are asked for.
+
+        Of thousands, an ask takes the messages of a few. The others must keep their places meanwhile, so names are
+        copied before the first one is taken from.
+        """
         partition, route = held.owner.partition, self.service.route
+        backlogs, parked = partition.backlogs, partition.segments.queues
         if self._names is not None:
-            backlogs, parked = partition.backlogs, partition.segments.queues
-            return [q for q in self._names if (_may_have(backlogs.get(q)) or q in parked) and route(q) is self]
-        # not bool(backlog): with a thousand queues that call costs noticeable time
-        queues = [
-            q
-            for q, b in partition.backlogs.items()
-            if (b.fresh or b.again or b.returned or b.groups or b.out) and route(q) is self
-        ]
-        if partition.segments.queues:
-            listed = set(queues)  # a queue may have its messages parked, and something else of it in memory
-            queues += [q for q in partition.segments.queues if q not in listed and route(q) is self]
-        return queues
+            for q in list(self._names):
+                if (_may_have(backlogs.get(q)) or q in parked) and route(q) is self:
+                    yield q
+            return
+        # a queue may have its messages parked, and something else of it in memory
+        also_parked = list(parked)
+        listed: set[str] = set()
+        for q in list(backlogs):
+            if _may_have(backlogs.get(q)) and route(q) is self:
+                listed.add(q)
+                yield q
+        for q in also_parked:
+            if q not in listed and route(q) is self:
+                yield q
 
-    def _ask(self, held: OwnedPartition, queues: list[str]) -> bool:
+    def _ask(self, held: OwnedPartition, first: list[str], others: Iterator[str]) -> bool:
+        """Take from the queues `first`, then from `others`."""
         handler, partition = self.handler, held.owner.partition
-        if len(queues) > 1:
-            partition.serve_last(queues[0])  # next time
+        if len(first) > 1:
+            partition.serve_last(first[0])  # next time
             if self._names is not None:
-                self._names[queues[0]] = self._names.pop(queues[0])
+                self._names[first[0]] = self._names.pop(first[0])
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
-            settings = self.service.ownership.catalog.settings_of(queues[0])
+            settings = self.service.ownership.catalog.settings_of(first[0])
             lease_ms = settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS  # which is extended
         if not self.service.ownership.room(held, 1, lease_ms):
             return False
@@ -192,7 +203,7 @@ class Runner:
         ask = Ask(self, calls, lease_ms)
         try:
             taken = held.owner.acquire(
-                queues,
+                chain(first, others),
                 calls * size,
                 ask,
                 now_ms(),

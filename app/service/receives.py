@@ -403,24 +403,26 @@ class Receives:
             record = messages[offset]
             if type(record) is Segment:
                 record = partition.record(offset)
-            attempt = deliveries[offset].receives
+            attempt, payload = deliveries[offset].receives, record.value or b""
             headers: dict[str, bytes] = {}
             key = group = None
-            for header, value in record.headers:
-                if whole or not header.startswith(RESERVED) or header.startswith(shown):
-                    headers[header] = value or b""
-                elif header == HEADER_KEY:
-                    key = value
-                elif header == H_GROUP:
-                    group = value.decode(errors="replace") if value is not None else None
-            size += len(record.value or b"") + len(key or b"")
-            if headers:
+            if record.headers:
+                for header, value in record.headers:
+                    if whole or not header.startswith(RESERVED) or header.startswith(shown):
+                        headers[header] = value or b""
+                    elif header == HEADER_KEY:
+                        key = value
+                    elif header == H_GROUP:
+                        group = value.decode(errors="replace") if value is not None else None
+                size += len(key or b"")
                 size += sum(HEADER_OVERHEAD_BYTES + len(name) + len(value) for name, value in headers.items())
+            size += len(payload)
             if size > ANSWER_BYTES and waiter.messages:
                 break
             receipt = make(number, epoch, delivery, offset, attempt, crc)
-            sent_ms, payload = record.timestamp, record.value or b""
-            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, payload, key, headers, group))
+            add(
+                Received(receipt, queue, topic, number, offset, attempt, record.timestamp, payload, key, headers, group)
+            )
             count += 1
         waiter.size_bytes = size
         return count

@@ -68,8 +68,7 @@ class Sends:
         sent = 0
         runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
         partition = 0
-        # where Kafka takes messages but no markers, nothing would be delivered for now; nearly always there are none, so
-        # the partitions are not gone through
+        # where Kafka takes messages but no markers, nothing would be delivered for now
         avoided = set(self._ownership.stalls.now())
         stalled = {number for number in avoided if is_stalled(producer, topic, number)}
         if len(stalled) == count:
