@@ -178,7 +178,9 @@ class Runner:
         also_parked = list(parked)
         listed: set[str] = set()
         for q in list(backlogs):
-            if _may_have(backlogs.get(q)) and route(q) is self:
+            b = backlogs.get(q)
+            # not `_may_have`: with thousands of queues that call costs noticeable time
+            if b is not None and (b.fresh or b.again or b.returned or b.groups or b.out) and route(q) is self:
                 listed.add(q)
                 yield q
         for q in also_parked:
