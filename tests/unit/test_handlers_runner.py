@@ -450,9 +450,11 @@ def test_of_many_queues_with_messages_a_handler_of_patterns_looks_at_those_that_
             worker.send(queue=f"q{number}")
         held: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
         desk.service.ownership.held = {0: held}
+        assert list(desk.runner._queues_of(held)) == [f"q{number}" for number in range(500)], "all, if they are wanted"
+        looked_at.clear()
         calls = desk.runner.room
         desk.runner.woken(held)
         assert desk.runner.asked == {0: calls}
-        assert len(looked_at) <= 2 * calls + 2
+        assert len(looked_at) < 200
 
     run(scenario)
