@@ -97,6 +97,7 @@ class IdempotentProducer(driver.Producer):
     """
 
     app: Any
+    _others: tuple[IdempotentProducer, ...] = ()  # the lanes, each once
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -108,7 +109,6 @@ class IdempotentProducer(driver.Producer):
         self.pending_bytes = 0
         #: Topics whose records another producer writes.
         self.lanes: dict[str, IdempotentProducer] = {}
-        self._others: list[IdempotentProducer] = []  # each of them once
         self._known: set[TP] = set()
         self._unconfirmed: dict[TP, dict[_Batch, float]] = {}  # in order; since when Kafka may confirm the first
         self._waiting: dict[str, list[tuple[asyncio.Future[RecordMetadata], _Record]]] = {}
@@ -119,7 +119,7 @@ class IdempotentProducer(driver.Producer):
         for topics in lanes:
             lane = type(self)(self.transport, loop=self.loop, beacon=self.beacon)
             self.lanes.update(dict.fromkeys(topics, lane))
-            self._others.append(lane)
+            self._others = (*self._others, lane)
             await self.add_runtime_dependency(lane)
 
     @property

@@ -15,7 +15,6 @@ class Lane(IdempotentProducer):
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.lanes = {}
-        self._others = []
         self.pending_bytes = 0
         self.noted: list[tuple[str, bytes | None]] = []
         self.children: list[Any] = []
