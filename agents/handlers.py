@@ -67,7 +67,7 @@ class Handlers(Service):
         if settle is None:
             return [Message(topic, number, queue, record, receives) for record, queue, receives in taken.messages]
         return [
-            ManualMessage(settle, topic, number, queue, record, receives) for record, queue, receives in taken.messages
+            ManualMessage(topic, number, queue, record, receives, settle) for record, queue, receives in taken.messages
         ]
 
     def messages(self, held: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
@@ -91,7 +91,7 @@ class Handlers(Service):
             if settle is None:
                 made.append(Message(topic, number, queue, record, receives))
             else:
-                made.append(ManualMessage(settle, topic, number, queue, record, receives))
+                made.append(ManualMessage(topic, number, queue, record, receives, settle))
         return made
 
     # -- receiver

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Any, Protocol
 
 from agents.elsewhere import Elsewhere
@@ -34,6 +36,8 @@ AHEAD = 8
 AHEAD_MESSAGES = 2_000
 #: Messages in one start, if a call takes fewer.
 START_MESSAGES = 500
+#: Queues of patterns that are looked for in one go: those behind them are looked for if these bring too little.
+QUEUES_AT_ONCE = 64
 #: Mean milliseconds of a call from which on nothing is taken ahead.
 SLOW_MS = 100.0
 #: Seconds for which calls that never wait may keep the event loop.
@@ -151,39 +155,55 @@ class Runner:
             number = next(iter(self.ready))
             del self.ready[number]
             held = partitions.get(number)
-            queues = self._queues_of(held) if held is not None and held.serving else []
-            if held is None or not queues:
+            queues = self._queues_of(held) if held is not None and held.serving else iter(())
+            first = list(islice(queues, 2))
+            if held is None or not first:
                 tries -= 1
                 continue
             self.ready[number] = None  # the last one in turn, also if a limit lets nothing out now: nothing tells
-            tries = len(self.ready) if self._ask(held, queues) else tries - 1
+            tries = len(self.ready) if self._ask(held, first, queues) else tries - 1
 
-    def _queues_of(self, held: OwnedPartition) -> list[str]:
-        """The queues of this handler that have something in a partition."""
+    def _queues_of(self, held: OwnedPartition) -> Iterator[str]:
+        """The queues of this handler that have something in a partition, as far as they are asked for.
+
+        Of thousands, an ask takes the messages of a few. They are taken while this goes on, so it never stops in the
+        middle of what may change then.
+        """
         partition, route = held.owner.partition, self.service.route
+        backlogs, parked = partition.backlogs, partition.segments.queues
         if self._names is not None:
-            backlogs, parked = partition.backlogs, partition.segments.queues
-            return [q for q in self._names if (_may_have(backlogs.get(q)) or q in parked) and route(q) is self]
-        # not bool(backlog): with a thousand queues that call costs noticeable time
-        queues = [
-            q
-            for q, b in partition.backlogs.items()
-            if (b.fresh or b.again or b.returned or b.groups or b.out) and route(q) is self
-        ]
-        if partition.segments.queues:
-            listed = set(queues)  # a queue may have its messages parked, and something else of it in memory
-            queues += [q for q in partition.segments.queues if q not in listed and route(q) is self]
-        return queues
+            yield from [q for q in self._names if (_may_have(backlogs.get(q)) or q in parked) and route(q) is self]
+            return
+        queues: list[str] = []
+        # not `_may_have`: with thousands of queues that call costs noticeable time
+        for q, b in backlogs.items():
+            if (b.fresh or b.again or b.returned or b.groups or b.out) and route(q) is self:
+                queues.append(q)
+                if len(queues) == QUEUES_AT_ONCE:
+                    break
+        listed = set(queues)
+        others = list(backlogs) if len(queues) == QUEUES_AT_ONCE else []
+        also_parked = list(parked)
+        yield from queues
+        for q in others:
+            if q not in listed and _may_have(backlogs.get(q)) and route(q) is self:
+                listed.add(q)
+                yield q
+        # a queue may have its messages parked, and something else of it in memory
+        for q in also_parked:
+            if q not in listed and route(q) is self:
+                yield q
 
-    def _ask(self, held: OwnedPartition, queues: list[str]) -> bool:
+    def _ask(self, held: OwnedPartition, first: list[str], others: Iterator[str]) -> bool:
+        """Take from the queues `first`, then from `others`."""
         handler, partition = self.handler, held.owner.partition
-        if len(queues) > 1:
-            partition.serve_last(queues[0])  # next time
+        if len(first) > 1:
+            partition.serve_last(first[0])  # next time
             if self._names is not None:
-                self._names[queues[0]] = self._names.pop(queues[0])
+                self._names[first[0]] = self._names.pop(first[0])
         lease_ms = handler.visibility_timeout_ms
         if lease_ms is None:
-            settings = self.service.ownership.catalog.settings_of(queues[0])
+            settings = self.service.ownership.catalog.settings_of(first[0])
             lease_ms = settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS  # which is extended
         if not self.service.ownership.throttle.room(held, 1, lease_ms):
             return False
@@ -192,7 +212,7 @@ class Runner:
         ask = Ask(self, calls, lease_ms)
         try:
             taken = held.owner.acquire(
-                queues,
+                chain(first, others),
                 calls * size,
                 ask,
                 now_ms(),
@@ -223,17 +243,19 @@ class Runner:
             self.asked.pop(held.number, None)
         if handout.offsets:
             delivery = Delivery(held.number, handout.receipt, ask.lease_ms, handout.until_ms)
-            self._begin(delivery, self.service.messages(held, handout.offsets, self.settlement.settler(delivery)))
+            messages = self.service.messages(held, handout.offsets, self.settlement.settler(delivery))
+            self._begin(delivery, messages, handout.offsets)
         self.run()
 
     def arrived(self, taken: Taken, until_ms: int) -> None:
         """A delivery from another worker's partition arrived."""
         delivery = Delivery(taken.partition, (taken.epoch, taken.delivery), taken.lease_ms, until_ms)
-        self._begin(delivery, self.service.messages_taken(taken, self.settlement.settler(delivery)))
+        messages = self.service.messages_taken(taken, self.settlement.settler(delivery))
+        self._begin(delivery, messages, [message.offset for message in messages])
 
-    def _begin(self, delivery: Delivery, messages: list[Message]) -> None:
+    def _begin(self, delivery: Delivery, messages: list[Message], offsets: list[int]) -> None:
         """Queue the messages of a delivery for their calls."""
-        self.settlement.begin(delivery, messages)
+        self.settlement.begin(delivery, offsets)
         if not self.waiting:
             self._progress_ms = now_ms()  # nothing has waited until now
         size = self.handler.batch or 1

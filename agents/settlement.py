@@ -57,9 +57,9 @@ class Settlement:
         self._acks: dict[Delivery, list[int]] = {}
         self._random = random.Random()
 
-    def begin(self, delivery: Delivery, messages: Iterable[Message]) -> None:
+    def begin(self, delivery: Delivery, offsets: Iterable[int]) -> None:
         """Add messages that the handler gets. Their leases are extended until each is settled."""
-        delivery.left.update(message.offset for message in messages)
+        delivery.left.update(offsets)
         self.live[delivery] = None
 
     def settler(self, delivery: Delivery) -> Settle | None:

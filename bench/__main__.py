@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import click
@@ -272,9 +273,10 @@ def ui(queues: int, messages: int, size: int, seconds: float, rounds: int, in_pr
 @click.argument("other", type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path))
 @click.option("--phases", default="sqs,client,json,cycle", show_default=True)
 @click.option("--rounds", default=9, show_default=True)
-def pairs(other: Path, phases: str, rounds: int) -> None:
+@click.option("--python", default=sys.executable, help="Interpreter of the worker of this tree.")
+def pairs(other: Path, phases: str, rounds: int, python: str) -> None:
     """What a message costs a worker here and one of the tree OTHER, in alternating rounds."""
-    pairs_bench.run(other=other, phases=phases.split(","), rounds=rounds)
+    pairs_bench.run(other=other, phases=phases.split(","), rounds=rounds, python=python)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ AFTER_S = 0.5
 class Worker:
     """A worker of a tree of ours, in a process of its own."""
 
-    def __init__(self, tree: Path, bench: Bench, phase: str) -> None:
+    def __init__(self, tree: Path, bench: Bench, phase: str, python: str = sys.executable) -> None:
         self.name = bench.new_name(phase)
         self.topic = asyncio.run(bench.create(self.name))
         self.url = f"http://localhost:{(port := free_port())}"
@@ -63,7 +63,7 @@ class Worker:
             "MARQ_RETENTION_HISTORY_MS": "86400000",
             "BENCH_OUT": str(out),
         }
-        self.process = subprocess.Popen([sys.executable, "-m", "app", "worker"], cwd=tree, env=env)
+        self.process = subprocess.Popen([python, "-m", "app", "worker"], cwd=tree, env=env)
 
     def wait_ready(self) -> None:
         """Return when it serves."""
@@ -94,15 +94,15 @@ class Worker:
 
 
 @contextmanager
-def running(trees: list[Path], phase: str) -> Iterator[tuple[Bench, list[Worker]]]:
-    """A broker, and a worker of each tree."""
+def running(trees: list[tuple[Path, str]], phase: str) -> Iterator[tuple[Bench, list[Worker]]]:
+    """A broker, and a worker of each tree, run by its Python."""
     folder = Path(tempfile.mkdtemp(prefix="marq-bench-"))
     try:
         with EmbeddedBroker(folder / "kafka", heap_mib=1024) as broker, ExitStack() as stack:
             bench = Bench(broker.bootstrap, folder, 100)
             workers = []
-            for tree in trees:
-                workers.append(Worker(tree, bench, phase))
+            for tree, python in trees:
+                workers.append(Worker(tree, bench, phase, python))
                 stack.callback(workers[-1].stop)
             for worker in workers:
                 worker.wait_ready()
@@ -148,10 +148,14 @@ async def _sqs(worker: Worker, name: str, batch: int, messages: int) -> None:
     queue.close()
 
 
-def run(*, other: Path, phases: list[str], rounds: int) -> None:
-    """Run each phase; print the medians of both workers and their ratio."""
+def run(*, other: Path, phases: list[str], rounds: int, python: str = sys.executable) -> None:
+    """Run each phase; print the medians of both workers and their ratio.
+
+    Args:
+        python: the interpreter of the worker of this tree.
+    """
     for phase in phases:
-        with running([other, HERE], phase) as (bench, workers):
+        with running([(other, sys.executable), (HERE, python)], phase) as (bench, workers):
             costs: list[list[float]] = [[], []]
             net: list[list[float]] = [[], []]
             idle = [0.0, 0.0]

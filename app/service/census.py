@@ -197,8 +197,14 @@ def _sent_ms(partition: Partition, offset: int) -> int | None:
 async def _lowest_in_turns(partition: Partition) -> AsyncIterator[tuple[str, int]]:
     """Queues and their lowest offsets in memory: where there are many messages, other work has its turns between."""
     offsets, lowest = list(partition.messages), dict[str, int]()
+    wanted = {queue for queue, counts in partition.counts.items() if counts.total}
+    highest: int | None = None  # of those that were found, once there is one of each queue
     for start in range(0, len(offsets), TURN_MESSAGES):
-        note_lowest(partition, offsets[start : start + TURN_MESSAGES], lowest)
+        part = offsets[start : start + TURN_MESSAGES]
+        # nearly always the first part has the lowest of all; but messages that were read back may be anywhere
+        if highest is None or min(part) < highest:
+            note_lowest(partition, part, lowest)
+            highest = max(lowest.values()) if lowest and wanted <= lowest.keys() else None
         await asyncio.sleep(0)
     for found in lowest.items():
         yield found

@@ -203,7 +203,7 @@ class Receives:
         """True if a partition here has messages that it does not hand out because acks would be late."""
         is_late = self.ownership.throttle.is_late
         return any(
-            h.serving and is_late(h, waiter.lease_ms) and h.owner.partition.has_ready(waiter.queue)
+            h.owner.partition.has_ready(waiter.queue) and h.serving and is_late(h, waiter.lease_ms)
             for h in self.ownership.held.values()
         )
 
@@ -343,7 +343,8 @@ class Receives:
     def _take(self, waiter: Waiter) -> None:
         """Ask the partitions here until enough is on its way. Oldest messages first, except in FIFO queues."""
         queue, left = waiter.queue, waiter.limit
-        held = [h for h in self.ownership.held.values() if h.serving and h.owner.partition.has_ready(queue)]
+        # most of many partitions have nothing, which costs least to find out
+        held = [h for h in self.ownership.held.values() if h.owner.partition.has_ready(queue) and h.serving]
         if not held or self.closing:
             return
         exhausted: set[int] = set()
@@ -424,24 +425,26 @@ class Receives:
             record = messages[offset]
             if type(record) is Segment:
                 record = partition.record(offset)
-            attempt = deliveries[offset].receives
+            attempt, payload = deliveries[offset].receives, record.value or b""
             headers: dict[str, bytes] = {}
             key = group = None
-            for header, value in record.headers:
-                if whole or not header.startswith(RESERVED) or header.startswith(shown):
-                    headers[header] = value or b""
-                elif header == HEADER_KEY:
-                    key = value
-                elif header == H_GROUP:
-                    group = value.decode(errors="replace") if value is not None else None
-            size += len(record.value or b"") + len(key or b"")
-            if headers:
+            if record.headers:
+                for header, value in record.headers:
+                    if whole or not header.startswith(RESERVED) or header.startswith(shown):
+                        headers[header] = value or b""
+                    elif header == HEADER_KEY:
+                        key = value
+                    elif header == H_GROUP:
+                        group = value.decode(errors="replace") if value is not None else None
+                size += len(key or b"")
                 size += sum(HEADER_OVERHEAD_BYTES + len(name) + len(value) for name, value in headers.items())
+            size += len(payload)
             if size > ANSWER_BYTES and waiter.messages:
                 break
             receipt = make(number, epoch, delivery, offset, attempt, crc)
-            sent_ms, payload = record.timestamp, record.value or b""
-            add(Received(receipt, queue, topic, number, offset, attempt, sent_ms, payload, key, headers, group))
+            add(
+                Received(receipt, queue, topic, number, offset, attempt, record.timestamp, payload, key, headers, group)
+            )
             count += 1
         waiter.size_bytes = size
         return count
@@ -485,7 +488,7 @@ class Receives:
         if self.closing:
             return
         for held in list(self.ownership.held.values()):
-            if held.serving:
+            if held.owner.partition.has_ready(queue) and held.serving:
                 self._serve_from(held, queue)
 
     def _serve_from(self, held: OwnedPartition, queue: str) -> None:

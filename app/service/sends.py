@@ -68,11 +68,11 @@ class Sends:
         sent = 0
         runs: dict[int, tuple[list[int], list[tuple[bytes, list[tuple[str, bytes]]]]]] = {}
         partition = 0
-        stalled = {number for number in range(count) if is_stalled(producer, topic, number)}
+        # where Kafka takes messages but no markers, nothing would be delivered for now
+        avoided = set(self._ownership.stalls.now())
+        stalled = {number for number in avoided if is_stalled(producer, topic, number)}
         if len(stalled) == count:
             raise stalled_error()
-        # where Kafka takes messages but no markers, nothing would be delivered for now
-        avoided = stalled | self._ownership.stalls.now().keys()
         if len(avoided) == count:
             avoided = stalled
         for i, message in enumerate(messages):

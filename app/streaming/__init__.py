@@ -13,6 +13,7 @@ Everything that reaches into the internals of either library is here. May import
 `fetching`         puts our decoder into aiokafka's fetcher
 `fetch_plan`       decides what to fetch next, in sessions
 `paced_client`     asks for leaders at a bounded rate
+`codec`            encodes and decodes requests and answers that come all the time
 `producer`         appends idempotently
 `sender`           sends the producer's batches, each partition independently
 `log_edges`        asks where logs begin and end, for many at once

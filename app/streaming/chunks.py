@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from aiokafka.structs import ConsumerRecord
 from faust.types import TP
 from mode.utils.queues import ThrowableQueue
+
+from app.streaming.batches import FetchedRecord
 
 #: Chunks of one partition between the consumer thread and the agent: one to work on, one that waits behind it.
 MAX_BUFFERED_CHUNKS = 2
@@ -33,7 +34,7 @@ class Chunk:
 
     __slots__ = ("_epoch", "_reader", "generation", "next", "partition", "records", "start", "topic")
 
-    def __init__(self, reader: Reader, start: int, next: int, records: list[ConsumerRecord]) -> None:
+    def __init__(self, reader: Reader, start: int, next: int, records: list[FetchedRecord]) -> None:
         self.topic: str = reader.tp.topic
         self.partition: int = reader.tp.partition
         self.start = start

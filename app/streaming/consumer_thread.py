@@ -16,13 +16,13 @@ from aiokafka.errors import (
     KafkaError,
     OffsetOutOfRangeError,
 )
-from aiokafka.structs import ConsumerRecord, OffsetAndMetadata
+from aiokafka.structs import OffsetAndMetadata
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP
 from mode import Service
 
 from app.kafka.connection import end_client
-from app.streaming.batches import Fault
+from app.streaming.batches import Fault, FetchedRecord
 from app.streaming.chunks import Chunk, Reader
 from app.streaming.faults import is_expected, stop_if_reading_ends, stop_on_faults
 from app.streaming.fetch_plan import FetchPlan
@@ -299,7 +299,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
             if not reader.has_room():
                 continue
             start = reader.state.position
-            records: list[ConsumerRecord] = []
+            records: list[FetchedRecord] = []
             try:
                 if type(result) is FetchResult:
                     records = result.getall(MAX_CHUNK_RECORDS)

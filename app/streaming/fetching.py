@@ -79,7 +79,6 @@ def decode_with(
         patient = before != position or times < PATIENCE
         stuck[tp] = (position, times + 1 if before == position else 1)
         records = FetchedRecords(
-            tp,
             data,
             aborted,
             position,

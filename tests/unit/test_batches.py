@@ -29,7 +29,7 @@ class Read:
 
     def __init__(self, data: bytes, position: int = 0, *, end: int = -1, patient: bool = False, aborted=()) -> None:
         self.faults: list[Fault] = []
-        fetched = FetchedRecords(TP, data, aborted, position, end=end, patient=patient, on_fault=self.faults.append)
+        fetched = FetchedRecords(data, aborted, position, end=end, patient=patient, on_fault=self.faults.append)
         self.records = list(fetched)
         self.next = fetched.next_fetch_offset
 

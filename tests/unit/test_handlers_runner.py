@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -265,10 +265,10 @@ def test_a_handler_of_names_goes_through_no_other_queue() -> None:
         partition.backlogs = Many()
         partition.segments.queues = Many()
         assert not desk.runner.has_ready(held)
-        assert desk.runner._queues_of(held) == []
+        assert list(desk.runner._queues_of(held)) == []
         partition.segments.queues = Many(two={})
         assert desk.runner.has_ready(held)
-        assert desk.runner._queues_of(held) == ["two"]
+        assert list(desk.runner._queues_of(held)) == ["two"]
 
     run(scenario)
 
@@ -407,7 +407,7 @@ def test_a_handler_looks_at_the_partitions_that_have_something_and_at_no_others(
     looked_at: list[int] = []
     queues_of = Runner._queues_of
 
-    def counted(runner: Runner, held: Any) -> list[str]:
+    def counted(runner: Runner, held: Any) -> Iterator[str]:
         looked_at.append(held.number)
         return queues_of(runner, held)
 
@@ -429,5 +429,32 @@ def test_a_handler_looks_at_the_partitions_that_have_something_and_at_no_others(
         desk.runner.woken(held[7])
         assert set(looked_at) == {7}
         assert desk.runner.asked == {7: 1}
+
+    run(scenario)
+
+
+def test_of_many_queues_with_messages_a_handler_of_patterns_looks_at_those_that_it_takes_from() -> None:
+    async def scenario() -> None:
+        async def work(message: Any) -> None: ...
+
+        desk = Desk(work, "*")
+        looked_at: list[str] = []
+
+        def route(queue: str) -> Runner:
+            looked_at.append(queue)
+            return desk.runner
+
+        desk.service.route = route
+        worker = Worker().serve()
+        for number in range(500):
+            worker.send(queue=f"q{number}")
+        held: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
+        desk.service.ownership.held = {0: held}
+        assert list(desk.runner._queues_of(held)) == [f"q{number}" for number in range(500)], "all, if they are wanted"
+        looked_at.clear()
+        calls = desk.runner.room
+        desk.runner.woken(held)
+        assert desk.runner.asked == {0: calls}
+        assert len(looked_at) < 200
 
     run(scenario)

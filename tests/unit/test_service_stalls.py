@@ -43,7 +43,7 @@ class Desk:
             receivers=[],
             topics=SimpleNamespace(queue="queue", markers="markers", partitions=COUNT),
             outbox=self.outbox,
-            stalls=SimpleNamespace(now=lambda: dict.fromkeys(self.markers_stalled)),
+            stalls=SimpleNamespace(now=lambda: dict.fromkeys(self.markers_stalled | self.stalled)),
         )
         self.operations = QueueService(ownership, SimpleNamespace(queue_id=None), Meters(), alone())  # type: ignore[arg-type]
 
