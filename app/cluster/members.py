@@ -29,6 +29,8 @@ class GroupMembers:
     def __init__(self, app: MarqApp, table: SegmentTable) -> None:
         self._app = app
         self._table = table  # a worker has all partitions of one number, so one topic tells
+        self._told: object = None  # what the leader sent …
+        self._found: dict[str, set[int]] = {}  # … and what it says: each receive asks
 
     @property
     def url(self) -> str:
@@ -39,10 +41,10 @@ class GroupMembers:
         return bool(self._app.rebalancing)
 
     def partitions(self) -> dict[str, set[int]]:
-        topic = self._table.changelog_topic_name
-        found = {
-            url: {int(n) for n in topics.get(topic, ())}
-            for url, topics in self._app.assignor.changelog_distribution.items()
-        }
-        found.setdefault(self.url, set())
-        return found
+        told = self._app.assignor.changelog_distribution
+        if told is not self._told or self.url not in self._found:
+            topic = self._table.changelog_topic_name
+            found = {url: {int(n) for n in topics.get(topic, ())} for url, topics in told.items()}
+            found.setdefault(self.url, set())
+            self._told, self._found = told, found
+        return self._found

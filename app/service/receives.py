@@ -19,7 +19,7 @@ from app.cluster.peers import Gone, Peers, peer_call
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from app.service.meters import Meters
-from app.service.polling import PeerPolling
+from app.service.polling import Fetched, PeerPolling
 from app.service.receipts import Receipts, by_delivery, queue_crc
 from app.service.waiter import Waiter
 from marq.clock import now_ms
@@ -60,6 +60,7 @@ class ReceiveHere(msgspec.Struct):
     """A request of another worker, for a receiver of its own.
 
     `whole`: with our own headers. `read_up`: if nothing is ready, look again once everything confirmed is folded.
+    `url`: of the worker that asks, if it wants to know when there is more.
     """
 
     queue: str
@@ -68,6 +69,7 @@ class ReceiveHere(msgspec.Struct):
     name: str
     whole: bool = False
     read_up: bool = False
+    url: str = ""
 
 
 class Ask:
@@ -121,9 +123,12 @@ class Receives:
         loop = asyncio.get_running_loop()
         waiter = Waiter(queue, limit, lease_ms, name, gone, loop.create_future(), whole)
         self._receives += 1
-        if self._receives % ELSEWHERE_FIRST == 0 and await self._look_elsewhere(waiter):
+        url = self.polling.elsewhere(queue) if self._receives % ELSEWHERE_FIRST == 0 else None
+        if url is not None and await self._fetch_from(waiter, [url]):
             return self._answer(waiter)
         self._take_in_turn(waiter)
+        if waiter.pending:
+            self.polling.served_here(queue)
         if not waiter.pending and (wait_ms < LONG_MS or self.closing):
             await self._last_look(waiter)
             if waiter.messages or wait_ms <= 0 or self.closing:
@@ -152,7 +157,7 @@ class Receives:
             return
         self._waiting.setdefault(waiter.queue, deque()).append(waiter)
         self.count += 1
-        elsewhere = asyncio.ensure_future(self.polling.ready_at(waiter.queue, watch=False, last_look=True))
+        elsewhere = asyncio.ensure_future(self.polling.ready_at(waiter.queue, last_look=True))
         here = asyncio.ensure_future(self.read_up(waiter.queue))
         try:
             # errors as results: an early answer cancels both, and nobody looks at their results
@@ -230,6 +235,13 @@ class Receives:
     @peer_call("receive")
     async def receive_here(self, asked: ReceiveHere, gone: Gone = lambda: False) -> list[Received]:
         """Messages that this worker has now, for a receive at another worker."""
+        try:
+            return await self._receive_here(asked, gone)
+        finally:
+            if asked.url:
+                self.polling.has_taken(asked.queue, asked.url)
+
+    async def _receive_here(self, asked: ReceiveHere, gone: Gone) -> list[Received]:
         future = asyncio.get_running_loop().create_future()
         waiter = Waiter(asked.queue, asked.limit, asked.lease_ms, asked.name, gone, future, asked.whole)
         self._take_in_turn(waiter)
@@ -251,28 +263,29 @@ class Receives:
 
     async def _look_elsewhere(self, waiter: Waiter) -> bool:
         """Take what another worker has now. Returns False if there is nothing."""
-        return await self._fetch_from(waiter, await self.polling.ready_at(waiter.queue, watch=False))
+        return await self._fetch_from(waiter, await self.polling.ready_at(waiter.queue))
 
     async def _fetch_from(self, waiter: Waiter, urls: Sequence[str], read_up: bool = False) -> bool:
         for url in urls:
             asked_ms = now_ms()
-            waiter.messages = await self._fetch(url, waiter, read_up)
+            waiter.messages = await self._fetch(url, waiter, read_up) or []
             if waiter.messages:
                 waiter.until = [(asked_ms + (waiter.lease_ms or HAND_OUT_MS), len(waiter.messages))]
                 return True
         return False
 
-    async def fetch(self, queue: str, url: str) -> bool:
-        """Take what another worker has now, for the first receive that waits here. Returns False if it has nothing."""
+    async def fetch(self, queue: str, url: str) -> Fetched:
+        """Take what another worker has now, for the first receive that waits here."""
         line = self._waiting.get(queue)
         while line and line[0].gone():
             self._give_up(line.popleft())
         if not line:
-            return False
+            return Fetched(0, 0)
         waiter = line.popleft()
         waiter.away = True
         asked_ms = now_ms()  # their leases began later
-        messages = await self._fetch(url, waiter)
+        found = await self._fetch(url, waiter, watch=True)
+        messages = found or []
         waiter.away = False
         if messages and (waiter.done or waiter.future.done()):
             self._give_back(messages)
@@ -284,18 +297,26 @@ class Receives:
         elif not waiter.future.done():
             self._waiting.setdefault(queue, deque()).appendleft(waiter)
             self._serve(queue)
-        return bool(messages)
+        return Fetched(waiter.limit, None if found is None else len(messages))
 
-    async def _fetch(self, url: str, waiter: Waiter, read_up: bool = False) -> list[Received]:
+    async def _fetch(
+        self, url: str, waiter: Waiter, read_up: bool = False, watch: bool = False
+    ) -> list[Received] | None:
+        """What another worker has now; None if it does not answer."""
+        asked = ReceiveHere(
+            waiter.queue,
+            waiter.limit,
+            waiter.lease_ms,
+            waiter.name,
+            waiter.whole,
+            read_up,
+            self.peers.url if watch else "",
+        )
         try:
-            return await self.peers.call(
-                url,
-                self.receive_here,
-                ReceiveHere(waiter.queue, waiter.limit, waiter.lease_ms, waiter.name, waiter.whole, read_up),
-            )
+            return await self.peers.call(url, self.receive_here, asked)
         except MarqError as exc:
             log.info("%s", exc)
-            return []
+            return None
 
     def waited_for(self) -> list[str]:
         """Queues that receivers wait for here."""

@@ -24,7 +24,7 @@ from app.engine import checkpoints
 from app.engine.outbox import Outbox, Writer
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
-from app.service.polling import PeerPolling, Wake
+from app.service.polling import Fetched, PeerPolling, Wake
 from app.settings import Settings
 from app.streaming.faults import stop_if_reading_ends, stop_on_faults
 from app.streaming.faust_app import MarqApp, create_app
@@ -279,12 +279,12 @@ def test_a_search_at_other_workers_that_failed_is_made_again(monkeypatch: pytest
         network, asked = Network(), asyncio.Event()
         fetches: list[str] = []
 
-        async def fetch(queue: str, url: str) -> bool:
+        async def fetch(queue: str, url: str) -> Fetched:
             fetches.append(url)
             if len(fetches) == 1:
                 raise KeyError("planted")
             asked.set()
-            return False
+            return Fetched(1, 0)
 
         asking: Any = SimpleNamespace(waiting_count=lambda queue: not asked.is_set(), fetch=fetch)
         owning: Any = SimpleNamespace(has_ready=lambda queue: True)
@@ -373,8 +373,8 @@ def test_what_is_no_answer_of_a_worker_is_none(status: int, kind: str, body: byt
         await server.start_server()
         peers, polling = polling_of([str(server.make_url("/"))])
         await peers.on_start()
-        assert await polling.ready_at("q", watch=False) == []
         assert await polling.ready_at("q") == []
+        assert await polling.ready_at("q", last_look=True) == []
         await peers.on_stop()
         await server.close()
 
@@ -391,7 +391,7 @@ def test_an_error_of_our_own_in_a_call_is_none_of_the_other_worker(what: str, mo
     async def scenario(failures: Failures) -> None:
         peers, polling = polling_of(["http://there:1"])
         with pytest.raises(KeyError, match="planted"):
-            await (polling.ready_at("q", watch=False) if what == "watch" else peers.tell(polling.on_wake, Wake([])))
+            await (polling.ready_at("q") if what == "watch" else peers.tell(polling.on_wake, Wake([], peers.url)))
 
     run(scenario)
 

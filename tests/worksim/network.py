@@ -63,6 +63,7 @@ class _Exchange:
 
     async def __aenter__(self) -> Any:
         net = self.world.net
+        self.world.calls[self.path.rpartition("/")[2]] += 1
         self.answer = self.world.loop.create_future()
         if net.loses():
             pass  # the request: nobody answers

@@ -81,6 +81,8 @@ class World:
         self.shape = shape or Shape.draw(draws)
         self.random = self.entropy.stream("world")
         self.statistics: Counter[str] = Counter()
+        #: Calls between workers, by name.
+        self.calls: Counter[str] = Counter()
         self.story = story
         self._hash = blake2b(digest_size=16)
         self.violation: Violation | None = None
