@@ -6,7 +6,7 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
@@ -16,7 +16,7 @@ from pipeline.options import Job, job_options
 from pipeline.report.span import Span, moment_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 
 @click.command()
@@ -77,6 +77,7 @@ def report(
     from pipeline.report.counting import extent
     from pipeline.report.measures import measure
     from pipeline.report.page import page
+    from pipeline.session import FEW_BYTES, interpreted
     from pipeline.tables import is_table, read_table
 
     path = lifecycle_path(job)
@@ -84,7 +85,9 @@ def report(
         raise PipelineError(f"{job.path('archive')} has no messages; `python -m pipeline archive --once` adds new ones")
     every = read_table(spark, path, "python -m pipeline lifecycle", version=VERSION)
     wanted = matching(queues)
-    first_ms, last_ms = extent(every, wanted)
+    few = _size_bytes(every) <= FEW_BYTES
+    with interpreted(spark, few):
+        first_ms, last_ms = extent(every, wanted)
     if first_ms is None or last_ms is None:
         what = f"no message of {' or '.join(queues)}" if queues and last_ms is not None else "no message"
         raise PipelineError(f"there is {what} in {path}; `python -m pipeline archive --once` adds new ones")
@@ -104,7 +107,13 @@ def report(
         "made_ms": int(time.time() * 1000),
         "until_ms": last_ms,
     }
-    return page(measure(every.where(wanted), span, top), about=about)
+    with interpreted(spark, few):
+        return page(measure(every.where(wanted), span, top, few=few), about=about)
+
+
+def _size_bytes(table: DataFrame) -> int:
+    """Size of the files of a table, from its log."""
+    return int(str(cast(Any, table)._jdf.queryExecution().analyzed().stats().sizeInBytes()))
 
 
 def matching(patterns: tuple[str, ...]) -> Column:
