@@ -13,6 +13,7 @@ import click
 import msgspec
 import pyarrow as pa
 
+from marq.text import plural
 from pipeline.console import say
 from pipeline.lifecycle_walker import LIFE, LIFECYCLE, STATE_VERSION, LifecycleWalker, Plan
 from pipeline.options import Job, job_options
@@ -48,7 +49,7 @@ def command(job: Job) -> None:
     if done is None:
         say("nothing new in the archive")
     else:
-        say(f"run {done.run}: {done.ended:,} lives ended, {done.unfinished:,} messages are unfinished")
+        say(f"run {done.run}: {done.ended:,} ended, {plural(done.unfinished, 'message')} unfinished")
 
 
 def lifecycle(spark: SparkSession, job: Job) -> Done | None:

@@ -21,7 +21,7 @@ from marq.cli.queues import ORDERS, STATS_TITLES, stats_cells, stats_of
 from marq.cli.service import Connected
 from marq.cli.values import DURATION, duration, number, rate
 from marq.errors import NotAllowedError, UnavailableError
-from marq.text import cleaned
+from marq.text import cleaned, plural
 
 #: Lines beside the rows of the table: the head, the titles, the foot.
 OTHER_LINES = 9
@@ -155,9 +155,9 @@ def _screen(
         oldest = max((queue["oldest_ms"] or 0 for queue in now.queues), default=0)
         lines.append(
             Text(
-                f"{number(len(now.queues))} queues   {number(sum(total.values()))} messages   "
+                f"{plural(len(now.queues), 'queue')}   {plural(sum(total.values()), 'message')}   "
                 f"{number(total['ready'])} ready   {number(total['in_flight'])} in flight   "
-                f"oldest {duration(oldest) if oldest else '-'}   {now.workers} workers"
+                f"oldest {duration(oldest) if oldest else '-'}   {plural(now.workers, 'worker')}"
             )
         )
         lines += [Text(cleaned(trouble), style="bold red") for trouble in now.troubles[:3]]
