@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from pipeline.logs import Bounds
+    from pipeline.logs import Archive, Bounds
 
 #: Version of the rows of the table `lifecycle`.
 VERSION = 1
@@ -66,7 +66,8 @@ def lifecycle(spark: SparkSession, job: Job) -> Done | None:
     from pipeline.tables import SOURCE, is_table, properties_of
 
     archive = Archive(job.data)
-    there = bounds(spark, archive)
+    with interpreted(spark, _is_small(spark, archive)):
+        there = bounds(spark, archive)
     source = properties_of(spark, archive.messages).get(SOURCE, "")
     is_first = not is_table(spark, job.path("lifecycle_state"))
     state = _open(spark, job.path("lifecycle_state"), STATE, STATE_VERSION, source).toDF()
@@ -87,6 +88,15 @@ def lifecycle(spark: SparkSession, job: Job) -> Done | None:
         finally:
             walked.unpersist()
     return Done(run + 1, ended, unfinished)
+
+
+def _is_small(spark: SparkSession, archive: Archive) -> bool:
+    """Whether the archive has few bytes. Raises `PipelineError` if there is none."""
+    from pipeline.logs import archived
+    from pipeline.session import FEW_BYTES
+    from pipeline.tables import size_bytes
+
+    return sum(size_bytes(archived(spark, path)) for path in (archive.messages, archive.markers)) <= FEW_BYTES
 
 
 def _records(there: dict[int, Bounds], positions: dict[int, tuple[int, int]]) -> int:

@@ -143,9 +143,8 @@ def run(
             staging.write(staged_rows(chosen, what, queues))
         rows = staging.read()
         counts = staging.counts(rows)
-        say(
-            f"{dispatch.name}: {plural(counts.rows, 'message')}, {plural(counts.size_bytes, 'byte')}; {state.sent:,} sent before"
-        )
+        size = f"{plural(counts.rows, 'message')}, {plural(counts.size_bytes, 'byte')}"
+        say(f"{dispatch.name}: {size}; {state.sent:,} sent before")
         if dry_run:
             return Outcome(0, state.sent, counts.bad)
         staging.reject(rows, counts, skip=skip_bad)

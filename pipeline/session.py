@@ -225,12 +225,17 @@ def submit_options() -> list[str]:
 FEW_BYTES = 1024 * 1024
 FEW_RECORDS = 20_000
 
-_INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # It would run each stage as a job of its own, to look at what came out.
+    "spark.sql.adaptive.enabled": "false",
+}
 
 
 @contextlib.contextmanager
 def interpreted(spark: SparkSession, wanted: bool = True) -> Iterator[None]:
-    """Within the block, queries run without code made for them. Results are the same; only few rows gain from it."""
+    """Within the block, queries are run as they are, neither compiled nor adapted. Only few rows gain from it."""
     if not wanted:
         yield
         return

@@ -6,7 +6,7 @@ import os
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +16,7 @@ from pipeline.options import Job, job_options
 from pipeline.report.span import Span, moment_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
 
 @click.command()
@@ -78,14 +78,14 @@ def report(
     from pipeline.report.measures import measure
     from pipeline.report.page import page
     from pipeline.session import FEW_BYTES, interpreted
-    from pipeline.tables import is_table, read_table
+    from pipeline.tables import is_table, read_table, size_bytes
 
     path = lifecycle_path(job)
     if update and lifecycle(spark, job) is None and not is_table(spark, path):
         raise PipelineError(f"{job.path('archive')} has no messages; `python -m pipeline archive --once` adds new ones")
     every = read_table(spark, path, "python -m pipeline lifecycle", version=VERSION)
     wanted = matching(queues)
-    few = _size_bytes(every) <= FEW_BYTES
+    few = size_bytes(every) <= FEW_BYTES
     with interpreted(spark, few):
         first_ms, last_ms = extent(every, wanted)
     if first_ms is None or last_ms is None:
@@ -109,11 +109,6 @@ def report(
     }
     with interpreted(spark, few):
         return page(measure(every.where(wanted), span, top, few=few), about=about)
-
-
-def _size_bytes(table: DataFrame) -> int:
-    """Size of the files of a table, from its log."""
-    return int(str(cast(Any, table)._jdf.queryExecution().analyzed().stats().sizeInBytes()))
 
 
 def matching(patterns: tuple[str, ...]) -> Column:
