@@ -23,3 +23,12 @@ def _escape(found: re.Match[str]) -> str:
 def reason_of(error: BaseException) -> str:
     """What an error says; its kind, if it says nothing."""
     return str(error) or type(error).__name__
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """A count with its noun.
+
+    >>> plural(1, "worker"), plural(1_500, "worker"), plural(2, "entry", "entries")
+    ('1 worker', '1,500 workers', '2 entries')
+    """
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from app.processes import stop_signals
 from marq.errors import BrokerError, MarqError, PipelineError, TopicError
+from marq.text import plural
 from pipeline import records, tables
 from pipeline.checkpoints import Checkpoint
 from pipeline.console import say
@@ -249,7 +250,7 @@ class Archiving(Streaming):
 
     def outcome(self, spark: SparkSession) -> str:
         done = {flow.checkpoint: sum(flow.positions.values()) - sum(flow.began.values()) for flow in self.flows}
-        return "Archived " + ", ".join(f"{count} {name}" for name, count in done.items())
+        return "Archived " + ", ".join(plural(count, name.removesuffix("s"), name) for name, count in done.items())
 
 
 class _Append:

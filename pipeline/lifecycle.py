@@ -13,6 +13,7 @@ import click
 import msgspec
 import pyarrow as pa
 
+from marq.text import plural
 from pipeline.console import say
 from pipeline.lifecycle_walker import LIFE, LIFECYCLE, STATE_VERSION, LifecycleWalker, Plan
 from pipeline.options import Job, job_options
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-    from pipeline.logs import Bounds
+    from pipeline.logs import Archive, Bounds
 
 #: Version of the rows of the table `lifecycle`.
 VERSION = 1
@@ -48,7 +49,7 @@ def command(job: Job) -> None:
     if done is None:
         say("nothing new in the archive")
     else:
-        say(f"run {done.run}: {done.ended:,} lives ended, {done.unfinished:,} messages are unfinished")
+        say(f"run {done.run}: {done.ended:,} ended, {plural(done.unfinished, 'message')} unfinished")
 
 
 def lifecycle(spark: SparkSession, job: Job) -> Done | None:
@@ -61,27 +62,50 @@ def lifecycle(spark: SparkSession, job: Job) -> Done | None:
     from pyspark.sql import functions as F
 
     from pipeline.logs import Archive, bounds, logs
-    from pipeline.tables import SOURCE, properties_of
+    from pipeline.session import FEW_RECORDS, interpreted
+    from pipeline.tables import SOURCE, is_table, properties_of
 
     archive = Archive(job.data)
-    there = bounds(spark, archive)
+    with interpreted(spark, _is_small(spark, archive)):
+        there = bounds(spark, archive)
     source = properties_of(spark, archive.messages).get(SOURCE, "")
+    is_first = not is_table(spark, job.path("lifecycle_state"))
     state = _open(spark, job.path("lifecycle_state"), STATE, STATE_VERSION, source).toDF()
-    run, positions = _last_run(state)
+    run, positions = (0, {}) if is_first else _last_run(state)
     if all(positions.get(n) == (b.queue_end, b.markers_end) for n, b in there.items()):
         return None
     plans = {n: _plan(b, run + 1, job.settings.queue_id) for n, b in there.items()}
     stop = {n: (b.queue_end, b.markers_end) for n, b in there.items()}
-    kept = state.select("partition", "key", "value", F.lit(0).alias("offset"))
+    kept = None if is_first else state.select("partition", "key", "value", F.lit(0).alias("offset"))
     stream = logs(spark, archive, positions, stop)
-    walked = walk(spark, stream, plans, LifecycleWalker, _schema(LIFECYCLE), rows=kept).persist(StorageLevel.DISK_ONLY)
-    try:
-        lives = walked.where("state_key is null").drop("state_key", "state_value")
-        ended, unfinished = _write_lives(spark, job, lives, run + 1, source)
-        _write_state(spark, job, walked, run + 1)
-    finally:
-        walked.unpersist()
+    walked = walk(spark, stream, plans, LifecycleWalker, _schema(LIFECYCLE), rows=kept)
+    with interpreted(spark, _records(there, positions) <= FEW_RECORDS):
+        walked = walked.persist(StorageLevel.DISK_ONLY)
+        try:
+            lives = walked.where("state_key is null").drop("state_key", "state_value")
+            ended, unfinished = _write_lives(spark, job, lives, run + 1, source)
+            _write_state(spark, job, walked, run + 1)
+        finally:
+            walked.unpersist()
     return Done(run + 1, ended, unfinished)
+
+
+def _is_small(spark: SparkSession, archive: Archive) -> bool:
+    """Whether the archive has few bytes. Raises `PipelineError` if there is none."""
+    from pipeline.logs import archived
+    from pipeline.session import FEW_BYTES
+    from pipeline.tables import size_bytes
+
+    return sum(size_bytes(archived(spark, path)) for path in (archive.messages, archive.markers)) <= FEW_BYTES
+
+
+def _records(there: dict[int, Bounds], positions: dict[int, tuple[int, int]]) -> int:
+    """Most records that this run reads."""
+    count = 0
+    for number, bound in there.items():
+        queue, markers = positions.get(number, (bound.queue_start, bound.markers_start))
+        count += bound.queue_end - queue + bound.markers_end - markers
+    return count
 
 
 # ------------------------------------------------------------------ tables
@@ -121,15 +145,18 @@ def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:
 def _write_lives(spark: SparkSession, job: Job, lives: DataFrame, run: int, source: str) -> tuple[int, int]:
     from pyspark.sql import functions as F
 
+    from pipeline.tables import is_table
+
     path = lifecycle_path(job)
     columns = pa.schema(LIFE | {"day": pa.date32()})
+    is_new = not is_table(spark, path)
     table = _open(spark, path, columns, VERSION, source)
     dated = lives.withColumn("day", F.to_date(F.timestamp_millis("sent_ms"))).select(columns.names)
     found = dated.agg(F.count("*").alias("rows"), F.count("outcome").alias("ended"), F.min("day").alias("day")).first()
     assert found is not None
     if not found.rows:
         return 0, 0
-    if table.toDF().isEmpty():
+    if is_new or table.toDF().isEmpty():
         # with an id and a version, so that of two jobs that both find the table empty one fails
         dated.write.format("delta").option("txnAppId", "lifecycle").option("txnVersion", run).mode("append").save(path)
     else:

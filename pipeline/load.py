@@ -19,6 +19,7 @@ import msgspec
 
 from marq.errors import BadValueError, PipelineError
 from marq.protocol.headers import H_DELAY, H_GROUP, H_TTL, HEADER_KEY, RESERVED
+from marq.text import plural
 from pipeline import inputs, progress
 from pipeline.console import say
 from pipeline.dispatch import Dispatch, Outcome, echo_outcome
@@ -309,7 +310,8 @@ def run(
 
 
 def _tell(counts: Counts, queue: str, state: State) -> Outcome:
-    say(f"{counts.rows} messages of {counts.size_bytes:,} bytes for {queue!r}; {counts.bad} rows can't be sent")
+    what = f"{plural(counts.rows, 'message')} of {plural(counts.size_bytes, 'byte')}"
+    say(f"{what} for {queue!r}; {plural(counts.bad, 'row')} can't be sent")
     if counts.first_error:
         say(f"the first: {counts.first_error}")
     return Outcome(0, state.sent, counts.bad)

@@ -15,6 +15,7 @@ import click
 
 from app.processes import stop_signals
 from marq.errors import PipelineError, TopicError
+from marq.text import plural
 from pipeline import tables
 from pipeline.checkpoints import Checkpoint
 from pipeline.kafka import Kafka
@@ -176,7 +177,7 @@ class Counting(Streaming):
         left = left_of(spark, self.job.path(STATE))
         ends = {n: (one.kept.position, one.kept.markers_position) for n, one in left.items()}
         messages, markers = (sum(end[log] - self._began.get(n, end)[log] for n, end in ends.items()) for log in (0, 1))
-        return f"Counted {messages} messages, {markers} markers"
+        return f"Counted {plural(messages, 'message')}, {plural(markers, 'marker')}"
 
     def start(self, spark: SparkSession) -> Iterator[StreamingQuery]:
         there = bounds(spark, self.kafka)

@@ -26,6 +26,7 @@ from marq.errors import (
     UnreachableError,
 )
 from marq.protocol.headers import H_DEAD_AT_MS, H_DEAD_QUEUE, H_DEAD_REASON, H_DEAD_RECEIVES, H_DEAD_SENT_MS
+from marq.text import plural
 from pipeline.console import say
 from pipeline.options import Job, job_options, key_in
 from pipeline.queues import require_ours
@@ -189,7 +190,7 @@ def run(
             say("finished ones, and those in work, are counted here, but will be left alone")
             if dry_run:
                 return Moved()
-            agree(f"Move up to {total} messages to {to or 'the queues that they come from'}?", yes=yes)
+            agree(f"Move up to {plural(total, 'message')} to {to or 'the queues that they come from'}?", yes=yes)
         return move(service, queue, _streamed(chosen), to, rate)
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from marq.errors import PipelineError
 from marq.protocol.headers import H_DELAY, H_GROUP, H_REPLAYED_FROM, H_TTL, HEADER_KEY
+from marq.text import plural
 from pipeline.console import say
 from pipeline.dispatch import Dispatch, Outcome, echo_outcome
 from pipeline.options import Job, job_options
@@ -142,12 +143,13 @@ def run(
             staging.write(staged_rows(chosen, what, queues))
         rows = staging.read()
         counts = staging.counts(rows)
-        say(f"{dispatch.name}: {counts.rows} messages, {counts.size_bytes:,} bytes; {state.sent} sent before")
+        size = f"{plural(counts.rows, 'message')}, {plural(counts.size_bytes, 'byte')}"
+        say(f"{dispatch.name}: {size}; {state.sent:,} sent before")
         if dry_run:
             return Outcome(0, state.sent, counts.bad)
         staging.reject(rows, counts, skip=skip_bad)
         if not begun:
-            agree(f"Send {counts.rows} messages to {what.to or 'the queues that they were in'}?", yes=yes)
+            agree(f"Send {plural(counts.rows, 'message')} to {what.to or 'the queues that they were in'}?", yes=yes)
         state = dispatch.take_over()
         outcome = dispatch.send(rows.where("error IS NULL"), state, counts.bad, counts.rows)
         staging.clear()

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from marq.errors import PipelineError
 from marq.protocol.headers import RESERVED
-from marq.text import cleaned
+from marq.text import cleaned, plural
 from pipeline import progress
 from pipeline.console import say
 from pipeline.session import explain
@@ -62,11 +62,11 @@ def show(chosen: DataFrame) -> int:
     )
     queues = counted.orderBy(F.desc("rows"), "queue").collect()
     total: int = sum(row["rows"] for row in queues)
-    say(f"chosen: {total} messages, {sum(row['bytes'] for row in queues):,} bytes")
+    say(f"chosen: {plural(total, 'message')}, {plural(sum(row['bytes'] for row in queues), 'byte')}")
     for row in queues[:QUEUES_SHOWN]:
-        say(f"  {row['rows']:>10}  {row['queue']}")
+        say(f"  {row['rows']:>10,}  {row['queue']}")
     if len(queues) > QUEUES_SHOWN:
-        say(f"  and {len(queues) - QUEUES_SHOWN} queues more")
+        say(f"  and {plural(len(queues) - QUEUES_SHOWN, 'more queue')}")
     if total:
         sample = chosen.select(
             "partition",

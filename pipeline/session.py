@@ -221,6 +221,37 @@ def submit_options() -> list[str]:
     return ["--jars", ",".join(str(jar) for jar in install_spark_jars()), "--driver-memory", DRIVER_MEMORY]
 
 
+#: Compiling code for a query takes about half a second: with so few bytes or records, longer than running it as it is.
+FEW_BYTES = 1024 * 1024
+FEW_RECORDS = 20_000
+
+_INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # It would run each stage as a job of its own, to look at what came out.
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+@contextlib.contextmanager
+def interpreted(spark: SparkSession, wanted: bool = True) -> Iterator[None]:
+    """Within the block, queries are run as they are, neither compiled nor adapted. Only few rows gain from it."""
+    if not wanted:
+        yield
+        return
+    before = {key: spark.conf.get(key, None) for key in _INTERPRETED}
+    for key, value in _INTERPRETED.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key, was in before.items():
+            if was is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, was)
+
+
 # -- errors ---------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from marq.errors import PipelineError
 from pipeline import files
@@ -105,6 +105,11 @@ def read_table(spark: SparkSession, path: str, made_by: str, *, version: int = 1
         raise PipelineError(f"{path} is not a table; `{made_by}` makes it, --data says where")
     _version(path, properties_of(spark, path), version)
     return spark.read.format("delta").load(path)
+
+
+def size_bytes(table: DataFrame) -> int:
+    """Size of the files of a table, by its log."""
+    return int(str(cast(Any, table)._jdf.queryExecution().analyzed().stats().sizeInBytes()))
 
 
 def properties_of(spark: SparkSession, path: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from app.kafka.datadir import running_workers
 from app.processes import WorkerProcess, embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
 from marq.errors import BrokerError, MarqError
+from marq.text import plural
 
 
 def _worker_url(settings: Settings) -> str:
@@ -58,7 +59,7 @@ def demo(context: click.Context, messages: int, drop: float, timeout: float) -> 
                 asyncio.run(_all(ledger, settings, url, drop, timeout, stopped, course))
             found = course.summary()
         if ledger.missing:
-            click.echo(f"{ledger.missing} flights are not done yet; run it again to go on", err=True)
+            click.echo(f"{plural(ledger.missing, 'flight')} not done yet; run it again to go on", err=True)
         else:
             click.echo(in_words(found), err=True)
         click.echo(json.dumps(found))

@@ -80,6 +80,8 @@ def _progress(ledger: Ledger, rates: Rates) -> Table:
     totals = ledger.totals()
     sent_rate, acked_rate = rates.now()
     table = Table(title=f"{ledger.total:,} flights, run {ledger.run}", show_header=False)
+    for justify in ("left", "right", "right"):
+        table.add_column(justify=justify)
     table.add_row("sent", f"{totals['sent']:,}", f"{sent_rate:,.0f}/s")
     table.add_row("processed", f"{totals['acked']:,}", f"{acked_rate:,.0f}/s")
     table.add_row("backlog", f"{totals['sent'] - totals['acked']:,}")
@@ -92,13 +94,16 @@ def _progress(ledger: Ledger, rates: Rates) -> Table:
 async def watch(ledger: Ledger, stopped: Callable[[], bool], course: Course) -> None:
     """Show the ledger until everything is acknowledged."""
     rates = Rates(ledger)
-    with Live(_progress(ledger, rates), console=Console(stderr=True), refresh_per_second=4) as live:
+    console = Console(stderr=True)
+    with Live(_progress(ledger, rates), console=console, refresh_per_second=4) as live:
         while ledger.missing and not stopped():
             await asyncio.sleep(0.25)
             course.look()
             live.update(_progress(ledger, rates))
         course.look()
         live.update(_progress(ledger, rates))
+    if not console.is_terminal:
+        console.line()  # what Live writes to a file has no end of its last line
 
 
 def in_words(found: dict[str, Any]) -> str:

@@ -25,6 +25,8 @@ LOOK_S = 30.0
 NAMED_AFTER_MS = 60_000
 #: Queues that are named in one line of the log.
 LISTED_MAX = 20
+#: Queues that are looked at before other work gets its turn.
+TURN_QUEUES = 250
 
 
 class RecentReceives:
@@ -70,7 +72,13 @@ class Receivers(Service):
     @peer_call("receivers")
     async def receivers_here(self, queues: list[str]) -> list[str]:
         """Those of `queues` that have receivers at this worker."""
-        return [queue for queue in queues if self._is_received(queue)]
+        found = []
+        for looked_at, queue in enumerate(queues, 1):
+            if not looked_at % TURN_QUEUES:
+                await asyncio.sleep(0)
+            if self._is_received(queue):
+                found.append(queue)
+        return found
 
     def _is_received(self, queue: str) -> bool:
         return any(takes(queue) for takes in self._takers)
@@ -94,8 +102,9 @@ class Receivers(Service):
             and ages.get(queue, 0) >= NAMED_AFTER_MS
             and queue not in letters
             and not queue.endswith(DEAD_SUFFIX)
-            and not self._is_received(queue)
         }
+        for queue in await self.receivers_here(list(waiting)):
+            del waiting[queue]
         found = await self.of(list(waiting))
         before = self.without
         self.without = {

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 import click
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,6 +23,8 @@ from marq.text import cleaned
 
 #: Characters of a payload that a list shows.
 SHOWN_CHARACTERS = 200
+#: Characters between two columns of a table, and those that a column of text has at least, if it needs them.
+COLUMN_GAP, FOLDED_MIN = 3, 12
 
 
 def fit_for_output(*streams: IO[str]) -> None:
@@ -68,20 +71,29 @@ def column(title: str) -> Column:
     return Column(title.rstrip(">"), right=title.endswith(">"))
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table for a terminal."""
+def table(titles: Sequence[str], rows: Iterable[Sequence[Any]], width: int) -> Table:
+    """A table for a terminal of this width. The last columns are left out where there is no room for them."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for one in map(column, titles):
+    cells = [[cell if isinstance(cell, Text) else Text(cleaned(str(cell))) for cell in row] for row in rows]
+    shown, left = 0, width - 2
+    for number, one in enumerate(map(column, titles)):
+        widest = max([cell_len(one.title), *(row[number].cell_len for row in cells)])
+        # text may be folded, a number may not
+        left -= COLUMN_GAP + (widest if one.right else min(widest, FOLDED_MIN))
+        if number and left < 0:
+            break
         made.add_column(one.title, justify="right" if one.right else "left", overflow="fold", no_wrap=one.right)
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(cleaned(str(cell))) for cell in row))
+        shown += 1
+    for row in cells:
+        made.add_row(*row[:shown])
     return made
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """A table on a terminal; else lines of cells with tabs between."""
     if sys.stdout.isatty():
-        Console(file=sys.stdout, highlight=False).print(table(titles, rows))
+        console = Console(file=sys.stdout, highlight=False)
+        console.print(table(titles, rows, console.width))
         return
     out_cells([column(one).title for one in titles])
     for row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -167,6 +168,8 @@ def key_in(file: Path | None) -> str | None:
 def _reason(error: UnreachableError) -> str:
     """What the system says, if it does."""
     cause = getattr(error.__cause__, "os_error", error.__cause__)
+    if isinstance(cause, socket.gaierror):
+        return "its name is not known here"
     number = getattr(cause, "errno", None)
     return os.strerror(number).lower() if isinstance(number, int) and number > 0 else str(error)
 

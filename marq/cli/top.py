@@ -21,7 +21,7 @@ from marq.cli.queues import ORDERS, STATS_TITLES, stats_cells, stats_of
 from marq.cli.service import Connected
 from marq.cli.values import DURATION, duration, number, rate
 from marq.errors import NotAllowedError, UnavailableError
-from marq.text import cleaned
+from marq.text import cleaned, plural
 
 #: Lines beside the rows of the table: the head, the titles, the foot.
 OTHER_LINES = 9
@@ -111,7 +111,7 @@ def top(service: Connected, prefix: str, sort: str, interval: float, count: int 
             except UnavailableError as error:
                 problem = str(error)  # it may come back
             while True:
-                live.update(_screen(service, before, now, sort, problem, console.height), refresh=True)
+                live.update(_screen(service, before, now, sort, problem, console), refresh=True)
                 if count is not None and looks >= count:
                     return
                 key = keys(interval)
@@ -133,13 +133,15 @@ def _print_looks(service: Connected, prefix: str, sort: str, interval: float, co
             rates = rates_between(before, now)._asdict()
             out_json({"rates": rates, "workers": now.workers, "queues": queues, "troubles": now.troubles})
         else:
-            Console(file=sys.stdout, highlight=False, width=120).print(table(STATS_TITLES, map(stats_cells, queues)))
+            Console(file=sys.stdout, highlight=False, width=120).print(
+                table(STATS_TITLES, map(stats_cells, queues), 120)
+            )
         flush()
         before = now
 
 
 def _screen(
-    service: Connected, before: Sample | None, now: Sample | None, sort: str, problem: str, height: int
+    service: Connected, before: Sample | None, now: Sample | None, sort: str, problem: str, console: Console
 ) -> Group:
     lines: list[Any] = [Text(f"marq  {service.url}  {time.strftime('%H:%M:%S')}", style="bold", no_wrap=True)]
     if now is not None:
@@ -149,15 +151,19 @@ def _screen(
                 f"sent {rate(rates.sent)}   delivered {rate(rates.delivered)}   finished {rate(rates.finished)}   "
                 f"redelivered {rate(rates.redelivered)}",
                 style="cyan",
+                no_wrap=True,
+                overflow="ellipsis",
             )
         )
         total = {name: sum(queue[name] for queue in now.queues) for name in ("ready", "delayed", "in_flight")}
         oldest = max((queue["oldest_ms"] or 0 for queue in now.queues), default=0)
         lines.append(
             Text(
-                f"{number(len(now.queues))} queues   {number(sum(total.values()))} messages   "
+                f"{plural(len(now.queues), 'queue')}   {plural(sum(total.values()), 'message')}   "
                 f"{number(total['ready'])} ready   {number(total['in_flight'])} in flight   "
-                f"oldest {duration(oldest) if oldest else '-'}   {now.workers} workers"
+                f"oldest {duration(oldest) if oldest else '-'}   {plural(now.workers, 'worker')}",
+                no_wrap=True,
+                overflow="ellipsis",
             )
         )
         lines += [Text(cleaned(trouble), style="bold red") for trouble in now.troubles[:3]]
@@ -165,8 +171,8 @@ def _screen(
         lines.append(Text(cleaned(problem), style="bold red"))
     if now is not None:
         queues = sorted(now.queues, key=ORDERS[sort])
-        shown = queues[: max(1, height - OTHER_LINES - len(now.troubles[:3]))]
-        lines.append(table(STATS_TITLES, map(_coloured, shown)))
+        shown = queues[: max(1, console.height - OTHER_LINES - len(now.troubles[:3]))]
+        lines.append(table(STATS_TITLES, map(_coloured, shown), console.width))
         more = len(queues) - len(shown)
         lines.append(Text(f"by {sort}" + (f", {more} more" if more else "") + "    q quit   s sort", style="dim"))
     return Group(*lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Window
@@ -19,10 +20,17 @@ MESSAGES_SHOWN = 10
 RECEIVERS_SHOWN = 10
 
 
-def messages(
-    lives: DataFrame, span: Span, order: Sequence[str], queues: Sequence[str] | None
-) -> dict[str, list[dict[str, Any]]]:
-    """The first messages in this order (descending), of each of these queues, or of all together (None; key `all`)."""
+#: Orders of messages, descending: the slowest, the most retried.
+SLOWEST: tuple[str, ...] = ("total_ms",)
+RETRIED: tuple[str, ...] = ("receives", "total_ms")
+
+
+#: Messages by order and queue; None: of all queues together.
+Examples = dict[tuple[tuple[str, ...], str | None], list[dict[str, Any]]]
+
+
+def messages(lives: DataFrame, span: Span, queues: Sequence[str]) -> Examples:
+    """The first messages in both orders, of each of these queues, and of all together, in one query."""
     end = F.when(F.col("ended_ms") < span.stop_ms, F.col("ended_ms")).otherwise(span.stop_ms)
     alive = lives.where(F.coalesce(F.col("ended_ms") >= span.start_ms, F.lit(True)))
     rows = alive.select(
@@ -37,16 +45,23 @@ def messages(
         "working_ms",
         (end - F.col("sent_ms")).alias("total_ms"),
     )
-    if order[0] == "receives":
-        rows = rows.where("receives > 1")
-    by = [*[F.desc(name) for name in order], F.asc("partition"), F.asc("offset")]
-    if queues is None:
-        return {"all": [row.asDict() for row in rows.orderBy(*by).limit(MESSAGES_SHOWN).collect()]}
-    place = F.row_number().over(Window.partitionBy("queue").orderBy(*by))
-    first = rows.where(F.col("queue").isin(list(queues))).withColumn("place", place)
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in first.where(F.col("place") <= MESSAGES_SHOWN).orderBy("queue", "place").collect():
-        found.setdefault(row["queue"], []).append(row.asDict())
+    parts = []
+    for order in (SLOWEST, RETRIED):
+        of_order = rows.where("receives > 1") if order is RETRIED else rows
+        by = [*[F.desc(name) for name in order], F.asc("partition"), F.asc("offset")]
+        listed = F.lit(order[0]).alias("list")
+        parts.append(of_order.orderBy(*by).limit(MESSAGES_SHOWN).select("*", listed, F.lit(True).alias("of_all")))
+        if queues:
+            place = F.row_number().over(Window.partitionBy("queue").orderBy(*by))
+            first = of_order.where(F.col("queue").isin(list(queues))).withColumn("place", place)
+            first = first.where(F.col("place") <= MESSAGES_SHOWN).drop("place")
+            parts.append(first.select("*", listed, F.lit(False).alias("of_all")))
+    found: Examples = {}
+    for row in reduce(lambda a, b: a.unionByName(b), parts).collect():
+        order = SLOWEST if row["list"] == SLOWEST[0] else RETRIED
+        found.setdefault((order, None if row["of_all"] else row["queue"]), []).append(row.asDict())
+    for (order, _), few in found.items():
+        few.sort(key=lambda row: (*(-row[name] for name in order), row["partition"], row["offset"]))
     return found
 
 

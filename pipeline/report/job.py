@@ -77,14 +77,17 @@ def report(
     from pipeline.report.counting import extent
     from pipeline.report.measures import measure
     from pipeline.report.page import page
-    from pipeline.tables import is_table, read_table
+    from pipeline.session import FEW_BYTES, interpreted
+    from pipeline.tables import is_table, read_table, size_bytes
 
     path = lifecycle_path(job)
     if update and lifecycle(spark, job) is None and not is_table(spark, path):
         raise PipelineError(f"{job.path('archive')} has no messages; `python -m pipeline archive --once` adds new ones")
     every = read_table(spark, path, "python -m pipeline lifecycle", version=VERSION)
     wanted = matching(queues)
-    first_ms, last_ms = extent(every, wanted)
+    few = size_bytes(every) <= FEW_BYTES
+    with interpreted(spark, few):
+        first_ms, last_ms = extent(every, wanted)
     if first_ms is None or last_ms is None:
         what = f"no message of {' or '.join(queues)}" if queues and last_ms is not None else "no message"
         raise PipelineError(f"there is {what} in {path}; `python -m pipeline archive --once` adds new ones")
@@ -104,7 +107,8 @@ def report(
         "made_ms": int(time.time() * 1000),
         "until_ms": last_ms,
     }
-    return page(measure(every.where(wanted), span, top), about=about)
+    with interpreted(spark, few):
+        return page(measure(every.where(wanted), span, top, few=few), about=about)
 
 
 def matching(patterns: tuple[str, ...]) -> Column:

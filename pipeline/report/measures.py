@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ from pyspark.sql import functions as F
 
 from pipeline.report import counting
 from pipeline.report.counting import COUNTS, ENDS, UNKNOWN, Level
-from pipeline.report.examples import messages, receivers
+from pipeline.report.examples import RETRIED, SLOWEST, Examples, messages, receivers
 from pipeline.report.span import Span
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 #: Queues with a row of their own in the table of queues; the others share one row.
 QUEUES_MAX = 500
@@ -101,16 +102,19 @@ class Measures:
     retried: list[dict[str, Any]]
 
 
-def measure(lives: DataFrame, span: Span, top: int) -> Measures:
+def measure(lives: DataFrame, span: Span, top: int, *, few: bool = False) -> Measures:
     """Count everything.
 
     Args:
         lives: rows of the table `lifecycle`, of the wanted queues.
         top: number of queues with a section.
+        few: all rows have room in memory, and one task counts them sooner than several.
     """
     from pyspark import StorageLevel
 
     lives = lives.where(F.col("sent_ms") < span.stop_ms).withColumn("queue", F.coalesce("queue", F.lit(NO_QUEUE)))
+    if few:
+        lives = lives.coalesce(1).persist(StorageLevel.MEMORY_AND_DISK)
     # One row per queue and bucket: far fewer than messages, and read several times.
     counts = counting.counts(lives, span).persist(StorageLevel.MEMORY_AND_DISK)
     oldest = counting.oldest(lives, span).persist(StorageLevel.MEMORY_AND_DISK)
@@ -120,10 +124,12 @@ def measure(lives: DataFrame, span: Span, top: int) -> Measures:
         queues_count = ranked.count() if len(names) == QUEUES_MAX else len(names)
         shown = names[:top]
         levels = _Levels(span, counting.levels(lives, span, names, shown))
-        whole = _whole(span, counts, oldest, names, levels)
-        overall = _overall(span, counts, oldest, levels)
+        lines = _Lines(span, counts, oldest, names, shown)
+        whole = _whole(lines, levels)
+        overall = lines.overall(levels)
         totals = _total("", overall)
         totals.waiting, totals.working = levels.whole(_EVERY)
+        examples = messages(lives, span, shown)
         return Measures(
             span,
             totals,
@@ -131,16 +137,14 @@ def measure(lives: DataFrame, span: Span, top: int) -> Measures:
             [whole[name] for name in names],
             queues_count,
             _rest(totals, [whole[name] for name in names], queues_count),
-            _sections(lives, span, shown, whole, _chosen(span, counts, oldest, shown, levels)),
-            *(messages(lives, span, order, None).get("all", []) for order in _ORDERS),
+            _sections(examples, receivers(lives, span, shown) if shown else {}, shown, whole, lines.each(levels)),
+            *(examples.get((order, None), []) for order in (SLOWEST, RETRIED)),
         )
     finally:
         counts.unpersist()
         oldest.unpersist()
-
-
-#: The slowest and the most retried messages first.
-_ORDERS = (["total_ms"], ["receives", "total_ms"])
+        if few:
+            lives.unpersist()
 
 
 # ------------------------------------------------------------------ over time
@@ -165,37 +169,67 @@ class _Levels:
         return [self._found.get((queue, what, bucket), UNKNOWN) for bucket in range(self._span.count)]
 
 
-def _overall(span: Span, counts: DataFrame, oldest: DataFrame, levels: _Levels) -> Series:
-    every = F.lit(None).cast("string").alias("queue")
-    found = _series(
-        span,
-        counts.groupBy(every, "bucket").agg(*[F.sum(c).alias(c) for c in COUNTS]),
-        oldest.groupBy(every, "bucket").agg(F.min("oldest_ms").alias("oldest_ms")),
-        levels,
-    )
-    return found.get(_EVERY) or _one_series(span, {name: [0] * (span.count + 1) for name in COUNTS}, [0] * span.count)
+class _Lines:
+    """Counts and ages by bucket: of all queues together, of the queues shown, and of each one for its small line."""
+
+    def __init__(
+        self, span: Span, counts: DataFrame, oldest: DataFrame, names: Sequence[str], shown: Sequence[str]
+    ) -> None:
+        self.span = span
+        #: the span in wider buckets, those of the small lines
+        self.wide = Span(span.start_ms, span.stop_ms, span.width_ms * max(1, -(-span.count // SPARK_POINTS)))
+        every = F.lit(None).cast("string").alias("queue")
+        named, few = F.col("queue").isin(list(names)), F.col("queue").isin(list(shown))
+        coarse = F.floor((F.col("bucket") * span.width_ms + span.origin_ms - self.wide.origin_ms) / self.wide.width_ms)
+        bucket = F.when(F.col("bucket") < 0, -1).otherwise(coarse).cast("int")
+        sums = [F.sum(name).alias(name) for name in COUNTS]
+        self._counts = _in_parts(
+            counts.groupBy(every, "bucket").agg(*sums),
+            counts.where(few),
+            counts.where(named).withColumn("bucket", bucket).groupBy("queue", "bucket").agg(*sums),
+        )
+        last = oldest.where((F.col("bucket") == span.count - 1) & named)
+        self._ages = _in_parts(
+            oldest.groupBy(every, "bucket").agg(F.min("oldest_ms").alias("oldest_ms")),
+            oldest.where(few),
+            last.withColumn("bucket", F.lit(self.wide.count - 1)),
+        )
+
+    def overall(self, levels: _Levels) -> Series:
+        """Of all queues together."""
+        found = _series(self.span, self._counts[0], self._ages[0], levels)
+        nothing = {name: [0] * (self.span.count + 1) for name in COUNTS}
+        return found.get(_EVERY) or _one_series(self.span, nothing, [0] * self.span.count)
+
+    def each(self, levels: _Levels) -> dict[str | None, Series]:
+        """Of each of the queues shown."""
+        return _series(self.span, self._counts[1], self._ages[1], levels)
+
+    def small(self) -> dict[str | None, Series]:
+        """Of each queue that is named, in wide buckets; the age only in the last."""
+        return _series(self.wide, self._counts[2], self._ages[2])
 
 
-def _chosen(
-    span: Span, counts: DataFrame, oldest: DataFrame, names: Sequence[str], levels: _Levels
-) -> dict[str | None, Series]:
-    if not names:
-        return {}
-    few = F.col("queue").isin(list(names))
-    return _series(span, counts.where(few), oldest.where(few), levels)
+def _in_parts(*frames: DataFrame) -> list[list[Row]]:
+    """The rows of each of these frames, which have the same columns, with one query."""
+    parts = [frame.withColumn("part", F.lit(number)) for number, frame in enumerate(frames)]
+    found: list[list[Row]] = [[] for _ in frames]
+    for row in reduce(lambda a, b: a.unionByName(b), parts).collect():
+        found[row["part"]].append(row)
+    return found
 
 
 def _series(
-    span: Span, counts: DataFrame, oldest: DataFrame, levels: _Levels | None = None
+    span: Span, counts: Iterable[Row], oldest: Iterable[Row], levels: _Levels | None = None
 ) -> dict[str | None, Series]:
     """The series of each queue in `counts`."""
     rows: dict[str | None, dict[str, list[int]]] = {}
-    for row in counts.collect():
+    for row in counts:
         columns = rows.setdefault(row["queue"], {name: [0] * (span.count + 1) for name in COUNTS})
         for name in COUNTS:
             columns[name][row["bucket"] + 1] += int(row[name])
     ages: dict[str | None, list[int]] = {}
-    for row in oldest.collect():
+    for row in oldest:
         line = ages.setdefault(row["queue"], [0] * span.count)
         line[row["bucket"]] = span.end_ms(row["bucket"]) - row["oldest_ms"]
     found = {name: _one_series(span, columns, ages.get(name, [0] * span.count)) for name, columns in rows.items()}
@@ -227,24 +261,10 @@ def _total(name: str, series: Series) -> Totals:
     )
 
 
-def _whole(
-    span: Span, counts: DataFrame, oldest: DataFrame, names: Sequence[str], levels: _Levels
-) -> dict[str, Totals]:
+def _whole(lines: _Lines, levels: _Levels) -> dict[str, Totals]:
     """Totals of these queues, with their small lines."""
-    wide = Span(span.start_ms, span.stop_ms, span.width_ms * max(1, -(-span.count // SPARK_POINTS)))
-    chosen = counts.where(F.col("queue").isin(list(names)))
-    coarse = F.when(F.col("bucket") < 0, -1).otherwise(
-        F.floor((F.col("bucket") * span.width_ms + span.origin_ms - wide.origin_ms) / wide.width_ms)
-    )
-    rows = chosen.withColumn("bucket", coarse.cast("int")).groupBy("queue", "bucket")
-    last = oldest.where((F.col("bucket") == span.count - 1) & F.col("queue").isin(list(names)))
-    series = _series(
-        wide,
-        rows.agg(*[F.sum(c).alias(c) for c in COUNTS]),
-        last.withColumn("bucket", F.lit(wide.count - 1)),
-    )
     whole = {}
-    for name, one in series.items():
+    for name, one in lines.small().items():
         assert name is not None
         whole[name] = _total(name, one)
         whole[name].sent_line, whole[name].backlog_line = one.counts["sent"], one.backlog
@@ -267,20 +287,20 @@ def _rest(totals: Totals, shown: Iterable[Totals], count: int) -> Totals | None:
 
 
 def _sections(
-    lives: DataFrame, span: Span, shown: Sequence[str], whole: dict[str, Totals], series: dict[str | None, Series]
+    examples: Examples,
+    who: dict[str, list[dict[str, Any]]],
+    shown: Sequence[str],
+    whole: dict[str, Totals],
+    series: dict[str | None, Series],
 ) -> list[Section]:
-    if not shown:
-        return []
-    slowest, retried = (messages(lives, span, order, shown) for order in _ORDERS)
-    who = receivers(lives, span, shown)
     return [
         Section(
             whole[name],
             series[name],
             who.get(name, []),
             who[name][0]["receivers"] if name in who else 0,
-            slowest.get(name, []),
-            retried.get(name, []),
+            examples.get((SLOWEST, name), []),
+            examples.get((RETRIED, name), []),
         )
         for name in shown
     ]

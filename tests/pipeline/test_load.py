@@ -164,7 +164,7 @@ def test_a_dry_run_sends_nothing(
     path = csv(tmp_path / "a.csv", "n,wait", "1,5", "2,soon")
     run(job, path, What("orders", delay="wait"), dry_run=True)
     assert committed(target) == []
-    assert "1 messages of" in (told := capsys.readouterr().out)
+    assert "1 message of" in (told := capsys.readouterr().out)
     assert "a.csv row 2: delay soon is not a number of milliseconds" in told
 
 

@@ -21,6 +21,7 @@ from pipeline.report.job import matching, report
 from pipeline.report.measures import QUEUES_MAX, Measures, measure
 from pipeline.report.page import page as rendered
 from pipeline.report.span import BUCKETS_MAX, Span, moment_ms
+from pipeline.session import interpreted
 from tests.pipeline.lab import Installation, finish
 from tests.pipeline.tables_lab import run_archive
 from tests.ui.browser import opened as real_browser
@@ -105,10 +106,11 @@ def lives(spark: SparkSession) -> DataFrame:
     )
 
 
-@pytest.fixture(scope="module")
-def measured(lives: DataFrame) -> Measures:
-    """What is found in these ten seconds."""
-    return measure(lives, Span(T0, T0 + 10_000, 1_000), top=2)
+@pytest.fixture(scope="module", params=[False, True], ids=["many", "few"])
+def measured(request: pytest.FixtureRequest, lives: DataFrame) -> Measures:
+    """What is found in these ten seconds, by both ways to count."""
+    with interpreted(lives.sparkSession, wanted=request.param):
+        return measure(lives, Span(T0, T0 + 10_000, 1_000), top=2, few=request.param)
 
 
 # -- what is counted ------------------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from app.demo.commands import _first_error
 from app.demo.ledger import Ledger
-from app.demo.progress import Course, in_words
+from app.demo.progress import Course, in_words, watch
 from marq.errors import BrokerError
 
 
@@ -47,3 +48,11 @@ def test_an_error_of_one_part_is_told_as_it_is() -> None:
         raise ExceptionGroup("parts", [BrokerError("away"), ValueError()])
     with pytest.raises(ExceptionGroup), _first_error():
         raise ExceptionGroup("parts", [ValueError()])
+
+
+def test_in_a_file_the_last_picture_has_a_line_end_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger.open(tmp_path, 10)
+    asyncio.run(watch(ledger, lambda: True, Course(ledger, 0.0)))
+    assert capsys.readouterr().err.endswith("\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from app.cluster.peers import peer_call
 from app.service import watches as module
-from app.service.watches import NAMED_AFTER_MS, Receivers, RecentReceives
+from app.service.watches import NAMED_AFTER_MS, TURN_QUEUES, Receivers, RecentReceives
 from marq.core.policies import QueueSettings
 from marq.errors import UnavailableError
 from tests.unit.peer_helpers import Network
@@ -121,3 +122,25 @@ def test_while_a_worker_does_not_answer_nothing_new_is_named_and_nothing_forgott
     assert desk.look() == {"q": 5}
     desk.elsewhere = UnavailableError("away")
     assert desk.look() == {"q": 5}
+
+
+def test_among_thousands_of_queues_others_have_their_turn() -> None:
+    desk = Desk().stranded(*(f"q{i}" for i in range(10 * TURN_QUEUES)))
+    turn, asked = 0, Counter[int]()
+
+    def takes(queue: str) -> bool:
+        asked[turn] += 1
+        return False
+
+    async def look() -> None:
+        nonlocal turn
+        desk.receivers._takers = (takes,)
+        looking = asyncio.ensure_future(desk.receivers.look())
+        while not looking.done():
+            turn += 1
+            await asyncio.sleep(0)
+        await looking
+
+    asyncio.run(look())
+    assert len(desk.receivers.without) == 10 * TURN_QUEUES
+    assert max(asked.values()) <= 2 * TURN_QUEUES

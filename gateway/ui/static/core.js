@@ -173,7 +173,7 @@ export function duration(ms) {
   if (ms < 1000) return `${Math.round(ms)} ms`;
   const seconds = ms / 1000;
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
-  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 60) return `${Math.min(59, Math.round(seconds))} s`;
   const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
   const at = parts.findIndex(([size]) => seconds >= size);
   const [size, unit] = parts[at];

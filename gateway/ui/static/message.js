@@ -22,7 +22,7 @@ export function Message() {
     <div class="head"><div>
       <p class="small"><${Link} to="/ui/queues">Queues<//>${told.queue ? html` / <${Link} to=${queueUrl(told.queue, "messages")}>${told.queue}<//>` : null}</p>
       <h1>Message <span class="mono">${partition}:${offset}</span></h1>
-      <p>${state ? html`<${StateBadge} state=${state} />` : null} ${told.outcome ? html`<span class=${`badge ${ENDS[told.outcome]?.[0] || ""}`}>${told.outcome}</span>` : null}</p>
+      <p>${state ? html`<${StateBadge} state=${state} />` : null} ${told.outcome ? html`<span class=${`badge ${ENDS[told.outcome]?.[0] || ""}`}>${ENDS[told.outcome]?.[1] || told.outcome}</span>` : null}</p>
     </div></div>
     <${Stale} error=${life.error} data=${life.data} />
     <div class="grid">

@@ -65,7 +65,7 @@ function Health({ data }) {
     <div>
       <p class="state">${state}</p>
       <p class="muted">${plural(workers.count, "worker")}${workers.rebalancing ? ", sharing out partitions right now," : ""} ${workers.count === 1 ? "serves" : "serve"}
-        ${" "}${plural(partitions, "partition")}; ${plural(data.queues, "queue")}; ${plural(workers.waiting_receives, "receive waits", "receives wait")}.</p>
+        ${" "}${plural(partitions, "partition")}; ${plural(data.queues, "queue")}; ${workers.waiting_receives ? plural(workers.waiting_receives, "receive waits", "receives wait") : "no receive waits"}.</p>
       ${known.length ? html`<ul class="troubles">${known.map((t, i) => html`<li key=${i}>
         <span class=${`dot ${WORDS[t.kind][0]}`} aria-hidden="true"></span><span>${WORDS[t.kind][1](t)}</span></li>`)}</ul>` : null}
     </div>

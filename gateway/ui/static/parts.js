@@ -67,6 +67,9 @@ export function Spark({ values, label }) {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+// of an axis that tells ages, in milliseconds: as people count time
+const AGE_STEPS = [100, 200, 500, ...[1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 43200, 86400, 172800, 604800, 2419200].map((s) => s * 1000)];
+
 /** Lines over time. `series`: [{ label, values, colour: 1…4, format }]. */
 export function Chart({ title, first, step, series, format = compact, height = 190 }) {
   const box = useRef(null), plot = useRef(null), [at, setAt] = useState(null);
@@ -100,7 +103,7 @@ export function Chart({ title, first, step, series, format = compact, height = 1
       scales: { y: { range: (u, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
       axes: [
         { ...axis, grid: { show: false }, size: 26, gap: 6, space: 80, values: (u, marks) => marks.map((s) => timeText(s * 1000).slice(-8, step * count > 300000 ? -3 : undefined)) },
-        { ...axis, size: format === ages ? 68 : 52, space: 34, values: (u, marks) => marks.map((v) => format(v)) },
+        { ...axis, incrs: format === ages ? AGE_STEPS : undefined, size: format === ages ? 68 : 52, space: 34, values: (u, marks) => marks.map((v) => format(v)) },
       ],
       series: [{}, ...series.map((s) => ({
         label: s.label, stroke: colour(`--c${s.colour}`), width: 1.75, points: { show: false },

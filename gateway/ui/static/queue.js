@@ -96,7 +96,7 @@ function Receivers({ takers, name, now }) {
   const nobody = !waiting && !handlers.length && !recent && !names.length;
   const url = `${location.origin}/v1/queues/${pathOf(name)}/receive`;
   return html`<section class="card" aria-label="Who receives">
-    <header><h2>Who receives</h2><span class="muted small">${plural(waiting, "receive waits", "receives wait")}${handlers.length ? `; ${plural(handlers.length, "handler")}` : ""}</span></header>
+    <header><h2>Who receives</h2><span class="muted small">${waiting ? plural(waiting, "receive waits", "receives wait") : "no receive waits"}${handlers.length ? `; ${plural(handlers.length, "handler")}` : ""}</span></header>
     <div class="in">
       ${nobody ? html`<div class="empty"><h2>Nobody receives from this queue</h2><p>Take a message${now.ready ? "" : " when there is one"}:</p>
         <${Code} label="With curl" text=${`curl -d '{"wait_ms":5000,"as":"text"}' ${shellUrl(url)}`} /></div>` : null}
@@ -176,7 +176,7 @@ function Row({ m, dead, movable, marked, mark }) {
     ${movable ? html`<td><input type="checkbox" aria-label=${`Choose message ${place}`} disabled=${m.state !== "ready"} checked=${marked} onChange=${(e) => mark(place, e.target.checked)} /></td>` : null}
     <th scope="row" class="nowrap"><${Link} to=${messageUrl(m.partition, m.offset)} class="mono">${m.partition}:${m.offset}<//></th>
     <td class="nowrap"><${StateBadge} state=${m.state} /><span class="muted small wide">${m.receiver ? ` ${m.receiver}` : ""}${back}</span></td>
-    <td><div class="clip" title=${dead ? headerOf(m, "marq-dead-reason") : text}>${dead ? headerOf(m, "marq-dead-reason") || html`<span class="muted mono">${text}</span>`
+    <td><div class="clip" title=${dead ? headerOf(m, "marq-dead-reason") : text}>${dead ? html`${headerOf(m, "marq-dead-reason")}<div class="clip muted mono small">${text}</div>`
       : html`<span class="mono">${text || html`<span class="zero">(empty)</span>`}</span>`}</div></td>
     ${dead ? html`<td class="wide">${from ? html`<${Link} to=${queueUrl(from)} class="name">${from}<//>` : "–"}</td>` : null}
     <td class="num">${dead ? headerOf(m, "marq-dead-receives") ?? m.receives : m.receives}</td>

@@ -49,7 +49,7 @@ export function Queues() {
           <${Count} value=${q.unfinished} /><${Count} value=${q.in_flight} wide=${true} /><${Count} value=${q.delayed} wide=${true} />
           <${Count} value=${q.dead} tone="bad" />
           <td class="num wide">${q.oldest_ms === null ? html`<span class="zero">–</span>` : duration(q.oldest_ms)}</td>
-          <td class="num">${rate(q.sent_rate)}</td><td class="num wide">${rate(q.done_rate)}</td>
+          <${Rate} value=${q.sent_rate} /><${Rate} value=${q.done_rate} wide=${true} />
           <td class="wide"><${Spark} values=${q.spark} label=${`Backlog of the last 15 minutes: now ${q.unfinished}`} /></td>
         </tr>`)}</tbody></table></div>
       ${told.pages > 1 ? html`<nav class="pager" aria-label="Pages of queues">
@@ -64,6 +64,8 @@ export function Queues() {
 
 const Count = ({ value, tone = "", wide = false }) => html`<td class=${`num${wide ? " wide" : ""}`} title=${number(value)}>
   ${value ? html`<span class=${tone ? "badge " + tone : ""}>${compact(value)}</span>` : html`<span class="zero">0</span>`}</td>`;
+
+const Rate = ({ value, wide = false }) => html`<td class=${`num${wide ? " wide" : ""}`}><span class=${value ? "" : "zero"}>${rate(value)}</span></td>`;
 
 function NewQueue({ close }) {
   const [name, set] = useState(""), [fifo, setFifo] = useState(false);
