@@ -48,7 +48,11 @@ def main(arguments: list[str]) -> int:
         return 1 if wrong else 0
     shutil.rmtree(DIST, ignore_errors=True)
     build()
-    for package in sorted(DIST.iterdir()):
+    packages = sorted(DIST.iterdir())
+    if [package.suffix for package in packages] != [".whl", ".gz"]:
+        print(f"no release: a wheel and a source distribution were to be built, not {packages}", file=sys.stderr)
+        return 1
+    for package in packages:
         try_out(package, __version__)
         print(f"{package.name}: installed in an environment with nothing else, and runs")
     return 3 if subprocess.run([sys.executable, "-m", "tests.containers.build_image"], cwd=ROOT).returncode else 0
@@ -59,7 +63,8 @@ def build() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         source = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
         subprocess.run(["tar", "-x", "-C", scratch], input=source, check=True)
-        make = "import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1]); b.build_wheel(sys.argv[1])"
+        # setuptools changes the arguments
+        make = "import sys, setuptools.build_meta as b; to = sys.argv[1]; b.build_sdist(to); b.build_wheel(to)"
         DIST.mkdir()
         subprocess.run([sys.executable, "-c", make, str(DIST)], cwd=scratch, check=True, stdout=subprocess.DEVNULL)
 
