@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 $
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --use-pep517
 LOCKED := $(PIP) --require-hashes -r
 
-.PHONY: setup run test test-slow test-sdks test-python check simulate test-containers bench lock audit clean
+.PHONY: setup run test test-slow test-sdks test-python check simulate test-containers release bench lock audit clean
 
 # What `make run` needs: a worker, the embedded Kafka, the demo.
 .venv/run-ready: pyproject.toml requirements/build.txt requirements/run.txt requirements/kafka-jars.txt
@@ -64,6 +64,10 @@ test-containers: setup
 # The unit tests with every Python that is found, each in an environment of its own that is deleted afterwards.
 test-python:
 	@"$(PYTHON)" -m tests.each_python $(ARGS)
+
+# Wheel, sdist and image of the newest version in the changelog, each tried in an environment with nothing else.
+release: setup
+	$(BIN)/python -m requirements.release $(ARGS)
 
 bench: setup
 	$(BIN)/python -m bench cycle --batch 500 $(ARGS)

@@ -48,11 +48,15 @@ class MarkerError(MarqError):
 
 
 class NewerVersionError(MarkerError):
-    """A marker record of a later version of the protocol. We can't tell what it changes, so its reader must stop."""
+    """A record of markers or of a queue of a later version. We can't tell what it changes, so its reader must stop."""
 
 
 class RowError(MarqError):
     """A row or manifest of a table can't be read, or its key is not of a table."""
+
+
+class NewerRowError(RowError):
+    """A row or manifest of a later version of its format. Only a worker of a later version can own the partition."""
 
 
 class DeletedError(RowError):

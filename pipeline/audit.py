@@ -20,6 +20,7 @@ from pipeline.auditor import FOUND, SUMMARY, Auditor, Plan, Summary
 from pipeline.changelogs import Snapshot, snapshot, table_rows
 from pipeline.console import say
 from pipeline.options import Job, job_options, key_in
+from pipeline.queues import Queues
 from pipeline.states import states_of
 from pipeline.walk import walk
 
@@ -35,6 +36,30 @@ ATTEMPTS = 3
 FAULTS_MAX = 1_000
 
 FORMAT_VERSION = 1
+
+#: Kinds of faults, as in the table of docs/pipeline.md.
+FAULTS = (
+    "lost",
+    "fold",
+    "record gone",
+    "markers gone",
+    "doubled",
+    "no start",
+    "two leases",
+    "delivered after its end",
+    "order",
+    "attempts",
+    "owner",
+    "expired early",
+    "tables",
+    "misplaced",
+    "manifest",
+    "newer version",
+    "deleted unread",
+    "given up",
+    "committed",
+    "worker",
+)
 
 States = Mapping[int, Mapping[str, Any]]
 """State of each partition, as its worker reports it."""
@@ -170,6 +195,7 @@ def audit(
 
     began = time.monotonic()
     damaged: Damaged = {}
+    fifo = {} if offline else Queues(job.kafka).fifo_since()
     for attempt in range(1, ATTEMPTS + 1):
         faults: list[Found] = []
         tables = None
@@ -184,7 +210,7 @@ def audit(
             if attempt == ATTEMPTS:
                 raise
             continue
-        plans = {n: _plan(n, job, logs, tables, states.get(n), accept_loss) for n in logs.bounds}
+        plans = {n: _plan(n, job, logs, tables, states.get(n), accept_loss, fifo) for n in logs.bounds}
         rows = table_rows(spark, job.kafka, tables) if tables is not None else None
         try:
             summaries, found = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
@@ -206,7 +232,7 @@ def audit(
 
 def _check_committed(job: Job, committed: Mapping[str, Mapping[int, int]], tables: Snapshot) -> list[Found]:
     """Check that no committed offset is beyond the tables: records below it are not read again."""
-    faults = [Found(n, -1, None, "tables", why) for n, why in tables.damaged.items()]
+    faults = [Found(number, -1, None, kind, why) for number, kind, why in tables.damaged]
     for topic, attribute in ((job.settings.queue_topic, "position"), (job.settings.markers_topic, "markers_position")):
         starts = job.kafka.bounds(topic)
         for number, offset in committed.get(topic, {}).items():
@@ -289,6 +315,7 @@ def _plan(
     tables: Snapshot | None,
     state: Mapping[str, Any] | None,
     accept_loss: bool,
+    fifo: Mapping[str, int],
 ) -> bytes:
     bound = logs.bounds[number]
     newest = tables.newest.get(number) if tables is not None else None
@@ -305,6 +332,7 @@ def _plan(
             live=None if state is None else dict(state),
             faults_max=FAULTS_MAX,
             accept_loss=accept_loss,
+            fifo=dict(fifo),
         )
     )
 

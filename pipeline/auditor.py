@@ -14,7 +14,7 @@ from marq.core.history import Envelope, Histories
 from marq.core.markers import Batch
 from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
-from marq.errors import RowError
+from marq.errors import NewerRowError, RowError
 from pipeline import walk
 from pipeline.fingerprints import fingerprints, without_payloads
 from pipeline.reference import Fault, ReferenceFold
@@ -39,6 +39,7 @@ class Plan(walk.Plan):
     live: dict[str, Any] | None  # the answer of the worker, if one was asked
     faults_max: int
     accept_loss: bool = False  # what a repair gave up is no fault
+    fifo: dict[str, int] = msgspec.field(default_factory=dict)  # FIFO queues -> since when they are read in order
 
 
 class Deleted(msgspec.Struct):
@@ -110,7 +111,11 @@ class Auditor(walk.Walker):
             queue_of=Histories(queue_id=told.queue_id).queue_of,
             report=self._fault,
             compacted=told.queue_id is not None,
+            fifo=told.fifo,
         )
+        for key in self._rows:
+            if not key.startswith(f"{self.number}/"):
+                self._wrong("misplaced", f"row {key} is in partition {self.number} of its changelog")
         if told.manifest is not None:
             self._recover(rows.decode_manifest(told.manifest))
         elif told.tables and (told.markers_start or (told.queue_start and told.queue_id is None)):
@@ -153,11 +158,16 @@ class Auditor(walk.Walker):
             self.recovered = Partition.restore(
                 self.number, less.manifest, less.rows.__getitem__, queue_id=told.queue_id
             )
+        except NewerRowError as error:
+            self._wrong("newer version", str(error))
+            return
         except RowError as error:
             self._wrong("tables", str(error))
             return
         prints = fingerprints(value for key, value in less.rows.items() if rows.kind_of(key) == "messages")
         self._stored = {entry.offset: prints.get(entry.offset) for entry in entries(self.recovered)}
+        for offset in self._stored.keys() - prints.keys():
+            self._note(Fault("tables", offset, None, "the segment that has to hold its payload does not"))
         self._recovered_count = len(self._stored)
 
     def _deleted_unread(self, log: str, start: int, stop: int, unfinished: int, place: str) -> None:
@@ -190,10 +200,21 @@ class Auditor(walk.Walker):
     def on_absent(self, start: int, stop: int) -> None:
         self.reference.gone(start, stop)
 
+    def on_doubled(self, log: str, offset: int) -> None:
+        if log == "queue":
+            self._fault(Fault("doubled", offset, None, "the archive has its record more than once"))
+        else:
+            self._wrong("doubled", f"the archive has record {offset} of the markers log more than once")
+
+    def on_newer(self, offset: int, what: str) -> None:
+        self._wrong("newer version", f"record {offset} of the markers log: {what}")
+
     def on_markers_absent(self, start: int, stop: int) -> None:
-        stop = min(stop, self.told.archived)
-        if start < stop:
-            self._wrong("markers gone", f"records {start} to {stop - 1} of the markers log are not in the archive")
+        # only workers write there, without transactions: no offset is without a record
+        split = min(max(start, self.told.archived), stop)
+        for begin, end, where in ((start, split, "archive"), (split, stop, "topic")):
+            if begin < end:
+                self._wrong("markers gone", f"records {begin} to {end - 1} of the markers log are not in the {where}")
 
     def before_fold(self, offset: int, timestamp_ms: int, batch: Batch | None) -> None:
         if self.reference.own < self.told.markers_start:
@@ -248,6 +269,7 @@ class Auditor(walk.Walker):
             stored.ingest(stored.position, told.queue_stop, [])
             stored.skip_markers(told.markers_stop)
         self._check_states()
+        self.reference.check_order_at_end(self.partition.duplicates.__contains__)
         held = digest_of(entries(self.partition))
         if stored is not None:
             self._check_recovered(stored)
@@ -284,8 +306,15 @@ class Auditor(walk.Walker):
             elif other != entry:
                 what = f"is {entry.state} with {entry.receives} receives, {after} {other.state} with {other.receives}"
                 self._fault(Fault("tables", entry.offset, entry.queue, what))
+        gone = self.reference.absent
         for entry in known.values():
-            self._fault(Fault("tables", entry.offset, entry.queue, f"is done, but {entry.state} again {after}"))
+            if entry.offset in gone and self.reference.compacted:
+                continue  # the tables outlive the records of a topic that is not ours
+            if entry.offset in gone:
+                what = f"is {entry.state} {after}, but the queue topic no longer has its record"
+                self._fault(Fault("record gone", entry.offset, entry.queue, what))
+            else:
+                self._fault(Fault("tables", entry.offset, entry.queue, f"is done, but {entry.state} again {after}"))
 
     def _check_live(self, mine: Digest) -> str:
         live = self.told.live
@@ -351,6 +380,9 @@ class Auditor(walk.Walker):
     def _fault(self, fault: Fault) -> None:
         if self.first is None and fault.offset >= 0:
             return  # a message whose history is not seen whole
+        self._note(fault)
+
+    def _note(self, fault: Fault) -> None:
         self._fault_count += 1
         if self._fault_count <= self.told.faults_max:
             self._faults.append(fault)

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from marq.core import rows
-from marq.errors import BrokerError, RowError
+from marq.errors import BrokerError, NewerRowError, RowError
 from pipeline.fingerprints import strip_batches
 from pipeline.kafka import Kafka
 
@@ -44,7 +44,7 @@ class Snapshot(NamedTuple):
     """The tables at one moment: no manifest was written between the manifests and `ends`."""
 
     newest: dict[int, Newest]  # by partition; partitions without a manifest are left out
-    damaged: dict[int, str]  # manifests that can't be read
+    damaged: list[tuple[int, str, str]]  # manifests that can't be read, or are elsewhere: partition, kind of fault, why
     bounds: dict[str, dict[int, tuple[int, int]]]  # row topic -> partition -> start, end
 
 
@@ -130,19 +130,23 @@ class _Manifests:
         content[key] = value
         return True
 
-    def newest(self) -> tuple[dict[int, Newest], dict[int, str]]:
-        """The manifests that a recovery would choose (highest epoch), and the errors of those that can't be read."""
+    def newest(self) -> tuple[dict[int, Newest], list[tuple[int, str, str]]]:
+        """The manifests that a recovery would choose (highest epoch), and what is wrong with others."""
         newest: dict[int, Newest] = {}
-        damaged: dict[int, str] = {}
+        damaged: list[tuple[int, str, str]] = []
         for number, content in self._content.items():
             for key, value in content.items():
                 name = key.decode(errors="replace")
                 if not name.startswith(f"{number}/"):
+                    damaged.append((number, "misplaced", f"manifest {name} is in partition {number} of the changelog"))
                     continue
                 try:
                     manifest = rows.decode_manifest(value)
+                except NewerRowError as error:
+                    damaged.append((number, "newer version", f"manifest {name}: {error}"))
+                    continue
                 except RowError as error:
-                    damaged[number] = f"manifest {name}: {error}"
+                    damaged.append((number, "tables", f"manifest {name}: {error}"))
                     continue
                 if number not in newest or manifest.epoch > newest[number].manifest.epoch:
                     newest[number] = Newest(name, value, manifest)

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from marq.core.policies import QueueSettings, name_problem
-from marq.errors import BadValueError, NotPossibleError, UnknownQueueError
+from marq.core.settings import check_record_version
+from marq.errors import BadValueError, NewerVersionError, NotPossibleError, PipelineError, UnknownQueueError
 from pipeline.compacted import records_of
 
 if TYPE_CHECKING:
     from pipeline.kafka import Kafka
 
 _AUTO_PREFIX = b"\0auto/"
+#: Milliseconds by which the clock of a worker, which dates a queue, may be behind the brokers'.
+SKEW_MS = 5_000
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -23,6 +26,8 @@ class _Record(msgspec.Struct, frozen=True):
     version: int
     settings: QueueSettings
     state: Literal["active", "deleting", "deleted"] = "active"
+    created_ms: int = 0
+    generation: int = msgspec.field(default=0, name="life")
 
 
 class Queues:
@@ -45,9 +50,12 @@ class Queues:
 
     def _note(self, queue: str, value: bytes) -> None:
         try:
+            check_record_version(value)
             record = msgspec.json.decode(value, type=_Record)
         except msgspec.MsgspecError:
             return  # workers ignore it too
+        except NewerVersionError as error:
+            raise PipelineError(f"queue {queue!r} has {error}") from None
         known = self._records.get(queue)
         if known is None or record.version > known.version:
             self._records[queue] = record
@@ -88,6 +96,17 @@ class Queues:
     def fifo(self) -> dict[str, bool]:
         """FIFO queues -> whether all messages of the queue go to one partition, not only those of a group."""
         return {q: r.settings.deduplication_scope == "queue" for q, r in self._records.items() if self.is_fifo(q)}
+
+    def fifo_since(self) -> dict[str, int]:
+        """FIFO queues -> since when all their messages are delivered in order, in milliseconds of the brokers' time.
+
+        Messages that were sent before the queue was made, or to a standard queue of its name, were not.
+        """
+        return {
+            queue: record.created_ms + (SKEW_MS if record.generation else 0)
+            for queue, record in self._records.items()
+            if self.is_fifo(queue)
+        }
 
     def delays(self) -> dict[str, int]:
         """The delays of all queues that have one, in milliseconds."""

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
 from marq.core.ranges import RangeSet, count, offsets_in
+from pipeline.group_order import GroupOrder, Overtaken
 
 #: Most milliseconds that a working owner needs to read what others have appended.
 RACE_MS = 30_000
@@ -56,6 +57,27 @@ class State(NamedTuple):
 Report = Callable[[Fault], None]
 
 
+#: Markers that carry a receipt, in words.
+_NAMES = {End: "an ack", Keepalive: "an extension", Release: "a release"}
+
+
+class _Receipts(Mapping[int, tuple[int, int]]):
+    """The last receipt of each message that was delivered and is not done."""
+
+    def __init__(self, states: Mapping[int, State]) -> None:
+        self._states = states
+
+    def __getitem__(self, offset: int) -> tuple[int, int]:
+        state = self._states[offset]
+        return state.epoch, state.delivery
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._states)
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+
 class _Attempt:
     """One attempt: what its start says (all parts in one record together), and what the log has."""
 
@@ -75,10 +97,18 @@ class ReferenceFold:
     Args:
         queue_of: returns the queue of a message.
         compacted: records may vanish from the queue topic, because it is not ours.
+        fifo: FIFO queues, and since when: messages sent earlier are not checked for their order.
     """
 
     def __init__(
-        self, *, first: int, own: int, queue_of: Callable[[Envelope], str | None], report: Report, compacted: bool
+        self,
+        *,
+        first: int,
+        own: int,
+        queue_of: Callable[[Envelope], str | None],
+        report: Report,
+        compacted: bool,
+        fifo: Mapping[str, int] | None = None,
     ) -> None:
         self.first = first
         self.position = first
@@ -107,6 +137,7 @@ class ReferenceFold:
         self._void: OrderedDict[tuple[int, int], dict[int, str]] = OrderedDict()
         self._starts: dict[tuple[int, int], _Attempt] = {}  # of the present record
         self._last_starts: frozenset[tuple[int, int]] = frozenset()  # of the last record that had any
+        self._order = GroupOrder(fifo or {})
 
     def forget_below(self, first: int) -> None:
         """Leave out messages below `first`: their markers may be missing, so what they said is dropped."""
@@ -115,6 +146,7 @@ class ReferenceFold:
         for store in (self.states, self.early, self.expires, self.expired):
             for offset in [o for o in store if o < first]:
                 del store[offset]
+        self._order.forget_below(first)
 
     # ------------------------------------------------------------------ the queue log
 
@@ -129,6 +161,9 @@ class ReferenceFold:
         self.position = envelopes[-1].offset + 1
         if not self.early and not self.purges:
             self.open.update(zip([e.offset for e in envelopes], names, strict=True))
+            if self._order:
+                for envelope, queue in zip(envelopes, names, strict=True):
+                    self._order.read(envelope, queue)
             return
         ended: list[int] = []
         for envelope, queue in zip(envelopes, names, strict=True):
@@ -139,6 +174,7 @@ class ReferenceFold:
                 self.states.pop(offset, None)
             if outcome is None:
                 self.open[offset] = queue
+                self._order.read(envelope, queue)
             else:
                 self.expired.pop(offset, None)
                 self.done[queue, outcome] += 1
@@ -237,6 +273,10 @@ class ReferenceFold:
             most = max(most, 1)
             effect = sorted(effect + first) if effect else first
         self._note_attempt(m, effect, most, void or uncounted)
+        if self._order and effect:
+            receipts = _Receipts(states)
+            for overtaken in self._order.start((m.epoch, m.delivery), effect, receipts):
+                self._disordered(overtaken)
         return effect
 
     def _note_attempt(self, m: Start, effect: list[int], most: int, unsure: bool) -> None:
@@ -311,14 +351,29 @@ class ReferenceFold:
                 return ended_ms
         return None
 
+    def check_order_at_end(self, is_duplicate: Callable[[int], bool]) -> None:
+        """Check messages that were overtaken, and never started, at the end: duplicates never are."""
+        for overtaken in self._order.unsure():
+            if not is_duplicate(overtaken.earlier):
+                self._disordered(overtaken)
+
+    def _disordered(self, overtaken: Overtaken) -> None:
+        offset, earlier, (epoch, delivery) = overtaken
+        what = f"delivery {epoch}/{delivery} was handed out before {earlier}, which is before it in its group, was done"
+        self._fault("order", offset, what)
+
     def _check_receipt(self, m: End | Keepalive | Release) -> None:
         """Check that a used receipt is of a start that took effect: otherwise it must not have been handed out."""
+        if self._order:
+            for overtaken in self._order.use((m.epoch, m.delivery), offsets_in(m.offsets)):
+                self._disordered(overtaken)
         void = self._void.get((m.epoch, m.delivery))
         if not void or not m.delivery:
             return
         for offset in offsets_in(m.offsets):
-            why = void.pop(offset, None)
-            if why is not None:
+            why = void.get(offset)
+            if why:
+                void[offset] = ""  # each is told once
                 kind = {"after its end": "delivered after its end", "under another lease": "two leases"}
                 self._fault(
                     kind.get(why, "owner"),
@@ -326,18 +381,36 @@ class ReferenceFold:
                     f"delivery {m.epoch}/{m.delivery}, started {why}, was handed out: its receipt was used",
                 )
 
+    def _check_started(self, m: End | Keepalive | Release, offsets: Iterable[int]) -> None:
+        """Check that there was a start of this delivery of `offsets`, on which the marker has no effect.
+
+        Void ones have been checked. An owner that leaves releases, uncounted, also what may never reach the log.
+        """
+        receipt = (m.epoch, m.delivery)
+        void = self._void.get(receipt, {})
+        for offset in offsets:
+            state = self.states.get(offset)
+            if offset < self.first or offset in void or (state is not None and state[:2] >= receipt):
+                continue
+            if offset in self.open or (offset >= self.position and offset not in self.early):
+                what = f"{_NAMES[type(m)]} of delivery {m.epoch}/{m.delivery}: the log has no start of that"
+                self._fault("no start", offset, what)
+
     def _end(self, m: End) -> list[int]:
         states, is_open = self.states, self.open
         effect: list[int] = []
         if m.outcome == "acked":
-            if self._void:
-                self._check_receipt(m)
+            self._check_receipt(m)
             epoch, delivery = m.epoch, m.delivery
-            if delivery:
-                for offset in offsets_in(m.offsets):
-                    state = states.get(offset)
-                    if state is not None and (state[0] > epoch or (state[0] == epoch and state[1] >= delivery)):
-                        effect.append(offset)
+            unstarted: list[int] = []
+            for offset in offsets_in(m.offsets):
+                state = states.get(offset)
+                if state is None or not delivery or state[0] < epoch or (state[0] == epoch and state[1] < delivery):
+                    unstarted.append(offset)
+                else:
+                    effect.append(offset)
+            if unstarted:
+                self._check_started(m, unstarted)
         elif m.epoch == self.own:
             for offset in offsets_in(m.offsets):
                 if offset >= self.first and (
@@ -384,6 +457,8 @@ class ReferenceFold:
     def _finish(self, effect: list[int], outcome: str) -> None:
         if not effect:
             return
+        if self._order:
+            self._order.finish(effect)
         if self.expires or outcome == "expired":
             for offset in effect:
                 expires_ms = self.expires.pop(offset, None)
@@ -423,12 +498,14 @@ class ReferenceFold:
 
     def _change(self, m: Keepalive | Release) -> list[int]:
         counted = not isinstance(m, Release) or m.counted
-        if self._void and counted:
+        unstarted: list[int] = []
+        if counted:
             self._check_receipt(m)
         effect: list[int] = []
         for offset in offsets_in(m.offsets):
             state = self.states.get(offset)
             if state is None or not state.leased or (state.epoch, state.delivery) != (m.epoch, m.delivery):
+                unstarted.append(offset)
                 continue
             if isinstance(m, Keepalive):
                 self.states[offset] = state._replace(
@@ -444,6 +521,8 @@ class ReferenceFold:
                     uncounted=state.uncounted or not m.counted,
                 )
             effect.append(offset)
+        if unstarted and counted:
+            self._check_started(m, unstarted)
         return effect
 
     # ------------------------------------------------------------------ reporting

@@ -18,7 +18,7 @@ from marq.core.history import Envelope
 from marq.core.markers import Batch, End, Purge, Start, decode
 from marq.core.partition import Partition
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, is_too_large
-from marq.errors import MarkerError
+from marq.errors import MarkerError, NewerVersionError
 from marq.protocol.headers import H_ORIGIN, RESERVED
 from marq.protocol.limits import MESSAGE_MAX_BYTES
 
@@ -65,6 +65,7 @@ class Walker:
         self._markers_start = 0
         self._since_hints = 0
         self._whole_ms: int | None = None
+        self._read_to = 0
 
     # -- what a job overrides
 
@@ -83,6 +84,12 @@ class Walker:
 
     def on_fold(self, offset: int, timestamp_ms: int, batch: Batch | None, effects: list[list[int]]) -> None:
         """Called after a record of markers was folded; `batch` is None if it can't be read."""
+
+    def on_doubled(self, log: str, offset: int) -> None:
+        """Called for a record that is there once more, before it is passed over."""
+
+    def on_newer(self, offset: int, what: str) -> None:
+        """Called for a record of markers of a later version, before it is passed over."""
 
     def on_markers_absent(self, start: int, stop: int) -> None:
         """Called for offsets that the markers log does not have."""
@@ -112,6 +119,11 @@ class Walker:
 
     def read(self, envelopes: list[Envelope], prints: Sequence[int | None]) -> None:
         """Read the next messages of the queue log."""
+        if envelopes[0].offset < self._read_to or len({e.offset for e in envelopes}) < len(envelopes):
+            envelopes, prints = self._once(envelopes, prints)
+            if not envelopes:
+                return
+        self._read_to = envelopes[-1].offset + 1
         if self.first is None:
             passed = len(envelopes)
             if self._whole_ms is not None:
@@ -133,6 +145,19 @@ class Walker:
         self.on_read(envelopes, prints)
         self._forget_hints(len(envelopes))
 
+    def _once(
+        self, envelopes: list[Envelope], prints: Sequence[int | None]
+    ) -> tuple[list[Envelope], Sequence[int | None]]:
+        """Of messages that are there more than once (in an archive), the first."""
+        kept: list[int] = []
+        for i, envelope in enumerate(envelopes):
+            if envelope.offset < self._read_to:
+                self.on_doubled("queue", envelope.offset)
+            else:
+                self._read_to = envelope.offset + 1
+                kept.append(i)
+        return [envelopes[i] for i in kept], [prints[i] for i in kept]
+
     def _pass_to(self, offset: int) -> None:
         """Skip the offsets below `offset`. Markers of these count as void, like those of any message that is done."""
         partition = self.partition
@@ -140,8 +165,14 @@ class Walker:
 
     def fold(self, offset: int, timestamp_ms: int, value: bytes | None) -> None:
         """Fold the next record of the markers log."""
+        if offset < self.partition.markers_position:
+            self.on_doubled("markers", offset)
+            return
         try:
             batch: Batch | None = decode(value)
+        except NewerVersionError as error:
+            self.on_newer(offset, str(error))
+            batch = None
         except MarkerError:
             batch = None
         if self._whole_ms is None:

@@ -35,7 +35,7 @@ from app.engine.queues_topic import WRITE_TIMEOUT_S, QueuesTopic
 from app.engine.secrets import derived
 from marq.core.policies import QueueSettings, name_problem
 from marq.core.settings import QueueSettingsError, check_kind, check_name, placed_as, settings_with
-from marq.errors import UnavailableError, UnknownQueueError
+from marq.errors import NewerVersionError, UnavailableError, UnknownQueueError
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -387,6 +387,8 @@ class Catalog(Service):
                 self.changes += 1
                 return
             self._put(key.decode(), None if record.value is None else decode(record.value))
+        except NewerVersionError as exc:
+            raise NewerVersionError(f"record {record.offset} of {self.topic.name}: {exc}") from None
         except (UnicodeDecodeError, QueueSettingsError) as exc:
             self.log.warning("Ignored record %s of the queues topic: %s", record.offset, exc)
 

@@ -38,7 +38,7 @@ from app.streaming.faults import is_expected
 from marq.clock import now_ms
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
-from marq.errors import InternalError, NewerVersionError, RowError
+from marq.errors import InternalError, NewerRowError, NewerVersionError, RowError
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
@@ -420,6 +420,10 @@ class Ownership(Service):
             with self._alone(held):
                 owner.acknowledged(seq, offset, timestamp_ms, markers, now_ms())
                 self.drain(held)
+
+    def stop_at_newer(self, error: NewerRowError) -> None:
+        """Stop the worker: a later version has owned a partition, and this one can't."""
+        self.app.fail(error)
 
     def is_unserved(self, number: int, reason: str) -> None:
         """Called when a partition that is assigned to this worker can't be served at present."""

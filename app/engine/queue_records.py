@@ -9,12 +9,10 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from marq.core.policies import QueueSettings
-from marq.core.settings import QueueSettingsError, placed_as
+from marq.core.settings import RECORD_VERSION, QueueSettingsError, check_record_version, placed_as
 
 #: In records of version 0.1, the attribute with a policy that is now a setting.
 OLD_POLICY = "sqs.RedriveAllowPolicy"
-#: Format of a record.
-VERSION = 1
 
 
 class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -79,11 +77,20 @@ encode = msgspec.json.Encoder().encode
 
 
 def decode(value: bytes) -> QueueRecord:
-    """Decode a record. Raises `QueueSettingsError`."""
+    """Decode a record.
+
+    Raises:
+        QueueSettingsError: it is none. Everybody passes over it.
+        NewerVersionError: it is of a later version.
+    """
     try:
-        return _with_policy(_decoder.decode(value))
+        record = _decoder.decode(value)
     except msgspec.MsgspecError as exc:
+        check_record_version(value)
         raise QueueSettingsError(f"not the record of a queue: {exc}") from None
+    if record.v > RECORD_VERSION:
+        check_record_version(value)
+    return _with_policy(record)
 
 
 def _with_policy(record: QueueRecord) -> QueueRecord:
@@ -126,7 +133,7 @@ def next_record(
     if old is not None and state == "active" and (purge or not old.active):
         generation += 1
     return QueueRecord(
-        VERSION,
+        RECORD_VERSION,
         (old.version if old is not None else 0) + 1,
         uuid.uuid4().hex,
         placed_as(before.settings if before is not None else None, settings),

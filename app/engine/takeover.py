@@ -35,7 +35,7 @@ from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
 from marq.core.rows import table_of
-from marq.errors import DeletedError, MarqError, RowError, UnavailableError
+from marq.errors import DeletedError, MarqError, NewerRowError, RowError, UnavailableError
 from marq.text import reason_of
 
 #: Seconds that Kafka may take to confirm an own marker before the claim is tried again, with a new nonce.
@@ -92,6 +92,9 @@ class Partitions(Protocol):
     def is_unserved(self, number: int, reason: str) -> None:
         """A partition can't be served at present."""
 
+    def stop_at_newer(self, error: NewerRowError) -> None:
+        """Stop the worker: a later version has owned a partition, and this one can't."""
+
     def on_appended(
         self, number: int, owner: Owner, seq: int, offset: int, timestamp_ms: int, markers: list[Marker]
     ) -> None:
@@ -122,6 +125,13 @@ class TakeOver:
                     self.ownership.enter(self.number, claim.owner, claim.outbox)
                     return
                 claim = None  # a later owner has been faster
+            except NewerRowError as exc:
+                # what wiping mends is damage; another worker, of that version, is to have the partition
+                reason = f"partition {self.number}: {exc}"
+                ownership = self.ownership
+                ownership.is_unserved(self.number, reason)
+                ownership.stop_at_newer(NewerRowError(reason))
+                return
             except RowError as exc:
                 self.row_errors += 1
                 reason = str(exc)

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from marq.core.ranges import Ranges
-from marq.errors import RowError
+from marq.errors import NewerRowError, RowError
 
 #: Version of rows.
 VERSION = 1
@@ -216,10 +216,26 @@ def _decode(decoder: Any, value: bytes, what: str, versions: Sequence[int] = (VE
     try:
         row = decoder.decode(value)
     except msgspec.MsgspecError as exc:
+        _check_version(value, what, versions[-1])
         raise RowError(f"damaged {what} of {len(value)} bytes: {exc}") from None
     if row.v not in versions:
-        raise RowError(f"{what} of version {row.v}; this worker reads version {versions[-1]}: upgrade it")
+        _check_version(value, what, versions[-1])
+        raise RowError(f"{what} of version {row.v}; this worker reads version {versions[-1]}")
     return row
+
+
+def _check_version(value: bytes, what: str, newest: int) -> None:
+    """Raises `NewerRowError` for a later version, of which no more than the place of its number is known."""
+    try:
+        found: Any = msgspec.msgpack.decode(value)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return
+    version = found.get("v") if isinstance(found, dict) else found[0] if isinstance(found, list) and found else None
+    if isinstance(version, int) and not isinstance(version, bool) and newest < version < 1 << 16:
+        raise NewerRowError(
+            f"{what} of version {version}, and this worker reads up to version {newest}: "
+            f"run a marq that knows version {version}"
+        )
 
 
 def decode_messages(value: bytes) -> MessagesRow:

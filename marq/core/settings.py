@@ -9,7 +9,10 @@ import msgspec
 from msgspec.structs import replace
 
 from marq.core.policies import LEASE_MIN_MS, MESSAGE_LIMIT_MIN_BYTES, QueueSettings, name_problem
-from marq.errors import BadValueError
+from marq.errors import BadValueError, NewerVersionError
+
+#: Version of the records of queues in the queues topic.
+RECORD_VERSION = 1
 
 
 class QueueSettingsError(BadValueError):
@@ -77,3 +80,23 @@ def check_declared(queues: Iterable[tuple[str, dict[str, Any]]]) -> None:
     for queue, values in queues:
         check_name(queue)
         settings_with(queue, QueueSettings(), values)
+
+
+class _Version(msgspec.Struct):
+    v: int
+
+
+_version_decoder = msgspec.json.Decoder(_Version)
+
+
+def check_record_version(value: bytes) -> None:
+    """Raises `NewerVersionError` for a record of a queue of a later version; all else of it may be different then."""
+    try:
+        version = _version_decoder.decode(value).v
+    except msgspec.MsgspecError:
+        return
+    if version > RECORD_VERSION:
+        raise NewerVersionError(
+            f"a queue's record of version {version}, and this marq reads up to version {RECORD_VERSION}: "
+            f"run a marq that knows version {version}"
+        )

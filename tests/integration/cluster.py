@@ -119,7 +119,7 @@ def by_id(seen: list[Seen]) -> dict[str, list[Seen]]:
 class Worker:
     """One worker process."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(self, folder: Path, environment: dict[str, str], code: Path = ROOT) -> None:
         self.folder = folder
         self.environment = environment
         self.data_dir = Path(environment["MARQ_DATA_DIR"])
@@ -128,7 +128,7 @@ class Worker:
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "app", "worker"],
-                cwd=ROOT,
+                cwd=code,
                 env=_environment(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -267,14 +267,17 @@ class Cluster:
 
     # -- workers
 
-    def start(self, name: str | None = None, *, ready: bool = True, **settings: Any) -> Worker:
-        """Start a worker; one with the `name` of an earlier one goes on in its data folder."""
+    def start(self, name: str | None = None, *, ready: bool = True, code: Path = ROOT, **settings: Any) -> Worker:
+        """Start a worker; one with the `name` of an earlier one goes on in its data folder.
+
+        `code`: another checkout, of another version.
+        """
         name = name or f"w{len(self.workers)}"
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         environment = {"MARQ_DATA_DIR": str(folder / "data")} | self.environment
         environment |= _variables(settings)
-        worker = Worker(folder, environment)
+        worker = Worker(folder, environment, code)
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
 

@@ -260,6 +260,8 @@ def test_the_archive_alone_is_proof_until_a_row_of_it_is_gone(
 
     for table, offset in (("messages", 3), ("markers", 2)):
         spark.sql(f"DELETE FROM delta.`{here.job.path('archive', table)}` WHERE offset = {offset}")
+    messages = here.job.path("archive", "messages")
+    spark.sql(f"INSERT INTO delta.`{messages}` SELECT * FROM delta.`{messages}` WHERE offset = 5")
     done = here.run_job("audit", "--offline", "--json", "-")
     assert done.returncode == 1, done.stderr
     result = json.loads(done.stdout)
@@ -267,8 +269,9 @@ def test_the_archive_alone_is_proof_until_a_row_of_it_is_gone(
     assert [(f["partition"], f["offset"], f["kind"]) for f in result["faults"]] == [
         (0, -1, "markers gone"),
         (0, 3, "record gone"),
+        (0, 5, "doubled"),
     ]
-    assert "WRONG: 2 faults" in done.stderr
+    assert "WRONG: 3 faults" in done.stderr
     assert "  0:3 - record gone: was delivered, but the queue topic no longer has its record" in done.stderr
 
 

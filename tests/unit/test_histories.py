@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
@@ -34,12 +34,17 @@ def envelope(record: Record) -> Envelope:
 class Walk:
     """Folds logs in a given mixture, with all observers."""
 
-    def __init__(self, number: int = 0, queue_id: str | None = None) -> None:
+    def __init__(self, number: int = 0, queue_id: str | None = None, fifo: Mapping[str, int] | None = None) -> None:
         self.partition = Partition(number, queue_id=queue_id)
         self.histories = Histories(queue_id=queue_id)
         self.faults: list[Fault] = []
         self.reference = ReferenceFold(
-            first=0, own=-1, queue_of=self.histories.queue_of, report=self.faults.append, compacted=False
+            first=0,
+            own=-1,
+            queue_of=self.histories.queue_of,
+            report=self.faults.append,
+            compacted=False,
+            fifo=fifo,
         )
         self.ended: list[Ended] = []
         self.stored: dict[str, bytes] = {}
@@ -98,7 +103,8 @@ def mixed(r: Random, queue: list[Record], markers: list[Record]) -> Iterator[tup
 
 
 def walked(simulator: Simulator, order: Iterator[tuple[str, Record]], restarts: Random | None = None) -> Walk:
-    walk = Walk(simulator.number, simulator.queue_id)
+    fifo = {name: 0 for name, settings in simulator.settings.items() if settings.fifo}
+    walk = Walk(simulator.number, simulator.queue_id, fifo)
     for i, (name, record) in enumerate(order):
         if name == "queue":
             walk.read(record)
@@ -107,6 +113,7 @@ def walked(simulator: Simulator, order: Iterator[tuple[str, Record]], restarts: 
         if restarts is not None and restarts.random() < 0.03:
             walk.restart(i + 1)
     walk.ended += walk.histories.ended
+    walk.reference.check_order_at_end(walk.partition.duplicates.__contains__)
     return walk
 
 

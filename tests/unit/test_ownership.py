@@ -23,7 +23,7 @@ from marq.core.markers import End, Own, Release
 from marq.core.owner import Phase
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
-from marq.errors import RowError
+from marq.errors import NewerRowError, RowError
 from tests.unit.peer_helpers import alone
 
 TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2)
@@ -872,5 +872,20 @@ def test_a_paused_partition_is_read_on_when_somebody_waits_for_it_though_nothing
         starving.append(held)
         desk.ownership.on_timer()
         assert not held.paused
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("row", ["manifest", "page"])
+def test_a_row_of_a_later_version_stops_the_worker_and_says_which_version_is_needed(row: str) -> None:
+    async def scenario(desk: Desk) -> None:
+        def newer(number: int) -> None:
+            raise NewerRowError(f"{row} of version 3, and this worker reads up to version 2: run a marq that …")
+
+        desk.changelogs.reading = newer
+        desk.ownership.on_assigned(1)
+        await desk.until(lambda: desk.failures)
+        assert str(desk.failures[0]).startswith(f"partition 0: {row} of version 3, and this worker reads up to")
+        assert all(table.wiped == [] for table in desk.tables.values()), "there is nothing to mend"
 
     run(scenario)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -17,12 +18,12 @@ OWNER = "w1/a"
 class Log:
     """A log that the reference reads as it grows: messages 0 to 9 of the queue `q`, owned by w1 since marker 0."""
 
-    def __init__(self, *, compacted: bool = False) -> None:
+    def __init__(self, *, compacted: bool = False, fifo: Mapping[str, int] | None = None) -> None:
         self.faults: list[Fault] = []
         self.now_ms = 0
         self.next = 0
         self.reference = ReferenceFold(
-            first=0, own=-1, queue_of=lambda _: "q", report=self.faults.append, compacted=compacted
+            first=0, own=-1, queue_of=lambda _: "q", report=self.faults.append, compacted=compacted, fifo=fifo
         )
         self.read(0, 10)
         self.write(Own("w1", OWNER))
@@ -267,3 +268,103 @@ def test_an_unreadable_record_changes_nothing_but_the_clock(log: Log) -> None:
     assert log.reference.fold(log.next - 1, log.now_ms, None) == []
     assert log.reference.notes["unreadable"] == 1
     assert log.start(2, 0, 1, receives=2) == [[0]]
+
+
+# ------------------------------------------------------------------ receipts without a start
+
+
+def test_an_ack_of_a_delivery_that_the_log_does_not_have_is_a_fault(log: Log) -> None:
+    log.write(End(0, [3, 4], "acked", 1), by="")
+    assert (log.only().kind, log.only().offset) == ("no start", 3)
+    assert 3 in log.reference.open
+
+
+@pytest.mark.parametrize("marker", [End(0, [3, 4], "acked", 2), Keepalive(0, 2, [3, 4], 1), Release(0, 2, [3, 4])])
+def test_so_is_a_receipt_of_a_later_one_than_the_last(log: Log, marker: Marker) -> None:
+    log.start(1, 3, 4)
+    log.write(marker, by="")
+    assert (log.only().kind, log.only().offset) == ("no start", 3)
+
+
+def test_a_receipt_of_an_earlier_one_is_none_nor_one_of_what_is_done(log: Log) -> None:
+    log.start(1, 3, 4)
+    log.wait(2_000)
+    log.start(2, 3, 4, receives=2)
+    log.write(Keepalive(0, 1, [3, 4], 1), by="")
+    log.write(End(0, [3, 4], "acked", 1), by="")
+    log.write(End(0, [3, 4], "acked", 2), by="")
+    assert log.faults == []
+
+
+def test_an_owner_that_leaves_may_release_what_never_reached_the_log(log: Log) -> None:
+    log.write(Release(0, 9, [3, 4], counted=False))
+    assert log.faults == []
+
+
+# ------------------------------------------------------------------ FIFO groups
+
+
+@pytest.fixture
+def ordered() -> Log:
+    """Messages 10, 11 and 12 are of the group g of a FIFO queue, 13 is of h."""
+    log = Log(fifo={"q": 1})
+    for offset, group in ((10, b"g"), (11, b"g"), (12, b"g"), (13, b"h")):
+        log.reference.read([Envelope(offset, 5, b"q", None, [("marq-group", group)], 1)])
+    return log
+
+
+def ack(log: Log, delivery: int, *offsets: int) -> None:
+    log.write(End(0, list(offsets), "acked", delivery), by="")
+
+
+def test_a_group_in_its_order_is_no_fault(ordered: Log) -> None:
+    ordered.start(1, 10, 12)
+    ordered.start(2, 13, 14)
+    ack(ordered, 1, 10, 12)
+    ordered.start(3, 12, 13)
+    ack(ordered, 2, 13, 14)
+    ack(ordered, 3, 12, 13)
+    assert ordered.faults == []
+
+
+def test_a_message_handed_out_before_one_of_its_group_is_done_is_a_fault(ordered: Log) -> None:
+    ordered.start(1, 10, 11)
+    ordered.start(2, 11, 12)
+    assert ordered.faults == [], "it may be taken back"
+    ack(ordered, 2, 11, 12)
+    assert (ordered.only().kind, ordered.only().offset) == ("order", 11)
+
+
+def test_one_that_is_taken_back_uncounted_is_none(ordered: Log) -> None:
+    ordered.start(1, 10, 11)
+    ordered.start(2, 11, 12)
+    ordered.write(Release(0, 2, [11, 12], counted=False))
+    ack(ordered, 1, 10, 11)
+    ordered.start(3, 11, 12)
+    ack(ordered, 3, 11, 12)
+    assert ordered.faults == []
+
+
+def test_one_that_was_never_started_is_overtaken_unless_it_is_a_duplicate(ordered: Log) -> None:
+    ordered.start(1, 11, 12)
+    ack(ordered, 1, 11, 12)
+    assert ordered.faults == []
+    ordered.reference.check_order_at_end(lambda offset: True)
+    assert ordered.faults == []
+    ordered.reference.check_order_at_end(lambda offset: False)
+    assert (ordered.only().kind, ordered.only().offset) == ("order", 11)
+
+
+def test_one_that_is_started_later_was_overtaken(ordered: Log) -> None:
+    ordered.start(1, 11, 12)
+    ack(ordered, 1, 11, 12)
+    ordered.start(2, 10, 11)
+    assert (ordered.only().kind, ordered.only().offset) == ("order", 11)
+
+
+def test_a_duplicate_that_is_ended_was_not_overtaken(ordered: Log) -> None:
+    ordered.start(1, 11, 12)
+    ack(ordered, 1, 11, 12)
+    ordered.write(End(0, [10, 11], "purged"))
+    ordered.reference.check_order_at_end(lambda offset: False)
+    assert ordered.faults == []
