@@ -97,7 +97,6 @@ class IdempotentProducer(driver.Producer):
     """
 
     app: Any
-    _others: tuple[IdempotentProducer, ...] = ()  # the lanes, each once
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -119,13 +118,12 @@ class IdempotentProducer(driver.Producer):
         for topics in lanes:
             lane = type(self)(self.transport, loop=self.loop, beacon=self.beacon)
             self.lanes.update(dict.fromkeys(topics, lane))
-            self._others = (*self._others, lane)
             await self.add_runtime_dependency(lane)
 
     @property
     def unconfirmed_bytes(self) -> int:
         """`pending_bytes`, including those of the lanes."""
-        return self.pending_bytes + sum(lane.pending_bytes for lane in self._others)
+        return self.pending_bytes + sum(lane.pending_bytes for lane in set(self.lanes.values()))
 
     async def on_start(self) -> None:
         await super().on_start()
@@ -232,12 +230,12 @@ class IdempotentProducer(driver.Producer):
     def waits(self, longer_s: float) -> dict[TP, float]:
         """Partition -> seconds, where Kafka has confirmed nothing for longer than `longer_s`; including lanes."""
         now, found = self.loop.time(), dict[TP, float]()
-        for producer in (self, *self._others):
-            for tp, batches in producer._unconfirmed.items():
-                for since in batches.values():
-                    if now - since > longer_s:
-                        found[tp] = now - since
-                    break  # the first one is the oldest
+        for tp, batches in self._unconfirmed.items():
+            waited_s = now - next(iter(batches.values()))
+            if waited_s > longer_s:
+                found[tp] = waited_s
+        for lane in set(self.lanes.values()):
+            found |= lane.waits(longer_s)
         return found
 
     def _append_now(
@@ -377,7 +375,7 @@ class IdempotentProducer(driver.Producer):
 
     async def on_stop(self) -> None:
         # in parallel: without Kafka each waits for its time-out
-        await asyncio.gather(self._end(), *(lane.stop() for lane in self._others))
+        await asyncio.gather(self._end(), *(lane.stop() for lane in set(self.lanes.values())))
 
     async def _end(self) -> None:
         producer = self._producer
@@ -390,7 +388,7 @@ class IdempotentProducer(driver.Producer):
     async def flush(self) -> None:
         """Wait until Kafka has confirmed everything, but no longer than `FLUSH_TIMEOUT_S`."""
         try:
-            lanes = (lane.flush() for lane in self._others)
+            lanes = (lane.flush() for lane in set(self.lanes.values()))
             await asyncio.wait_for(asyncio.gather(super().flush(), *lanes), FLUSH_TIMEOUT_S)
         except TimeoutError:
             self.log.warning("%s bytes still not confirmed by Kafka after %s s", self.pending_bytes, FLUSH_TIMEOUT_S)
