@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from shutil import copytree, ignore_patterns
+from shutil import copyfile, copytree, ignore_patterns
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -20,6 +20,8 @@ from tests.integration.cluster import ROOT, Cluster, until
 pytestmark = pytest.mark.slow
 
 OLD = os.environ.get("MARQ_TEST_OLD")
+FOLDERS = ("app", "agents", "tables", "gateway", "marq", "tests")
+IGNORED = ignore_patterns("__pycache__", "golden")
 LOAD_PER_S = 200
 QUEUES = ["work-a", "work-b"]
 #: Seconds of load with each set of workers.
@@ -29,6 +31,15 @@ LOAD_S = 3.0
 def no_attempt_is_burned(cluster: Cluster) -> None:
     """Each message was handed over once, as its first attempt."""
     assert {one.attempt for one in cluster.begun()} == {1}
+
+
+@pytest.fixture
+def former(tmp_path: Path) -> Path:
+    """Version 0.1, with handlers that write down what those of this version do."""
+    for folder in FOLDERS:
+        copytree(Path(str(OLD)) / folder, tmp_path / "old" / folder, ignore=IGNORED)
+    copyfile(ROOT / "tests/integration/witness.py", tmp_path / "old/tests/integration/witness.py")
+    return tmp_path / "old"
 
 
 def take_larger_messages(cluster: Cluster) -> None:
@@ -44,9 +55,8 @@ def take_larger_messages(cluster: Cluster) -> None:
 def patched(tmp_path: Path) -> Path:
     """This version with the number of a patch."""
     code = tmp_path / "patch"
-    folders = ("app", "agents", "tables", "gateway", "marq", "tests", "requirements")
-    for folder in folders:
-        copytree(ROOT / folder, code / folder, ignore=ignore_patterns("__pycache__", "golden"))
+    for folder in (*FOLDERS, "requirements"):
+        copytree(ROOT / folder, code / folder, ignore=IGNORED)
     init = code / "marq" / "__init__.py"
     init.write_text(init.read_text().replace(f'"{__version__}"', '"99.0.1"'))
     return code
@@ -69,9 +79,9 @@ def test_a_patch_goes_in_and_out_one_worker_at_a_time(kafka: str, tmp_path: Path
 
 
 @pytest.mark.skipif(OLD is None, reason="MARQ_TEST_OLD does not name a checkout of 0.1")
-def test_all_workers_of_0_1_stop_and_those_of_this_version_go_on(kafka: str, tmp_path: Path) -> None:
+def test_all_workers_of_0_1_stop_and_those_of_this_version_go_on(kafka: str, tmp_path: Path, former: Path) -> None:
     with Cluster(kafka, tmp_path, partitions=4, checkpoint_ms=300) as cluster:
-        old = [cluster.start(ready=False, code=Path(str(OLD))) for _ in range(3)]
+        old = [cluster.start(ready=False, code=former) for _ in range(3)]
         cluster.wait_served()
         with cluster.load(QUEUES, LOAD_PER_S):
             time.sleep(LOAD_S)
