@@ -29,7 +29,8 @@ WAYS = {
 IDLE_CORE, IDLE_CORE_A_PARTITION = 0.010, 0.000_02
 #: Bytes: a worker that is ready, and what each partition adds. `bench partitions`.
 WORKER_BYTES, PARTITION_BYTES = 90 * MIB, 64 * KIB
-#: Bytes of a message in flight, of one that waits in a table, and of that in the changelog. `bench cycle`, `growth`, `hol`.
+#: Bytes of a message in flight, of one that waits in a table, and of that in the changelog.
+#: `bench cycle`, `growth`, `hol`.
 IN_FLIGHT_BYTES, PARKED_BYTES, PARKED_LOG_BYTES = 560, 12, 126
 #: Bytes of a queue in each worker. `bench queues`.
 QUEUE_BYTES = 300
@@ -75,12 +76,7 @@ def needs(asked: Installation) -> Needs:
     way, workers = WAYS[asked.way], asked.workers
     rate, partitions = asked.messages_a_second / workers, asked.partitions / workers
     calls_a_second = sum(2 * (workers - 1) / every_s for every_s in CALLS_EVERY_S)  # made and answered
-    cores = (
-        IDLE_CORE
-        + partitions * IDLE_CORE_A_PARTITION
-        + rate * way.worker_us / 1e6
-        + calls_a_second * CALL_US / 1e6
-    )
+    cores = IDLE_CORE + partitions * IDLE_CORE_A_PARTITION + rate * way.worker_us / 1e6 + calls_a_second * CALL_US / 1e6
     memory = (
         WORKER_BYTES
         + partitions * PARTITION_BYTES
@@ -91,8 +87,7 @@ def needs(asked: Installation) -> Needs:
     # a batch of messages comes from several partitions: each has a start and an end of its own
     batches = asked.messages_a_second / max(1, way.batch / max(1, partitions))
     written = (
-        asked.messages_a_second * (asked.payload + RECORD_BYTES)
-        + batches * (START_BYTES + END_BYTES + 2 * BATCH_BYTES)
+        asked.messages_a_second * (asked.payload + RECORD_BYTES) + batches * (START_BYTES + END_BYTES + 2 * BATCH_BYTES)
     ) * asked.replicas
     held = (asked.in_flight + asked.parked) / max(1, workers)
     return Needs(
@@ -117,7 +112,9 @@ ASKED = [
 
 def run() -> None:
     """Print the table."""
-    print("| workers | partitions | messages a day | by | cores each | MiB each | ready, s | Kafka writes MB/s, GiB a day |")
+    print(
+        "| workers | partitions | messages a day | by | cores each | MiB each | ready, s | Kafka writes MB/s, GiB a day |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for asked in ASKED:
         found = needs(asked)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from operator import add
 from typing import Any
 
 import msgspec
@@ -152,11 +153,14 @@ class Trends(Service):
     async def sample(self, step: int) -> None:
         """Add a point for the step that is over."""
         await self._count(STEP_S - 0.5, step)
-        now = self._now.values()
+        now, flows = self._now.values(), self._flows()
+        # a timer may end a moment before its time: then a step comes again, and its points would be added up
+        while self._points and self._points[-1].step >= step:
+            flows = tuple(map(add, self._points.pop().flows, flows))
         self._points.append(
             Point(
                 step,
-                self._flows(),
+                flows,
                 sum(one.unfinished for one in now),
                 sum(one.in_flight for one in now),
                 max((one.oldest_ms for one in now), default=-1),

@@ -1,7 +1,7 @@
 """Encodes and decodes the requests that a busy worker makes all the time, fetch and produce, faster than aiokafka does.
 
 aiokafka calls several functions for each number of a request. Here numbers that follow each other are packed together,
-as a schema says once, when a worker starts: a tenth of the calls. What goes over the wire, and what comes out,
+as a schema says once for each kind of request: a tenth of the calls. What goes over the wire, and what comes out,
 must stay the same for every value: `tests/unit/test_codec.py` compares both.
 """
 
@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from functools import cache
 from io import BytesIO
 from itertools import groupby
 from typing import Any
 
 from aiokafka.protocol import types
-from aiokafka.protocol.api import RequestHeader_v1, ResponseHeader_v0
-from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.api import RequestHeader_v1, RequestStruct, ResponseHeader_v0
 from aiokafka.protocol.struct import Struct
 
 #: The format of each type with a fixed size.
@@ -167,13 +166,13 @@ def _other(kind: Any) -> tuple[_Read, _Write]:
     raise _UnknownTypeError(repr(kind))
 
 
-def speed_up(kind: type[Struct]) -> bool:
-    """Give a request or an answer of aiokafka another `encode` and `decode`. False: it stays as it is."""
+def _sped_up(kind: type[Struct]) -> dict[str, Any]:
+    """`encode` and `decode` for a request or an answer of aiokafka; nothing if its schema has types unknown here."""
     names = kind.SCHEMA.names
     try:
         read, write = _fields(kind.SCHEMA.fields)
     except _UnknownTypeError:
-        return False
+        return {}
 
     def encode(self: Struct) -> bytes:
         out: list[bytes] = []
@@ -194,18 +193,18 @@ def speed_up(kind: type[Struct]) -> bool:
             raise ValueError(f"the answer ends within a field: {exc}") from exc
         return cls(*values)
 
-    kind.encode = encode
-    kind.decode = classmethod(decode)
-    return True
+    return {"encode": encode, "decode": classmethod(decode)}
 
 
-def install() -> None:
-    """Speed up what a busy worker sends and gets all the time."""
-    for kind in structs():
-        speed_up(kind)
-
-
-def structs() -> list[type[Struct]]:
-    """The requests, their answers, and the headers of both."""
-    requests = [*FetchRequest._CLASSES, *ProduceRequest._CLASSES]
-    return [RequestHeader_v1, ResponseHeader_v0, *requests, *(request.RESPONSE_TYPE for request in requests)]
+@cache
+def faster(kind: type[Struct]) -> type[Struct]:
+    """A request or an answer of aiokafka that encodes and decodes itself faster; of a request, its answer too."""
+    own = _sped_up(kind)
+    if issubclass(kind, RequestStruct):
+        own["RESPONSE_TYPE"] = faster(kind.RESPONSE_TYPE)
+        if not kind.FLEXIBLE_VERSION:  # it has other headers
+            own["build_request_header"] = lambda self, correlation_id, client_id: faster(RequestHeader_v1)(
+                self, correlation_id=correlation_id, client_id=client_id
+            )
+            own["parse_response_header"] = lambda self, data: faster(ResponseHeader_v0).decode(data)
+    return type(kind.__name__, (kind,), own)

@@ -21,6 +21,8 @@ from aiokafka import TopicPartition
 from aiokafka.errors import for_code
 from aiokafka.protocol.fetch import FetchRequest
 
+from app.streaming.codec import faster
+
 #: First versions of the request with sessions, and with the epoch of the leader.
 SESSIONS_FROM, LEADER_EPOCH_FROM, RACK_FROM = 7, 9, 11
 #: The highest number of a request in a session; the next one is 1.
@@ -105,7 +107,7 @@ class PlannedRequest(FetchRequest):  # type: ignore[misc]  # aiokafka has no typ
         if version < SESSIONS_FROM:
             node.lost()
             self._topics = _by_topic(node.next()[0].items())
-            return super().build(request_struct_class)
+            return super().build(faster(request_struct_class))
         session, epoch = node.session, node.epoch
         named, forgotten = node.next()
         gone: dict[str, list[int]] = defaultdict(list)
@@ -126,7 +128,7 @@ class PlannedRequest(FetchRequest):  # type: ignore[misc]  # aiokafka has no typ
         ]
         head = (nobody, self._max_wait_ms, self._min_bytes, self._max_bytes, self._isolation_level, session, epoch)
         rack = (self._rack_id,) if version >= RACK_FROM else ()
-        return request_struct_class(*head, topics, list(gone.items()), *rack)
+        return faster(request_struct_class)(*head, topics, list(gone.items()), *rack)
 
     def lost(self) -> None:
         """There will be no answer."""

@@ -23,6 +23,8 @@ from aiokafka.errors import KafkaError, OutOfOrderSequenceNumber, ProducerFenced
 from aiokafka.producer import sender as aiokafka_sender
 from aiokafka.protocol.produce import ProduceRequest
 
+from app.streaming.codec import faster
+
 log = logging.getLogger(__name__)
 
 #: Milliseconds that a broker waits for the replicas before it answers that a batch is not confirmed.
@@ -137,6 +139,11 @@ class Sender(aiokafka_sender.Sender):
             self._muted_partitions.discard(batch.tp)
 
 
+class _ProduceRequest(ProduceRequest):
+    def build(self, request_struct_class: Any) -> Any:
+        return super().build(faster(request_struct_class))
+
+
 class _Request(aiokafka_sender.SendProduceReqHandler):
     """One produce request; `again`: the batches that have to be sent again."""
 
@@ -145,11 +152,11 @@ class _Request(aiokafka_sender.SendProduceReqHandler):
         self.group = group
         self.again: list[Any] = self._to_reenqueue
 
-    def create_request(self) -> ProduceRequest:
+    def create_request(self) -> _ProduceRequest:
         topics: dict[str, list[tuple[int, bytes]]] = {}
         for tp, batch in self._batches.items():
             topics.setdefault(tp.topic, []).append((tp.partition, batch.get_data_buffer()))
-        return ProduceRequest(
+        return _ProduceRequest(
             required_acks=self._sender._acks,
             timeout=TAKE_TIMEOUT_MS,
             topics=list(topics.items()),

@@ -37,13 +37,10 @@ from faust.types import TP
 from faust.types.tuples import ConsumerMessage
 from mode import Service
 
-from app.streaming import codec
 from app.streaming.chunks import Chunk, Reader
 from app.streaming.consumer_thread import COMMIT_TIMEOUT_S, ChunkThread
 from app.streaming.producer import IdempotentProducer
 from marq.errors import MarqError
-
-codec.install()
 
 #: Seconds that the last commit of a worker may take: short, because nothing depends on it.
 LAST_COMMIT_TIMEOUT_S = 1.0

@@ -91,6 +91,18 @@ def test_the_histories_of_a_queue_are_added_step_by_step() -> None:
     assert total.since(last + 5).sent == [1, 2], "a chart needs two points"
 
 
+def test_a_step_that_is_sampled_again_counts_messages_once(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with serving(tmp_path) as http:
+            trends, intake = http.app.trends, http.app.ownership.intake
+            for step, key in ((7, b"a"), (8, b"b"), (8, b"c"), (8, b"d")):
+                intake.read(None, records(key))
+                await trends.sample(step)
+            assert [(p.step, p.flows[0]) for p in trends._points] == [(7, 1), (8, 3)]
+
+    run(test)
+
+
 # -- bounds
 
 
