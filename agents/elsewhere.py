@@ -122,7 +122,7 @@ class Elsewhere:
             if not any(spec.name == taker.handler.name for spec in self.remote_handlers.specs_of(url))
         )
         self._turn += 1
-        return self._turn % (theirs + max(1, len(self.ownership.held))) < theirs
+        return self._turn % (theirs + max(1, len(self.ownership.owned))) < theirs
 
     def fetch(self, taker: Taker) -> None:
         """Ask other workers for as much as there is room for, with one call at a time to each."""

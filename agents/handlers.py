@@ -70,10 +70,10 @@ class Handlers(Service):
             ManualMessage(topic, number, queue, record, receives, settle) for record, queue, receives in taken.messages
         ]
 
-    def messages(self, held: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
+    def messages(self, owned: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
         """The handler's messages for `offsets`. With `settle`, they can be acknowledged one by one."""
-        partition, names = held.owner.partition, self._names
-        topic, number, topic_mode = self.ownership.topics.queue, held.number, self.settings.queue_id
+        partition, names = owned.owner.partition, self._names
+        topic, number, topic_mode = self.ownership.topics.queue, owned.number, self.settings.queue_id
         deliveries, records = partition.deliveries, partition.messages
         made: list[Message] = []
         for offset in offsets:
@@ -96,19 +96,19 @@ class Handlers(Service):
 
     # -- receiver
 
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+    def handed(self, owned: OwnedPartition, handout: Handout) -> None:
         raise AssertionError("deliveries go to the Ask that took them")
 
-    def wake(self, held: OwnedPartition) -> None:
+    def wake(self, owned: OwnedPartition) -> None:
         if not self.closing:
             for runner in self.runners:
-                runner.woken(held)
+                runner.woken(owned)
             self.remote_handlers.wake()
 
-    def starving(self, held: OwnedPartition) -> bool:
-        if any(runner.room > 0 and not runner.has_ready(held) for runner in self.runners):
+    def starving(self, owned: OwnedPartition) -> bool:
+        if any(runner.room > 0 and not runner.has_ready(owned) for runner in self.runners):
             return True
-        return self.remote_handlers.starving(held)
+        return self.remote_handlers.starving(owned)
 
     def wants(self, queue: str) -> bool:
         return self.is_handled(queue) or self.remote_handlers.is_handled(queue)
@@ -117,10 +117,10 @@ class Handlers(Service):
         """Whether a handler of this worker gets the messages of `queue`."""
         return self.route(queue) is not None
 
-    def forget(self, held: OwnedPartition) -> None:
+    def forget(self, owned: OwnedPartition) -> None:
         for runner in self.runners:
-            runner.forget(held.number)
-        self.remote_handlers.forget(held)
+            runner.forget(owned.number)
+        self.remote_handlers.forget(owned)
 
     # -- service
 

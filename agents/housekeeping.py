@@ -53,9 +53,9 @@ class Housekeeping(Service):
                 await self._name_queues()
                 if count % SLOW_EVERY == 0:
                     await self._purges.finish()
-                    if 0 in self._ownership.held:
+                    if 0 in self._ownership.owned:
                         await self._catalog.repeat_overwritten()
-                if count % FORGET_EVERY == 0 and 0 in self._ownership.held:
+                if count % FORGET_EVERY == 0 and 0 in self._ownership.owned:
                     await self._catalog.forget_deleted()
             except MarqError as exc:
                 self.log.warning("%s", exc)
@@ -68,17 +68,17 @@ class Housekeeping(Service):
         self._rounds += 1
         if self._catalog.changes != self._catalog_seen and self._rounds % ALL_EVERY == 0:
             self._catalog_seen = self._catalog.changes
-            ownership.stirred.update(dict.fromkeys(ownership.held))
+            ownership.stirred.update(dict.fromkeys(ownership.owned))
         stirred, ownership.stirred = ownership.stirred, {}
-        return [held for number in stirred if (held := ownership.held.get(number)) is not None]
+        return [owned for number in stirred if (owned := ownership.owned.get(number)) is not None]
 
-    def _queues_to_look_at(self, held: OwnedPartition) -> Iterable[str]:
+    def _queues_to_look_at(self, owned: OwnedPartition) -> Iterable[str]:
         """Those that records have named since they were found in the catalog. Seldom all: there may be very many."""
-        partition = held.owner.partition
-        seen = held.queues_seen
+        partition = owned.owner.partition
+        seen = owned.queues_seen
         if seen is not None and seen[0] == self._catalog.changes and self._rounds - seen[1] < REREAD_EVERY:
             return partition.named
-        held.queues_seen = (self._catalog.changes, self._rounds)
+        owned.queues_seen = (self._catalog.changes, self._rounds)
         return {**partition.named, **dict.fromkeys(partition.queues())}
 
     async def _name_queues(self) -> None:
@@ -87,23 +87,23 @@ class Housekeeping(Service):
         if settings.queue_id is not None:
             return
         unknown: dict[str, list[OwnedPartition]] = {}
-        for held in self._to_look_at():
-            if held.serving:
-                partition = held.owner.partition
-                for queue in list(self._queues_to_look_at(held)):
+        for owned in self._to_look_at():
+            if owned.serving:
+                partition = owned.owner.partition
+                for queue in list(self._queues_to_look_at(owned)):
                     record = catalog.records.get(queue)
                     if record is not None and record.state == "deleting":
                         continue
                     listed = record.active if record is not None else queue in catalog.auto
                     if not listed and (settings.auto_create or not catalog.exists(queue)):
-                        unknown.setdefault(queue, []).append(held)
+                        unknown.setdefault(queue, []).append(owned)
                     else:
                         partition.named.pop(queue, None)
         if not unknown:
             return
         # until they are known: Kafka may not take what creates them
         stirred = self._ownership.stirred
-        stirred.update((held.number, None) for where in unknown.values() for held in where)
+        stirred.update((owned.number, None) for where in unknown.values() for owned in where)
         if not settings.auto_create:
             await catalog.catch_up()
         to_make = []
@@ -112,18 +112,18 @@ class Housekeeping(Service):
             if reason is None and not settings.auto_create and not catalog.exists(queue):
                 reason = f"there is no queue {queue!r}"
             if reason is not None:
-                for held in where:
-                    if held.serving:
-                        held.owner.partition.named.pop(queue, None)
-                        held.owner.partition.quarantine(queue, reason)
-                        self._ownership.due.touch(held.number)
+                for owned in where:
+                    if owned.serving:
+                        owned.owner.partition.named.pop(queue, None)
+                        owned.owner.partition.quarantine(queue, reason)
+                        self._ownership.due.touch(owned.number)
             elif settings.auto_create and any(h.serving and _had_any(h, queue) for h in where):
                 to_make.append(queue)
         for i in range(0, len(to_make), MADE_AT_ONCE):
             await asyncio.gather(*(catalog.make(queue) for queue in to_make[i : i + MADE_AT_ONCE]))
 
 
-def _had_any(held: OwnedPartition, queue: str) -> bool:
+def _had_any(owned: OwnedPartition, queue: str) -> bool:
     """Whether a message of `queue` was read and not purged, whatever became of it, or is ready."""
-    partition = held.owner.partition
+    partition = owned.owner.partition
     return queue in partition.named or partition.has_any(queue)

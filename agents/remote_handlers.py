@@ -136,17 +136,17 @@ class RemoteAsk:
         self.taking = taking
         self.lease_ms = lease_ms
 
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+    def handed(self, owned: OwnedPartition, handout: Handout) -> None:
         taking, (epoch, delivery) = self.taking, handout.receipt
-        taking.pending = [(h, p) for h, p in taking.pending if h is not held or p.delivery != delivery]
+        taking.pending = [(h, p) for h, p in taking.pending if h is not owned or p.delivery != delivery]
         if handout.offsets:
             if taking.done or taking.gone():
-                held.owner.release(handout.offsets, handout.receipt, counted=False)
+                owned.owner.release(handout.offsets, handout.receipt, counted=False)
             else:
                 if not taking.taken:
                     asyncio.get_running_loop().call_later(REST_S, taking.finish)
-                messages = self.remote_handlers.read(held, handout.offsets)
-                taking.taken.append(Taken(held.number, epoch, delivery, self.lease_ms, messages))
+                messages = self.remote_handlers.read(owned, handout.offsets)
+                taking.taken.append(Taken(owned.number, epoch, delivery, self.lease_ms, messages))
         if not taking.pending:
             taking.finish()
 
@@ -189,14 +189,14 @@ class RemoteHandlers:
         return Ready(ready)
 
     def _has_ready(self, remote: Remote, number: int) -> bool:
-        return any(True for held in self._serving() for _ in self._queues_of(held, remote, number))
+        return any(True for owned in self._serving() for _ in self._queues_of(owned, remote, number))
 
     def _serving(self) -> list[OwnedPartition]:
-        return [held for held in self.ownership.held.values() if held.serving and not held.owner.stalled]
+        return [owned for owned in self.ownership.owned.values() if owned.serving and not owned.owner.stalled]
 
-    def _queues_of(self, held: OwnedPartition, remote: Remote, number: int) -> Iterator[str]:
+    def _queues_of(self, owned: OwnedPartition, remote: Remote, number: int) -> Iterator[str]:
         route = remote.route
-        return (queue for queue in held.owner.partition.queues() if route(queue) == number)
+        return (queue for queue in owned.owner.partition.queues() if route(queue) == number)
 
     def wake(self) -> None:
         """Something became ready in a partition here."""
@@ -251,11 +251,11 @@ class RemoteHandlers:
             self.wake()
 
     def _take(self, taking: Taking, remote: Remote, number: int, calls: int) -> None:
-        spec, held = remote.specs[number], self._serving()
+        spec, owned = remote.specs[number], self._serving()
         left = calls * (spec.batch or 1)
         self._turn += 1
-        for i in range(len(held)):
-            one = held[(self._turn + i) % len(held)]
+        for i in range(len(owned)):
+            one = owned[(self._turn + i) % len(owned)]
             queues = list(self._queues_of(one, remote, number))
             if not queues:
                 continue
@@ -288,9 +288,9 @@ class RemoteHandlers:
             release = Release(one.epoch, one.delivery, ranges_of(offsets), 0, counted=False)
             self.ownership.outbox(one.partition).put([release])
 
-    def read(self, held: OwnedPartition, offsets: list[int]) -> list[tuple[Record, str, int]]:
+    def read(self, owned: OwnedPartition, offsets: list[int]) -> list[tuple[Record, str, int]]:
         """The messages of a delivery."""
-        partition = held.owner.partition
+        partition = owned.owner.partition
         found: list[tuple[Record, str, int]] = []
         for offset in offsets:
             record = partition.messages[offset]
@@ -314,18 +314,18 @@ class RemoteHandlers:
         """Whether a handler elsewhere gets the messages of `queue`."""
         return any(remote.route(queue) >= 0 for remote in self.remotes.values())
 
-    def starving(self, held: OwnedPartition) -> bool:
+    def starving(self, owned: OwnedPartition) -> bool:
         """Whether a handler elsewhere waits for messages that this partition has not read yet."""
         return any(
-            not any(True for _ in self._queues_of(held, remote, number))
+            not any(True for _ in self._queues_of(owned, remote, number))
             for remote in self.remotes.values()
             for number in remote.hungry
         )
 
-    def forget(self, held: OwnedPartition) -> None:
+    def forget(self, owned: OwnedPartition) -> None:
         """The partition went away: starts in progress there will never begin."""
         for taking in self._takings:
-            taking.pending = [(h, p) for h, p in taking.pending if h is not held]
+            taking.pending = [(h, p) for h, p in taking.pending if h is not owned]
             if not taking.pending:
                 taking.finish()
 

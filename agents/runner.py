@@ -69,7 +69,7 @@ class Desk(Protocol):
     def route(self, queue: str) -> Runner | None:
         """The runner that gets the messages of `queue`."""
 
-    def messages(self, held: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
+    def messages(self, owned: OwnedPartition, offsets: list[int], settle: Settle | None) -> list[Message]:
         """The handler's messages for `offsets`. With `settle`, they can be acknowledged one by one."""
 
     def messages_taken(self, taken: Taken, settle: Settle | None) -> list[Message]:
@@ -91,8 +91,8 @@ class Ask:
         self.calls = calls
         self.lease_ms = lease_ms
 
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
-        self.runner.handed(self, held, handout)
+    def handed(self, owned: OwnedPartition, handout: Handout) -> None:
+        self.runner.handed(self, owned, handout)
 
 
 class Runner:
@@ -131,9 +131,9 @@ class Runner:
         under_way = sum(self.asked.values()) + sum(self.fetching.values())
         return limit - self.running - len(self.waiting) - under_way
 
-    def has_ready(self, held: OwnedPartition) -> bool:
+    def has_ready(self, owned: OwnedPartition) -> bool:
         """Whether the partition may have something for this handler."""
-        partition = held.owner.partition
+        partition = owned.owner.partition
         backlogs, parked, route = partition.backlogs, partition.segments.queues, self.service.route
         if self._names is not None:
             return any((backlogs.get(q) or q in parked) and route(q) is self for q in self._names)
@@ -142,34 +142,34 @@ class Runner:
                 return True
         return any(route(queue) is self for queue in parked)
 
-    def woken(self, held: OwnedPartition) -> None:
+    def woken(self, owned: OwnedPartition) -> None:
         """Something became ready in a partition."""
-        self.ready[held.number] = None
+        self.ready[owned.number] = None
         if self.room > 0:
             self.ask()
 
     def ask(self) -> None:
         """Take as much as there is room for, from one partition after another."""
-        partitions, tries = self.service.ownership.held, len(self.ready)
+        partitions, tries = self.service.ownership.owned, len(self.ready)
         while tries and self.room > 0:
             number = next(iter(self.ready))
             del self.ready[number]
-            held = partitions.get(number)
-            queues = self._queues_of(held) if held is not None and held.serving else iter(())
+            owned = partitions.get(number)
+            queues = self._queues_of(owned) if owned is not None and owned.serving else iter(())
             first = list(islice(queues, 2))
-            if held is None or not first:
+            if owned is None or not first:
                 tries -= 1
                 continue
             self.ready[number] = None  # the last one in turn, also if a limit lets nothing out now: nothing tells
-            tries = len(self.ready) if self._ask(held, first, queues) else tries - 1
+            tries = len(self.ready) if self._ask(owned, first, queues) else tries - 1
 
-    def _queues_of(self, held: OwnedPartition) -> Iterator[str]:
+    def _queues_of(self, owned: OwnedPartition) -> Iterator[str]:
         """The queues of this handler that have something in a partition, as far as they are asked for.
 
         Of thousands, an ask takes the messages of a few. They are taken while this goes on, so it never stops in the
         middle of what may change then.
         """
-        partition, route = held.owner.partition, self.service.route
+        partition, route = owned.owner.partition, self.service.route
         backlogs, parked = partition.backlogs, partition.segments.queues
         if self._names is not None:
             yield from [q for q in self._names if (_may_have(backlogs.get(q)) or q in parked) and route(q) is self]
@@ -194,9 +194,9 @@ class Runner:
             if q not in listed and route(q) is self:
                 yield q
 
-    def _ask(self, held: OwnedPartition, first: list[str], others: Iterator[str]) -> bool:
+    def _ask(self, owned: OwnedPartition, first: list[str], others: Iterator[str]) -> bool:
         """Take from the queues `first`, then from `others`."""
-        handler, partition = self.handler, held.owner.partition
+        handler, partition = self.handler, owned.owner.partition
         if len(first) > 1:
             partition.serve_last(first[0])  # next time
             if self._names is not None:
@@ -205,13 +205,13 @@ class Runner:
         if lease_ms is None:
             settings = self.service.ownership.catalog.settings_of(first[0])
             lease_ms = settings.visibility_timeout_ms or VISIBILITY_TIMEOUT_MS  # which is extended
-        if not self.service.ownership.throttle.room(held, 1, lease_ms):
+        if not self.service.ownership.throttle.room(owned, 1, lease_ms):
             return False
         size = handler.batch or 1
         calls = self.calls_of_start(self.room)
         ask = Ask(self, calls, lease_ms)
         try:
-            taken = held.owner.acquire(
+            taken = owned.owner.acquire(
                 chain(first, others),
                 calls * size,
                 ask,
@@ -222,28 +222,28 @@ class Runner:
                 name=handler.name,
             )
         except RowError as exc:  # what is on disk can't be read back
-            self.service.ownership.recover_again(held, str(exc), wipe=True)
+            self.service.ownership.recover_again(owned, str(exc), wipe=True)
             return False
         if taken is None:
             return False
         ask.calls = -(-len(taken.offsets) // size)
-        self.asked[held.number] = self.asked.get(held.number, 0) + ask.calls
+        self.asked[owned.number] = self.asked.get(owned.number, 0) + ask.calls
         return True
 
     def calls_of_start(self, room: int) -> int:
         """Calls that one start covers."""
         return min(room, max(1, START_MESSAGES // (self.handler.batch or 1)))
 
-    def handed(self, ask: Ask, held: OwnedPartition, handout: Handout) -> None:
+    def handed(self, ask: Ask, owned: OwnedPartition, handout: Handout) -> None:
         """What was asked of a partition arrived, or can't be had."""
-        left = self.asked.get(held.number, 0) - ask.calls
+        left = self.asked.get(owned.number, 0) - ask.calls
         if left > 0:
-            self.asked[held.number] = left
+            self.asked[owned.number] = left
         else:
-            self.asked.pop(held.number, None)
+            self.asked.pop(owned.number, None)
         if handout.offsets:
-            delivery = Delivery(held.number, handout.receipt, ask.lease_ms, handout.until_ms)
-            messages = self.service.messages(held, handout.offsets, self.settlement.settler(delivery))
+            delivery = Delivery(owned.number, handout.receipt, ask.lease_ms, handout.until_ms)
+            messages = self.service.messages(owned, handout.offsets, self.settlement.settler(delivery))
             self._begin(delivery, messages, handout.offsets)
         self.run()
 

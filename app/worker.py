@@ -319,7 +319,7 @@ class WorkerApp(PreparedApp):
     async def leave(self) -> None:
         """Leave the group if there are other workers, and serve until they have taken the partitions over."""
         await self.web.close_to_all()
-        if self.failure is None and self.ownership.held and len(self.peers.members()) > 1:
+        if self.failure is None and self.ownership.owned and len(self.peers.members()) > 1:
             self.consumer.leave_group()
             await self.ownership.serve_until_taken(TAKEN_S)
 

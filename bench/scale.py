@@ -112,9 +112,7 @@ ASKED = [
 
 def run() -> None:
     """Print the table."""
-    print(
-        "| workers | partitions | messages a day | by | cores each | MiB each | ready, s | Kafka writes MB/s, GiB a day |"
-    )
+    print("| workers | partitions | messages a day | by | cores each | MiB each | ready, s | Kafka: MB/s, GiB a day |")
     print("|---|---|---|---|---|---|---|---|")
     for asked in ASKED:
         found = needs(asked)

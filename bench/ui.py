@@ -167,7 +167,7 @@ async def run_in_process(queues: int, messages: int, seconds: float, rounds: int
                 number: SimpleNamespace(number=number, serving=True, owner=SimpleNamespace(partition=partition))
                 for number, partition in enumerate(filled)
             }
-            http.app.ownership.held.update(held)
+            http.app.ownership.owned.update(held)
             members: Any = SimpleNamespace(url=http.url, rebalancing=False, partitions=lambda: {http.url: set(held)})
             http.app.peers._members = members
             gc.collect()  # as a worker does

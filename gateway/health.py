@@ -21,8 +21,8 @@ def define(app: MarqApp, ownership: Ownership, keys: Keys) -> None:
 
     @app.page("/health/ready", name="health-ready")
     async def ready(view: Any, request: Any) -> Any:
-        held = ownership.held
-        serving = [number for number in sorted(held) if held[number].serving]
+        owned = ownership.owned
+        serving = [number for number in sorted(owned) if owned[number].serving]
         ready = ownership.ready and app.failure is None
         state: dict[str, Any] = {"ready": ready, "serving": serving}
         if ownership.unserved:
@@ -34,7 +34,7 @@ def define(app: MarqApp, ownership: Ownership, keys: Keys) -> None:
             state["rebalancing"] = bool(app.rebalancing)
             if ownership.unserved:
                 state["unserved"] = {str(n): reason for n, reason in sorted(ownership.unserved.items())}
-            state["partitions"] = {str(n): held[n].owner.phase.value for n in sorted(held)}
+            state["partitions"] = {str(n): owned[n].owner.phase.value for n in sorted(owned)}
             if app.failure is not None:
                 state["stopping"] = str(app.failure)
         return view.json(state, status=200 if ready else 503)

@@ -50,7 +50,7 @@ class Collector:
 
     def collect(self) -> Iterator[Metric]:
         ownership, app = self.ownership, self.ownership.app
-        held = [h for _, h in sorted(ownership.held.items())]
+        owned = [h for _, h in sorted(ownership.owned.items())]
         gauges: dict[str, tuple[str, Any]] = {
             "epoch": ("Offset of the own marker under which it is served.", lambda h: h.owner.epoch),
             "serving": ("1 if it is served.", lambda h: int(h.serving)),
@@ -69,7 +69,7 @@ class Collector:
         }
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(f"marq_partition_{name}", text, labels=["partition"])
-            for one in held:
+            for one in owned:
                 number = value(one)
                 if number is not None:
                     family.add_metric([str(one.number)], number)
@@ -77,7 +77,7 @@ class Collector:
         unserved = GaugeMetricFamily(
             "marq_partition_unserved", "1: assigned to this worker, which can't serve it.", labels=["partition"]
         )
-        for number in sorted(ownership.unserved.keys() - ownership.held.keys()):
+        for number in sorted(ownership.unserved.keys() - ownership.owned.keys()):
             unserved.add_metric([str(number)], 1)
         yield unserved
         stalled = GaugeMetricFamily(
@@ -91,7 +91,7 @@ class Collector:
         counted = CounterMetricFamily(
             "marq_partition_messages", "What became of deliveries and messages.", labels=["partition", "what"]
         )
-        for one in held:
+        for one in owned:
             for what, count in one.owner.partition.counters.items():
                 counted.add_metric([str(one.number), what], count)
         yield counted

@@ -204,25 +204,25 @@ class Changelogs:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    async def trim(self, held: OwnedPartition, topics: Topics, position: int, markers_position: int) -> None:
+    async def trim(self, owned: OwnedPartition, topics: Topics, position: int, markers_position: int) -> None:
         """Delete records below the positions of a manifest behind its fence, if they are old enough and archived.
 
         Where there is no archive, or Kafka has forgotten its positions, only age counts.
         """
         now = now_ms()
-        if now < held.retire_at_ms:
+        if now < owned.retire_at_ms:
             return
-        held.retire_at_ms = now + TRIM_INTERVAL_MS
-        upto = {TopicPartition(topics.markers, held.number): markers_position}
+        owned.retire_at_ms = now + TRIM_INTERVAL_MS
+        upto = {TopicPartition(topics.markers, owned.number): markers_position}
         if self.settings.queue_id is None:  # the topic is not ours in topic mode
-            upto[TopicPartition(topics.queue, held.number)] = position
+            upto[TopicPartition(topics.queue, owned.number)] = position
         try:
             # each by itself: Kafka may keep what is asked of a partition whose replicas don't follow
             async with asyncio.timeout(TRIM_TIMEOUT_S):
                 await self._trim(upto)
         except (KafkaError, TimeoutError) as exc:
             # old records cost only space; the next checkpoint tries again
-            self.app.log.warning("Old records of partition %s were not deleted: %r", held.number, exc)
+            self.app.log.warning("Old records of partition %s were not deleted: %r", owned.number, exc)
 
     async def _trim(self, upto: dict[TopicPartition, int]) -> None:
         async with self._lock:

@@ -37,7 +37,7 @@ class Partitions(Protocol):
 
     app: MarqApp
     tables: dict[str, SegmentTable]
-    held: dict[int, OwnedPartition]
+    owned: dict[int, OwnedPartition]
     changelogs: Changelogs
 
     @property
@@ -48,13 +48,13 @@ class Partitions(Protocol):
     def log(self) -> CompositeLogger:
         """The log of the worker."""
 
-    def drain(self, held: OwnedPartition) -> None:
+    def drain(self, owned: OwnedPartition) -> None:
         """Carry out the effects of an owner."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[Any]:
         """Run a side task of the worker."""
 
-    def recover_again(self, held: OwnedPartition, reason: str) -> None:
+    def recover_again(self, owned: OwnedPartition, reason: str) -> None:
         """Let go of a partition, and take it over anew."""
 
 
@@ -66,98 +66,98 @@ class CheckpointWriter:
         self._now_ms = now_ms
         self._turns = Turns()
 
-    def step(self, held: OwnedPartition) -> None:
+    def step(self, owned: OwnedPartition) -> None:
         """Make the next step of a partition's checkpoint, if there is one to make now."""
-        owner, now = held.owner, self._now_ms()
+        owner, now = owned.owner, self._now_ms()
         # with nothing in memory it has hardly anything to write, so it need not wait: each wait takes ticks
         begins = owner.checkpoint_is_due(now) and bool(owner.partition.messages)
-        if begins and not self._turns.take(held.number, now):
+        if begins and not self._turns.take(owned.number, now):
             # asking takes a tick: a thousand partitions must not ask ten times a second
             owner.put_off_checkpoint(now + self._turns.pause_ms)
             return
         try:
             step = owner.step(now)
         except InternalError as exc:
-            self._ownership.recover_again(held, str(exc))
+            self._ownership.recover_again(owned, str(exc))
             return
         if begins and not isinstance(step, WriteRows):
-            self._turns.end(held.number)
+            self._turns.end(owned.number)
         if isinstance(step, WriteRows):
             rows = [(self._ownership.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
         elif isinstance(step, WriteManifest):
             rows = [(self._ownership.tables["progress"], step.key.encode(), step.value)]
-            self._weigh(held, len(step.value))
+            self._weigh(owned, len(step.value))
         else:
             if isinstance(step, Retire):
-                self.retire(held, step)
+                self.retire(owned, step)
             return
-        self.when_written(held, rows, [table.write(key, value) for table, key, value in rows])
+        self.when_written(owned, rows, [table.write(key, value) for table, key, value in rows])
 
-    def _weigh(self, held: OwnedPartition, manifest_bytes: int) -> None:
+    def _weigh(self, owned: OwnedPartition, manifest_bytes: int) -> None:
         """Warn long before a manifest is too large for a record."""
-        if held.manifest_bytes <= MANIFEST_WARN_BYTES < manifest_bytes:
+        if owned.manifest_bytes <= MANIFEST_WARN_BYTES < manifest_bytes:
             self._ownership.log.warning(
                 "The manifest of partition %s has %s bytes, of at most %s: %s messages in segments, %s queues purged "
                 "ahead of reading, %s ids of messages",
-                held.number,
+                owned.number,
                 manifest_bytes,
                 RECORD_MAX_BYTES,
-                held.owner.partition.segments.parked_total(),
-                len(held.owner.partition.purges),
-                len(held.owner.partition.recent),
+                owned.owner.partition.segments.parked_total(),
+                len(owned.owner.partition.purges),
+                len(owned.owner.partition.recent),
             )
-        held.manifest_bytes = manifest_bytes
+        owned.manifest_bytes = manifest_bytes
 
     def let_go(self, number: int) -> None:
         """Called when a partition is no longer served: others may begin a checkpoint."""
         self._turns.end(number)
 
-    def when_written(self, held: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
+    def when_written(self, owned: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
         """Go on with the checkpoint once Kafka has confirmed these rows."""
         done = asyncio.gather(*futures, return_exceptions=True)
-        done.add_done_callback(lambda done: None if done.cancelled() else self._written(held, rows, done.result()))
+        done.add_done_callback(lambda done: None if done.cancelled() else self._written(owned, rows, done.result()))
 
-    def _written(self, held: OwnedPartition, rows: list[_Row], results: list[Any]) -> None:
-        if self._ownership.held.get(held.number) is not held or not held.serving:
+    def _written(self, owned: OwnedPartition, rows: list[_Row], results: list[Any]) -> None:
+        if self._ownership.owned.get(owned.number) is not owned or not owned.serving:
             return
         failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
         if not failed:
-            self._turns.end(held.number)
-            held.owner.written(self._now_ms())
-            self._ownership.drain(held)
+            self._turns.end(owned.number)
+            owned.owner.written(self._now_ms())
+            self._ownership.drain(owned)
             return
         for row, error in failed:
             if not isinstance(error, (KafkaTimeoutError, TimeoutError, ProducerFull)):
                 self._ownership.app.fail(
-                    InternalError(f"partition {held.number}: row {row[1]!r} was not written: {error!r}")
+                    InternalError(f"partition {owned.number}: row {row[1]!r} was not written: {error!r}")
                 )
                 return
         self._ownership.log.warning(
-            "Partition %s: Kafka has not confirmed %s rows, writing them again", held.number, len(failed)
+            "Partition %s: Kafka has not confirmed %s rows, writing them again", owned.number, len(failed)
         )
-        self._ownership.spawn(self._write_again(held, [row for row, _ in failed]))
+        self._ownership.spawn(self._write_again(owned, [row for row, _ in failed]))
 
-    async def _write_again(self, held: OwnedPartition, rows: list[_Row]) -> None:
+    async def _write_again(self, owned: OwnedPartition, rows: list[_Row]) -> None:
         """Kafka was away. A row that is written twice is the same row; the next ones wait for it."""
         await asyncio.sleep(WRITE_AGAIN_S)
-        if self._ownership.held.get(held.number) is held and held.serving:
-            self.when_written(held, rows, [t.write_again(held.number, key, value) for t, key, value in rows])
+        if self._ownership.owned.get(owned.number) is owned and owned.serving:
+            self.when_written(owned, rows, [t.write_again(owned.number, key, value) for t, key, value in rows])
 
-    def retire(self, held: OwnedPartition, step: Retire) -> None:
+    def retire(self, owned: OwnedPartition, step: Retire) -> None:
         """A checkpoint is complete: delete what it replaces, and commit its positions."""
-        held.checkpoint_s = time.monotonic()
+        owned.checkpoint_s = time.monotonic()
         tables = [(self._ownership.tables[table_of(key)], key.encode()) for key in step.rows]
         tables += [(self._ownership.tables["progress"], key.encode()) for key in step.manifests]
         deleted = [(table, key, table.write(key, None)) for table, key in tables]
-        self._ownership.spawn(self._see_deleted(held, deleted))
+        self._ownership.spawn(self._see_deleted(owned, deleted))
         consumer, topics = self._ownership.app.consumer, self._ownership.topics
-        consumer.set_commit_position(TP(topics.queue, held.number), step.position, held.generation)
-        consumer.set_commit_position(TP(topics.markers, held.number), step.markers_position, held.generation)
-        trimming = self._ownership.changelogs.trim(held, topics, step.position, step.markers_position)
+        consumer.set_commit_position(TP(topics.queue, owned.number), step.position, owned.generation)
+        consumer.set_commit_position(TP(topics.markers, owned.number), step.markers_position, owned.generation)
+        trimming = self._ownership.changelogs.trim(owned, topics, step.position, step.markers_position)
         self._ownership.spawn(trimming)
 
     async def _see_deleted(
-        self, held: OwnedPartition, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]
+        self, owned: OwnedPartition, deleted: list[tuple[SegmentTable, bytes, asyncio.Future[Any]]]
     ) -> None:
         """Delete again what Kafka did not confirm: nothing names these rows, and they would stay for ever."""
         while deleted:
@@ -166,6 +166,6 @@ class CheckpointWriter:
             if not failed:
                 return
             await asyncio.sleep(WRITE_AGAIN_S)
-            if self._ownership.held.get(held.number) is not held:
+            if self._ownership.owned.get(owned.number) is not owned:
                 return  # the next owner finds them
-            deleted = [(table, key, table.write_again(held.number, key, None)) for table, key, _ in failed]
+            deleted = [(table, key, table.write_again(owned.number, key, None)) for table, key, _ in failed]

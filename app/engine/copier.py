@@ -91,7 +91,7 @@ class Partitions(Protocol):
     app: MarqApp
     settings: Settings
     catalog: Catalog
-    held: dict[int, OwnedPartition]
+    owned: dict[int, OwnedPartition]
 
     @property
     def topics(self) -> Topics:
@@ -101,7 +101,7 @@ class Partitions(Protocol):
     def log(self) -> CompositeLogger:
         """The log of the worker."""
 
-    def drain(self, held: OwnedPartition) -> None:
+    def drain(self, owned: OwnedPartition) -> None:
         """Carry out the effects of an owner."""
 
 
@@ -111,22 +111,22 @@ class Copier:
     def __init__(self, ownership: Partitions) -> None:
         self._ownership = ownership
 
-    def to_queue(self, held: OwnedPartition, queue: str, headers: list[tuple[str, bytes]]) -> Target:
+    def to_queue(self, owned: OwnedPartition, queue: str, headers: list[tuple[str, bytes]]) -> Target:
         """Where a copy in a queue goes: to the same partition, or in a FIFO queue to the partition of its group."""
         topics, settings = self._ownership.topics, self._ownership.catalog.settings_of(queue)
-        number, key = held.number, queue.encode()
+        number, key = owned.number, queue.encode()
         if settings.fifo:
             number = fifo_partition(key, group_name(headers) or b"", settings, topics.partitions)
         return topics.queue, number, key, headers
 
     def append(
-        self, held: OwnedPartition, offsets: list[int], target: Callable[[Any, int], Target], room: int | None = None
+        self, owned: OwnedPartition, offsets: list[int], target: Callable[[Any, int], Target], room: int | None = None
     ) -> list[Copy]:
         """Append a copy of each message, to the `target` for its record and offset.
 
         `room` is the size in bytes to which a copy is cut; None: it is not cut, and may fail as too large.
         """
-        partition, copies = held.owner.partition, []
+        partition, copies = owned.owner.partition, []
         for offset in offsets:
             if offset not in partition.messages:
                 continue
@@ -134,7 +134,7 @@ class Copier:
                 record = partition.record(offset)
                 topic, number, key, own = target(record, offset)
                 headers: list[tuple[str, bytes | None]] = [*own]
-                origin, value = f"{held.number}:{offset}", record.value
+                origin, value = f"{owned.number}:{offset}", record.value
                 if room is not None:
                     *theirs, reason = headers
                     key, value, headers, cut = fitting.fit(key, value, theirs, room)
@@ -151,7 +151,7 @@ class Copier:
             copies.append((offset, future))
         return copies
 
-    async def confirmed(self, held: OwnedPartition, copies: list[Copy]) -> tuple[dict[int, Any], dict[int, Exception]]:
+    async def confirmed(self, owned: OwnedPartition, copies: list[Copy]) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Wait for the copies. Returns the metadata of those in the log, and the errors of the others."""
         done: dict[int, Any] = {}
         failed: dict[int, Exception] = {}
@@ -160,16 +160,18 @@ class Copier:
                 done[offset] = await future
             except (KafkaError, MarqError) as exc:
                 failed[offset] = exc
-                self._ownership.log.warning("Copy of %s:%s failed: %r", held.number, offset, exc)
+                self._ownership.log.warning("Copy of %s:%s failed: %r", owned.number, offset, exc)
         return done, failed
 
-    async def end(self, held: OwnedPartition, outcome: m.Outcome, offsets: list[int]) -> set[int]:
+    async def end(self, owned: OwnedPartition, outcome: m.Outcome, offsets: list[int]) -> set[int]:
         """End the messages that were copied. Returns those whose end was folded in time."""
         if not offsets:
             return set()
-        messages = held.owner.partition.messages
+        messages = owned.owner.partition.messages
         try:
-            await held.outbox.put_confirmed(list(m.split(m.End(held.owner.epoch, ranges_of(sorted(offsets)), outcome))))
+            await owned.outbox.put_confirmed(
+                list(m.split(m.End(owned.owner.epoch, ranges_of(sorted(offsets)), outcome)))
+            )
         except MarqError:
             return set()
         # it is folded now, or once earlier records of other workers were read
@@ -179,9 +181,9 @@ class Copier:
             await asyncio.sleep(FOLD_CHECK_S)
         return {offset for offset in offsets if offset not in messages}
 
-    def is_served(self, held: OwnedPartition) -> bool:
+    def is_served(self, owned: OwnedPartition) -> bool:
         """True if this worker still serves the partition."""
-        return self._ownership.held.get(held.number) is held and held.serving
+        return self._ownership.owned.get(owned.number) is owned and owned.serving
 
 
 def _check_size(copy: Record) -> None:

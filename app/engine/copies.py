@@ -49,7 +49,7 @@ class _Mover:
     def __init__(self) -> None:
         self.begun: asyncio.Future[Handout] = asyncio.get_running_loop().create_future()
 
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+    def handed(self, owned: OwnedPartition, handout: Handout) -> None:
         if not self.begun.done():
             self.begun.set_result(handout)
 
@@ -66,64 +66,66 @@ class Copies:
 
     # ------------------------------------------------------------------ dead letters
 
-    def begin(self, held: OwnedPartition, offsets: list[int]) -> None:
+    def begin(self, owned: OwnedPartition, offsets: list[int]) -> None:
         """`dead_letter` is about to be called."""
-        self._dying[held.number] = {*self._still_dying(held), *offsets}
+        self._dying[owned.number] = {*self._still_dying(owned), *offsets}
 
-    def forget(self, held: OwnedPartition) -> None:
+    def forget(self, owned: OwnedPartition) -> None:
         """A partition is not served any more."""
-        self._dying.pop(held.number, None)
+        self._dying.pop(owned.number, None)
 
-    def are_dying(self, held: OwnedPartition, queue: str) -> bool:
+    def are_dying(self, owned: OwnedPartition, queue: str) -> bool:
         """True if dead letters of a queue, or for it, are being made in a partition."""
-        partition, settings_of = held.owner.partition, self._ownership.catalog.settings_of
-        dying = self._dying[held.number] = self._still_dying(held)
-        for offset in (*dying, *held.owner.starts.dying()):
+        partition, settings_of = owned.owner.partition, self._ownership.catalog.settings_of
+        dying = self._dying[owned.number] = self._still_dying(owned)
+        for offset in (*dying, *owned.owner.starts.dying()):
             source = partition.queue_of(offset) if offset in partition.messages else None
             if source is not None and queue in (source, settings_of(source).dead_letters_of(source)):
                 return True
         return False
 
-    def _still_dying(self, held: OwnedPartition) -> set[int]:
+    def _still_dying(self, owned: OwnedPartition) -> set[int]:
         """Those whose end is not folded yet. Only the fold tells when a dead letter is done."""
-        messages = held.owner.partition.messages
-        return {offset for offset in self._dying.get(held.number, ()) if offset in messages}
+        messages = owned.owner.partition.messages
+        return {offset for offset in self._dying.get(owned.number, ()) if offset in messages}
 
-    async def dead_letter(self, held: OwnedPartition, offsets: list[int]) -> None:
+    async def dead_letter(self, owned: OwnedPartition, offsets: list[int]) -> None:
         """Copy messages that the owner holds to their dead-letter queues, then end them."""
         # the owner's own start, under which the copy is made, was counted too
         copies = self._copier.append(
-            held, offsets, lambda record, offset: self._dead(held, record, offset, "max-receives", 1)
+            owned, offsets, lambda record, offset: self._dead(owned, record, offset, "max-receives", 1)
         )
-        copied, failed = await self._copier.confirmed(held, copies)
-        if not self._copier.is_served(held):
+        copied, failed = await self._copier.confirmed(owned, copies)
+        if not self._copier.is_served(owned):
             return
-        self._dying.get(held.number, set()).difference_update(failed)
-        held.owner.ended_as("dead", sorted(copied))
+        self._dying.get(owned.number, set()).difference_update(failed)
+        owned.owner.ended_as("dead", sorted(copied))
         # the others come up again when the owner's lease is over, except those that can't be copied
         hopeless = too_large(failed)
-        self._ownership.drain(held)
+        self._ownership.drain(owned)
         if hopeless:
-            await self.poison.quarantine(held, [(o, TOO_LARGE) for o in hopeless])
+            await self.poison.quarantine(owned, [(o, TOO_LARGE) for o in hopeless])
 
-    async def reject(self, held: OwnedPartition, offsets: list[int], receipt: tuple[int, int], reason: str) -> Rejected:
+    async def reject(
+        self, owned: OwnedPartition, offsets: list[int], receipt: tuple[int, int], reason: str
+    ) -> Rejected:
         """Make dead letters of messages that a receiver has, because it rejects them.
 
         Messages that have another delivery by now are left alone.
         """
-        partition = held.owner.partition
+        partition = owned.owner.partition
         taken = partition.reserve_current(offsets, *receipt)
         if not taken:
             return Rejected([], [])
-        copies = self._copier.append(held, taken, lambda record, offset: self._dead(held, record, offset, reason, 0))
-        copied, failed = await self._copier.confirmed(held, copies)
-        if not self._copier.is_served(held):
+        copies = self._copier.append(owned, taken, lambda record, offset: self._dead(owned, record, offset, reason, 0))
+        copied, failed = await self._copier.confirmed(owned, copies)
+        if not self._copier.is_served(owned):
             return Rejected([], taken)
         hopeless = too_large(failed)
         partition.put_back(failed.keys() - set(hopeless))
         if hopeless:
-            await self.poison.quarantine(held, [(o, TOO_LARGE) for o in hopeless])
-        done = await self._copier.end(held, "dead", list(copied)) | set(hopeless)
+            await self.poison.quarantine(owned, [(o, TOO_LARGE) for o in hopeless])
+        done = await self._copier.end(owned, "dead", list(copied)) | set(hopeless)
         unsure = sorted(set(taken) - done)
         partition.put_back(set(unsure) & copied.keys())
         return Rejected(sorted(done), unsure)
@@ -132,7 +134,7 @@ class Copies:
 
     async def move(
         self,
-        held: OwnedPartition,
+        owned: OwnedPartition,
         queue: str,
         offsets: Sequence[int] | None,
         limit: int,
@@ -149,46 +151,46 @@ class Copies:
         Returns:
             By offset: the place of the copy, or why there is none.
         """
-        if held.owner.stalled:
-            raise self._stalled(held)
+        if owned.owner.stalled:
+            raise self._stalled(owned)
         if not make:
             await self._ownership.catalog.catch_up()  # another worker may have deleted the queue a moment ago
         mover = _Mover()
-        pending = held.owner.acquire_to_end(
+        pending = owned.owner.acquire_to_end(
             queue, offsets, limit, mover, self._now_ms(), lease_ms=MOVE_LEASE_MS, name=MOVER
         )
         moved: dict[int, Place | MarqError] = {}
         if pending is not None:
-            self._ownership.drain(held)
+            self._ownership.drain(owned)
             try:
                 handout = await asyncio.wait_for(mover.begun, START_TIMEOUT_S)
             except TimeoutError:
                 pending.cancel()
                 raise UnavailableError("Kafka did not confirm in time that it is to be moved; try again") from None
-            if held.owner.stalled:
-                raise self._stalled(held)
-            moved = await self._move(held, queue, handout, to, make)
+            if owned.owner.stalled:
+                raise self._stalled(owned)
+            moved = await self._move(owned, queue, handout, to, make)
         for offset in offsets or ():
             if offset not in moved:
                 moved[offset] = LeaseOverError(
-                    f"{held.number}:{offset} is not ready in {queue!r}: finished, or in work"
+                    f"{owned.number}:{offset} is not ready in {queue!r}: finished, or in work"
                 )
         return moved
 
-    def _stalled(self, held: OwnedPartition) -> UnavailableError:
-        return UnavailableError(f"Kafka takes nothing in partition {held.number} at present; try again later", 2.0)
+    def _stalled(self, owned: OwnedPartition) -> UnavailableError:
+        return UnavailableError(f"Kafka takes nothing in partition {owned.number} at present; try again later", 2.0)
 
     async def _move(
-        self, held: OwnedPartition, queue: str, handout: Handout, to: str | None, make: bool
+        self, owned: OwnedPartition, queue: str, handout: Handout, to: str | None, make: bool
     ) -> dict[int, Place | MarqError]:
-        catalog, partition = self._ownership.catalog, held.owner.partition
+        catalog, partition = self._ownership.catalog, owned.owner.partition
         targets: dict[int, str] = {}
         moved: dict[int, Place | MarqError] = {}
         for offset in handout.offsets:
             try:
                 target = to or self._origin_queue(partition.record(offset))
                 if target == queue:
-                    raise NotPossibleError(f"{held.number}:{offset} is in {queue!r} already")
+                    raise NotPossibleError(f"{owned.number}:{offset} is in {queue!r} already")
                 if make:
                     await catalog.require_or_make(target)
                 else:
@@ -198,21 +200,21 @@ class Copies:
                 moved[offset] = exc
         # the copy of an earlier attempt, after which a worker died
         copies_made = {offset: partition.copy_of(offset) for offset in targets}
-        places: dict[int, Place] = {o: (held.number, copy) for o, copy in copies_made.items() if copy is not None}
+        places: dict[int, Place] = {o: (owned.number, copy) for o, copy in copies_made.items() if copy is not None}
         copies = self._copier.append(
-            held,
+            owned,
             [offset for offset in targets if offset not in places],
-            lambda record, offset: self._copier.to_queue(held, targets[offset], own_headers(record)),
+            lambda record, offset: self._copier.to_queue(owned, targets[offset], own_headers(record)),
         )
-        copied, failed = await self._copier.confirmed(held, copies)
-        if not self._copier.is_served(held):
-            raise UnavailableError(f"partition {held.number} went to another worker; try again")
+        copied, failed = await self._copier.confirmed(owned, copies)
+        if not self._copier.is_served(owned):
+            raise UnavailableError(f"partition {owned.number} went to another worker; try again")
         places |= {offset: (result.partition, result.offset) for offset, result in copied.items()}
         moved |= {offset: UnavailableError(f"its copy was not confirmed: {exc!r}") for offset, exc in failed.items()}
         if moved:
-            held.owner.release(sorted(moved), handout.receipt, counted=False)
-            self._ownership.drain(held)
-        ended = await self._copier.end(held, "moved", list(places))
+            owned.owner.release(sorted(moved), handout.receipt, counted=False)
+            self._ownership.drain(owned)
+        ended = await self._copier.end(owned, "moved", list(places))
         for offset, place in places.items():
             moved[offset] = place if offset in ended else UnavailableError("its end was not confirmed; try again")
         return moved
@@ -223,9 +225,9 @@ class Copies:
                 return str(value.decode(errors="replace"))
         raise NotPossibleError("it is no dead letter: say to which queue it is to be moved")
 
-    def _dead(self, held: OwnedPartition, record: Any, offset: int, reason: str, uncounted: int) -> Target:
+    def _dead(self, owned: OwnedPartition, record: Any, offset: int, reason: str, uncounted: int) -> Target:
         """Where the dead letter of a record goes, with its headers."""
-        ownership, partition = self._ownership, held.owner.partition
+        ownership, partition = self._ownership, owned.owner.partition
         queue = partition.queue_of(offset)
         assert queue is not None
         headers = [
@@ -237,6 +239,6 @@ class Copies:
             (H_DEAD_AT_MS, str(partition.last_timestamp_ms).encode()),
         ]
         if ownership.settings.queue_id is None:
-            return self._copier.to_queue(held, ownership.catalog.settings_of(queue).dead_letters_of(queue), headers)
+            return self._copier.to_queue(owned, ownership.catalog.settings_of(queue).dead_letters_of(queue), headers)
         assert ownership.topics.dead_letter is not None
         return ownership.topics.dead_letter, 0, record.key, headers

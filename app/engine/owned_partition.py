@@ -16,19 +16,19 @@ READ_ON_MS = 250
 class Receiver(Protocol):
     """Gets deliveries: a handler, or the receives of clients."""
 
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+    def handed(self, owned: OwnedPartition, handout: Handout) -> None:
         """A delivery begins now."""
 
-    def wake(self, held: OwnedPartition) -> None:
+    def wake(self, owned: OwnedPartition) -> None:
         """A message became ready in this partition."""
 
-    def starving(self, held: OwnedPartition) -> bool:
+    def starving(self, owned: OwnedPartition) -> bool:
         """True if a receiver waits, and nothing that was read of this partition is ready for it."""
 
     def wants(self, queue: str) -> bool:
         """True if messages of this queue should stay in memory when memory is short."""
 
-    def forget(self, held: OwnedPartition) -> None:
+    def forget(self, owned: OwnedPartition) -> None:
         """The partition is no longer ours: requests there get no answer."""
 
 

@@ -67,9 +67,9 @@ class _Alone:
 
     __slots__ = ("_held", "_ownership")
 
-    def __init__(self, ownership: Ownership, held: OwnedPartition) -> None:
+    def __init__(self, ownership: Ownership, owned: OwnedPartition) -> None:
         self._ownership = ownership
-        self._held = held
+        self._held = owned
 
     def __enter__(self) -> None:
         pass
@@ -100,7 +100,7 @@ class Ownership(Service):
         self._topics = topics
         self.tables = tables
         self.catalog = catalog
-        self.held: dict[int, OwnedPartition] = {}
+        self.owned: dict[int, OwnedPartition] = {}
         #: Partitions that are assigned to this worker but can't be served at present: why.
         self.unserved: dict[int, str] = {}
         #: Called when a partition is served from now on (True), or is known not to be.
@@ -134,7 +134,7 @@ class Ownership(Service):
         self.progress = Progress(app, topics, self.is_unserved)
         self.changelogs = Changelogs(app, settings)
         self.log_ends = LogEnds(settings)
-        self.read_up = ReadUp(self.log_ends.ask, topics, self.held, self.end_due, self.spawn)
+        self.read_up = ReadUp(self.log_ends.ask, topics, self.owned, self.end_due, self.spawn)
 
     @property
     def topics(self) -> Topics:
@@ -151,7 +151,7 @@ class Ownership(Service):
         """True if each assigned partition is served, except those that can't be served. At least one is served."""
         if self._assigned is None or self._leaving or self._closing:
             return False
-        served = sum(number in self.held and self.held[number].serving for number in self._assigned)
+        served = sum(number in self.owned and self.owned[number].serving for number in self._assigned)
         return served == len(self._assigned) or 0 < served == len(self._assigned - self.unserved.keys())
 
     @property
@@ -169,44 +169,44 @@ class Ownership(Service):
             self._outboxes[partition] = outbox
         return outbox
 
-    def drain(self, held: OwnedPartition) -> None:
+    def drain(self, owned: OwnedPartition) -> None:
         """Carry out the effects of an owner. Call this after each call of the owner."""
-        owner = held.owner
-        self.due.touch(held.number)
-        self.stirred[held.number] = None
+        owner = owned.owner
+        self.due.touch(owned.number)
+        self.stirred[owned.number] = None
         if self.read_up.rounds:
-            self.read_up.advanced(held)
+            self.read_up.advanced(owned)
         if owner.phase in (Phase.LOST, Phase.FAILED):
-            self._lost(held)
+            self._lost(owned)
             return
         if owner.phase is Phase.STOPPED:
-            self._stop_at_newer(held)
+            self._stop_at_newer(owned)
             return
         while (effects := owner.take_effects()) is not None:
             if effects.appends:
-                held.outbox.put(effects.appends)
+                owned.outbox.put(effects.appends)
             for handout in effects.handouts:
                 try:
-                    handout.receiver.handed(held, handout)
+                    handout.receiver.handed(owned, handout)
                 except RowError:  # the owner has failed: a delivery that was not handed out does not count
                     owner.release(handout.offsets, handout.receipt, counted=False)
             if effects.dead:
-                self.copies.begin(held, effects.dead)
-                self.spawn(self.copies.dead_letter(held, effects.dead))
+                self.copies.begin(owned, effects.dead)
+                self.spawn(self.copies.dead_letter(owned, effects.dead))
             if effects.poison:
-                self.spawn(self.copies.poison.quarantine(held, effects.poison))
+                self.spawn(self.copies.poison.quarantine(owned, effects.poison))
         if owner.take_woken():
             for receiver in self.receivers:
-                receiver.wake(held)
+                receiver.wake(owned)
             if appends := owner.take_appends():
-                held.outbox.put(appends)
-        self.read_ahead.regulate(held)
+                owned.outbox.put(appends)
+        self.read_ahead.regulate(owned)
 
-    def _stop_at_newer(self, held: OwnedPartition) -> None:
-        if self.held.get(held.number) is held:
-            self._leave(held)
-            self.is_unserved(held.number, held.owner.reason)
-            self.app.fail(NewerVersionError(held.owner.reason))
+    def _stop_at_newer(self, owned: OwnedPartition) -> None:
+        if self.owned.get(owned.number) is owned:
+            self._leave(owned)
+            self.is_unserved(owned.number, owned.owner.reason)
+            self.app.fail(NewerVersionError(owned.owner.reason))
 
     def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
         """Run a side task of the worker.
@@ -232,33 +232,33 @@ class Ownership(Service):
 
     def on_queue_chunk(self, chunk: Chunk) -> None:
         """Take up a chunk of the queue topic."""
-        held = self._held_of(chunk)
-        if held is None:
+        owned = self._held_of(chunk)
+        if owned is None:
             return
-        with self._alone(held):
-            if not held.owner.ingest(chunk.start, chunk.next, chunk.records):
-                self._seek(held, self.topics.queue, held.owner.partition.position)
-            elif held.serving:  # an owner that does not serve yet reads again what its predecessor has read
+        with self._alone(owned):
+            if not owned.owner.ingest(chunk.start, chunk.next, chunk.records):
+                self._seek(owned, self.topics.queue, owned.owner.partition.position)
+            elif owned.serving:  # an owner that does not serve yet reads again what its predecessor has read
                 self.intake.read(self.settings.queue_id, chunk.records)
-            self.drain(held)
+            self.drain(owned)
 
     def on_markers_chunk(self, chunk: Chunk) -> None:
         """Fold a chunk of the markers topic, and make a step of the checkpoint in the context of its event."""
-        held = self._held_of(chunk)
-        if held is None:
+        owned = self._held_of(chunk)
+        if owned is None:
             return
-        was_serving = held.serving
-        with self._alone(held):
-            if not held.owner.read_markers(chunk.start, chunk.next, chunk.records, now_ms()):
-                self._seek(held, self.topics.markers, held.owner.partition.markers_position)
-            if held.serving and not was_serving:
-                self.log.debug("Serving partition %s, epoch %s", held.number, held.owner.epoch)
-                self.on_settled(held.number, True)
-                self.unserved.pop(held.number, None)
-                held.owner.wake()
+        was_serving = owned.serving
+        with self._alone(owned):
+            if not owned.owner.read_markers(chunk.start, chunk.next, chunk.records, now_ms()):
+                self._seek(owned, self.topics.markers, owned.owner.partition.markers_position)
+            if owned.serving and not was_serving:
+                self.log.debug("Serving partition %s, epoch %s", owned.number, owned.owner.epoch)
+                self.on_settled(owned.number, True)
+                self.unserved.pop(owned.number, None)
+                owned.owner.wake()
             if current_event() is not None:  # else the group rebalances, and rows have to wait
-                self.checkpoints.step(held)
-            self.drain(held)
+                self.checkpoints.step(owned)
+            self.drain(owned)
 
     def on_timer(self) -> None:
         """Do what is due by time: ticks, dead letters, expiry. Called many times a second.
@@ -267,82 +267,82 @@ class Ownership(Service):
         """
         now = now_ms()
         self.throttle.timer_fired(now)
-        self.throttle.wake_refused(now, self.held)
+        self.throttle.wake_refused(now, self.owned)
         if self.catalog.settings_changes != self._settings_seen and now - self._settings_ms >= SETTINGS_MS:
             self._settings_seen, self._settings_ms = self.catalog.settings_changes, now
-            for number in self.held:
+            for number in self.owned:
                 self.due.touch(number)  # a queue may have a new time to live
         held_back = self.throttle.held_back(now)
         due = self.due.take(now)
         for number in due[DUE_AT_ONCE:]:
             self.due.touch(number)
         for number in due[:DUE_AT_ONCE]:
-            held = self.held.get(number)
-            if held is None:
+            owned = self.owned.get(number)
+            if owned is None:
                 continue
-            if not held.serving:
-                self._look_at_unserved(held, now)
+            if not owned.serving:
+                self._look_at_unserved(owned, now)
             elif held_back:
                 self.due.touch(number)  # acks that came while this process stood still are read before any lease ends
             else:
-                self._do_due(held, now)
+                self._do_due(owned, now)
         if now - self._watched_ms >= STUCK_MS:
             self._watched_ms = now
             self.stalls.look()
         self.read_ahead.look()
         self._look_after_some(now)
 
-    def _do_due(self, held: OwnedPartition, now: int) -> None:
-        with self._alone(held):
-            with_ttl = self._with_ttl(held)
-            held.owner.tick(now, with_ttl)
-            held.owner.work(now, with_ttl)
-            self.drain(held)
-            self.due.set(held.number, held.owner.next_ms(now, bool(with_ttl)))
+    def _do_due(self, owned: OwnedPartition, now: int) -> None:
+        with self._alone(owned):
+            with_ttl = self._with_ttl(owned)
+            owned.owner.tick(now, with_ttl)
+            owned.owner.work(now, with_ttl)
+            self.drain(owned)
+            self.due.set(owned.number, owned.owner.next_ms(now, bool(with_ttl)))
 
-    def _look_at_unserved(self, held: OwnedPartition, now: int) -> None:
-        if held.owner.phase is Phase.FAILED:
-            self.drain(held)
+    def _look_at_unserved(self, owned: OwnedPartition, now: int) -> None:
+        if owned.owner.phase is Phase.FAILED:
+            self.drain(owned)
             return
-        self.due.set(held.number, self.progress.look(held, now))
+        self.due.set(owned.number, self.progress.look(owned, now))
 
     def _look_after_some(self, now: int) -> None:
         """Look for faults without an event: a dropped chunk, a damaged row. Visits every partition in `STUCK_MS`."""
         if not self._round and now - self._round_ms >= STUCK_MS:
-            self._round, self._round_ms = list(self.held), now
-        for _ in range(1 + len(self.held) * TIMER_MS // STUCK_MS):
-            held = self.held.get(self._round.pop()) if self._round else None
-            if held is not None:
-                if held.owner.phase is Phase.FAILED:
-                    self.due.touch(held.number)
-                self.progress.read_again(held, now)
+            self._round, self._round_ms = list(self.owned), now
+        for _ in range(1 + len(self.owned) * TIMER_MS // STUCK_MS):
+            owned = self.owned.get(self._round.pop()) if self._round else None
+            if owned is not None:
+                if owned.owner.phase is Phase.FAILED:
+                    self.due.touch(owned.number)
+                self.progress.read_again(owned, now)
 
     def end_due(self) -> None:
         """Begin to end messages past their maximum receive count or time to live, without waiting for the timer."""
         now = now_ms()
         for number in self.due.take(now):
-            held = self.held.get(number)
-            if held is None:
+            owned = self.owned.get(number)
+            if owned is None:
                 continue
-            if held.serving:
-                with self._alone(held):
-                    held.owner.work(now, self._with_ttl(held))
-                    self.drain(held)
+            if owned.serving:
+                with self._alone(owned):
+                    owned.owner.work(now, self._with_ttl(owned))
+                    self.drain(owned)
             self.due.touch(number)  # the rest is for the timer
 
-    def _with_ttl(self, held: OwnedPartition) -> list[str]:
+    def _with_ttl(self, owned: OwnedPartition) -> list[str]:
         """Queues with a time to live in their settings that have messages in this partition."""
         with_ttl = self.catalog.with_ttl
-        return [queue for queue in held.owner.partition.queues() if queue in with_ttl] if with_ttl else []
+        return [queue for queue in owned.owner.partition.queues() if queue in with_ttl] if with_ttl else []
 
     def _held_of(self, chunk: Chunk) -> OwnedPartition | None:
-        held = self.held.get(chunk.partition)
-        if held is None or held.generation != chunk.generation:
+        owned = self.owned.get(chunk.partition)
+        if owned is None or owned.generation != chunk.generation:
             return None
-        return held
+        return owned
 
-    def _seek(self, held: OwnedPartition, topic: str, offset: int) -> None:
-        self.app.consumer.seek_chunks(TP(topic, held.number), offset, held.generation)
+    def _seek(self, owned: OwnedPartition, topic: str, offset: int) -> None:
+        self.app.consumer.seek_chunks(TP(topic, owned.number), offset, owned.generation)
 
     # ------------------------------------------------------------------ assignment
 
@@ -357,9 +357,9 @@ class Ownership(Service):
         for number in list(self._recoveries):
             if number not in numbers:
                 self._recoveries.pop(number).cancel()
-        for number in list(self.held):
+        for number in list(self.owned):
             if number not in numbers:
-                self._leave(self.held[number])
+                self._leave(self.owned[number])
         for number in set(self._outboxes) - numbers:
             self._outboxes[number].drop_owners()  # of claims that were under way
             self._outboxes[number].writer = NOBODY
@@ -374,24 +374,24 @@ class Ownership(Service):
         self.on_assignment(numbers)
         self._generation = generation
         for number in sorted(numbers):
-            held = self.held.get(number)
-            if held is not None:
-                self._read_on(held)
+            owned = self.owned.get(number)
+            if owned is not None:
+                self._read_on(owned)
             elif number not in self._recoveries:
                 self._take_over(number)
 
-    def _read_on(self, held: OwnedPartition) -> None:
+    def _read_on(self, owned: OwnedPartition) -> None:
         """Open both logs at the positions of the state."""
-        partition, consumer = held.owner.partition, self.app.consumer
-        queue, markers = TP(self.topics.queue, held.number), TP(self.topics.markers, held.number)
-        held.generation = self._generation
-        held.watched.clear()
-        held.paused = False
+        partition, consumer = owned.owner.partition, self.app.consumer
+        queue, markers = TP(self.topics.queue, owned.number), TP(self.topics.markers, owned.number)
+        owned.generation = self._generation
+        owned.watched.clear()
+        owned.paused = False
         consumer.resume_reading(queue)
-        consumer.start_from(markers, partition.markers_position, held.generation)
-        consumer.start_from(queue, partition.position, held.generation)
-        if held.serving:
-            self.read_ahead.regulate(held)
+        consumer.start_from(markers, partition.markers_position, owned.generation)
+        consumer.start_from(queue, partition.position, owned.generation)
+        if owned.serving:
+            self.read_ahead.regulate(owned)
 
     def _take_over(self, number: int, delay_s: float = 0.0) -> None:
         take_over = TakeOver(self, number)
@@ -406,20 +406,20 @@ class Ownership(Service):
 
     def enter(self, number: int, owner: Owner, outbox: Outbox) -> None:
         """Called when the state of a partition is restored: read both logs from its positions on."""
-        held = self.held[number] = OwnedPartition(number, self._generation, owner, outbox)
-        held.advanced_ms = now_ms()
+        owned = self.owned[number] = OwnedPartition(number, self._generation, owner, outbox)
+        owned.advanced_ms = now_ms()
         self.due.touch(number)
-        self._read_on(held)
+        self._read_on(owned)
 
     def on_appended(
         self, number: int, owner: Owner, seq: int, offset: int, timestamp_ms: int, markers: list[Marker]
     ) -> None:
         """Called when a record of an owner is in the log."""
-        held = self.held.get(number)
-        if held is not None and held.owner is owner:
-            with self._alone(held):
+        owned = self.owned.get(number)
+        if owned is not None and owned.owner is owner:
+            with self._alone(owned):
                 owner.acknowledged(seq, offset, timestamp_ms, markers, now_ms())
-                self.drain(held)
+                self.drain(owned)
 
     def stop_at_newer(self, error: NewerRowError) -> None:
         """Stop the worker: a later version has owned a partition, and this one can't."""
@@ -432,76 +432,76 @@ class Ownership(Service):
             self.on_settled(number, False)
         self.unserved[number] = reason
 
-    def _leave(self, held: OwnedPartition) -> None:
+    def _leave(self, owned: OwnedPartition) -> None:
         """Stop serving a partition, and send the last markers for it."""
-        del self.held[held.number]
-        self.due.forget(held.number)
-        self.read_ahead.let_go(held)
-        self.checkpoints.let_go(held.number)
-        self.read_up.advanced(held)
-        self.copies.forget(held)
-        held.outbox.drop_owners()
-        last = held.owner.leave()
-        held.outbox.writer = NOBODY
+        del self.owned[owned.number]
+        self.due.forget(owned.number)
+        self.read_ahead.let_go(owned)
+        self.checkpoints.let_go(owned.number)
+        self.read_up.advanced(owned)
+        self.copies.forget(owned)
+        owned.outbox.drop_owners()
+        last = owned.owner.leave()
+        owned.outbox.writer = NOBODY
         if last:
-            held.outbox.put(last)
+            owned.outbox.put(last)
         for receiver in self.receivers:
-            receiver.forget(held)
+            receiver.forget(owned)
 
-    def _lost(self, held: OwnedPartition) -> None:
+    def _lost(self, owned: OwnedPartition) -> None:
         """A foreign own marker was folded, or a row can't be read. Take the partition back if it is still assigned."""
-        if self.held.get(held.number) is not held:
+        if self.owned.get(owned.number) is not owned:
             return
-        failed = held.owner.phase is Phase.FAILED
-        if failed and not isinstance(held.owner.error, RowError):
+        failed = owned.owner.phase is Phase.FAILED
+        if failed and not isinstance(owned.owner.error, RowError):
             # our own error: it would happen again after the next recovery
-            held.outbox.put(held.owner.take_appends())
-            self._leave(held)
-            self.app.fail(InternalError(f"partition {held.number}: {held.owner.reason}"))
+            owned.outbox.put(owned.owner.take_appends())
+            self._leave(owned)
+            self.app.fail(InternalError(f"partition {owned.number}: {owned.owner.reason}"))
             return
         if failed:
-            reason = held.owner.reason
-            self.log.error("Partition %s is filled again from its changelogs: %s", held.number, reason)
-            held.outbox.put(held.owner.take_appends())  # acks, extensions, releases
-            self.recover_again(held, reason, wipe=True)
+            reason = owned.owner.reason
+            self.log.error("Partition %s is filled again from its changelogs: %s", owned.number, reason)
+            owned.outbox.put(owned.owner.take_appends())  # acks, extensions, releases
+            self.recover_again(owned, reason, wipe=True)
             return
         level = logging.INFO if self._leaving else logging.WARNING
-        self.log.log(level, "Partition %s was taken over by another worker", held.number)
-        self._leave(held)
+        self.log.log(level, "Partition %s was taken over by another worker", owned.number)
+        self._leave(owned)
         if not (self._leaving or self._closing):
-            self._take_over(held.number, TAKE_BACK_S)
+            self._take_over(owned.number, TAKE_BACK_S)
 
-    def recover_again(self, held: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
+    def recover_again(self, owned: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
         """Release a partition whose state or log is wrong, and take it over again.
 
         Args:
             wipe: the local store may be damaged: fill it from the changelogs.
         """
-        if self.held.get(held.number) is not held:
+        if self.owned.get(owned.number) is not owned:
             return
-        self._leave(held)
-        self.is_unserved(held.number, reason)
+        self._leave(owned)
+        self.is_unserved(owned.number, reason)
         delay_s = TAKE_BACK_S
         if wipe:
             for table in self.tables.values():
-                table.wipe(held.number)
+                table.wipe(owned.number)
             # a row may be damaged in the changelog, too, and would fail each time it is read
-            count, until_ms = self._damages.get(held.number, (0, 0))
+            count, until_ms = self._damages.get(owned.number, (0, 0))
             count = count + 1 if now_ms() < until_ms else 0
             delay_s = min(TAKE_BACK_S * 2**count, TAKE_BACK_MAX_S)
-            self._damages[held.number] = (count, now_ms() + DAMAGE_MEMORY_MS)
+            self._damages[owned.number] = (count, now_ms() + DAMAGE_MEMORY_MS)
         if not (self._leaving or self._closing):
-            self._take_over(held.number, delay_s)
+            self._take_over(owned.number, delay_s)
 
     def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
         """The next record of a log was deleted: another owner has gone on, or a user deleted records."""
-        held = self.held.get(number)
-        if held is not None:
-            self.recover_again(held, f"{topic}:{number} does not hold offset {position} any more")
+        owned = self.owned.get(number)
+        if owned is not None:
+            self.recover_again(owned, f"{topic}:{number} does not hold offset {position} any more")
 
-    def _alone(self, held: OwnedPartition) -> _Alone:
+    def _alone(self, owned: OwnedPartition) -> _Alone:
         """Wraps work on a partition: if a row can't be read, the partition is taken over again, and others go on."""
-        return _Alone(self, held)
+        return _Alone(self, owned)
 
     # ------------------------------------------------------------------ stopping
 
@@ -512,18 +512,18 @@ class Ownership(Service):
             task.cancel()
             self.outbox(number).drop_owners()
         deadline = asyncio.get_running_loop().time() + timeout_s
-        while self.held and asyncio.get_running_loop().time() < deadline:
+        while self.owned and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
-        if self.held:
-            self.log.info("Partitions %s were not taken over within %s s", sorted(self.held), timeout_s)
+        if self.owned:
+            self.log.info("Partitions %s were not taken over within %s s", sorted(self.owned), timeout_s)
 
     def stop_serving(self) -> None:
         """Release all partitions, and take over no more."""
         self._closing = True
         for task in self._recoveries.values():
             task.cancel()
-        for held in list(self.held.values()):
-            self._leave(held)
+        for owned in list(self.owned.values()):
+            self._leave(owned)
         for outbox in self._outboxes.values():
             outbox.drop_owners()
             outbox.writer = NOBODY

@@ -37,37 +37,37 @@ class Progress:
         self._topics = topics
         self._on_unserved = on_unserved
 
-    def look(self, held: OwnedPartition, now: int) -> int:
+    def look(self, owned: OwnedPartition, now: int) -> int:
         """Mark a partition as unserved if its own marker is in the log, but has not been folded for long.
 
         Returns when to look again.
         """
-        position = held.owner.partition.markers_position
-        if held.caught_up_to != position:
-            held.caught_up_to, held.advanced_ms = position, now
-        elif now - held.advanced_ms > PROGRESS_MS:
-            self._on_unserved(held.number, f"its markers can't be read beyond offset {position}; trying again")
+        position = owned.owner.partition.markers_position
+        if owned.caught_up_to != position:
+            owned.caught_up_to, owned.advanced_ms = position, now
+        elif now - owned.advanced_ms > PROGRESS_MS:
+            self._on_unserved(owned.number, f"its markers can't be read beyond offset {position}; trying again")
         return now + PROGRESS_MS // 10
 
-    def read_again(self, held: OwnedPartition, now: int) -> None:
+    def read_again(self, owned: OwnedPartition, now: int) -> None:
         """Read a partition again if it does not advance because its last chunk was dropped, as at a rebalance.
 
         A dropped chunk is noticed with the next one, but the last chunk of a log has no next one. The pauses grow while
         this does not help: a slow Kafka must have time to answer before it is asked again.
         """
-        partition, consumer, topics = held.owner.partition, self._app.consumer, self._topics()
+        partition, consumer, topics = owned.owner.partition, self._app.consumer, self._topics()
         for topic, position in (
             (topics.queue, partition.position),
             (topics.markers, partition.markers_position),
         ):
-            before, again_ms, pause_ms = held.watched.get(topic, (-1, 0, 0))
+            before, again_ms, pause_ms = owned.watched.get(topic, (-1, 0, 0))
             if position != before:
-                held.watched[topic] = (position, 0, STUCK_MS)
+                owned.watched[topic] = (position, 0, STUCK_MS)
                 continue
-            if now < again_ms or (held.paused and topic == topics.queue):
+            if now < again_ms or (owned.paused and topic == topics.queue):
                 continue
-            tp = TP(topic, held.number)
+            tp = TP(topic, owned.number)
             with contextlib.suppress(KafkaError):  # not assigned any more
                 if position < (consumer.highwater(tp) or 0):
-                    consumer.seek_chunks(tp, position, held.generation)
-                    held.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
+                    consumer.seek_chunks(tp, position, owned.generation)
+                    owned.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))

@@ -37,25 +37,25 @@ class Quarantine:
         self.uncopied = 0
         self._refused_ms: int | None = None  # since when the poison topic has taken nothing
 
-    async def quarantine(self, held: OwnedPartition, poison: list[tuple[int, str]]) -> None:
+    async def quarantine(self, owned: OwnedPartition, poison: list[tuple[int, str]]) -> None:
         """Copy records that are no messages to the poison topic, with the reason, then end them.
 
         A copy that is too large is made smaller. A failed copy is tried again, for `COPY_GIVE_UP_S` at most. Then the
         record is ended without a copy, so that it does not hold up the partition for ever.
         """
-        reasons, partition = dict(poison), held.owner.partition
-        self._log_poison(held, reasons)
+        reasons, partition = dict(poison), owned.owner.partition
+        self._log_poison(owned, reasons)
         room, pause_s = POISON_ROOM_BYTES, COPY_AGAIN_S
         while reasons:
             position = partition.markers_position
-            copies = self._copier.append(held, list(reasons), self._aside(reasons), room)
-            copied, failed = await self._copier.confirmed(held, copies)
-            if not self._copier.is_served(held):
+            copies = self._copier.append(owned, list(reasons), self._aside(reasons), room)
+            copied, failed = await self._copier.confirmed(owned, copies)
+            if not self._copier.is_served(owned):
                 return
             if copied or not failed:
                 self._refused_ms = None
-            held.owner.ended_as("poison", sorted(copied))
-            self._ownership.drain(held)
+            owned.owner.ended_as("poison", sorted(copied))
+            self._ownership.drain(owned)
             reasons = {offset: reasons[offset] for offset in failed}
             if failed and len(too_large(failed)) == len(failed) and room > POISON_ROOM_MIN_BYTES:
                 room //= 4
@@ -67,11 +67,11 @@ class Quarantine:
                 self._refused_ms = now_ms
             # a Kafka that does not take markers either is away, and will take the copy later
             if now_ms - self._refused_ms >= COPY_GIVE_UP_S * 1000 and partition.markers_position > position:
-                self._end_uncopied(held, failed)
+                self._end_uncopied(owned, failed)
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, COPY_AGAIN_MAX_S)
-            if not self._copier.is_served(held):
+            if not self._copier.is_served(owned):
                 return
 
     def _aside(self, reasons: dict[int, str]) -> Callable[[Any, int], Target]:
@@ -82,33 +82,33 @@ class Quarantine:
 
         return target
 
-    def _log_poison(self, held: OwnedPartition, reasons: dict[int, str]) -> None:
+    def _log_poison(self, owned: OwnedPartition, reasons: dict[int, str]) -> None:
         """Log a line for each reason. Undecodable records were logged when they were read."""
-        messages = held.owner.partition.messages
+        messages = owned.owner.partition.messages
         offsets_of: dict[str, list[int]] = {}
         for offset, reason in reasons.items():
             if type(messages.get(offset)) is not Unreadable:
                 offsets_of.setdefault(reason, []).append(offset)
         for reason, offsets in offsets_of.items():
-            self._ownership.log.warning("Poison at %s: %s", _places(held, offsets), reason)
+            self._ownership.log.warning("Poison at %s: %s", _places(owned, offsets), reason)
 
-    def _end_uncopied(self, held: OwnedPartition, failed: dict[int, Exception]) -> None:
+    def _end_uncopied(self, owned: OwnedPartition, failed: dict[int, Exception]) -> None:
         offsets = sorted(failed)
         self.uncopied += len(offsets)
         self._ownership.log.error(
             "Poison at %s ends without a copy: %s has taken nothing for %.0f s (%r)",
-            _places(held, offsets),
+            _places(owned, offsets),
             self._ownership.topics.poison,
             COPY_GIVE_UP_S,
             failed[offsets[0]],
         )
-        held.owner.ended_as("poison", offsets)
-        self._ownership.drain(held)
+        owned.owner.ended_as("poison", offsets)
+        self._ownership.drain(owned)
 
 
-def _places(held: OwnedPartition, offsets: list[int]) -> str:
+def _places(owned: OwnedPartition, offsets: list[int]) -> str:
     """Offsets as they are logged: `3:10-19, 3:25`."""
     pairs = ranges_of(sorted(offsets))
     ranges = zip(pairs[::2], pairs[1::2], strict=True)
-    shown = [f"{held.number}:{a}" + (f"-{b - 1}" if b > a + 1 else "") for a, b in ranges]
+    shown = [f"{owned.number}:{a}" + (f"-{b - 1}" if b > a + 1 else "") for a, b in ranges]
     return ", ".join(shown[:20]) + (f" and {len(shown) - 20} more ranges" if len(shown) > 20 else "")

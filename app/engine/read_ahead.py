@@ -25,7 +25,7 @@ class Partitions(Protocol):
 
     app: MarqApp
     settings: Settings
-    held: dict[int, OwnedPartition]
+    owned: dict[int, OwnedPartition]
     receivers: list[Receiver]
 
     @property
@@ -44,30 +44,30 @@ class ReadAhead:
         self._paused: dict[int, None] = {}  # partitions, in the order in which they are looked at
         self._bytes = 0  # bytes in all partitions, as of the last time that each was regulated
 
-    def regulate(self, held: OwnedPartition) -> None:
+    def regulate(self, owned: OwnedPartition) -> None:
         """Pause or resume the reading of a partition, by what it has read ahead and what the worker has in memory."""
-        if self._ownership.held.get(held.number) is not held:
+        if self._ownership.owned.get(owned.number) is not owned:
             return  # no longer ours, so it must not count
-        partition = held.owner.partition
-        self._weigh(held)
-        share = self._settings.memory_bytes // max(1, len(self._ownership.held))
+        partition = owned.owner.partition
+        self._weigh(owned)
+        share = self._settings.memory_bytes // max(1, len(self._ownership.owned))
         wanted = partition.bytes < min(self._settings.read_ahead_bytes, share)
-        if not wanted and held.serving:
+        if not wanted and owned.serving:
             now = self._now_ms()
             if partition.held_up:
-                held.starved_ms = now
-            elif now >= held.starving_look_ms:
+                owned.starved_ms = now
+            elif now >= owned.starving_look_ms:
                 # a check goes through all queues; a late check only pauses, or reads on, a little longer
                 queues = len(partition.backlogs) + len(partition.segments.queues)
-                held.starving_look_ms = now + queues // QUEUES_A_MS
-                if any(r.starving(held) for r in self._ownership.receivers):
-                    held.starved_ms = now
-            wanted = now - held.starved_ms < READ_ON_MS and self._has_memory()
-        if wanted == held.paused:
-            held.paused = not wanted
-            if held.paused:
-                self._paused[held.number] = None
-            tp = TP(self._ownership.topics.queue, held.number)
+                owned.starving_look_ms = now + queues // QUEUES_A_MS
+                if any(r.starving(owned) for r in self._ownership.receivers):
+                    owned.starved_ms = now
+            wanted = now - owned.starved_ms < READ_ON_MS and self._has_memory()
+        if wanted == owned.paused:
+            owned.paused = not wanted
+            if owned.paused:
+                self._paused[owned.number] = None
+            tp = TP(self._ownership.topics.queue, owned.number)
             if wanted:
                 self._ownership.app.consumer.resume_reading(tp)
             else:
@@ -77,23 +77,23 @@ class ReadAhead:
         """Resume paused partitions that a receiver waits for. No event tells of it."""
         for number in list(self._paused)[:PAUSED_AT_ONCE]:
             del self._paused[number]
-            held = self._ownership.held.get(number)
-            if held is not None and held.paused:
+            owned = self._ownership.owned.get(number)
+            if owned is not None and owned.paused:
                 self._paused[number] = None  # the last in turn
-                self.regulate(held)
-                if not held.paused:
+                self.regulate(owned)
+                if not owned.paused:
                     self._paused.pop(number, None)
 
-    def let_go(self, held: OwnedPartition) -> None:
+    def let_go(self, owned: OwnedPartition) -> None:
         """A partition is not ours any more."""
-        self._bytes -= held.weighed_bytes
-        held.weighed_bytes = 0
-        self._paused.pop(held.number, None)
+        self._bytes -= owned.weighed_bytes
+        owned.weighed_bytes = 0
+        self._paused.pop(owned.number, None)
 
-    def _weigh(self, held: OwnedPartition) -> None:
+    def _weigh(self, owned: OwnedPartition) -> None:
         # a running sum, so that a full partition does not cost a pass over all of them
-        self._bytes += held.owner.partition.bytes - held.weighed_bytes
-        held.weighed_bytes = held.owner.partition.bytes
+        self._bytes += owned.owner.partition.bytes - owned.weighed_bytes
+        owned.weighed_bytes = owned.owner.partition.bytes
 
     def _has_memory(self) -> bool:
         """Drop payloads that are in the messages table while memory is over its limit. Returns False if it still is."""
@@ -104,14 +104,14 @@ class ReadAhead:
             return False
         # a tenth more, so that this does not run again for every chunk
         excess += self._settings.memory_bytes // 10
-        for held in sorted(self._ownership.held.values(), key=lambda h: -h.owner.partition.bytes):
-            partition = held.owner.partition
+        for owned in sorted(self._ownership.owned.values(), key=lambda h: -h.owner.partition.bytes):
+            partition = owned.owner.partition
             freed = partition.shed(excess, [queue for queue in partition.backlogs if self._is_wanted(queue)])
-            self._weigh(held)
+            self._weigh(owned)
             excess -= freed
             if excess <= 0:
                 return True
-            held.owner.hurry_checkpoint()
+            owned.owner.hurry_checkpoint()
         # the rest is freed by a checkpoint, or when receivers take it; each search is a pass over everything
         self._shed_at_ms = self._now_ms() + SHED_PAUSE_MS
         return False

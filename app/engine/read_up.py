@@ -90,7 +90,7 @@ class _Round:
 class Dying(Protocol):
     """Knows which messages are about to become dead letters."""
 
-    def are_dying(self, held: OwnedPartition, queue: str) -> bool:
+    def are_dying(self, owned: OwnedPartition, queue: str) -> bool:
         """True if dead letters of a queue, or for it, are being made in a partition."""
 
 
@@ -101,13 +101,13 @@ class ReadUp:
         self,
         ask: Ask,
         topics: Callable[[], Topics],
-        held: Mapping[int, OwnedPartition],
+        owned: Mapping[int, OwnedPartition],
         look: Callable[[], None],
         spawn: Callable[[Any], asyncio.Task[None]],
     ) -> None:
         self._ask = ask
         self._topics = topics
-        self._held = held
+        self._held = owned
         self._look = look
         self._spawn = spawn
         self._next: _Round | None = None  # the question that was not sent yet
@@ -141,10 +141,10 @@ class ReadUp:
         await self._read_up()
 
     def _are_dying(self, queue: str, dying: Dying) -> bool:
-        return any(held.serving and dying.are_dying(held, queue) for held in self._held.values())
+        return any(owned.serving and dying.are_dying(owned, queue) for owned in self._held.values())
 
     async def _read_up(self) -> None:
-        if not any(held.serving for held in self._held.values()):
+        if not any(owned.serving for owned in self._held.values()):
             return
         if self._next is None:
             self._next = _Round()
@@ -167,15 +167,15 @@ class ReadUp:
             await asyncio.sleep(0)  # all callers of this turn share the question
             one, self._next = self._next, None
             topics = self._topics()
-            held = [h for h in self._held.values() if h.serving]
-            tps = [TopicPartition(topic, h.number) for topic in (topics.queue, topics.markers) for h in held]
+            owned = [h for h in self._held.values() if h.serving]
+            tps = [TopicPartition(topic, h.number) for topic in (topics.queue, topics.markers) for h in owned]
             try:
                 async with asyncio.timeout(QUESTION_S):
                     ends = await self._ask(tps)
             except (KafkaError, OSError, TimeoutError) as exc:
                 log.debug("Kafka does not tell where the logs end: %r", exc)
                 ends = {}
-            for h in held:
+            for h in owned:
                 queue_end = ends.get(TopicPartition(topics.queue, h.number), 0)
                 markers_end = ends.get(TopicPartition(topics.markers, h.number), 0)
                 if not _is_read(h, queue_end, markers_end):
@@ -186,18 +186,18 @@ class ReadUp:
             else:
                 one.over.set_result(None)
 
-    def advanced(self, held: OwnedPartition) -> None:
+    def advanced(self, owned: OwnedPartition) -> None:
         """A partition was read on, or is gone."""
         for one in self.rounds:
-            behind = one.behind.get(held.number)
-            if behind is None or (behind[0] is held and held.serving and not _is_read(*behind)):
+            behind = one.behind.get(owned.number)
+            if behind is None or (behind[0] is owned and owned.serving and not _is_read(*behind)):
                 continue
-            del one.behind[held.number]
+            del one.behind[owned.number]
             if not one.behind:
                 one.over.set_result(None)
         self.rounds = [one for one in self.rounds if one.behind]
 
 
-def _is_read(held: OwnedPartition, queue_end: int, markers_end: int) -> bool:
-    partition = held.owner.partition
+def _is_read(owned: OwnedPartition, queue_end: int, markers_end: int) -> bool:
+    partition = owned.owner.partition
     return partition.position >= queue_end and partition.markers_position >= markers_end

@@ -35,22 +35,22 @@ class Throttle:
         """True for a while after a stall: append no ticks, so that acks are read before any lease ends."""
         return self.lateness.held_back(now)
 
-    def room(self, held: OwnedPartition, wanted: int, lease_ms: int) -> int:
+    def room(self, owned: OwnedPartition, wanted: int, lease_ms: int) -> int:
         """How many of `wanted` messages may be handed out under this lease: fewer, or none, while acks are late."""
         now = self._now()
         if self._fired_ms >= 0 and self._late_ms(now) >= STALL_MS:
             self.timer_fired(now)  # after a stall of this process, a request may come before the timer
-        room = self.lateness.room(now, wanted, lease_ms, held.outbox.late_s * 1000)
+        room = self.lateness.room(now, wanted, lease_ms, owned.outbox.late_s * 1000)
         if room == 0 and wanted:
             self.withheld += 1
-            self._refused[held.number] = None
+            self._refused[owned.number] = None
             if self._again_ms < 0:
                 self._again_ms = now + AGAIN_MS
         return room
 
-    def is_late(self, held: OwnedPartition, lease_ms: int) -> bool:
+    def is_late(self, owned: OwnedPartition, lease_ms: int) -> bool:
         """True if a partition hands out nothing under this lease at present, because acks are late."""
-        return self.lateness.share(self._now(), lease_ms, held.outbox.late_s * 1000) == 0.0
+        return self.lateness.share(self._now(), lease_ms, owned.outbox.late_s * 1000) == 0.0
 
     def wake_refused(self, now: int, partitions: Mapping[int, OwnedPartition]) -> None:
         """A while after something was refused, wake those that got nothing: this worker may be less late by now."""
@@ -59,9 +59,9 @@ class Throttle:
         self._again_ms = -1
         refused, self._refused = self._refused, {}
         for number in refused:
-            held = partitions.get(number)
-            if held is not None and held.serving:
-                held.owner.wake()
+            owned = partitions.get(number)
+            if owned is not None and owned.serving:
+                owned.owner.wake()
 
     def _late_ms(self, now: int) -> int:
         return max(0, now - self._fired_ms - self._timer_ms())

@@ -60,8 +60,8 @@ class Census:
     def counts(self, queues: Sequence[str] | None = None) -> Counts:
         """Messages of this worker's partitions, in some queues or in all. Queues without messages are left out."""
         counts: Counts = {}
-        for held in self._serving():
-            partition = held.owner.partition
+        for owned in self._serving():
+            partition = owned.owner.partition
             kept = partition.counts
             some = kept.items() if queues is None else [(q, kept[q]) for q in queues if q in kept]
             # nobody has a turn meanwhile: with many queues each name that is looked up here holds up the others
@@ -102,7 +102,7 @@ class Census:
         return {queue: ages[queue] for queue in queues if queue in ages}
 
     def _serving(self) -> list[OwnedPartition]:
-        return [held for _, held in sorted(self._ownership.held.items()) if held.serving]
+        return [owned for _, owned in sorted(self._ownership.owned.items()) if owned.serving]
 
     async def _now(self) -> _Oldest:
         async with self._looking:
@@ -113,8 +113,8 @@ class Census:
     async def _look(self) -> _Oldest:
         """Find the oldest message of each queue and partition, among all messages, and read its timestamp."""
         lowest: dict[tuple[int, str], int] = {}
-        for held in self._serving():
-            partition, number = held.owner.partition, held.number
+        for owned in self._serving():
+            partition, number = owned.owner.partition, owned.number
             for looked_at, queue in enumerate(list(partition.segments.parked_counts()), 1):
                 if not looked_at % TURN_QUEUES:
                     await asyncio.sleep(0)
@@ -136,10 +136,10 @@ class Census:
                 await asyncio.sleep(0)
             sent_ms = known.get((number, offset))
             if sent_ms is None:
-                held = self._ownership.held.get(number)
-                if held is None or not held.serving:
+                owned = self._ownership.owned.get(number)
+                if owned is None or not owned.serving:
                     continue
-                sent_ms = _sent_ms(held.owner.partition, offset)
+                sent_ms = _sent_ms(owned.owner.partition, offset)
                 await asyncio.sleep(0)  # a segment may have been read
                 if sent_ms is None:
                     continue

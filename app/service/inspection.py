@@ -90,10 +90,10 @@ class Inspection:
             worker=ownership.worker_name,
             url=self._peers.url,
             ready=ownership.ready,
-            partitions=sorted(ownership.held),
+            partitions=sorted(ownership.owned),
             uptime_s=round(time.monotonic() - self._began_s, 1),
             peak_memory_bytes=_peak_memory_bytes(),
-            payload_bytes=sum(h.owner.partition.bytes for h in ownership.held.values()),
+            payload_bytes=sum(h.owner.partition.bytes for h in ownership.owned.values()),
             pending_bytes=ownership.app.producer.pending_bytes,
             waiting_receives=self._receives.count,
             vitals=vitals_of(ownership, Path(ownership.app.conf.datadir)),
@@ -112,7 +112,7 @@ class Inspection:
             worker=name,
             peak_memory_bytes=_peak_memory_bytes(),
             partitions=[
-                *(self._describe(held) for _, held in sorted(self._ownership.held.items())),
+                *(self._describe(owned) for _, owned in sorted(self._ownership.owned.items())),
                 *(PartitionView(n, name, "unserved", reason) for n, reason in sorted(self._unserved().items())),
             ],
         )
@@ -142,29 +142,29 @@ class Inspection:
 
     def _unserved(self) -> dict[int, str]:
         ownership = self._ownership
-        return {n: reason for n, reason in ownership.unserved.items() if n not in ownership.held}
+        return {n: reason for n, reason in ownership.unserved.items() if n not in ownership.owned}
 
-    def _describe(self, held: OwnedPartition) -> PartitionView:
-        partition, now = held.owner.partition, time.monotonic()
+    def _describe(self, owned: OwnedPartition) -> PartitionView:
+        partition, now = owned.owner.partition, time.monotonic()
         topics = self._ownership.topics
         return PartitionView(
-            partition=held.number,
+            partition=owned.number,
             owner=self._ownership.worker_name,
-            phase=held.owner.phase.value,
-            epoch=held.owner.epoch,
+            phase=owned.owner.phase.value,
+            epoch=owned.owner.epoch,
             position=partition.position,
-            lag=self._lag(TP(topics.queue, held.number), partition.position),
+            lag=self._lag(TP(topics.queue, owned.number), partition.position),
             markers_position=partition.markers_position,
-            markers_lag=self._lag(TP(topics.markers, held.number), partition.markers_position),
+            markers_lag=self._lag(TP(topics.markers, owned.number), partition.markers_position),
             persisted=partition.persisted,
-            checkpoint_age_ms=None if held.checkpoint_s is None else round((now - held.checkpoint_s) * 1000),
+            checkpoint_age_ms=None if owned.checkpoint_s is None else round((now - owned.checkpoint_s) * 1000),
             clock_ms=partition.clock_ms,
             in_memory=len(partition.messages),
-            held=len(partition.deliveries),
+            owned=len(partition.deliveries),
             parked=partition.segments.parked_total(),
             segments=len(partition.segments),
             bytes=partition.bytes,
-            paused=held.paused,
+            paused=owned.paused,
             unsaved=partition.changed(),
             counters=dict(partition.counters),
         )
@@ -183,11 +183,11 @@ class Inspection:
     @peer_call("digest")
     async def digest_here(self, number: int) -> DigestView:
         """See `digest`."""
-        held = self._owners.serving_here(number)
-        partition = held.owner.partition
+        owned = self._owners.serving_here(number)
+        partition = owned.owner.partition
         view = DigestView(
             partition=number,
-            epoch=held.owner.epoch,
+            epoch=owned.owner.epoch,
             queue_position=partition.position,
             markers_position=partition.markers_position,
             clock_ms=partition.clock_ms,
@@ -254,17 +254,17 @@ class Inspection:
         await self._ownership.read_up.wait(wanted.queue, self._ownership.copies)
         found: list[MessageBrief] = []
         room = ANSWER_BYTES
-        for number, held in sorted(self._ownership.held.items()):
-            if not held.serving or number < wanted.after[0] or len(found) >= wanted.limit:
+        for number, owned in sorted(self._ownership.owned.items()):
+            if not owned.serving or number < wanted.after[0] or len(found) >= wanted.limit:
                 continue
-            partition, first = held.owner.partition, wanted.after[1] + 1 if number == wanted.after[0] else 0
+            partition, first = owned.owner.partition, wanted.after[1] + 1 if number == wanted.after[0] else 0
             listed = await smallest(
                 wanted_entries(partition, wanted, first), wanted.limit - len(found), lambda entry: entry.offset
             )
             for entry in listed:
                 # some may have been finished since they were listed
                 if partition.state_of(entry.offset) is not MessageState.DONE:
-                    brief = brief_of(held, entry, min(wanted.payload_bytes, room))
+                    brief = brief_of(owned, entry, min(wanted.payload_bytes, room))
                     room -= len(brief.payload) if isinstance(brief.payload, bytes) else 0
                     found.append(brief)
         return found
@@ -276,14 +276,14 @@ class Inspection:
     @peer_call("message")
     async def message_here(self, place: Place) -> MessageView:
         """See `message`."""
-        held, offset = self._owners.serving_here(place.partition), place.offset
-        if offset >= held.owner.partition.position:  # it may have been sent just before
+        owned, offset = self._owners.serving_here(place.partition), place.offset
+        if offset >= owned.owner.partition.position:  # it may have been sent just before
             await self._ownership.read_up.wait("")
-            held = self._owners.serving_here(place.partition)
-        partition = held.owner.partition
-        view = MessageView(self._ownership.topics.queue, held.number, offset)
+            owned = self._owners.serving_here(place.partition)
+        partition = owned.owner.partition
+        view = MessageView(self._ownership.topics.queue, owned.number, offset)
         if offset >= partition.position:
-            raise NotFoundError(f"partition {held.number} has been read up to offset {partition.position} only")
+            raise NotFoundError(f"partition {owned.number} has been read up to offset {partition.position} only")
         describe_message(view, partition, self._ownership.broker_time.now_ms)
         return view
 
@@ -296,12 +296,12 @@ class Inspection:
     @peer_call("rows")
     async def rows_here(self, wanted: RowsWanted) -> list[RowView]:
         """See `rows`."""
-        held = self._owners.serving_here(wanted.partition)
+        owned = self._owners.serving_here(wanted.partition)
         table = self._ownership.tables.get(wanted.table)
         if table is None:
             raise NotFoundError(f"there is no table {wanted.table!r}; there are messages, markers, progress")
         describe, found = _DESCRIBE[wanted.table], []
-        for key, value in table.rows_of(held.number):
+        for key, value in table.rows_of(owned.number):
             name = key.decode()
             if name > wanted.after:
                 found.append(RowView(name, len(value), describe(name, value)))

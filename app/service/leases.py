@@ -129,9 +129,9 @@ class Leases:
         """See `took_effect`, for a partition of this worker. Answers once the record is folded."""
         deadline = time.monotonic() + EFFECT_TIMEOUT_S
         while True:
-            held = self._owners.serving_here(asked.partition)
-            if asked.record < held.owner.partition.markers_position:
-                return [held.owner.took_effect(asked.record, *delivery) for delivery in asked.deliveries]
+            owned = self._owners.serving_here(asked.partition)
+            if asked.record < owned.owner.partition.markers_position:
+                return [owned.owner.took_effect(asked.record, *delivery) for delivery in asked.deliveries]
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"partition {asked.partition} has not been read up to record {asked.record} of its markers"
@@ -141,28 +141,28 @@ class Leases:
     @peer_call("leases")
     async def states_here(self, asked: Deliveries) -> list[Lease]:
         """The states of deliveries in a partition of this worker."""
-        held = self._owners.serving_here(asked.partition)
-        return [lease_of(held, *delivery, now_ms()) for delivery in asked.deliveries]
+        owned = self._owners.serving_here(asked.partition)
+        return [lease_of(owned, *delivery, now_ms()) for delivery in asked.deliveries]
 
     @peer_call("latest")
     async def latest_here(self, asked: Deliveries) -> list[Latest]:
         """See `latest`, for a partition of this worker."""
-        held = self._owners.serving_here(asked.partition)
-        return [latest_of(held, offset) for _, _, offset in asked.deliveries]
+        owned = self._owners.serving_here(asked.partition)
+        return [latest_of(owned, offset) for _, _, offset in asked.deliveries]
 
 
-def lease_of(held: OwnedPartition, epoch: int, delivery: int, offset: int, now_ms: int) -> Lease:
+def lease_of(owned: OwnedPartition, epoch: int, delivery: int, offset: int, now_ms: int) -> Lease:
     """The state of a delivery. It is over from its deadline on, also before a record tells the partition that time."""
-    partition = held.owner.partition
+    partition = owned.owner.partition
     state = partition.state_of(offset)
     if state is MessageState.IN_FLIGHT and partition.is_current(offset, epoch, delivery):
-        return Lease.OVER if partition.deliveries[offset].is_over(held.owner.clock_at(now_ms)) else Lease.HELD
+        return Lease.OVER if partition.deliveries[offset].is_over(owned.owner.clock_at(now_ms)) else Lease.HELD
     return Lease.DONE if state is MessageState.DONE else Lease.OVER
 
 
-def latest_of(held: OwnedPartition, offset: int) -> Latest:
+def latest_of(owned: OwnedPartition, offset: int) -> Latest:
     """The last delivery of a message."""
-    partition = held.owner.partition
+    partition = owned.owner.partition
     delivered = partition.deliveries.get(offset)
     if partition.state_of(offset) is MessageState.DONE:
         return Latest(Lease.DONE)

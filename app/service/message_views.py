@@ -74,10 +74,10 @@ async def wanted_entries(partition: Partition, wanted: MessagesWanted, first: in
             await asyncio.sleep(0)
 
 
-def brief_of(held: OwnedPartition, entry: Entry, payload_bytes: int) -> MessageBrief:
+def brief_of(owned: OwnedPartition, entry: Entry, payload_bytes: int) -> MessageBrief:
     """A message in a list, with up to `payload_bytes` of its payload; with its state only if its row can't be read."""
-    partition, offset = held.owner.partition, entry.offset
-    brief = MessageBrief(held.number, offset, entry.state, entry.receives, None, None)
+    partition, offset = owned.owner.partition, entry.offset
+    brief = MessageBrief(owned.number, offset, entry.state, entry.receives, None, None)
     try:
         record = _record_of(partition, offset)
     except RowError:

@@ -147,8 +147,8 @@ class MoveTasks(Service):
     # ------------------------------------------------------------------ run
 
     def _is_ours(self) -> bool:
-        held = self._ownership.held.get(0)
-        return held is not None and held.serving
+        owned = self._ownership.owned.get(0)
+        return owned is not None and owned.serving
 
     @Service.task
     async def _watch(self) -> None:

@@ -128,8 +128,8 @@ class Moves:
         """Move messages of a partition of this worker. Messages that are named may have been sent just before."""
         if asked.offsets is not None:
             await self._receives.read_up(asked.queue)
-        held = self._owners.serving_here(asked.partition)
-        found = await self._ownership.copies.move(held, asked.queue, asked.offsets, asked.limit, asked.to, asked.make)
+        owned = self._owners.serving_here(asked.partition)
+        found = await self._ownership.copies.move(owned, asked.queue, asked.offsets, asked.limit, asked.to, asked.make)
         return [
             Moved(offset, error=problems.entry(place)) if isinstance(place, MarqError) else Moved(offset, *place)
             for offset, place in found.items()

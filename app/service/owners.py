@@ -26,10 +26,10 @@ class Owners:
 
     def serving_here(self, number: int) -> OwnedPartition:
         """A partition that this worker serves. Raises `UnavailableError`."""
-        held = self._ownership.held.get(number)
-        if held is None or not held.serving:
+        owned = self._ownership.owned.get(number)
+        if owned is None or not owned.serving:
             raise UnavailableError(f"partition {number} is not served here right now; try again")
-        return held
+        return owned
 
     async def ask(
         self,
@@ -43,8 +43,8 @@ class Owners:
         Raises:
             UnavailableError: nobody serves the partition right now.
         """
-        held = self._ownership.held.get(number)
-        if held is not None and held.serving:
+        owned = self._ownership.owned.get(number)
+        if owned is not None and owned.serving:
             return await operation(argument)
         url = self._peers.owner_of(number)
         if url is None or url == self._peers.url:

@@ -76,11 +76,11 @@ class Purges:
         if not record.purge:
             return True  # it is over
         done = True
-        for held in list(self._ownership.held.values()):
-            if held.serving and held.number < len(record.purge):
-                self._purge_in(held, asked.queue, record)
-                offset = self._purged.get((held.number, held.owner.epoch, record.by))
-                done = done and offset is not None and held.owner.partition.markers_position > offset
+        for owned in list(self._ownership.owned.values()):
+            if owned.serving and owned.number < len(record.purge):
+                self._purge_in(owned, asked.queue, record)
+                offset = self._purged.get((owned.number, owned.owner.epoch, record.by))
+                done = done and offset is not None and owned.owner.partition.markers_position > offset
         return done
 
     # ------------------------------------------------------------------ the owners
@@ -91,22 +91,22 @@ class Purges:
         if not catalog.purging:
             self._purged.clear()
             return
-        for held in list(self._ownership.held.values()):
-            if held.serving:
+        for owned in list(self._ownership.owned.values()):
+            if owned.serving:
                 for queue, record in list(catalog.purging.items()):
-                    self._purge_in(held, queue, record)
+                    self._purge_in(owned, queue, record)
 
-    def _purge_in(self, held: OwnedPartition, queue: str, record: QueueRecord) -> None:
-        key = (held.number, held.owner.epoch, record.by)
-        if key in self._purged or held.number >= len(record.purge):
+    def _purge_in(self, owned: OwnedPartition, queue: str, record: QueueRecord) -> None:
+        key = (owned.number, owned.owner.epoch, record.by)
+        if key in self._purged or owned.number >= len(record.purge):
             return
-        before = record.purge[held.number]
+        before = record.purge[owned.number]
         if before <= 0:
             self._purged[key] = -1
             return
         self._purged[key] = None
-        held.owner.purge(queue, before)
-        appended = held.outbox.put_confirmed(held.owner.take_appends())
+        owned.owner.purge(queue, before)
+        appended = owned.outbox.put_confirmed(owned.owner.take_appends())
         appended.add_done_callback(lambda done: self._on_appended(key, done))
 
     def _on_appended(self, key: tuple[int, int, str], done: asyncio.Future[int]) -> None:
@@ -118,11 +118,11 @@ class Purges:
     @peer_call("purged")
     async def purged_here(self, changes: list[str]) -> dict[str, list[int]]:
         """The partitions here in which the purges of these changes are done."""
-        held = self._ownership.held
+        owned = self._ownership.owned
         wanted = set(changes)
         found: dict[str, list[int]] = {}
         for (number, epoch, by), offset in self._purged.items():
-            one = held.get(number)
+            one = owned.get(number)
             if offset is not None and by in wanted and one is not None and one.serving and one.owner.epoch == epoch:
                 found.setdefault(by, []).append(number)
         return found
@@ -130,7 +130,7 @@ class Purges:
     async def finish(self) -> None:
         """Remove intents from the catalog that all owners have carried out. The owner of partition 0 calls this."""
         catalog, ownership = self._catalog, self._ownership
-        if not catalog.purging or 0 not in ownership.held or not ownership.held[0].serving:
+        if not catalog.purging or 0 not in ownership.owned or not ownership.owned[0].serving:
             return
         intents = {record.by: queue for queue, record in catalog.purging.items()}
         done: dict[str, set[int]] = {}

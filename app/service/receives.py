@@ -81,8 +81,8 @@ class Ask:
         self.receives = receiving
         self.waiter = waiter
 
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
-        self.receives.handed_to(self.waiter, held, handout)
+    def handed(self, owned: OwnedPartition, handout: Handout) -> None:
+        self.receives.handed_to(self.waiter, owned, handout)
 
 
 class Receives:
@@ -204,7 +204,7 @@ class Receives:
         is_late = self.ownership.throttle.is_late
         return any(
             h.owner.partition.has_ready(waiter.queue) and h.serving and is_late(h, waiter.lease_ms)
-            for h in self.ownership.held.values()
+            for h in self.ownership.owned.values()
         )
 
     def _answer(self, waiter: Waiter) -> list[Received]:
@@ -329,8 +329,8 @@ class Receives:
 
     def has_ready(self, queue: str) -> bool:
         """True if a partition of this worker may have something for a receiver of `queue`."""
-        held = self.ownership.held.values()
-        return any(h.serving and not h.owner.stalled and h.owner.partition.has_ready(queue) for h in held)
+        owned = self.ownership.owned.values()
+        return any(h.serving and not h.owner.stalled and h.owner.partition.has_ready(queue) for h in owned)
 
     # ------------------------------------------------------------------ receive: here
 
@@ -344,30 +344,30 @@ class Receives:
         """Ask the partitions here until enough is on its way. Oldest messages first, except in FIFO queues."""
         queue, left = waiter.queue, waiter.limit
         # most of many partitions have nothing, which costs least to find out
-        held = [h for h in self.ownership.held.values() if h.owner.partition.has_ready(queue) and h.serving]
-        if not held or self.closing:
+        owned = [h for h in self.ownership.owned.values() if h.owner.partition.has_ready(queue) and h.serving]
+        if not owned or self.closing:
             return
         exhausted: set[int] = set()
         self._turn += 1
-        first = self._turn % len(held)
-        held = held[first:] + held[:first]
-        if len(held) > 1 and not self.catalog.settings_of(queue).fifo:
-            for i, share in shares_of(left, [next_stamps(h.owner.partition, queue) for h in held]):
-                count = self._take_from(held[i], waiter, share)
+        first = self._turn % len(owned)
+        owned = owned[first:] + owned[:first]
+        if len(owned) > 1 and not self.catalog.settings_of(queue).fifo:
+            for i, share in shares_of(left, [next_stamps(h.owner.partition, queue) for h in owned]):
+                count = self._take_from(owned[i], waiter, share)
                 left -= count
                 if count < share:
                     exhausted.add(i)
-        for one in (one for i, one in enumerate(held) if i not in exhausted):
+        for one in (one for i, one in enumerate(owned) if i not in exhausted):
             if left <= 0:
                 return
             left -= self._take_from(one, waiter, left)
 
-    def _take_from(self, held: OwnedPartition, waiter: Waiter, limit: int) -> int:
+    def _take_from(self, owned: OwnedPartition, waiter: Waiter, limit: int) -> int:
         """Ask one partition. Returns how many of its messages are on their way to the waiter."""
-        owner = held.owner
+        owner = owned.owner
         if not owner.partition.has_ready(waiter.queue):
             return 0
-        limit = self.ownership.throttle.room(held, limit, waiter.lease_ms)
+        limit = self.ownership.throttle.room(owned, limit, waiter.lease_ms)
         if not limit:
             return 0
         try:
@@ -375,28 +375,28 @@ class Receives:
                 (waiter.queue,), limit, Ask(self, waiter), now_ms(), lease_ms=waiter.lease_ms, name=waiter.name
             )
         except RowError as exc:  # what is on disk can't be read back
-            self.ownership.recover_again(held, str(exc), wipe=True)
+            self.ownership.recover_again(owned, str(exc), wipe=True)
             return 0
         if pending is None:
             return 0
-        waiter.pending.append((held, pending))
+        waiter.pending.append((owned, pending))
         self._asking[waiter] = None
-        held.outbox.put(owner.take_appends())
+        owned.outbox.put(owner.take_appends())
         return len(pending.offsets)
 
-    def handed_to(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> None:
+    def handed_to(self, waiter: Waiter, owned: OwnedPartition, handout: Handout) -> None:
         """Called when a delivery that the waiter asked for begins, or has failed (then without offsets)."""
         delivery = handout.receipt[1]
-        waiter.pending = [(h, p) for h, p in waiter.pending if h is not held or p.delivery != delivery]
+        waiter.pending = [(h, p) for h, p in waiter.pending if h is not owned or p.delivery != delivery]
         if not waiter.pending:
             self._asking.pop(waiter, None)
         if handout.offsets:
             if waiter.done or waiter.gone():
-                held.owner.release(handout.offsets, handout.receipt, counted=False)
+                owned.owner.release(handout.offsets, handout.receipt, counted=False)
             else:
-                count = self._read(waiter, held, handout)
+                count = self._read(waiter, owned, handout)
                 if count < len(handout.offsets):
-                    held.owner.release(handout.offsets[count:], handout.receipt, counted=False)
+                    owned.owner.release(handout.offsets[count:], handout.receipt, counted=False)
                 waiter.until.append((handout.until_ms, count))
                 if waiter.pending and len(waiter.until) == 1:
                     asyncio.get_running_loop().call_later(ANSWER_AFTER_S, self._give_up, waiter)
@@ -413,9 +413,9 @@ class Receives:
         asyncio.get_running_loop().call_soon(self._serve, waiter.queue)
         self.polling.poll_peers(waiter.queue)
 
-    def _read(self, waiter: Waiter, held: OwnedPartition, handout: Handout) -> int:
+    def _read(self, waiter: Waiter, owned: OwnedPartition, handout: Handout) -> int:
         """Add messages of a delivery to the waiter's answer, as long as they fit. Returns how many."""
-        partition, topic, number = held.owner.partition, self.ownership.topics.queue, held.number
+        partition, topic, number = owned.owner.partition, self.ownership.topics.queue, owned.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
         crc = queue_crc(queue)
@@ -487,13 +487,13 @@ class Receives:
         """Serve the receives that wait for `queue`, in their order."""
         if self.closing:
             return
-        for held in list(self.ownership.held.values()):
-            if held.owner.partition.has_ready(queue) and held.serving:
-                self._serve_from(held, queue)
+        for owned in list(self.ownership.owned.values()):
+            if owned.owner.partition.has_ready(queue) and owned.serving:
+                self._serve_from(owned, queue)
 
-    def _serve_from(self, held: OwnedPartition, queue: str) -> None:
+    def _serve_from(self, owned: OwnedPartition, queue: str) -> None:
         """Serve waiting receives from one partition, in order. Skips those that a limit or a short lease refuses."""
-        line, partition = self._waiting.get(queue), held.owner.partition
+        line, partition = self._waiting.get(queue), owned.owner.partition
         if not line or not partition.has_ready(queue):
             return
         refused: set[tuple[str, int]] = set()
@@ -505,7 +505,7 @@ class Receives:
                 self._give_up(waiter)
             elif terms in refused:
                 passed.append(waiter)
-            elif not self._take_from(held, waiter, waiter.limit):
+            elif not self._take_from(owned, waiter, waiter.limit):
                 passed.append(waiter)
                 if not partition.has_ready(queue):
                     break
@@ -514,25 +514,25 @@ class Receives:
 
     # -- receiver of the ownership
 
-    def handed(self, held: OwnedPartition, handout: Handout) -> None:
+    def handed(self, owned: OwnedPartition, handout: Handout) -> None:
         raise AssertionError("deliveries go to the Ask that took them")
 
-    def wake(self, held: OwnedPartition) -> None:
+    def wake(self, owned: OwnedPartition) -> None:
         """Called when something became ready in a partition of this worker."""
-        if self.closing or held.owner.stalled:  # its stall ends with another call
+        if self.closing or owned.owner.stalled:  # its stall ends with another call
             return
-        has_ready = held.owner.partition.has_ready
+        has_ready = owned.owner.partition.has_ready
         if self._waiting:
             for queue in list(self._waiting):
                 if has_ready(queue):
-                    self._serve_from(held, queue)
+                    self._serve_from(owned, queue)
         if self.polling.watchers:
             for queue in list(self.polling.watchers):
                 if has_ready(queue):
                     self.polling.tell(queue)
 
-    def starving(self, held: OwnedPartition) -> bool:
-        has_ready = held.owner.partition.has_ready
+    def starving(self, owned: OwnedPartition) -> bool:
+        has_ready = owned.owner.partition.has_ready
         if any(not has_ready(queue) for queue in self._waiting):
             return True
         return any(not has_ready(queue) for queue in self.polling.watchers)
@@ -540,10 +540,10 @@ class Receives:
     def wants(self, queue: str) -> bool:
         return queue in self._waiting or queue in self.polling.watchers
 
-    def forget(self, held: OwnedPartition) -> None:
+    def forget(self, owned: OwnedPartition) -> None:
         """Called when a partition left this worker, and with it all starts there."""
         for waiter in list(self._asking):
-            waiter.pending = [(h, p) for h, p in waiter.pending if h is not held]
+            waiter.pending = [(h, p) for h, p in waiter.pending if h is not owned]
             if not waiter.pending:
                 del self._asking[waiter]
                 if not waiter.done:

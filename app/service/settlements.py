@@ -148,8 +148,8 @@ class Settlements:
     @peer_call("reject")
     async def reject_here(self, asked: RejectHere) -> Rejected:
         """Make dead letters in a partition of this worker. Returns the result of each offset."""
-        held, receipt = self._owners.serving_here(asked.partition), (asked.epoch, asked.delivery)
-        return await self._ownership.copies.reject(held, asked.offsets, receipt, asked.reason)
+        owned, receipt = self._owners.serving_here(asked.partition), (asked.epoch, asked.delivery)
+        return await self._ownership.copies.reject(owned, asked.offsets, receipt, asked.reason)
 
     def _counted(self, action: str, results: list[MarqError | None]) -> list[MarqError | None]:
         self._meters.settle_all(action, results)

@@ -66,9 +66,9 @@ class Takers:
             handlers = sorted({m.name for m in meters if any(fnmatchcase(queue, p) for p in m.queues)})
         found: Counter[str] = Counter()
         left = LOOKED_AT_MAX
-        for held in list(self._ownership.held.values()):
-            if held.serving and left > 0:
-                left -= await _count_in_flight(held.owner.partition, queue, left, found)
+        for owned in list(self._ownership.owned.values()):
+            if owned.serving and left > 0:
+                left -= await _count_in_flight(owned.owner.partition, queue, left, found)
         return Taking(
             self._ownership.worker_name,
             operations.receives.waiting_count(queue),

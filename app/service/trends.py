@@ -174,13 +174,13 @@ class Trends(Service):
         sent, self._read = intake.total - self._read, intake.total
         found = dict.fromkeys(FLOWS, 0)
         seen: dict[int, tuple[object, dict[str, int]]] = {}
-        for number, held in self._ownership.held.items():
-            if not held.serving:
+        for number, owned in self._ownership.owned.items():
+            if not owned.serving:
                 continue
-            counters = dict(held.owner.partition.counters)
+            counters = dict(owned.owner.partition.counters)
             owner, before = self._seen.get(number, (None, {}))
-            seen[number] = held.owner, counters
-            if owner is not held.owner:
+            seen[number] = owned.owner, counters
+            if owner is not owned.owner:
                 continue
             for name, count in counters.items():
                 name = "other_ends" if name in _OTHER_ENDS else name
@@ -251,18 +251,18 @@ class Trends(Service):
         """The present state of this worker."""
         ownership = self._ownership
         await self._count(COUNTED_S, int(time.time()) // STEP_S)
-        held = ownership.held
+        owned = ownership.owned
         return WorkerNow(
             worker=ownership.worker_name,
             ready=ownership.ready,
             rebalancing=self._peers.rebalancing,
-            partitions=sorted(number for number, one in held.items() if one.serving),
+            partitions=sorted(number for number, one in owned.items() if one.serving),
             waiting_receives=self._waiting_receives(),
             memory_bytes=self._memory_bytes(),
             counted=self._counted,
             queues=self._now,
             without_receiver=self._receivers.without,
-            unserved={n: reason for n, reason in ownership.unserved.items() if n not in held},
+            unserved={n: reason for n, reason in ownership.unserved.items() if n not in owned},
             stalled=ownership.stalls.now(),
             breakers=sorted(q for q, b in ownership.breakers.states().items() if b.state != "closed"),
             history=self._points,

@@ -338,7 +338,7 @@ def test_a_queue_whose_structures_were_cleared_away_keeps_the_order_of_its_group
     worker = Worker().serve()
     fifo = worker.settings["fifo"] = QueueSettings(fifo=True)
     worker.send(3, "fifo")
-    (held,) = worker.receive(1, "fifo")
+    (owned,) = worker.receive(1, "fifo")
     for number in range(10 * SLACK):
         worker.settings[f"{number}"] = fifo
         worker.send(1, f"{number}")
@@ -348,7 +348,7 @@ def test_a_queue_whose_structures_were_cleared_away_keeps_the_order_of_its_group
 
     assert len(worker.owner.partition._fifo) < 3 * SLACK
     assert worker.receive(1, "fifo") == []
-    worker.owner.acked(held.offsets, held.receipt)
+    worker.owner.acked(owned.offsets, owned.receipt)
     worker.flush()
     assert [h.offsets for h in worker.receive(1, "fifo")] == [[1]]
 

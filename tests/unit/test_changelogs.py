@@ -82,8 +82,8 @@ class Desk:
         monkeypatch.setattr(self.changelogs, "_plain_admin", client)
 
     async def trim(self, number: int) -> None:
-        held: Any = SimpleNamespace(number=number, retire_at_ms=0)
-        await self.changelogs.trim(held, TOPICS, 5, 5)
+        owned: Any = SimpleNamespace(number=number, retire_at_ms=0)
+        await self.changelogs.trim(owned, TOPICS, 5, 5)
 
 
 Scenario = Callable[[Desk], Awaitable[None]]

@@ -68,14 +68,14 @@ class Desk:
         owner = SimpleNamespace(partition=self.logs.partition, ended_as=self.end, epoch=0)
         outbox = SimpleNamespace(put_confirmed=self.put_confirmed)
         self.refuses_ends = False
-        self.held: Any = SimpleNamespace(number=3, owner=owner, serving=True, outbox=outbox)
+        self.owned: Any = SimpleNamespace(number=3, owner=owner, serving=True, outbox=outbox)
         self.ownership: Any = SimpleNamespace(
             app=SimpleNamespace(producer=self.kafka),
             topics=SimpleNamespace(queue="queue", poison="poison", dead_letter=None, partitions=4),
             catalog=SimpleNamespace(settings_of=lambda queue: QueueSettings()),
             settings=SimpleNamespace(queue_id=None),
-            held={3: self.held},
-            drain=lambda held: None,
+            owned={3: self.owned},
+            drain=lambda owned: None,
             log=logging.getLogger("desk"),
         )
         self.copies = Copies(self.ownership, lambda: self.clock_ms)
@@ -99,7 +99,7 @@ class Desk:
         return self.logs.partition.due(lambda queue: QueueSettings()).poison
 
     async def quarantine(self) -> None:
-        await asyncio.wait_for(self.copies.poison.quarantine(self.held, self.poison()), NOTHING_MORE_S)
+        await asyncio.wait_for(self.copies.poison.quarantine(self.owned, self.poison()), NOTHING_MORE_S)
 
 
 def run(scenario: Any) -> None:
@@ -209,7 +209,7 @@ def test_a_copy_that_failed_is_tried_again_with_pauses(monkeypatch: pytest.Monke
         desk.logs.send(None)
         desk.logs.read()
         monkeypatch.setattr(asyncio, "sleep", sleep)
-        await desk.copies.poison.quarantine(desk.held, desk.poison())
+        await desk.copies.poison.quarantine(desk.owned, desk.poison())
         assert desk.ended == {"poison": [0]}
         assert len(desk.kafka.copies) == 1
         assert desk.copies.poison.uncopied == 0
@@ -240,7 +240,7 @@ def test_poison_ends_without_a_copy_if_its_topic_takes_nothing_while_kafka_does(
         desk.kafka.always = KafkaTimeoutError()
         desk.logs.send(None)
         desk.logs.read()
-        await desk.copies.poison.quarantine(desk.held, desk.poison())
+        await desk.copies.poison.quarantine(desk.owned, desk.poison())
         assert desk.ended == {"poison": [0]}
         assert 60_000 <= desk.clock_ms <= 66_000
         assert desk.copies.poison.uncopied == 1
@@ -250,14 +250,14 @@ def test_poison_ends_without_a_copy_if_its_topic_takes_nothing_while_kafka_does(
         attempts = desk.kafka.attempts
         desk.logs.send(None)
         desk.logs.read()
-        await desk.copies.poison.quarantine(desk.held, desk.poison())
+        await desk.copies.poison.quarantine(desk.owned, desk.poison())
         assert desk.kafka.attempts == attempts + 1
 
         # a Kafka that takes no markers either is away: the copy is made when it is back
         moves[0] = False
         desk.logs.send(None)
         desk.logs.read()
-        task = asyncio.ensure_future(desk.copies.poison.quarantine(desk.held, desk.poison()))
+        task = asyncio.ensure_future(desk.copies.poison.quarantine(desk.owned, desk.poison()))
         while desk.clock_ms < 1_000_000:
             await really_sleep(0)
         assert not task.done()
@@ -273,9 +273,9 @@ def test_nothing_is_ended_once_the_partition_is_lost() -> None:
         desk.kafka.refusals = [KafkaTimeoutError()]
         desk.logs.send(None)
         desk.logs.read()
-        task = asyncio.ensure_future(desk.copies.poison.quarantine(desk.held, desk.poison()))
+        task = asyncio.ensure_future(desk.copies.poison.quarantine(desk.owned, desk.poison()))
         await asyncio.sleep(0)
-        desk.ownership.held = {}
+        desk.ownership.owned = {}
         await asyncio.wait_for(task, NOTHING_MORE_S)
         assert not desk.kafka.copies
         assert desk.ended.get("poison", []) == []
@@ -292,8 +292,8 @@ def test_a_rejection_that_kafka_does_not_confirm_is_unsure_and_the_message_comes
         desk.kafka.refusals = [KafkaTimeoutError()] if refused == "copy" else []
         desk.refuses_ends = refused == "end"
         if refused == "partition":
-            desk.ownership.held = {}
-        found = await desk.copies.reject(desk.held, [message], (delivery.epoch, delivery.delivery), "no")
+            desk.ownership.owned = {}
+        found = await desk.copies.reject(desk.owned, [message], (delivery.epoch, delivery.delivery), "no")
 
         assert (found.done, found.unsure) == ([], [message])
         if refused != "partition":
@@ -309,7 +309,7 @@ def test_a_rejected_message_is_done_and_that_of_an_older_delivery_is_neither() -
         desk.logs.read()
         delivery = desk.logs.start(0, 1)
         desk.logs.ack(delivery, second)
-        found = await desk.copies.reject(desk.held, [first, second], (delivery.epoch, delivery.delivery), "no")
+        found = await desk.copies.reject(desk.owned, [first, second], (delivery.epoch, delivery.delivery), "no")
         assert (found.done, found.unsure) == ([first], [])
         assert desk.ended == {"dead": [first]}
 
@@ -325,7 +325,7 @@ def test_a_dead_letter_of_the_largest_message_is_a_message(headers: int) -> None
         desk.logs.read()
         assert stored_size(desk.logs.partition.record(message)) == MESSAGE_MAX_BYTES
         desk.logs.start(message)
-        await desk.copies.dead_letter(desk.held, [message])
+        await desk.copies.dead_letter(desk.owned, [message])
 
         assert desk.ended == {"dead": [message]}
         ((topic, copy),) = desk.kafka.copies
@@ -347,7 +347,7 @@ def test_a_dead_letter_that_is_no_message_any_more_is_poison() -> None:
         message = desk.logs.send("q", b"v" * (MESSAGE_MAX_BYTES - 1000), headers=origin)
         desk.logs.read()
         desk.logs.start(message)
-        await desk.copies.dead_letter(desk.held, [message])
+        await desk.copies.dead_letter(desk.owned, [message])
         assert desk.ended["poison"] == [message]
 
     run(scenario)
@@ -364,19 +364,19 @@ def test_who_moves_messages_of_a_stalled_partition_is_told_so_and_does_not_wait(
     async def scenario() -> None:
         desk, core = Desk(), Worker().serve()
         core.send(1)
-        desk.held.owner = core.owner
-        moved = asyncio.ensure_future(desk.copies.move(desk.held, "q", None, 1, "other"))
+        desk.owned.owner = core.owner
+        moved = asyncio.ensure_future(desk.copies.move(desk.owned, "q", None, 1, "other"))
         await asyncio.sleep(0)
         core.append()  # and Kafka takes nothing
         core.clock_ms += STALLED_MS
         core.owner.work(core.clock_ms)
         for handout in core.handouts(empty=True):
-            handout.receiver.handed(desk.held, handout)
+            handout.receiver.handed(desk.owned, handout)
 
         with pytest.raises(UnavailableError):
             await moved
         with pytest.raises(UnavailableError):
-            await desk.copies.move(desk.held, "q", [0], 1, "other")
+            await desk.copies.move(desk.owned, "q", [0], 1, "other")
 
     asyncio.run(asyncio.wait_for(scenario(), NOTHING_MORE_S))
 
@@ -384,9 +384,9 @@ def test_who_moves_messages_of_a_stalled_partition_is_told_so_and_does_not_wait(
 def test_dead_letters_that_are_done_are_not_remembered_however_many_there_were() -> None:
     copies = Copies(SimpleNamespace(), lambda: 0)  # type: ignore[arg-type]
     messages: dict[int, Any] = {}
-    held: Any = SimpleNamespace(number=0, owner=SimpleNamespace(partition=SimpleNamespace(messages=messages)))
+    owned: Any = SimpleNamespace(number=0, owner=SimpleNamespace(partition=SimpleNamespace(messages=messages)))
     for offset in range(100_000):  # no receive in between, as when all receivers wait already
         messages[offset] = None
-        copies.begin(held, [offset])
+        copies.begin(owned, [offset])
         messages.pop(offset - 5, None)  # its end is folded
     assert len(copies._dying[0]) <= 10

@@ -125,7 +125,7 @@ def test_a_group_of_a_fifo_queue_has_one_partition_and_one_of_a_standard_queue_i
     )
     ownership = SimpleNamespace(
         catalog=catalog,
-        held={},
+        owned={},
         receivers=[],
         topics=SimpleNamespace(queue="t", partitions=8),
         app=SimpleNamespace(producer=producer),

@@ -94,8 +94,8 @@ class Desk:
             error=None,
             leave=list,
         )
-        self.held = OwnedPartition(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
-        self.ownership.held[0] = self.held
+        self.owned = OwnedPartition(0, 1, self.owner, self.ownership.outbox(0))  # type: ignore[arg-type]
+        self.ownership.owned[0] = self.owned
 
 
 def test_an_error_in_a_callback_of_ours_stops_the_worker() -> None:
@@ -138,7 +138,7 @@ def test_an_error_after_rows_were_written_stops_the_worker() -> None:
     async def scenario(failures: Failures) -> None:
         desk = Desk(failures)
         desk.owner.written = raises
-        desk.ownership.checkpoints.when_written(desk.held, [], [])
+        desk.ownership.checkpoints.when_written(desk.owned, [], [])
 
     (failure,) = run(scenario)
     assert "planted" in str(failure)
@@ -151,13 +151,13 @@ def test_a_fold_that_raised_stops_the_worker_and_a_row_does_not(monkeypatch: pyt
     async def scenario(failures: Failures) -> None:
         desk = Desk(failures)
         desk.owner.phase, desk.owner.error = Phase.FAILED, RowError("planted")
-        desk.ownership.drain(desk.held)
+        desk.ownership.drain(desk.owned)
         assert not failures
         assert len(taken_over) == 1
         desk = Desk(failures)
         desk.owner.phase, desk.owner.error = Phase.FAILED, KeyError("planted")
-        desk.ownership.drain(desk.held)
-        assert 0 not in desk.ownership.held
+        desk.ownership.drain(desk.owned)
+        assert 0 not in desk.ownership.owned
 
     (failure,) = run(scenario)
     assert "could not be folded" in str(failure)
@@ -194,7 +194,7 @@ def test_rows_are_deleted_until_kafka_confirms_it(monkeypatch: pytest.MonkeyPatc
         async def trim(*_: Any) -> None: ...
 
         desk.ownership.changelogs = SimpleNamespace(trim=trim)  # type: ignore[assignment]
-        desk.ownership.checkpoints.retire(desk.held, Retire(["0/1/messages/1"], [], 0, 0))
+        desk.ownership.checkpoints.retire(desk.owned, Retire(["0/1/messages/1"], [], 0, 0))
         async with asyncio.timeout(10):
             while len(again) < 2:
                 await asyncio.sleep(0.001)
@@ -251,7 +251,7 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
             rebalancing=False,
         )
         ownership: Any = SimpleNamespace(
-            ready=True, held={}, unserved={}, worker_name="w", stalls=SimpleNamespace(now=dict)
+            ready=True, owned={}, unserved={}, worker_name="w", stalls=SimpleNamespace(now=dict)
         )
         health.define(app, ownership, Keys(None))
         view = SimpleNamespace(json=lambda state, status=200: (status, json.dumps(state)))

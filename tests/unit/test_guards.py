@@ -47,13 +47,13 @@ def test_a_row_that_cant_be_read_concerns_its_partition_alone(tmp_path: Path) ->
         async with serving(tmp_path) as http:
             ownership = http.app.ownership
             nothing: Any = None
-            held = OwnedPartition(0, 1, nothing, nothing)
+            owned = OwnedPartition(0, 1, nothing, nothing)
             left: list[Any] = []
             ownership.recover_again = lambda *about, **how: left.append((*about, how))  # type: ignore[method-assign]
-            with ownership._alone(held):
+            with ownership._alone(owned):
                 raise RowError("the row is damaged")
-            assert left == [(held, "the row is damaged", {"wipe": True})]
-            with pytest.raises(ValueError, match="of our own"), ownership._alone(held):
+            assert left == [(owned, "the row is damaged", {"wipe": True})]
+            with pytest.raises(ValueError, match="of our own"), ownership._alone(owned):
                 raise ValueError("of our own")
             assert len(left) == 1
 

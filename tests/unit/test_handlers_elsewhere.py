@@ -36,9 +36,9 @@ class Outbox:
     def put(self, markers: list[Marker]) -> None:
         if markers:
             self.log.written += [(self.writer, self.number, marker) for marker in markers]
-            node, held = self.log.owners[self.number]
-            held.worker.broker.append(m.encode(markers))
-            asyncio.get_running_loop().call_soon(node.fold, held)
+            node, owned = self.log.owners[self.number]
+            owned.worker.broker.append(m.encode(markers))
+            asyncio.get_running_loop().call_soon(node.fold, owned)
 
     def put_confirmed(self, markers: list[Marker]) -> asyncio.Future[int]:
         self.put(markers)
@@ -52,49 +52,49 @@ class Node:
 
     def __init__(self, name: str, cluster: Cluster, numbers: list[int]) -> None:
         self.url, self.cluster = name, cluster
-        self.held = {number: self._hold(number) for number in numbers}
+        self.owned = {number: self._hold(number) for number in numbers}
         catalog = SimpleNamespace(settings_of=cluster.settings_of, max_receives_of=None)
         self.ownership = SimpleNamespace(
-            held=self.held,
+            owned=self.owned,
             receivers=[],
             catalog=catalog,
             topics=SimpleNamespace(queue="t"),
             outbox=lambda number: Outbox(cluster.log, name, number),
             spawn=asyncio.ensure_future,
-            throttle=SimpleNamespace(room=lambda held, wanted, lease_ms: wanted),
+            throttle=SimpleNamespace(room=lambda owned, wanted, lease_ms: wanted),
         )
         settings = SimpleNamespace(queue_id=None, backoff_ms=0, backoff_max_ms=0)
-        self.peers = cluster.network.join(name, lambda: set(self.held))
+        self.peers = cluster.network.join(name, lambda: set(self.owned))
         self.handlers = Handlers(self.ownership, settings, Meters(), self.peers)  # type: ignore[arg-type]
         self.elsewhere = self.handlers.elsewhere
 
     def _hold(self, number: int) -> Any:
         worker = Worker(settings=self.cluster.settings).serve()
-        held = SimpleNamespace(
+        owned = SimpleNamespace(
             number=number,
             serving=True,
             owner=worker.owner,
             worker=worker,
             outbox=Outbox(self.cluster.log, self.url, number),
         )
-        self.cluster.log.owners[number] = (self, held)
-        return held
+        self.cluster.log.owners[number] = (self, owned)
+        return owned
 
-    def fold(self, held: Any) -> None:
+    def fold(self, owned: Any) -> None:
         """Fold the appended markers, as the ownership does."""
-        held.worker.read_markers()
-        while (effects := held.owner.take_effects()) is not None:
-            held.outbox.put(effects.appends)
+        owned.worker.read_markers()
+        while (effects := owned.owner.take_effects()) is not None:
+            owned.outbox.put(effects.appends)
             for handout in effects.handouts:
-                handout.receiver.handed(held, handout)
-        if held.owner.take_woken():
-            self.handlers.wake(held)
-            held.outbox.put(held.owner.take_appends())
+                handout.receiver.handed(owned, handout)
+        if owned.owner.take_woken():
+            self.handlers.wake(owned)
+            owned.outbox.put(owned.owner.take_appends())
 
     def send(self, number: int, count: int = 1, queue: str = "q") -> None:
-        held = self.held[number]
-        held.worker.send(count, queue=queue)
-        self.fold(held)
+        owned = self.owned[number]
+        owned.worker.send(count, queue=queue)
+        self.fold(owned)
 
     def stop(self) -> None:
         """It takes no more messages."""
@@ -160,7 +160,7 @@ def handled_by(queue: str = "q", **options: Any) -> list[Any]:
 
 
 def left(node: Node) -> int:
-    return sum(len(held.owner.partition.messages) for held in node.held.values())
+    return sum(len(owned.owner.partition.messages) for owned in node.owned.values())
 
 
 def test_messages_in_partitions_of_a_worker_without_handlers_are_handled() -> None:
@@ -255,10 +255,10 @@ def test_what_was_started_for_a_worker_that_went_away_goes_back_uncounted() -> N
         cluster.network.gone = True
         cluster.add("a", [0])
         stores.send(1)
-        held = stores.held[1]
+        owned = stores.owned[1]
         await until(lambda: any(isinstance(marker, m.Release) for _, _, marker in cluster.log.written))
         assert not seen
-        assert held.owner.partition.receives(0) == 0
+        assert owned.owner.partition.receives(0) == 0
 
     run(scenario)
 
@@ -273,7 +273,7 @@ def test_a_handler_that_stops_gives_back_what_comes_from_elsewhere() -> None:
         stopping.stop()
         await asyncio.sleep(0.1)
         assert not seen
-        assert stores.held[1].owner.partition.receives(0) == 0
+        assert stores.owned[1].owner.partition.receives(0) == 0
 
     run(scenario)
 

@@ -60,12 +60,12 @@ class Desk:
             log=logging.getLogger("desk"),
             settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000),
             ownership=SimpleNamespace(
-                held={},
+                owned={},
                 outbox=lambda number: self.outbox,
-                throttle=SimpleNamespace(room=lambda held, wanted, lease_ms: wanted),
+                throttle=SimpleNamespace(room=lambda owned, wanted, lease_ms: wanted),
                 catalog=SimpleNamespace(settings_of=lambda queue: self.queue),
             ),
-            messages=lambda held, offsets, settle: [
+            messages=lambda owned, offsets, settle: [
                 SimpleNamespace(offset=offset, attempt=1, settle=settle, queue="q", sent_ms=0) for offset in offsets
             ],
         )
@@ -213,9 +213,9 @@ def test_a_redelivery_of_a_fifo_message_without_a_group_is_asked_for() -> None:
         desk = Desk(work)
         desk.queue = fifo
         desk.service.route = lambda queue: desk.runner
-        held = SimpleNamespace(number=0, serving=True, owner=worker.owner)
-        desk.service.ownership.held = {0: held}
-        desk.runner.woken(held)  # type: ignore[arg-type]
+        owned = SimpleNamespace(number=0, serving=True, owner=worker.owner)
+        desk.service.ownership.owned = {0: owned}
+        desk.runner.woken(owned)  # type: ignore[arg-type]
         assert desk.runner.asked == {0: 1}
 
     run(scenario)
@@ -236,9 +236,9 @@ def test_a_parked_message_is_asked_for_also_where_a_later_one_waits_in_memory() 
 
         desk = Desk(work)
         desk.service.route = lambda queue: desk.runner
-        held: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
-        desk.service.ownership.held = {0: held}
-        desk.runner.woken(held)
+        owned: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
+        desk.service.ownership.owned = {0: owned}
+        desk.runner.woken(owned)
         assert desk.runner.asked == {0: 1}
 
     run(scenario)
@@ -261,14 +261,14 @@ def test_a_handler_of_names_goes_through_no_other_queue() -> None:
 
         desk = Desk(work, "one", "two")
         desk.service.route = lambda queue: desk.runner
-        held: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
+        owned: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
         partition.backlogs = Many()
         partition.segments.queues = Many()
-        assert not desk.runner.has_ready(held)
-        assert list(desk.runner._queues_of(held)) == []
+        assert not desk.runner.has_ready(owned)
+        assert list(desk.runner._queues_of(owned)) == []
         partition.segments.queues = Many(two={})
-        assert desk.runner.has_ready(held)
-        assert list(desk.runner._queues_of(held)) == ["two"]
+        assert desk.runner.has_ready(owned)
+        assert list(desk.runner._queues_of(owned)) == ["two"]
 
     run(scenario)
 
@@ -407,9 +407,9 @@ def test_a_handler_looks_at_the_partitions_that_have_something_and_at_no_others(
     looked_at: list[int] = []
     queues_of = Runner._queues_of
 
-    def counted(runner: Runner, held: Any) -> Iterator[str]:
-        looked_at.append(held.number)
-        return queues_of(runner, held)
+    def counted(runner: Runner, owned: Any) -> Iterator[str]:
+        looked_at.append(owned.number)
+        return queues_of(runner, owned)
 
     monkeypatch.setattr(Runner, "_queues_of", counted)
 
@@ -419,14 +419,14 @@ def test_a_handler_looks_at_the_partitions_that_have_something_and_at_no_others(
         desk = Desk(work)
         desk.service.route = lambda queue: desk.runner
         workers = [Worker().serve() for _ in range(20)]
-        held: list[Any] = [SimpleNamespace(number=n, serving=True, owner=w.owner) for n, w in enumerate(workers)]
-        desk.service.ownership.held = dict(enumerate(held))
-        for one in held:
+        owned: list[Any] = [SimpleNamespace(number=n, serving=True, owner=w.owner) for n, w in enumerate(workers)]
+        desk.service.ownership.owned = dict(enumerate(owned))
+        for one in owned:
             desk.runner.woken(one)
         assert sorted(looked_at) == list(range(20))
         looked_at.clear()
         workers[7].send()
-        desk.runner.woken(held[7])
+        desk.runner.woken(owned[7])
         assert set(looked_at) == {7}
         assert desk.runner.asked == {7: 1}
 
@@ -448,12 +448,12 @@ def test_of_many_queues_with_messages_a_handler_of_patterns_looks_at_those_that_
         worker = Worker().serve()
         for number in range(500):
             worker.send(queue=f"q{number}")
-        held: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
-        desk.service.ownership.held = {0: held}
-        assert list(desk.runner._queues_of(held)) == [f"q{number}" for number in range(500)], "all, if they are wanted"
+        owned: Any = SimpleNamespace(number=0, serving=True, owner=worker.owner)
+        desk.service.ownership.owned = {0: owned}
+        assert list(desk.runner._queues_of(owned)) == [f"q{number}" for number in range(500)], "all, if they are wanted"
         looked_at.clear()
         calls = desk.runner.room
-        desk.runner.woken(held)
+        desk.runner.woken(owned)
         assert desk.runner.asked == {0: calls}
         assert len(looked_at) < 200
 

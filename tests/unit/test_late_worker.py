@@ -52,12 +52,12 @@ class Desk:
             catalog,  # type: ignore[arg-type]
             peers,
         )
-        monkeypatch.setattr(self.ownership.read_ahead, "regulate", lambda held: None)
-        monkeypatch.setattr(self.ownership.progress, "read_again", lambda held, now: None)
+        monkeypatch.setattr(self.ownership.read_ahead, "regulate", lambda owned: None)
+        monkeypatch.setattr(self.ownership.progress, "read_again", lambda owned, now: None)
         self.said: list[Any] = []
         self.outbox = SimpleNamespace(late_s=0.0, put=lambda markers: self.core.outbox.extend(markers))
-        self.held = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]
-        self.ownership.held[0] = self.held
+        self.owned = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]
+        self.ownership.owned[0] = self.owned
         receipts = Receipts(lambda: b"secret")
         self.receives = Receives(self.ownership, receipts, Meters(), peers)
 
@@ -70,7 +70,7 @@ class Desk:
     def settle(self) -> None:
         """The log takes the markers."""
         self.said += self.core.flush()
-        self.ownership.drain(self.held)
+        self.ownership.drain(self.owned)
         self.said += self.core.flush()
 
     async def receive(self, limit: int, wait_ms: int = 0, lease_ms: int = LEASE_MS) -> list[Any]:

@@ -10,7 +10,7 @@ from marq.core.markers import Release, encode
 from tests.unit.core_helpers import Worker
 
 
-def held(worker: Worker) -> Any:
+def owned(worker: Worker) -> Any:
     return SimpleNamespace(owner=worker.owner)
 
 
@@ -22,11 +22,11 @@ def test_a_lease_is_held_until_it_is_over_or_its_message_is_done() -> None:
 
     worker.owner.acked([0], handout.receipt)
     worker.flush()
-    while_on = [lease_of(held(worker), epoch, delivery, offset, worker.clock_ms) for offset in (0, 1)]
+    while_on = [lease_of(owned(worker), epoch, delivery, offset, worker.clock_ms) for offset in (0, 1)]
     worker.wait(1_000)
 
     assert while_on == [Lease.DONE, Lease.HELD]
-    assert lease_of(held(worker), epoch, delivery, 1, worker.clock_ms) is Lease.OVER
+    assert lease_of(owned(worker), epoch, delivery, 1, worker.clock_ms) is Lease.OVER
 
 
 def test_a_message_that_was_given_back_is_not_done_though_the_owner_has_not_read_it_yet() -> None:
@@ -40,7 +40,7 @@ def test_a_message_that_was_given_back_is_not_done_though_the_owner_has_not_read
     second.read_markers()
 
     assert second.owner.serving and second.owner.partition.position == 0
-    assert lease_of(held(second), *handout.receipt, 0, second.clock_ms) is Lease.OVER
+    assert lease_of(owned(second), *handout.receipt, 0, second.clock_ms) is Lease.OVER
 
 
 def test_a_lease_is_over_with_its_last_millisecond_though_no_record_has_told_so() -> None:
@@ -49,7 +49,7 @@ def test_a_lease_is_over_with_its_last_millisecond_though_no_record_has_told_so(
     (handout,) = worker.receive(lease_ms=500)
 
     def at(later_ms: int) -> Lease:
-        return lease_of(held(worker), *handout.receipt, 0, worker.clock_ms + later_ms)
+        return lease_of(owned(worker), *handout.receipt, 0, worker.clock_ms + later_ms)
 
     assert [at(0), at(499), at(500), at(501)] == [Lease.HELD, Lease.HELD, Lease.OVER, Lease.OVER]
 
@@ -58,14 +58,14 @@ def test_the_last_delivery_can_be_extended_until_it_is_given_back() -> None:
     worker = Worker().serve()
     worker.send(1)
     (first,) = worker.receive(lease_ms=500)
-    while_on = latest_of(held(worker), 0)
+    while_on = latest_of(owned(worker), 0)
     worker.wait(1_000)
-    late = latest_of(held(worker), 0)
+    late = latest_of(owned(worker), 0)
     (second,) = worker.receive()
-    newer = latest_of(held(worker), 0)
+    newer = latest_of(owned(worker), 0)
     worker.owner.release([0], second.receipt)
     worker.flush()
-    given_back = latest_of(held(worker), 0)
+    given_back = latest_of(owned(worker), 0)
     (third,) = worker.receive()
     worker.owner.acked([0], third.receipt)
     worker.flush()
@@ -73,4 +73,4 @@ def test_the_last_delivery_can_be_extended_until_it_is_given_back() -> None:
     assert while_on == late == Latest(Lease.HELD, *first.receipt)
     assert newer == Latest(Lease.HELD, *second.receipt)
     assert given_back == Latest(Lease.OVER)
-    assert latest_of(held(worker), 0) == Latest(Lease.DONE)
+    assert latest_of(owned(worker), 0) == Latest(Lease.DONE)

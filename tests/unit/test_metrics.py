@@ -53,7 +53,7 @@ def desk_of(function: Callable[..., Any], attempt: int = 1, age_s: float = 0.0, 
     """A runner whose messages came `age_s` ago, and its meters."""
     desk = Desk(function, **options)
     meters = desk.service.meters
-    desk.service.messages = lambda held, offsets, settle: [
+    desk.service.messages = lambda owned, offsets, settle: [
         SimpleNamespace(offset=o, attempt=attempt, queue="q", sent_ms=int((time.time() - age_s) * 1000))
         for o in offsets
     ]

@@ -155,13 +155,13 @@ class Desk:
 
     def read(self, number: int) -> None:
         """The chunk of all markers that are not folded yet arrives."""
-        held = self.ownership.held[number]
-        position = held.owner.partition.markers_position
+        owned = self.ownership.owned[number]
+        position = owned.owner.partition.markers_position
         records = self.kafka.logs[TP("m", number)][position:]
         self.ownership.on_markers_chunk(
             SimpleNamespace(  # type: ignore[arg-type]
                 partition=number,
-                generation=held.generation,
+                generation=owned.generation,
                 start=position,
                 next=position + len(records),
                 records=records,
@@ -172,7 +172,7 @@ class Desk:
         """Read markers as they come, until `condition` is true."""
         async with asyncio.timeout(2):
             while not condition():
-                for number in list(self.ownership.held):
+                for number in list(self.ownership.owned):
                     self.read(number)
                 await asyncio.sleep(0.002)
 
@@ -213,7 +213,7 @@ def test_what_is_assigned_is_claimed_restored_and_served() -> None:
         desk.ownership.on_assigned(1)
         assert not desk.ownership.ready
         await desk.until(lambda: desk.ownership.ready)
-        assert set(desk.ownership.held) == {0, 1}
+        assert set(desk.ownership.owned) == {0, 1}
         assert desk.kafka.started[TP("m", 0)] == (0, 1)
 
     run(scenario)
@@ -263,9 +263,9 @@ def test_a_partition_that_another_took_is_taken_back_while_it_is_assigned() -> N
     async def scenario(desk: Desk) -> None:
         await desk.serve()
         desk.foreign_own(1)
-        await desk.until(lambda: 1 not in desk.ownership.held)
+        await desk.until(lambda: 1 not in desk.ownership.owned)
         assert not desk.ownership.ready
-        assert desk.ownership.held[0].serving
+        assert desk.ownership.owned[0].serving
         await desk.until(lambda: desk.ownership.ready)
         assert desk.owns(1) == 3
 
@@ -283,7 +283,7 @@ def test_a_worker_that_has_lost_touch_with_its_group_takes_nothing_back() -> Non
         await asyncio.sleep(0.05)
         assert "group" in desk.ownership.unserved[1]
         assert desk.owns(1) == 2
-        assert desk.ownership.held[0].serving
+        assert desk.ownership.owned[0].serving
         desk.kafka.in_group = True
         await desk.until(lambda: not desk.ownership.unserved)
         assert desk.owns(1) == 3
@@ -295,13 +295,13 @@ def test_a_partition_that_another_took_is_not_taken_back_after_a_rebalance() -> 
     async def scenario(desk: Desk) -> None:
         await desk.serve()
         desk.foreign_own(1)
-        await desk.until(lambda: 1 not in desk.ownership.held)
+        await desk.until(lambda: 1 not in desk.ownership.owned)
         desk.kafka.assigned = {TP("q", 0), TP("m", 0)}
         desk.app.consumer_generation_id = 2
         desk.ownership.on_assigned(2)
         await desk.until(lambda: desk.ownership.ready)
         await asyncio.sleep(0.05)
-        assert set(desk.ownership.held) == {0}
+        assert set(desk.ownership.owned) == {0}
         assert desk.owns(1) == 2
 
     run(scenario)
@@ -315,7 +315,7 @@ def test_a_claim_that_is_confirmed_after_the_partitions_were_revoked_takes_nothi
         desk.ownership.on_assignment(set())
         desk.kafka.answers = True
         await asyncio.sleep(0.05)
-        assert not desk.ownership.held
+        assert not desk.ownership.owned
         assert not desk.kafka.started
         assert not desk.failures
 
@@ -371,13 +371,13 @@ def test_a_partition_that_can_not_be_claimed_holds_up_no_other(monkeypatch: pyte
     async def scenario(desk: Desk) -> None:
         desk.kafka.silent = {TP("m", 1)}
         desk.ownership.on_assigned(1)
-        await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
+        await desk.until(lambda: 0 in desk.ownership.owned and desk.ownership.owned[0].serving)
         await desk.until(lambda: 1 in desk.ownership.unserved)
         assert "has not confirmed" in desk.ownership.unserved[1]
         assert desk.ownership.ready, "what can be served is"
         desk.kafka.silent = set()
         await desk.until(lambda: not desk.ownership.unserved)
-        assert desk.ownership.held[1].serving
+        assert desk.ownership.owned[1].serving
         assert not desk.failures
 
     run(scenario)
@@ -387,10 +387,10 @@ def test_a_partition_whose_tables_can_not_be_read_holds_up_no_other() -> None:
     async def scenario(desk: Desk) -> None:
         desk.changelogs.broken = {1: KafkaConnectionError("no leader")}
         desk.ownership.on_assigned(1)
-        await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
+        await desk.until(lambda: 0 in desk.ownership.owned and desk.ownership.owned[0].serving)
         await desk.until(lambda: "no leader" in desk.ownership.unserved.get(1, ""))
         desk.changelogs.broken = {}
-        await desk.until(lambda: len(desk.ownership.held) == 2 and desk.ownership.held[1].serving)
+        await desk.until(lambda: len(desk.ownership.owned) == 2 and desk.ownership.owned[1].serving)
         assert not desk.ownership.unserved
 
     run(scenario)
@@ -433,7 +433,7 @@ def test_rows_that_stay_wrong_are_read_from_a_wiped_store_and_leave_that_partiti
         desk.ownership.on_assigned(1)
         await desk.until(lambda: "a row is missing" in desk.ownership.unserved.get(1, ""))
         assert set(desk.tables["messages"].wiped) == {1}
-        assert desk.ownership.held[0].serving
+        assert desk.ownership.owned[0].serving
         assert not desk.failures
 
     run(scenario)
@@ -442,15 +442,15 @@ def test_rows_that_stay_wrong_are_read_from_a_wiped_store_and_leave_that_partiti
 def test_a_partition_with_a_row_that_cannot_be_read_is_filled_again_and_claimed_anew() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        held, other = desk.ownership.held[0], desk.ownership.held[1]
-        held.owner.acked([7], (held.owner.epoch, 1))
-        held.owner.partition.damage = RowError("row 0/1/messages/1 is damaged")
+        owned, other = desk.ownership.owned[0], desk.ownership.owned[1]
+        owned.owner.acked([7], (owned.owner.epoch, 1))
+        owned.owner.partition.damage = RowError("row 0/1/messages/1 is damaged")
         desk.ownership.on_timer()
-        assert 0 not in desk.ownership.held
+        assert 0 not in desk.ownership.owned
         assert all(table.wiped == [0] for table in desk.tables.values())
-        await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
+        await desk.until(lambda: 0 in desk.ownership.owned and desk.ownership.owned[0].serving)
         assert (desk.owns(0), desk.owns(1)) == (2, 1)
-        assert desk.ownership.held[1] is other
+        assert desk.ownership.owned[1] is other
         await desk.until(lambda: any(b"acked" in r.value or b"offsets" in r.value for r in desk.kafka.logs[TP("m", 0)]))
         assert not desk.failures
 
@@ -493,13 +493,13 @@ def test_reading_ahead_of_a_full_partition_goes_on_for_a_while_after_a_receiver_
         nonlocal now, starving
         await desk.serve()
         monkeypatch.setattr(module, "now_ms", lambda: now)
-        desk.ownership.receivers = [SimpleNamespace(starving=lambda held: starving, forget=lambda held: None)]  # type: ignore[list-item]
-        held = desk.ownership.held[0]
+        desk.ownership.receivers = [SimpleNamespace(starving=lambda owned: starving, forget=lambda owned: None)]  # type: ignore[list-item]
+        owned = desk.ownership.owned[0]
 
         def pauses(bytes_held: int) -> bool:
-            held.owner.partition.bytes = bytes_held
-            desk.ownership.read_ahead.regulate(held)
-            return held.paused
+            owned.owner.partition.bytes = bytes_held
+            desk.ownership.read_ahead.regulate(owned)
+            return owned.paused
 
         full = desk.ownership.settings.read_ahead_bytes
         assert not pauses(0)
@@ -537,37 +537,37 @@ class Waits:
     def __init__(self) -> None:
         self.got: list[list[int]] = []
 
-    def handed(self, held: Any, handout: Any) -> None:
+    def handed(self, owned: Any, handout: Any) -> None:
         self.got.append(handout.offsets)
 
-    def wake(self, held: Any) -> None: ...
+    def wake(self, owned: Any) -> None: ...
 
-    def starving(self, held: Any) -> bool:
+    def starving(self, owned: Any) -> bool:
         return False
 
     def wants(self, queue: str) -> bool:
         return True
 
-    def forget(self, held: Any) -> None: ...
+    def forget(self, owned: Any) -> None: ...
 
 
 def messages(desk: Desk, number: int, count: int) -> None:
     """Messages arrive."""
-    held = desk.ownership.held[number]
-    position = held.owner.partition.position
+    owned = desk.ownership.owned[number]
+    position = owned.owner.partition.position
     records = [Record(position + i, int(time.time() * 1000), b"work", b"x") for i in range(count)]
     desk.ownership.on_queue_chunk(
         SimpleNamespace(  # type: ignore[arg-type]
-            partition=number, generation=held.generation, start=position, next=position + count, records=records
+            partition=number, generation=owned.generation, start=position, next=position + count, records=records
         )
     )
 
 
 def take(desk: Desk, number: int, receiver: Any, limit: int = 1) -> Any:
     """A receiver asks one partition; the start is on its way when this returns."""
-    held = desk.ownership.held[number]
-    pending = held.owner.acquire(["work"], limit, receiver, module.now_ms(), lease_ms=30_000)
-    desk.ownership.drain(held)
+    owned = desk.ownership.owned[number]
+    pending = owned.owner.acquire(["work"], limit, receiver, module.now_ms(), lease_ms=30_000)
+    desk.ownership.drain(owned)
     return pending
 
 
@@ -579,7 +579,7 @@ def test_a_partition_that_stays_is_served_through_a_rebalance_and_claimed_once()
     async def scenario(desk: Desk) -> None:
         await desk.serve()
         messages(desk, 0, 3)
-        owner, receiver = desk.ownership.held[0].owner, Waits()
+        owner, receiver = desk.ownership.owned[0].owner, Waits()
         desk.app.rebalancing = True
         take(desk, 0, receiver)
         await asyncio.sleep(0.01)
@@ -588,7 +588,7 @@ def test_a_partition_that_stays_is_served_through_a_rebalance_and_claimed_once()
         rebalanced(desk, 0)
         await asyncio.sleep(0.01)
         assert receiver.got == [[0], [1]]
-        assert desk.ownership.held[0].owner is owner
+        assert desk.ownership.owned[0].owner is owner
         assert desk.owns(0) == 1
         assert desk.kafka.started[TP("m", 0)][1] == 2
         assert desk.kafka.started[TP("q", 0)] == (3, 2)
@@ -642,12 +642,12 @@ def test_a_worker_that_has_left_serves_each_partition_until_another_one_takes_it
         take(desk, 1, receiver)
         await desk.until(lambda: receiver.got)
         desk.foreign_own(1)
-        await desk.until(lambda: 1 not in desk.ownership.held)
-        assert desk.ownership.held[0].serving
+        await desk.until(lambda: 1 not in desk.ownership.owned)
+        assert desk.ownership.owned[0].serving
         desk.foreign_own(0)
         await desk.until(leaving.done)
         await asyncio.sleep(0.05)
-        assert not desk.ownership.held
+        assert not desk.ownership.owned
         assert (desk.owns(0), desk.owns(1)) == (2, 2), "nothing is taken back"
 
     run(scenario)
@@ -662,7 +662,7 @@ def test_a_start_that_is_read_together_with_the_next_owner_goes_back_uncounted()
         desk.kafka.silent = {TP("m", 1)}  # so it is confirmed after it was read
         taken = take(desk, 1, receiver)
         await asyncio.sleep(0)
-        owner = desk.ownership.held[1].owner
+        owner = desk.ownership.owned[1].owner
         ((_, start),) = owner._sent.items()
         desk.kafka.silent = set()
         desk.kafka.append("m", 1, m.encode(list(start), owner.nonce, 1))
@@ -683,12 +683,12 @@ def test_a_worker_that_has_left_claims_nothing_and_waits_for_a_while_only(monkey
     async def scenario(desk: Desk) -> None:
         desk.kafka.silent = {TP("m", 1)}
         desk.ownership.on_assigned(1)
-        await desk.until(lambda: 0 in desk.ownership.held and desk.ownership.held[0].serving)
+        await desk.until(lambda: 0 in desk.ownership.owned and desk.ownership.owned[0].serving)
         await desk.ownership.serve_until_taken(0.02)
-        assert set(desk.ownership.held) == {0}
+        assert set(desk.ownership.owned) == {0}
         desk.kafka.silent = set()
         await asyncio.sleep(0.05)
-        assert set(desk.ownership.held) == {0}
+        assert set(desk.ownership.owned) == {0}
         assert desk.owns(1) == 0
 
     run(scenario)
@@ -697,12 +697,12 @@ def test_a_worker_that_has_left_claims_nothing_and_waits_for_a_while_only(monkey
 def test_a_worker_that_stops_takes_nothing_any_more() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        held = desk.ownership.held[0]
+        owned = desk.ownership.owned[0]
         assert await desk.ownership.hand_over(1.0)
         rebalanced(desk, 0, 1)
         await asyncio.sleep(0.02)
-        assert not desk.ownership.held
-        assert held.owner.phase is Phase.LEFT
+        assert not desk.ownership.owned
+        assert owned.owner.phase is Phase.LEFT
         assert not desk.ownership.ready
         assert desk.owns(0) == 1
 
@@ -712,17 +712,17 @@ def test_a_worker_that_stops_takes_nothing_any_more() -> None:
 def test_a_damaged_row_concerns_its_partition_alone() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        held, other = desk.ownership.held[0], desk.ownership.held[1]
+        owned, other = desk.ownership.owned[0], desk.ownership.owned[1]
 
         def damaged(*args: Any) -> None:
             raise RowError("checksum")
 
-        held.owner.work = damaged  # type: ignore[method-assign]
+        owned.owner.work = damaged  # type: ignore[method-assign]
         desk.ownership.on_timer()
         assert desk.ownership.unserved[0] == "checksum"
         assert desk.tables["messages"].wiped == [0]
         await desk.until(lambda: desk.ownership.ready and not desk.ownership.unserved)
-        assert desk.ownership.held[1] is other
+        assert desk.ownership.owned[1] is other
         assert desk.owns(0) == 2
 
     run(scenario)
@@ -735,7 +735,7 @@ def test_a_marker_of_a_later_version_stops_the_worker_with_a_line_that_names_it(
         desk.read(1)
         assert "version 2" in str(desk.failures[0])
         assert "version 2" in desk.ownership.unserved[1]
-        assert 1 not in desk.ownership.held
+        assert 1 not in desk.ownership.owned
 
     run(scenario)
 
@@ -744,13 +744,13 @@ def test_a_fifo_queue_that_is_held_up_makes_its_partition_read_on() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
         desk.ownership.receivers = [Waits()]
-        held = desk.ownership.held[0]
-        held.owner.partition.bytes = desk.ownership.settings.read_ahead_bytes
-        desk.ownership.read_ahead.regulate(held)
-        assert held.paused
-        held.owner.partition._held_up.add("work")
-        desk.ownership.read_ahead.regulate(held)
-        assert not held.paused
+        owned = desk.ownership.owned[0]
+        owned.owner.partition.bytes = desk.ownership.settings.read_ahead_bytes
+        desk.ownership.read_ahead.regulate(owned)
+        assert owned.paused
+        owned.owner.partition._held_up.add("work")
+        desk.ownership.read_ahead.regulate(owned)
+        assert not owned.paused
 
     run(scenario)
 
@@ -767,10 +767,10 @@ def test_an_idle_partition_is_asked_nothing_until_something_happens_to_it(monkey
 
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        owners = [held.owner for held in desk.ownership.held.values()]
+        owners = [owned.owner for owned in desk.ownership.owned.values()]
         while any(owner.next_ms(module.now_ms()) is not None for owner in owners):  # its first ticks and checkpoint
             desk.ownership.on_timer()
-            for number in desk.ownership.held:
+            for number in desk.ownership.owned:
                 desk.read(number)
             await asyncio.sleep(0.005)
         desk.ownership.on_timer()
@@ -789,7 +789,7 @@ def test_an_idle_partition_is_asked_nothing_until_something_happens_to_it(monkey
 def test_a_partition_with_a_message_in_flight_is_asked_when_its_lease_may_be_over() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        owner = desk.ownership.held[0].owner
+        owner = desk.ownership.owned[0].owner
         owner.ingest(0, 1, [Record(0, int(time.time() * 1000), b"q", b"x", ())])
         assert owner.acquire(("q",), 1, NobodyAtAll(), module.now_ms(), lease_ms=200) is not None
         async with asyncio.timeout(5):
@@ -828,20 +828,20 @@ def test_changed_settings_of_a_queue_count_for_partitions_that_rest(monkeypatch:
 def test_the_memory_of_all_partitions_is_a_sum_that_follows_each_and_forgets_those_that_leave() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        read_ahead, held = desk.ownership.read_ahead, dict(desk.ownership.held)
+        read_ahead, owned = desk.ownership.read_ahead, dict(desk.ownership.owned)
 
         def total() -> int:
-            return sum(one.owner.partition.bytes for one in desk.ownership.held.values())
+            return sum(one.owner.partition.bytes for one in desk.ownership.owned.values())
 
         for number, count in ((0, 3), (1, 5), (0, 2)):
-            position = held[number].owner.partition.position
+            position = owned[number].owner.partition.position
             records = [Record(position + i, int(time.time() * 1000), b"q", b"x" * 100, ()) for i in range(count)]
-            held[number].owner.ingest(position, position + count, records)
-            desk.ownership.drain(held[number])
+            owned[number].owner.ingest(position, position + count, records)
+            desk.ownership.drain(owned[number])
             assert read_ahead._bytes == total() > 0
         rebalanced(desk, 1)
         assert read_ahead._bytes == total() > 0
-        read_ahead.regulate(held[0])
+        read_ahead.regulate(owned[0])
         assert read_ahead._bytes == total(), "one that has left counts no more"
 
     run(scenario)
@@ -850,7 +850,7 @@ def test_the_memory_of_all_partitions_is_a_sum_that_follows_each_and_forgets_tho
 def test_a_paused_partition_is_read_on_when_somebody_waits_for_it_though_nothing_happens_to_it() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        held = desk.ownership.held[0]
+        owned = desk.ownership.owned[0]
         starving: list[Any] = []
         receiver = SimpleNamespace(
             starving=lambda one: one in starving,
@@ -860,18 +860,18 @@ def test_a_paused_partition_is_read_on_when_somebody_waits_for_it_though_nothing
         )
         desk.ownership.receivers = [receiver]  # type: ignore[list-item]
         records = [Record(0, int(time.time() * 1000), b"q", b"x" * 100, ())]
-        held.owner.ingest(0, 1, records)
+        owned.owner.ingest(0, 1, records)
         read_ahead: Any = desk.ownership.read_ahead
         read_ahead._settings = SimpleNamespace(read_ahead_bytes=1, memory_bytes=1 << 20)
-        held.starved_ms = -READ_ON_MS
-        desk.ownership.read_ahead.regulate(held)
-        assert held.paused
+        owned.starved_ms = -READ_ON_MS
+        desk.ownership.read_ahead.regulate(owned)
+        assert owned.paused
         desk.ownership.due.forget(0)
         desk.ownership.on_timer()
-        assert held.paused
-        starving.append(held)
+        assert owned.paused
+        starving.append(owned)
         desk.ownership.on_timer()
-        assert not held.paused
+        assert not owned.paused
 
     run(scenario)
 

@@ -57,13 +57,13 @@ def test_few_partitions_write_rows_at_once_and_all_in_the_end() -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
         slow = desk.ownership.tables["messages"] = Slow(desk.tables["messages"])  # type: ignore[assignment]
-        for held in desk.ownership.held.values():
-            held.owner.ingest(0, 1, [Record(0, held.owner.partition.clock_ms, b"q", b"x")])
-            held.owner.hurry_checkpoint()
+        for owned in desk.ownership.owned.values():
+            owned.owner.ingest(0, 1, [Record(0, owned.owner.partition.clock_ms, b"q", b"x")])
+            owned.owner.hurry_checkpoint()
         wrote: list[int] = []
         async with asyncio.timeout(5):
             while len(wrote) < PARTITIONS:
-                for number in desk.ownership.held:
+                for number in desk.ownership.owned:
                     desk.read(number)
                 assert len({number for number, _ in slow.open}) <= AT_ONCE
                 if len({number for number, _ in slow.open}) == min(AT_ONCE, PARTITIONS - len(wrote)):
@@ -83,7 +83,7 @@ def test_a_manifest_that_gets_large_is_said_once_long_before_it_is_too_large(
 ) -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        held, written, write = desk.ownership.held[0], [], desk.tables["progress"].write
+        owned, written, write = desk.ownership.owned[0], [], desk.tables["progress"].write
         monkeypatch.setattr(desk.tables["progress"], "write", lambda *row: written.append(row) or write(*row))
 
         def said() -> list[str]:
@@ -93,24 +93,24 @@ def test_a_manifest_that_gets_large_is_said_once_long_before_it_is_too_large(
             """Checkpoints, each of which has something to write."""
             async with asyncio.timeout(5):
                 while not until():
-                    position = held.owner.partition.position
-                    held.owner.ingest(position, position + 1, [])
+                    position = owned.owner.partition.position
+                    owned.owner.ingest(position, position + 1, [])
                     desk.read(0)
                     await asyncio.sleep(0.002)
 
-        await checkpoint(lambda: held.manifest_bytes > 0)
+        await checkpoint(lambda: owned.manifest_bytes > 0)
         assert not said()
         for number in range(4_000):
-            held.owner.purge(f"{number:0200}", 1_000_000)  # further than was read
+            owned.owner.purge(f"{number:0200}", 1_000_000)  # further than was read
         with monkeypatch.context() as rebalancing:  # no checkpoint in between
             rebalancing.setattr(ownership, "current_event", lambda: None)
-            desk.ownership.drain(held)
-            await checkpoint(lambda: len(held.owner.partition.purges) == 4_000)
+            desk.ownership.drain(owned)
+            await checkpoint(lambda: len(owned.owner.partition.purges) == 4_000)
         await checkpoint(lambda: said())
         (line,) = said()
         # it may be made before all of the purges are folded
-        assert f"{held.manifest_bytes} bytes" in line and re.search(r", [1-9]\d{3} queues purged", line)
-        assert held.manifest_bytes < RECORD_MAX_BYTES / 4
+        assert f"{owned.manifest_bytes} bytes" in line and re.search(r", [1-9]\d{3} queues purged", line)
+        assert owned.manifest_bytes < RECORD_MAX_BYTES / 4
 
         before = len(written)
         await checkpoint(lambda: len(written) > before)
@@ -126,8 +126,8 @@ def test_a_partition_whose_unread_records_were_deleted_is_unserved_with_its_reas
 
         desk.changelogs.log_starts = log_starts  # type: ignore[method-assign]
         desk.ownership.on_assigned(1)
-        await desk.until(lambda: 1 in desk.ownership.unserved and len(desk.ownership.held) == PARTITIONS - 1)
-        await desk.until(lambda: all(held.serving for held in desk.ownership.held.values()))
+        await desk.until(lambda: 1 in desk.ownership.unserved and len(desk.ownership.owned) == PARTITIONS - 1)
+        await desk.until(lambda: all(owned.serving for owned in desk.ownership.owned.values()))
         reason = desk.ownership.unserved[1]
         assert "deleted unread" in reason and "python -m app repair --partition 1" in reason
         assert desk.ownership.unserved.keys() == {1}

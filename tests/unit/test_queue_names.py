@@ -46,9 +46,9 @@ class Desk:
         self.logs.own()
         self.catalog = Catalog()
         owner = SimpleNamespace(partition=self.logs.partition)
-        self.held: Any = SimpleNamespace(number=0, serving=True, owner=owner, queues_seen=None)
+        self.owned: Any = SimpleNamespace(number=0, serving=True, owner=owner, queues_seen=None)
         self.due = DueTimes()
-        self.ownership: Any = SimpleNamespace(held={0: self.held}, catalog=self.catalog, stirred={}, due=self.due)
+        self.ownership: Any = SimpleNamespace(owned={0: self.owned}, catalog=self.catalog, stirred={}, due=self.due)
         settings: Any = SimpleNamespace(queue_id=None, auto_create=auto_create)
         purges: Any = None
         self.housekeeping = Housekeeping(self.ownership, settings, purges)

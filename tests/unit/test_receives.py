@@ -71,21 +71,21 @@ class Desk:
         receipts = Receipts(lambda: b"secret")
         self.given_back: list[Any] = []
         catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
-        held: Any = dict(enumerate(self.partitions))
-        self.read_up = ReadUp(self.ask, lambda: TOPICS, held, lambda: None, asyncio.ensure_future)
+        owned: Any = dict(enumerate(self.partitions))
+        self.read_up = ReadUp(self.ask, lambda: TOPICS, owned, lambda: None, asyncio.ensure_future)
         self.receives = Receives(
             SimpleNamespace(  # type: ignore[arg-type]
-                held=held,
+                owned=owned,
                 read_up=self.read_up,
-                copies=SimpleNamespace(are_dying=lambda held, queue: False),
+                copies=SimpleNamespace(are_dying=lambda owned, queue: False),
                 spawn=asyncio.ensure_future,
                 receivers=[],
                 catalog=catalog,
                 topics=TOPICS,
                 outbox=lambda number: SimpleNamespace(put=self.given_back.extend),
                 throttle=SimpleNamespace(
-                    room=lambda held, wanted, lease_ms: wanted,
-                    is_late=lambda held, lease_ms: False,
+                    room=lambda owned, wanted, lease_ms: wanted,
+                    is_late=lambda owned, lease_ms: False,
                 ),
             ),
             receipts,
@@ -123,8 +123,8 @@ class Desk:
 
     def limit(self, **settings: Any) -> Partition:
         """One partition, whose queue has limits."""
-        self.receives.ownership.held.clear()
-        partition = self.receives.ownership.held[0] = Partition(0, QueueSettings(**settings))  # type: ignore[assignment]
+        self.receives.ownership.owned.clear()
+        partition = self.receives.ownership.owned[0] = Partition(0, QueueSettings(**settings))  # type: ignore[assignment]
         self.partitions = [partition]
         return partition
 
@@ -241,7 +241,7 @@ def test_who_waits_for_a_stalled_partition_is_served_by_another(monkeypatch: pyt
 def test_a_receive_does_not_wait_for_a_stalled_partition_beyond_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
         desk.partitions.pop()
-        del desk.receives.ownership.held[1]
+        del desk.receives.ownership.owned[1]
         asked = asyncio.ensure_future(desk.receive(wait_ms=1))
         await asyncio.sleep(0.01)
         assert not asked.done()
@@ -257,7 +257,7 @@ def test_other_workers_hear_nothing_of_what_lies_in_a_stalled_partition(monkeypa
         await asyncio.sleep(0)
         stalled = desk.stall()
         stalled.core.send(1)
-        del desk.receives.ownership.held[1 - stalled.number]
+        del desk.receives.ownership.owned[1 - stalled.number]
         assert await asked == []
         told: list[str] = []
         desk.receives.peers = SimpleNamespace(watchers={"q": {}}, tell=told.append)  # type: ignore[assignment]
@@ -341,7 +341,7 @@ def test_a_row_that_can_not_be_read_back_concerns_its_partition_alone(monkeypatc
             raise RowError("checksum")
 
         let_go: list[Any] = []
-        desk.receives.ownership.recover_again = lambda held, reason, wipe: let_go.append((held.number, reason, wipe))  # type: ignore[assignment]
+        desk.receives.ownership.recover_again = lambda owned, reason, wipe: let_go.append((owned.number, reason, wipe))  # type: ignore[assignment]
         monkeypatch.setattr(desk.partitions[0].owner, "acquire", damaged)
         asked = asyncio.ensure_future(desk.receive())
         await asyncio.sleep(0)

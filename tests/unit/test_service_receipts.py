@@ -43,19 +43,19 @@ class Desk:
 
     def __init__(self, *, own: bool = True, reads: bool = True) -> None:
         self.worker = Worker().serve()
-        held = SimpleNamespace(number=NUMBER, serving=True, owner=self.worker.owner)
+        owned = SimpleNamespace(number=NUMBER, serving=True, owner=self.worker.owner)
         catalog = SimpleNamespace(secret=b"secret", with_backoff={})
         network = Network()
-        owned: dict[int, Any] = {NUMBER: held}
+        owned: dict[int, Any] = {NUMBER: owned}
         if not own:
             self._operations(network.join("there", lambda: {NUMBER}), catalog, owned, reads)
             owned = {}
         self.operations = self._operations(network.join("here", lambda: set(owned)), catalog, owned, reads)
 
-    def _operations(self, peers: Peers, catalog: Any, held: dict[int, Any], reads: bool) -> QueueService:
+    def _operations(self, peers: Peers, catalog: Any, owned: dict[int, Any], reads: bool) -> QueueService:
         ownership = SimpleNamespace(
             catalog=catalog,
-            held=held,
+            owned=owned,
             receivers=[],
             topics=SimpleNamespace(partitions=1, markers="m"),
             app=SimpleNamespace(producer=SimpleNamespace(waited_s=lambda topic, partition: 0.0)),

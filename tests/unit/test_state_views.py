@@ -42,17 +42,17 @@ class Desk:
         self.worker = Worker(limits=Limits(**limits)).serve()
         self.broker_time = BrokerTime(lambda: self.clock.now_ms)
         self.broker_time.stamped(self.worker.broker.now_ms)
-        held: Any = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
+        owned: Any = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
         self.settings = QueueSettings()
         self.network = Network()
         peers = self.network.join("here")
         self.breakers = Breakers(lambda queue: self.settings, lambda: self.clock.now_ms, peers, asyncio.ensure_future)
         topics: Any = SimpleNamespace(queue="t", markers="m", partitions=1)
-        self.read_up = ReadUp(self.ask, lambda: topics, {0: held}, lambda: None, asyncio.ensure_future)
+        self.read_up = ReadUp(self.ask, lambda: topics, {0: owned}, lambda: None, asyncio.ensure_future)
         self.ownership: Any = SimpleNamespace(
-            held={0: held},
+            owned={0: owned},
             read_up=self.read_up,
-            copies=SimpleNamespace(are_dying=lambda held, queue: False),
+            copies=SimpleNamespace(are_dying=lambda owned, queue: False),
             broker_time=self.broker_time,
             topics=topics,
             breakers=self.breakers,
@@ -96,8 +96,8 @@ def test_counts_are_those_of_now_and_of_all_that_is_in_the_log() -> None:
         await asyncio.sleep(0.01)
         assert not asked.done()
         worker.read_queue()
-        (held,) = desk.ownership.held.values()
-        desk.read_up.advanced(held)
+        (owned,) = desk.ownership.owned.values()
+        desk.read_up.advanced(owned)
         found = await asked
         assert (found["ready"], found["in_flight"]) == (2, 0), "a duplicate does not count"
         (handout,) = worker.receive(1)
@@ -129,7 +129,7 @@ def test_for_the_counts_of_a_queue_no_other_queue_is_counted() -> None:
 def test_counts_of_all_queues_are_those_of_all_partitions_together() -> None:
     async def scenario(desk: Desk) -> None:
         first, second = desk.worker, Worker().serve()
-        desk.ownership.held[1] = SimpleNamespace(number=1, serving=True, owner=second.owner)
+        desk.ownership.owned[1] = SimpleNamespace(number=1, serving=True, owner=second.owner)
         for worker, count in ((first, 3), (second, 5)):
             worker.send(count, "both", headers=())
             worker.send(1, "both", headers=((H_DELAY, b"60000"),))

@@ -80,7 +80,7 @@ class Faults:
         """A start is in the log, and its owner does not know yet: the worst of moments."""
         if self.world.healing or not self.world.shape.faults or self.random.random() >= self.ambush:
             return
-        owner = next((w for w in self.world.up() if number in w.ownership.held), None)
+        owner = next((w for w in self.world.up() if number in w.ownership.owned), None)
         if owner is None or owner.process.state != Process.RUNS:
             return
         what = self.random.choice(("stand", "kill", "leave"))

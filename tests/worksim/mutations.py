@@ -79,7 +79,7 @@ def _anywhere(key: bytes, group: bytes, settings: Any, count: int) -> int:
     return random.randrange(count)
 
 
-async def _confirmed_or_not(self: Copier, held: Any, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Exception]]:
+async def _confirmed_or_not(self: Copier, owned: Any, copies: list[Any]) -> tuple[dict[int, Any], dict[int, Exception]]:
     done: dict[int, Any] = {}
     for offset, future in copies:
         try:
@@ -89,15 +89,15 @@ async def _confirmed_or_not(self: Copier, held: Any, copies: list[Any]) -> tuple
     return done, {}
 
 
-async def _trimmed_at_the_end(self: Changelogs, held: Any, topics: Any, position: int, markers_position: int) -> None:
-    await _trim(self, held, topics, position + 5, markers_position + 5)
+async def _trimmed_at_the_end(self: Changelogs, owned: Any, topics: Any, position: int, markers_position: int) -> None:
+    await _trim(self, owned, topics, position + 5, markers_position + 5)
 
 
 _trim = Changelogs.trim
 
 
-def _at_the_end_of_the_log(self: Ownership, held: Any, topic: str, offset: int) -> None:
-    _seek(self, held, topic, self.app.kafka.log(topic, held.number).end)  # type: ignore[attr-defined]
+def _at_the_end_of_the_log(self: Ownership, owned: Any, topic: str, offset: int) -> None:
+    _seek(self, owned, topic, self.app.kafka.log(topic, owned.number).end)  # type: ignore[attr-defined]
 
 
 _seek = Ownership._seek

@@ -130,10 +130,10 @@ class Large(World):
     async def _served(self, what: str, workers: int) -> None:
         """Wait until all partitions are served, evenly by all workers."""
         began, real, before = self.loop.now, time.monotonic(), Counter(self.calls)
-        had = {n: w for w in self.up() for n, held in w.ownership.held.items() if held.serving}
+        had = {n: w for w in self.up() for n, owned in w.ownership.owned.items() if owned.serving}
         while True:
             await asyncio.sleep(0.1)
-            served = {n: w for w in self.up() for n, held in w.ownership.held.items() if held.serving}
+            served = {n: w for w in self.up() for n, owned in w.ownership.owned.items() if owned.serving}
             counts = Counter(worker.url for worker in served.values()).values()
             if len(served) == self.shape.partitions and len(counts) == workers and max(counts) - min(counts) <= 1:
                 break

@@ -84,10 +84,10 @@ class Truth:
 
     # -- what owners leave
 
-    def left(self, worker: Worker, held: Any) -> None:
+    def left(self, worker: Worker, owned: Any) -> None:
         """An owner gives the partition up. Its started messages must be handed out or given back."""
-        if held.owner.phase is Phase.LEFT:
-            self._left.append((worker, held.owner.epoch, set(held.owner.starts.pending)))
+        if owned.owner.phase is Phase.LEFT:
+            self._left.append((worker, owned.owner.epoch, set(owned.owner.starts.pending)))
 
     def nothing_is_stranded(self) -> None:
         """Where all that an owner which left had to say is in the log, its deliveries are with a receiver or over."""
@@ -162,13 +162,13 @@ class Truth:
 
     def look(self, worker: Worker) -> None:
         """The state in a worker's memory is the fold of the logs."""
-        held = worker.ownership.held.get(self.number)
-        if held is None or held.owner.phase is not Phase.SERVING:
+        owned = worker.ownership.owned.get(self.number)
+        if owned is None or owned.owner.phase is not Phase.SERVING:
             return
-        p = held.owner.partition
+        p = owned.owner.partition
         moment = self.reference.moment(p.markers_position)
-        if (moment.nonce, moment.own) != (held.owner.nonce, held.owner.epoch):
-            self._violated("G5", f"{worker.process.name} serves as {held.owner.nonce}, the log says {moment.nonce}")
+        if (moment.nonce, moment.own) != (owned.owner.nonce, owned.owner.epoch):
+            self._violated("G5", f"{worker.process.name} serves as {owned.owner.nonce}, the log says {moment.nonce}")
         try:
             invariants.check(p)
         except InternalError as exc:

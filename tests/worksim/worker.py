@@ -48,17 +48,17 @@ class Leavings:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def wake(self, held: Any) -> None:
+    def wake(self, owned: Any) -> None:
         pass
 
-    def starving(self, held: Any) -> bool:
+    def starving(self, owned: Any) -> bool:
         return False
 
     def wants(self, queue: str) -> bool:
         return False
 
-    def forget(self, held: Any) -> None:
-        self._worker.world.truths[held.number].left(self._worker, held)
+    def forget(self, owned: Any) -> None:
+        self._worker.world.truths[owned.number].left(self._worker, owned)
 
 
 class Worker(WorkerApp):

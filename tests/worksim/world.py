@@ -283,7 +283,7 @@ class World:
             return "a worker is ending"
         if any(line.batches for worker in self.up() for line in worker.producer.lines.values()):
             return "something is on its way"
-        serving = sorted(n for w in self.up() for n, held in w.ownership.held.items() if held.serving)
+        serving = sorted(n for w in self.up() for n, owned in w.ownership.owned.items() if owned.serving)
         if serving != list(range(self.shape.partitions)):
             return f"served are {serving}"
         if not all(worker.ownership.ready and not worker.rebalancing for worker in self.up()):
@@ -307,8 +307,8 @@ class World:
         """All is done: nothing is left in memory, nothing is lost."""
         self.clients.end()
         for worker in self.up():
-            for held in worker.ownership.held.values():
-                p = held.owner.partition
+            for owned in worker.ownership.owned.values():
+                p = owned.owner.partition
                 left = {
                     "messages": p.messages,
                     "deliveries": p.deliveries,
@@ -316,12 +316,12 @@ class World:
                     "bytes": p.bytes,
                     "parked": p.segments.queues,
                     "delays": p.delays,
-                    "pending": held.owner.starts.pending,
+                    "pending": owned.owner.starts.pending,
                     "counts": [q for q, one in p.counts.items() if any(one.as_tuple())],
                 }
                 left = {name: value for name, value in left.items() if value}
                 if left:
-                    self.violated("quiescence", f"{worker.process.name}, partition {held.number}: {left}")
+                    self.violated("quiescence", f"{worker.process.name}, partition {owned.number}: {left}")
             if worker.operations.receives.count or worker.operations.receives._asking:
                 self.violated("quiescence", f"{worker.process.name} has receives under way")
 
