@@ -202,7 +202,7 @@ class PeerPolling:
         self._stock_s = float("-inf")
         # for partitions that this worker owns
         self.watchers: dict[str, dict[str, float]] = {}  # queue -> URL -> until when
-        self._to_wake: dict[str, set[str]] = {}
+        self._to_wake: dict[str, dict[str, None]] = {}
         self._wakes_more: dict[str, asyncio.TimerHandle] = {}
         self._expiry: asyncio.TimerHandle | None = None
         peers.register(self)
@@ -417,9 +417,9 @@ class PeerPolling:
             del urls[url]
             queues = self._to_wake.get(url)
             if queues is None:
-                queues = self._to_wake[url] = set()
+                queues = self._to_wake[url] = {}
                 loop.call_soon(self._spawn_wakes, url)
-            queues.add(queue)
+            queues[queue] = None
         if not urls:
             del self.watchers[queue]
         elif queue not in self._wakes_more:
