@@ -82,8 +82,8 @@ def test_a_run_that_goes_on_sends_what_is_left_of_the_same_choice(
     archive(job)
     send, write = Dispatch.send, Ledger.write
 
-    def sends_ten(self: Dispatch, staged: DataFrame, state: State, skipped: int) -> Outcome:
-        return send(self, staged.where("row < 10 * 16384"), state, skipped)
+    def sends_ten(self: Dispatch, staged: DataFrame, state: State, skipped: int, total: int) -> Outcome:
+        return send(self, staged.where("row < 10 * 16384"), state, skipped, total)
 
     def ends_before_it_is_done(self: Ledger, what: Any, value: Any) -> None:
         if what == "done":
