@@ -20,6 +20,7 @@ from bench import queues as queues_bench
 from bench import rebalance as rebalance_bench
 from bench import restart as restart_bench
 from bench import restore as restore_bench
+from bench import scale as scale_bench
 from bench import service as service_bench
 from bench import sqs as sqs_bench
 from bench import takeover as takeover_bench
@@ -29,6 +30,12 @@ from bench import ui as ui_bench
 @click.group()
 def bench() -> None:
     """Measure marq. Lines that begin with RESULT are for programs."""
+
+
+@bench.command()
+def scale() -> None:
+    """What installations of some sizes need, predicted from what the other benches measure."""
+    scale_bench.run()
 
 
 @bench.command()

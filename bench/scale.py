@@ -20,22 +20,22 @@ class Cost(NamedTuple):
 
 #: Microseconds of a worker for a message, by the way it takes: `bench pairs`.
 WAYS = {
-    "handler": Cost(worker_us=8.0, batch=500),
-    "client": Cost(worker_us=22.0, batch=500),
-    "json": Cost(worker_us=45.0, batch=100),
-    "sqs": Cost(worker_us=150.0, batch=10),
+    "handler": Cost(worker_us=2.8, batch=500),
+    "client": Cost(worker_us=11.7, batch=500),
+    "json": Cost(worker_us=20.0, batch=100),
+    "sqs": Cost(worker_us=137.0, batch=10),
 }
 #: Of a core: a worker with nothing to do, and what each partition adds. `bench partitions`, for 8 and 1,000 of them.
-IDLE_CORE, IDLE_CORE_A_PARTITION = 0.010, 0.000_02
+IDLE_CORE, IDLE_CORE_A_PARTITION = 0.018_5, 0.000_007
 #: Bytes: a worker that is ready, and what each partition adds. `bench partitions`.
-WORKER_BYTES, PARTITION_BYTES = 90 * MIB, 64 * KIB
+WORKER_BYTES, PARTITION_BYTES = 93 * MIB, 63 * KIB
 #: Bytes of a message in flight, of one that waits in a table, and of that in the changelog.
 #: `bench cycle`, `growth`, `hol`.
 IN_FLIGHT_BYTES, PARKED_BYTES, PARKED_LOG_BYTES = 560, 12, 126
 #: Bytes of a queue in each worker. `bench queues`.
 QUEUE_BYTES = 300
 #: Seconds from the start of a worker until it is ready, and for each of its partitions. `bench partitions`.
-START_S, START_S_A_PARTITION = 6.0, 0.012
+START_S, START_S_A_PARTITION = 1.8, 0.005
 #: Seconds of a worker for each message in flight or parked that it takes over. `bench restore`, `bench takeover`.
 TAKE_OVER_S_A_MESSAGE = 0.3e-6
 #: Bytes of a start and an end, each with its batch header: once for each batch of each partition. `marq.core.markers`.
@@ -89,12 +89,12 @@ def needs(asked: Installation) -> Needs:
     written = (
         asked.messages_a_second * (asked.payload + RECORD_BYTES) + batches * (START_BYTES + END_BYTES + 2 * BATCH_BYTES)
     ) * asked.replicas
-    held = (asked.in_flight + asked.parked) / max(1, workers)
+    to_take_over = (asked.in_flight + asked.parked) / max(1, workers)
     return Needs(
         cores,
         memory / MIB,
         START_S + partitions * START_S_A_PARTITION,
-        held * TAKE_OVER_S_A_MESSAGE,
+        to_take_over * TAKE_OVER_S_A_MESSAGE,
         written / 1e6,
         written * DAY_S / GIB,
     )
