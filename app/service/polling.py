@@ -214,7 +214,9 @@ class PeerPolling:
 
     def poll_peers(self, queue: str) -> None:
         """Look for messages of `queue` at the other workers, as long as receives wait for them here."""
-        if queue not in self._polls and (self._peers.others() or self._peers.rebalancing):
+        if queue in self._polls:
+            self._woken[queue].set()  # one more waits: there may be something for it
+        elif self._peers.others() or self._peers.rebalancing:
             self._start_poll(queue)
 
     def _start_poll(self, queue: str) -> None:
@@ -259,7 +261,7 @@ class PeerPolling:
                     fetch.add_done_callback(lambda _: woken.set())
                     fetches[fetch] = url
                 try:
-                    async with asyncio.timeout_at(max(known.until_s, loop.time())):
+                    async with asyncio.timeout_at(max(known.until_s, loop.time()) if waiting else None):
                         await woken.wait()
                 except TimeoutError:
                     pass

@@ -30,6 +30,7 @@ class Lab:
         self.ready_here = False
         self.waiting = 0
         self.wanted = 1
+        self.looks = 0
         self.silent_fetches = False  # it answers, but gives nothing
         self.fetched: list[str] = []
         self.asked: list[str] = []
@@ -53,6 +54,7 @@ class Lab:
     # -- the receives of this worker
 
     def waiting_count(self, queue: str) -> int:
+        self.looks += 1
         return self.waiting
 
     def waited_for(self) -> list[str]:
@@ -303,5 +305,40 @@ def test_who_is_served_here_looks_elsewhere_now_and_then(run: Any) -> None:
         assert sorted(lab.asked) == sorted([SILENT, OTHER])
         assert lab.polling.elsewhere("q") == OTHER
         assert lab.polling.elsewhere("q") is None
+
+    run(scenario)
+
+
+def test_who_begins_to_wait_during_a_fetch_is_given_what_others_have(run: Any) -> None:
+    async def scenario(lab: Lab) -> None:
+        lab.silent_fetches = True
+        lab.ready, lab.waiting = {SILENT: True, OTHER: False}, 1
+        lab.polling.poll_peers("q")
+        await lab.until(lambda: len(lab.asked) == 2)
+        await asyncio.sleep(0.01)
+        lab.waiting = 0  # the fetch from the silent one is for it, and does not end
+        assert (await lab.polling.on_wake(Wake(["q"], OTHER))).queues == ["q"]
+        await asyncio.sleep(0.01)
+        lab.waiting = 1
+        lab.polling.poll_peers("q")
+        await lab.until(lambda: lab.fetched == [OTHER])
+
+    run(scenario)
+
+
+def test_a_fetch_that_does_not_end_is_waited_for_without_a_look_all_the_time(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RENEW_S", 0.002)
+
+    async def scenario(lab: Lab) -> None:
+        lab.silent_fetches = True
+        lab.ready, lab.waiting = {SILENT: True, OTHER: False}, 1
+        lab.polling.poll_peers("q")
+        await lab.until(lambda: len(lab.asked) >= 2)
+        await asyncio.sleep(0.01)
+        lab.waiting, lab.looks = 0, 0  # it is being fetched for
+        await asyncio.sleep(0.05)
+        assert lab.looks <= 2
 
     run(scenario)
