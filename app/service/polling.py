@@ -33,6 +33,10 @@ RENEW_S = 5.0
 RETRY_S = 1.0
 #: Seconds after which more watchers are woken if something is still ready. Their number doubles.
 WAKE_MORE_S = 0.02
+#: Seconds before another watcher is woken if one got nothing of what is ready: a limit may be reached. They double …
+FRUITLESS_S = 0.005
+#: … up to so many.
+FRUITLESS_MAX_S = 0.1
 #: Seconds to wait for workers that don't answer before those that did are asked for their messages …
 SLOW_S = 0.25
 #: … and, if none of them has any, the seconds for a receive that does not wait for messages.
@@ -204,6 +208,7 @@ class PeerPolling:
         self.watchers: dict[str, dict[str, float]] = {}  # queue -> URL -> until when
         self._to_wake: dict[str, dict[str, None]] = {}
         self._wakes_more: dict[str, asyncio.TimerHandle] = {}
+        self._fruitless: dict[str, float] = {}  # queue of which the last one got nothing -> seconds until the next try
         self._expiry: asyncio.TimerHandle | None = None
         peers.register(self)
 
@@ -310,7 +315,8 @@ class PeerPolling:
         """Note what a fetch says of a worker. If it gave less than was wanted, it wakes us when it has more."""
         if fetched.got == fetched.wanted:
             known.ready[url] = None
-            known.widths[url] = min(2 * known.widths.get(url, 1), FETCHES_MAX)
+            if fetched.got:
+                known.widths[url] = min(2 * known.widths.get(url, 1), FETCHES_MAX)
             return
         known.widths.pop(url, None)
         if fetched.got is None:
@@ -409,36 +415,62 @@ class PeerPolling:
         if self._expiry is None:
             self._expiry = loop.call_later(EXPIRE_S, self._expire)
 
-    def tell(self, queue: str, count: int = 1) -> None:
-        """Wake the `count` workers that have watched `queue` for longest, and more if that does not help."""
+    def tell(self, queue: str) -> None:
+        """Something of `queue` is ready: wake the worker that has watched it for longest."""
+        if queue not in self._fruitless or queue not in self._wakes_more:
+            self._wake_some(queue, 1)
+
+    def _wake_some(self, queue: str, count: int) -> None:
+        """Wake `count` workers, and more if that does not help."""
         urls = self.watchers.get(queue)
         if not urls:
             return
-        loop = asyncio.get_running_loop()
         for url in list(islice(urls, count)):
             del urls[url]
             queues = self._to_wake.get(url)
             if queues is None:
                 queues = self._to_wake[url] = {}
-                loop.call_soon(self._spawn_wakes, url)
+                asyncio.get_running_loop().call_soon(self._spawn_wakes, url)
             queues[queue] = None
-        if not urls:
+        if urls:
+            self._wake_later(queue, WAKE_MORE_S, 2 * count)
+        else:
             del self.watchers[queue]
-        elif queue not in self._wakes_more:
-            self._wakes_more[queue] = loop.call_later(WAKE_MORE_S, self._tell_more, queue, 2 * count)
 
-    def _tell_more(self, queue: str, count: int) -> None:
+    def _wake_later(self, queue: str, pause_s: float, count: int) -> None:
+        if queue not in self._wakes_more:
+            timer = asyncio.get_running_loop().call_later(pause_s, self._wake_more, queue, count)
+            self._wakes_more[queue] = timer
+
+    def _wake_more(self, queue: str, count: int) -> None:
         del self._wakes_more[queue]
-        self._tell_if_ready(queue, count)
+        if not self._wake_if_ready(queue, count):
+            self._fruitless.pop(queue, None)
 
-    def _tell_if_ready(self, queue: str, count: int = 1) -> None:
-        if not self._closing and self._receivers.has_ready(queue):
-            self.tell(queue, count)
+    def _wake_if_ready(self, queue: str, count: int = 1) -> bool:
+        if self._closing or not self._receivers.has_ready(queue):
+            return False
+        self._wake_some(queue, count)
+        return True
 
-    def has_taken(self, queue: str, url: str) -> None:
-        """Another worker has taken what it could get. If something is left, others may want it, two for each."""
-        self._tell_if_ready(queue, 2)
+    def has_taken(self, queue: str, url: str, got: int) -> None:
+        """Another worker has taken `got` messages, all that it could get, and watches for more.
+
+        If something is left, others may want it, two for each. If it got nothing of what is ready, others are no better
+        off: workers that ask each other on and on would keep everybody from work.
+        """
+        if got:
+            self._fruitless.pop(queue, None)
+            self._wake_if_ready(queue, 2)
+            self.watch(queue, url)
+            return
         self.watch(queue, url)
+        if self._receivers.has_ready(queue):
+            pause_s = self._fruitless[queue] = min(2 * self._fruitless.get(queue, FRUITLESS_S / 2), FRUITLESS_MAX_S)
+            timer = self._wakes_more.pop(queue, None)
+            if timer is not None:
+                timer.cancel()
+            self._wake_later(queue, pause_s, 1)
 
     def _spawn_wakes(self, url: str) -> None:
         self._spawn(self._send_wakes(url))
@@ -451,7 +483,7 @@ class PeerPolling:
             log.debug("%s", exc)
             unwanted = queues  # if it did hear it, it asks all the same
         for queue in unwanted:
-            self._tell_if_ready(queue)
+            self._wake_if_ready(queue)
 
     def _expire(self) -> None:
         """End the watches of workers that don't renew them."""

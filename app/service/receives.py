@@ -235,11 +235,13 @@ class Receives:
     @peer_call("receive")
     async def receive_here(self, asked: ReceiveHere, gone: Gone = lambda: False) -> list[Received]:
         """Messages that this worker has now, for a receive at another worker."""
+        found: list[Received] = []
         try:
-            return await self._receive_here(asked, gone)
+            found = await self._receive_here(asked, gone)
         finally:
             if asked.url:
-                self.polling.has_taken(asked.queue, asked.url)
+                self.polling.has_taken(asked.queue, asked.url, len(found))
+        return found
 
     async def _receive_here(self, asked: ReceiveHere, gone: Gone) -> list[Received]:
         future = asyncio.get_running_loop().create_future()

@@ -271,11 +271,11 @@ def test_who_took_something_goes_to_the_end_of_the_line_and_two_others_are_woken
     async def scenario(lab: Lab) -> None:
         urls = watched(lab, 4)
         lab.ready_here = True
-        lab.polling.has_taken("q", urls[0])
+        lab.polling.has_taken("q", urls[0], 1)
         await lab.until(lambda: len(lab.woken) == 2)
         assert lab.woken == urls[:2]
         lab.ready_here = False
-        lab.polling.has_taken("q", urls[1])
+        lab.polling.has_taken("q", urls[1], 1)
         assert list(lab.polling.watchers["q"]) == [urls[2], urls[3], urls[0], urls[1]]
 
     run(scenario)
@@ -309,7 +309,9 @@ def test_who_is_served_here_looks_elsewhere_now_and_then(run: Any) -> None:
     run(scenario)
 
 
-def test_who_begins_to_wait_during_a_fetch_is_given_what_others_have(run: Any) -> None:
+def test_who_begins_to_wait_during_a_fetch_is_given_what_others_have(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RENEW_S", 3_600.0)
+
     async def scenario(lab: Lab) -> None:
         lab.silent_fetches = True
         lab.ready, lab.waiting = {SILENT: True, OTHER: False}, 1
@@ -340,5 +342,37 @@ def test_a_fetch_that_does_not_end_is_waited_for_without_a_look_all_the_time(
         lab.waiting, lab.looks = 0, 0  # it is being fetched for
         await asyncio.sleep(0.05)
         assert lab.looks <= 2
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_who_gets_nothing_of_what_is_ready_makes_others_ask_after_a_pause_only(
+    run: Any, again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WAKE_MORE_S", 3_600.0)
+    monkeypatch.setattr(module, "FRUITLESS_S", 0.001 if again else 3_600.0)
+    monkeypatch.setattr(module, "FRUITLESS_MAX_S", 3_600.0)
+
+    async def scenario(lab: Lab) -> None:
+        urls = watched(lab, 8)
+        lab.ready_here = True  # a limit is reached
+        asked: list[str] = []
+
+        async def call(url: str, operation: Any, wake: Wake, *_: Any) -> Unwanted:
+            asked.append(url)
+            lab.polling.has_taken("q", url, 0)
+            return Unwanted([])
+
+        lab.polling._peers.call = call  # type: ignore[method-assign,assignment]
+        lab.polling.tell("q")
+        await lab.until(lambda: bool(asked))
+        for _ in range(20):
+            lab.polling.tell("q")  # something happens in the partition
+            await asyncio.sleep(0)
+        if again:
+            await lab.until(lambda: len(asked) >= 3)
+        assert asked[:3] == urls[: 3 if again else 1]
+        assert len(lab.polling.watchers["q"]) == 8
 
     run(scenario)
