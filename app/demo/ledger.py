@@ -8,6 +8,7 @@ import mmap
 import shutil
 import uuid
 from pathlib import Path
+from typing import Any
 
 from marq.errors import MarqError
 
@@ -50,17 +51,19 @@ class Ledger:
         """Messages that are not acknowledged yet."""
         return self.acked[:].count(0)
 
-    def totals(self) -> dict[str, int]:
+    def totals(self) -> dict[str, Any]:
         """The sums over all messages."""
         sent, acked = self.sent[:], self.acked[:]
         processed, done = sum(acked), self.total - acked.count(0)
+        unfinished = sum(1 for was_sent, was_acked in zip(sent, acked, strict=True) if was_sent and not was_acked)
         return {
             "sent": self.total - sent.count(0),
             "processed": processed,
             "acked": done,
             "redelivered": sum(self.redelivered[:]),
             "duplicates": processed - done,
-            "lost": sum(1 for was_sent, was_acked in zip(sent, acked, strict=True) if was_sent and not was_acked),
+            "unfinished": unfinished,
+            "lost": None if unfinished else 0,  # nobody can tell before all is done
         }
 
 

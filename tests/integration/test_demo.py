@@ -90,7 +90,7 @@ def test_demo_starts_what_it_needs_loses_nothing_and_brings_back_what_was_droppe
     assert result["redelivered"] > 0
     assert set(result) == {
         *("sent", "processed", "acked", "redelivered", "duplicates", "lost", "seconds", "rate"),
-        *("send_rate", "process_rate"),
+        *("send_rate", "process_rate", "unfinished"),
     }
     assert min(result["send_rate"], result["process_rate"], result["rate"]) > 0
     assert "in a browser, or run: marq top --url http" in out

@@ -37,7 +37,9 @@ def test_what_was_done_before_does_not_count(tmp_path: Path) -> None:
     course = Course(ledger, 0.0, lambda: now[0])
     now[0] = 1.0
     course.look()
-    assert course.summary()["process_rate"] is None
+    found = course.summary()
+    assert found["process_rate"] is None
+    assert (found["unfinished"], found["lost"]) == (50, None)  # what is not done yet is not lost
     ledger.acked[:100] = b"\x01" * 100
     course.look()
     assert course.summary()["process_rate"] == 50
