@@ -44,7 +44,7 @@ class PartitionView(msgspec.Struct):
     checkpoint_age_ms: int | UnsetType | None = UNSET
     clock_ms: int | UnsetType = UNSET
     in_memory: int | UnsetType = UNSET
-    owned: int | UnsetType = UNSET
+    held: int | UnsetType = UNSET
     parked: int | UnsetType = UNSET
     segments: int | UnsetType = UNSET
     bytes: int | UnsetType = UNSET

@@ -160,7 +160,7 @@ class Inspection:
             checkpoint_age_ms=None if owned.checkpoint_s is None else round((now - owned.checkpoint_s) * 1000),
             clock_ms=partition.clock_ms,
             in_memory=len(partition.messages),
-            owned=len(partition.deliveries),
+            held=len(partition.deliveries),
             parked=partition.segments.parked_total(),
             segments=len(partition.segments),
             bytes=partition.bytes,

@@ -47,6 +47,8 @@ FETCHES_MAX = 8
 EXPIRE_S = 1.0
 #: Seconds between questions what others have of the queues that receivers here get their messages of, …
 STOCK_S = 1.0
+#: … the same if one of them was not asked about before, …
+STOCK_NEW_S = 0.05
 #: … and the most queues of one question.
 STOCK_QUEUES = 1_000
 
@@ -378,20 +380,20 @@ class PeerPolling:
         """Note that a receiver of `queue` finds something here. Now and then the others are asked what they have."""
         self._served[queue] = None
         now = asyncio.get_running_loop().time()
-        if now - self._stock_s >= STOCK_S and not self._closing:
+        if now - self._stock_s >= (STOCK_S if queue in self._stock else STOCK_NEW_S) and not self._closing:
             self._stock_s = now
             self._spawn(self._take_stock())
 
     async def _take_stock(self) -> None:
         """One call to each other worker, whatever the number of receives."""
         queues, self._served = list(islice(self._served, STOCK_QUEUES)), {}
-        stock: dict[str, dict[str, None]] = {}
+        stock: dict[str, dict[str, None]] = {queue: {} for queue in queues}
         urls = self._peers.others()
         answers = await self._peers.ask_all(urls, self.on_watch, Watch(queues)) if urls else []
         for url, answer in zip(urls, answers, strict=True):
             for queue in () if isinstance(answer, MarqError) else answer.ready:
-                stock.setdefault(queue, {})[url] = None
-        self._stock = stock
+                stock[queue][url] = None
+        self._stock = stock if len(self._stock) > STOCK_QUEUES else self._stock | stock
 
     # ------------------------------------------------------------------ an owner
 

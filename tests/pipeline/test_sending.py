@@ -16,7 +16,7 @@ from pipeline import sending
 from pipeline.ledger import Ledger, Progress, ledger_topic
 from pipeline.sending import Pace, Plan, Row, Sender, SupersededError, chunks_of, new_producer, send_batches
 from tests.pipeline.lab import Installation
-from tests.pipeline.sending_lab import PARTITIONS, committed, doubles
+from tests.pipeline.sending_lab import PARTITIONS, committed, duplicates
 
 
 def plan_of(installation: Installation, run: str = "run", rate: float | None = None) -> Plan:
@@ -172,7 +172,7 @@ def test_a_task_killed_at_any_moment_and_started_again_sends_each_row_once(
         task.join(60)
         assert task.exitcode is not None
     records = committed(target, count)
-    assert not doubles(records), f"seed {seed}"
+    assert not duplicates(records), f"seed {seed}"
     assert {r.value for r in records} == {b"%d" % n for n in range(count)}, f"seed {seed}"
     for number in range(PARTITIONS):
         values = [int(r.value) for r in records if r.partition == number]

@@ -295,7 +295,9 @@ def test_a_worker_that_did_not_answer_is_asked_again(run: Any, monkeypatch: pyte
     run(scenario)
 
 
-def test_who_is_served_here_looks_elsewhere_now_and_then(run: Any) -> None:
+def test_who_is_served_here_looks_elsewhere_now_and_then(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STOCK_S", 3_600.0)
+
     async def scenario(lab: Lab) -> None:
         lab.silent_fetches, lab.ready[OTHER] = True, True
         assert lab.polling.elsewhere("q") is None
@@ -305,6 +307,12 @@ def test_who_is_served_here_looks_elsewhere_now_and_then(run: Any) -> None:
         assert sorted(lab.asked) == sorted([SILENT, OTHER])
         assert lab.polling.elsewhere("q") == OTHER
         assert lab.polling.elsewhere("q") is None
+        monkeypatch.setattr(module, "STOCK_NEW_S", 0.0)
+        for _ in range(100):
+            lab.polling.served_here("q")
+        lab.polling.served_here("r")  # nobody knows what others have of it
+        await lab.until(lambda: lab.polling.elsewhere("r") == OTHER)
+        assert len(lab.asked) == 4
 
     run(scenario)
 
