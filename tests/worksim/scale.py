@@ -107,7 +107,7 @@ class Large(World):
         """Receives that find nothing and do not wait."""
         before, received, until = Counter(self.calls), self.received, self.loop.now + self.shape.seconds
         polls = []
-        while self.loop.now < until:
+        while self.loop.now < until and self.violation is None:
             polls.append(asyncio.ensure_future(self._receive("plain", 0, self.random.choice(self.up()))))
             await asyncio.sleep(1 / POLLS)
         await asyncio.gather(*polls)
@@ -131,12 +131,13 @@ class Large(World):
         """Wait until all partitions are served, evenly by all workers."""
         began, real, before = self.loop.now, time.monotonic(), Counter(self.calls)
         had = {n: w for w in self.up() for n, owned in w.ownership.owned.items() if owned.serving}
-        while True:
+        while self.violation is None:
             await asyncio.sleep(0.1)
             served = {n: w for w in self.up() for n, owned in w.ownership.owned.items() if owned.serving}
             counts = Counter(worker.url for worker in served.values()).values()
             if len(served) == self.shape.partitions and len(counts) == workers and max(counts) - min(counts) <= 1:
                 break
+        self._raise_first()
         moved = sum(served[n] is not worker for n, worker in had.items())
         self.say(
             f"{what}: all served after {self.loop.now - began:.1f} s, {min(counts)} to {max(counts)} partitions each; "
@@ -147,7 +148,7 @@ class Large(World):
     # -- clients
 
     async def _taker(self, number: int, stop: asyncio.Event) -> None:
-        while not stop.is_set():
+        while not stop.is_set() and self.violation is None:
             up = self.up()
             worker = self.random.choice(up) if self.anywhere else up[number % len(up)]
             await self._receive(f"queue{number // len(up) % QUEUES}", 20_000, worker)

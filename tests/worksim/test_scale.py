@@ -10,7 +10,10 @@ from app.service.polling import PeerPolling
 from tests.worksim.scale import Large
 
 # what a run leaves behind can't wait for the end of connections any more
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.timeout(120),
+]
 
 #: Calls for a receive, if each receiver stays at its worker, and if it goes to any.
 MOST = {"sticky: 100 messages/s": 1.0, "anywhere: 100 messages/s": 6.0}
@@ -32,7 +35,7 @@ def test_calls_for_a_receive_do_not_grow_with_the_workers() -> None:
 
 
 def test_they_do_if_all_who_watch_are_woken() -> None:
-    tell = PeerPolling.tell
-    with mock.patch.object(PeerPolling, "tell", lambda polling, queue, count=1: tell(polling, queue, 1_000)):
+    wake_some = PeerPolling._wake_some
+    with mock.patch.object(PeerPolling, "_wake_some", lambda polling, queue, count: wake_some(polling, queue, 1_000)):
         found = calls_of(12)
     assert any(found[what] > MOST[what] for what in MOST)
