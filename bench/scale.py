@@ -1,6 +1,6 @@
 """`python -m bench scale`: what an installation needs, from constants that were measured one by one.
 
-Every constant names the bench that measures it; `docs/scale.md` has predictions next to measurements.
+Every constant names the bench that measures it; `docs/scale.md` has the table.
 """
 
 from __future__ import annotations
