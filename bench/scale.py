@@ -29,9 +29,8 @@ WAYS = {
 IDLE_CORE, IDLE_CORE_A_PARTITION = 0.018_5, 0.000_007
 #: Bytes: a worker that is ready, and what each partition adds. `bench partitions`.
 WORKER_BYTES, PARTITION_BYTES = 93 * MIB, 63 * KIB
-#: Bytes of a message in flight, of one that waits in a table, and of that in the changelog.
-#: `bench cycle`, `growth`, `hol`.
-IN_FLIGHT_BYTES, PARKED_BYTES, PARKED_LOG_BYTES = 560, 12, 126
+#: Bytes of a message in flight, and of one that waits in a table. `bench cycle`, `growth`.
+IN_FLIGHT_BYTES, PARKED_BYTES = 560, 12
 #: Bytes of a queue in each worker. `bench queues`.
 QUEUE_BYTES = 300
 #: Seconds from the start of a worker until it is ready, and for each of its partitions. `bench partitions`.
@@ -112,12 +111,14 @@ ASKED = [
 
 def run() -> None:
     """Print the table."""
-    print("| workers | partitions | messages a day | by | cores each | MiB each | ready, s | Kafka: MB/s, GiB a day |")
+    print(
+        "| workers | partitions | messages a day | by | cores each | MiB each | ready, taken over, s | Kafka: MB/s, GiB/day |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for asked in ASKED:
         found = needs(asked)
         print(
             f"| {asked.workers} | {asked.partitions:,} | {asked.messages_a_second * DAY_S:.0e} | {asked.way} | "
-            f"{found.cores:.2f} | {found.memory_mib:,.0f} | {found.ready_s:.0f} | "
+            f"{found.cores:.2f} | {found.memory_mib:,.0f} | {found.ready_s:.0f}, {found.take_over_s:.1f} | "
             f"{found.kafka_mb_a_second:,.1f}, {found.kafka_gib_a_day:,.0f} |"
         )

@@ -496,6 +496,8 @@ class PeerPolling:
                     del urls[url]
             if not urls:
                 del self.watchers[queue]
+        for queue in self._fruitless.keys() - self.watchers.keys():  # nobody may ever ask for it again
+            del self._fruitless[queue]
         self._expiry = asyncio.get_running_loop().call_later(EXPIRE_S, self._expire) if self.watchers else None
 
     # ------------------------------------------------------------------ life

@@ -40,47 +40,28 @@ class _UnknownTypeError(Exception):
     """A schema has a type that is not known here."""
 
 
-def _read_bytes(data: bytes, at: int, values: list[Any]) -> int:
-    (size,) = _INT32.unpack_from(data, at)
-    at += 4
-    if size < 0:
-        values.append(None)
-        return at
-    value = data[at : at + size]
-    if len(value) != size:
-        raise ValueError("the answer ends within a field")
-    values.append(value)
-    return at + int(size)
+def _sized(prefix: struct.Struct, encoding: str | None) -> tuple[_Read, _Write]:
+    """Bytes, or a text in an encoding, behind their length; None has the length -1."""
 
-
-def _write_bytes(values: Sequence[Any], out: list[bytes]) -> None:
-    (value,) = values
-    if value is None:
-        out.append(_INT32.pack(-1))
-    else:
-        out += _INT32.pack(len(value)), value
-
-
-def _string(encoding: str) -> tuple[_Read, _Write]:
     def read(data: bytes, at: int, values: list[Any]) -> int:
-        (size,) = _INT16.unpack_from(data, at)
-        at += 2
+        (size,) = prefix.unpack_from(data, at)
+        at += prefix.size
         if size < 0:
             values.append(None)
             return at
         value = data[at : at + size]
         if len(value) != size:
             raise ValueError("the answer ends within a field")
-        values.append(value.decode(encoding))
+        values.append(value if encoding is None else value.decode(encoding))
         return at + int(size)
 
     def write(values: Sequence[Any], out: list[bytes]) -> None:
         (value,) = values
         if value is None:
-            out.append(_INT16.pack(-1))
-        else:
-            encoded = str(value).encode(encoding)
-            out += _INT16.pack(len(encoded)), encoded
+            out.append(prefix.pack(-1))
+            return
+        encoded = value if encoding is None else str(value).encode(encoding)
+        out += prefix.pack(len(encoded)), encoded
 
     return read, write
 
@@ -158,9 +139,9 @@ def _fields(kinds: Sequence[Any]) -> tuple[_Read, _Write]:
 
 def _other(kind: Any) -> tuple[_Read, _Write]:
     if kind is types.Bytes:
-        return _read_bytes, _write_bytes
+        return _sized(_INT32, None)
     if type(kind) is types.String:
-        return _string(kind.encoding)
+        return _sized(_INT16, kind.encoding)
     if type(kind) is types.Array:
         return _array(kind.array_of)
     raise _UnknownTypeError(repr(kind))

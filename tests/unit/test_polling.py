@@ -384,3 +384,20 @@ def test_who_gets_nothing_of_what_is_ready_makes_others_ask_after_a_pause_only(
         assert len(lab.polling.watchers["q"]) == 8
 
     run(scenario)
+
+
+def test_a_queue_that_gave_nothing_and_that_nobody_watches_any_more_is_forgotten(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WATCH_S", -1.0)
+    monkeypatch.setattr(module, "EXPIRE_S", 0.005)
+
+    async def scenario(lab: Lab) -> None:
+        lab.ready_here = True
+        for number in range(1_000):
+            lab.polling.has_taken(f"q{number}", OTHER, 0)
+        await lab.until(lambda: not lab.polling.watchers)
+        await lab.until(lambda: not lab.polling._wakes_more)
+        assert lab.polling._fruitless == {}
+
+    run(scenario)
