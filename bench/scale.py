@@ -112,7 +112,8 @@ ASKED = [
 def run() -> None:
     """Print the table."""
     print(
-        "| workers | partitions | messages a day | by | cores each | MiB each | ready, taken over, s | Kafka: MB/s, GiB/day |"
+        "| workers | partitions | messages a day | by | cores each | MiB each "
+        "| ready, taken over, s | Kafka MB/s, GiB/day |"
     )
     print("|---|---|---|---|---|---|---|---|")
     for asked in ASKED:
