@@ -28,7 +28,7 @@ VERSION = 1
 BUCKETS_PER_DOUBLING = 8
 BUCKETS = 1 + 32 * BUCKETS_PER_DOUBLING
 
-#: What is counted, in the order of `_Tally.counts`.
+#: What is counted, in the order of `_WindowCounts.counts`.
 COUNTS = (
     *("sent", "bytes", "deliveries", "first_deliveries", "redeliveries", "extensions", "released", "uncounted"),
     *("acked", "dead", "expired", "purged", "poison", "moved"),
@@ -115,7 +115,7 @@ class MetricsWalker(resuming.ResumingWalker):
         self._early: dict[int, list[Early]] = {}
         self._purges: dict[str, list[Purged]] = {}
         self._marker = 0
-        self._tallies: dict[tuple[str, int], _Tally] = {}
+        self._windows: dict[tuple[str, int], _WindowCounts] = {}
         self._out: list[pa.RecordBatch] = []
 
     # ------------------------------------------------------------------ state
@@ -144,7 +144,7 @@ class MetricsWalker(resuming.ResumingWalker):
 
     def end(self) -> None:
         self.stop_at(self.told.queue_stop, self.told.markers_stop)
-        self._out.append(self._tally_batch())
+        self._out.append(self._counts_batch())
         epoch = self.partition.markers_position + self.partition.position
         state = [*self.state(epoch), *self._own_state()]
         self._out.append(resuming.state_batch(_schema(), self.number, state))
@@ -169,9 +169,9 @@ class MetricsWalker(resuming.ResumingWalker):
         unfinished = self.partition.messages
         for envelope in envelopes:
             queue = self._names.queue_of(envelope) or ""
-            tally = self._tally(queue, envelope.timestamp).counts
-            tally[0] += 1
-            tally[1] += max(envelope.size, 0)
+            counts = self._window(queue, envelope.timestamp).counts
+            counts[0] += 1
+            counts[1] += max(envelope.size, 0)
             offset = envelope.offset
             visible = visible_ms(envelope) if envelope.headers else envelope.timestamp
             if offset in unfinished:
@@ -256,16 +256,16 @@ class MetricsWalker(resuming.ResumingWalker):
             self._count(_AT[what], *known, at_ms)
 
     def _count(self, what: int, queue: str, visible: int, at_ms: int) -> None:
-        tally = self._tally(queue, at_ms)
-        tally.counts[what] += 1
+        window = self._window(queue, at_ms)
+        window.counts[what] += 1
         if what == _FIRST:
-            tally.wait(max(at_ms - visible, 0))
+            window.add_waiting(max(at_ms - visible, 0))
 
-    def _tally(self, queue: str, at_ms: int) -> _Tally:
+    def _window(self, queue: str, at_ms: int) -> _WindowCounts:
         key = (queue, at_ms - at_ms % self.told.window_ms)
-        found = self._tallies.get(key)
+        found = self._windows.get(key)
         if found is None:
-            found = self._tallies[key] = _Tally()
+            found = self._windows[key] = _WindowCounts()
         return found
 
     # ------------------------------------------------------------------ what comes of it
@@ -274,25 +274,25 @@ class MetricsWalker(resuming.ResumingWalker):
         out, self._out = self._out, []
         return iter(out)
 
-    def _tally_batch(self) -> pa.RecordBatch:
-        tallies, self._tallies = self._tallies, {}
+    def _counts_batch(self) -> pa.RecordBatch:
+        windows, self._windows = self._windows, {}
         columns: dict[str, list[Any]] = {
-            "partition": [self.number] * len(tallies),
-            "queue": [queue for queue, _ in tallies],
-            "start_ms": [start_ms for _, start_ms in tallies],
-            "waiting_sum_ms": [tally.sum_ms for tally in tallies.values()],
-            "waiting_max_ms": [tally.max_ms for tally in tallies.values()],
-            "waiting_histogram": [tally.histogram for tally in tallies.values()],
+            "partition": [self.number] * len(windows),
+            "queue": [queue for queue, _ in windows],
+            "start_ms": [start_ms for _, start_ms in windows],
+            "waiting_sum_ms": [window.sum_ms for window in windows.values()],
+            "waiting_max_ms": [window.max_ms for window in windows.values()],
+            "waiting_histogram": [window.histogram for window in windows.values()],
         }
-        counts = [tally.finished() for tally in tallies.values()]
+        counts = [window.finished() for window in windows.values()]
         columns |= {name: [count[at] for count in counts] for name, at in _AT.items()}
-        return resuming.filled(_schema(), columns, len(tallies))
+        return resuming.filled(_schema(), columns, len(windows))
 
 
 _FIRST, _AGAIN, _DELIVERIES = _AT["first_deliveries"], _AT["redeliveries"], _AT["deliveries"]
 
 
-class _Tally:
+class _WindowCounts:
     """Counts and waiting times of one queue and window."""
 
     __slots__ = ("counts", "histogram", "max_ms", "sum_ms")
@@ -302,7 +302,7 @@ class _Tally:
         self.sum_ms = self.max_ms = 0
         self.histogram: list[int] = []
 
-    def wait(self, ms: int) -> None:
+    def add_waiting(self, ms: int) -> None:
         """Add a first delivery, which came so many milliseconds after the message was visible."""
         self.sum_ms += ms
         self.max_ms = max(self.max_ms, ms)

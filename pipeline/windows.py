@@ -159,14 +159,14 @@ class Windows:
             F.array().cast("array<bigint>").alias("waiting_histogram"),
         )
         added = walked.where("state_key is null").select(ended.columns).unionByName(ended)
-        tallies = added.groupBy("queue", "start_ms").agg(
+        counts = added.groupBy("queue", "start_ms").agg(
             *[F.sum(name).alias(name) for name in sums],
             F.max("waiting_max_ms").alias("waiting_max_ms"),
             F.reduce(F.collect_list("waiting_histogram"), F.array().cast("array<bigint>"), _sum_arrays).alias(
                 "waiting_histogram"
             ),
         )
-        return tallies.withColumns(
+        return counts.withColumns(
             {
                 "end_ms": F.col("start_ms") + self.window_ms,
                 "day": F.to_date(F.timestamp_millis("start_ms")),

@@ -93,14 +93,14 @@ class Receivers(Service):
     async def look(self) -> None:
         """Find queues that have had ready messages for long, and no receiver. Logs each once."""
         counts, ages = self._census.counts(), await self._census.ages()
-        letters = {record.settings.dead_letter_queue for record in self._catalog.records.values()}
+        dead_letter_queues = {record.settings.dead_letter_queue for record in self._catalog.records.values()}
         waiting = {
             queue: states["ready"]
             for queue, states in counts.items()
             if queue
             and states["ready"]
             and ages.get(queue, 0) >= NAMED_AFTER_MS
-            and queue not in letters
+            and queue not in dead_letter_queues
             and not queue.endswith(DEAD_SUFFIX)
         }
         for queue in await self.receivers_here(list(waiting)):

@@ -103,7 +103,7 @@ class Api:
         grants = request[GRANTS]
         cluster = await self._trends.cluster()
         everywhere = grants.allow_everywhere("inspect")
-        counted: _Counted = _kept(cluster, ("overview", grants), lambda: self._counted(cluster, grants))
+        counted: _Counted = _reused(cluster, ("overview", grants), lambda: self._counted(cluster, grants))
         workers = cluster.workers.values()
         return answer(
             request,
@@ -234,14 +234,14 @@ class Api:
         own = cluster.queues.get(queue)
         if own is not None and own.dead:
             return own.dead
-        letters = cluster.queues.get(self._catalog.settings_of(queue).dead_letters_of(queue))
-        return letters.unfinished if letters is not None else 0
+        dead_letters = cluster.queues.get(self._catalog.settings_of(queue).dead_letters_of(queue))
+        return dead_letters.unfinished if dead_letters is not None else 0
 
     def _names(self, cluster: Cluster, grants: Grants) -> list[str]:
         """Queues that the key may inspect, in order."""
         if grants.allow_everywhere("inspect"):
             return cluster.names
-        allowed: list[str] = _kept(
+        allowed: list[str] = _reused(
             cluster, ("names", grants), lambda: [q for q in cluster.names if grants.allow("inspect", q)]
         )
         return allowed
@@ -257,7 +257,7 @@ class Api:
                 return sorted(names, key=self._weight(cluster, wanted.sort), reverse=wanted.desc)
             return names[::-1] if wanted.desc else names
 
-        names: list[str] = _kept(cluster, (wanted.search, wanted.sort, wanted.desc, grants), ordered)
+        names: list[str] = _reused(cluster, (wanted.search, wanted.sort, wanted.desc, grants), ordered)
         return names
 
     def _weight(self, cluster: Cluster, sort: str) -> Callable[[str], float]:
@@ -408,7 +408,7 @@ def _check_origin(request: web.Request) -> None:
         raise NotAllowedError("a page of another origin can't ask for that")
 
 
-def _kept(cluster: Cluster, key: Any, made: Callable[[], Any]) -> Any:
+def _reused(cluster: Cluster, key: Any, made: Callable[[], Any]) -> Any:
     """A value that is computed from the counts of the cluster, and reused as long as they are the same."""
     if key in cluster.shown:
         return cluster.shown[key]

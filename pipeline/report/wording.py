@@ -155,9 +155,11 @@ def findings(measures: Measures) -> list[tuple[str, str]]:
     totals, queues = measures.totals, measures.queues
     dead = sorted((q for q in queues if q.counts["dead"]), key=lambda q: -q.counts["dead"])
     if dead:
-        letters = "One dead letter" if totals.counts["dead"] == 1 else f"{number(totals.counts['dead'])} dead letters"
+        dead_letters = (
+            "One dead letter" if totals.counts["dead"] == 1 else f"{number(totals.counts['dead'])} dead letters"
+        )
         where = f"in {len(dead)} queues, most of them in" if len(dead) > 1 else "in"
-        found.append(("bad", f"{letters} {where} {name_of(dead[0].name)}."))
+        found.append(("bad", f"{dead_letters} {where} {name_of(dead[0].name)}."))
     growing = sorted((q for q in queues if q.backlog > 100 and q.counts["sent"] > 1.05 * q.ended), key=_held)
     if growing:
         worst = growing[-1]

@@ -175,11 +175,15 @@ def test_a_group_goes_on_when_its_first_message_is_dead(cluster: Cluster) -> Non
         queue.change(message, 0)
     (message,) = queue.receive(1, wait_s=10)
     assert message["Body"] == "good"
-    (letter,) = dead.receive(1, wait_s=10)
-    assert (letter["Body"], letter["MessageId"], letter["MessageAttributes"]) == ("bad", bad["MessageId"], text)
-    assert group_of(letter) == "g"
-    assert letter["Attributes"]["MessageDeduplicationId"] == sha256(b"bad").hexdigest()
-    assert letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
+    (dead_letter,) = dead.receive(1, wait_s=10)
+    assert (dead_letter["Body"], dead_letter["MessageId"], dead_letter["MessageAttributes"]) == (
+        "bad",
+        bad["MessageId"],
+        text,
+    )
+    assert group_of(dead_letter) == "g"
+    assert dead_letter["Attributes"]["MessageDeduplicationId"] == sha256(b"bad").hexdigest()
+    assert dead_letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
 
 
 def test_dead_letters_of_a_fifo_queue_go_back_in_order(cluster: Cluster) -> None:

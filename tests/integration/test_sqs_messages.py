@@ -347,12 +347,12 @@ def test_dead_letters_keep_body_attributes_and_id(cluster: Cluster) -> None:
         (message,) = queue.receive()
         assert message["Attributes"]["ApproximateReceiveCount"] == attempt
         queue.change(message, 0)
-    (letter,) = dead.receive(wait_s=15)
-    assert letter["Body"] == "poison"
-    assert letter["MessageId"] == sent["MessageId"]
-    assert letter["MessageAttributes"] == {"a": {"DataType": "Number", "StringValue": "1"}}
-    assert letter["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
-    system = letter["Attributes"]
+    (dead_letter,) = dead.receive(wait_s=15)
+    assert dead_letter["Body"] == "poison"
+    assert dead_letter["MessageId"] == sent["MessageId"]
+    assert dead_letter["MessageAttributes"] == {"a": {"DataType": "Number", "StringValue": "1"}}
+    assert dead_letter["MD5OfMessageAttributes"] == sent["MD5OfMessageAttributes"]
+    system = dead_letter["Attributes"]
     assert system["DeadLetterQueueSourceArn"] == queue.arn
     assert system["ApproximateReceiveCount"] == "3"
     assert system["SentTimestamp"] == message["Attributes"]["SentTimestamp"]

@@ -59,9 +59,9 @@ def test_every_protocol_reads_what_was_answered_in_every_other(cluster: Cluster)
             assert received is not None
             assert received.payload == b"json %d" % i
             received.reject()
-            letter = other.queue(f"{boto.name}.dead").receive()
-            assert letter is not None
-            letter.ack()
+            dead_letter = other.queue(f"{boto.name}.dead").receive()
+            assert dead_letter is not None
+            dead_letter.ack()
             client.queue(boto.name).send(f"client {i}")
             answer = ask(first, "ReceiveMessage", QueueUrl=boto.url, VisibilityTimeout=0)
             assert f"<Body>client {i}</Body>" in answer.text
@@ -96,9 +96,9 @@ def test_the_receive_that_exceeds_the_maximum_finds_the_message_in_the_dead_lett
         queues[i % 3].send(f"{i}")
         (message,) = queues[(i + 1) % 3].receive(1, wait_s=0, VisibilityTimeout=0)
         assert queues[(i + 2) % 3].receive(1, wait_s=0) == []
-        (letter,) = dead[i % 3].receive(1, wait_s=0)
-        assert letter["MessageId"] == message["MessageId"]
-        dead[0].delete(letter)
+        (dead_letter,) = dead[i % 3].receive(1, wait_s=0)
+        assert dead_letter["MessageId"] == message["MessageId"]
+        dead[0].delete(dead_letter)
 
 
 def test_a_visibility_timeout_of_0_makes_a_message_visible_at_once_and_counts(cluster: Cluster) -> None:

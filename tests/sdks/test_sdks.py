@@ -133,9 +133,9 @@ def test_what_fails_too_often_is_a_dead_letter(client: Client, endpoint: Endpoin
         worker.end()
         assert worker.said("left") == [0]
         quiet(worker)
-    (letter,) = until(lambda: dead.receive(1, 1), "the dead letter")
-    assert letter["MessageId"] == worker.said("id")[0]
-    assert letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
+    (dead_letter,) = until(lambda: dead.receive(1, 1), "the dead letter")
+    assert dead_letter["MessageId"] == worker.said("id")[0]
+    assert dead_letter["Attributes"]["DeadLetterQueueSourceArn"] == queue.arn
     assert [str(times) for times in worker.said("receives")] == ["1", "2"]
     queue.wait_for(visible=0, in_flight=0)
 
