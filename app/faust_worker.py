@@ -141,7 +141,7 @@ def _spare_collections() -> None:
     """Make Python search garbage cycles rarely, and never in imported modules.
 
     By default it searches all young objects after 700 new ones, less than one chunk of records; but messages in memory
-    have no cycles. Large answers may have some: see `gateway.leftovers`.
+    have no cycles. Large answers may have some: see `gateway.garbage`.
     """
     gc.collect()
     gc.freeze()

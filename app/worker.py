@@ -34,7 +34,6 @@ from app.faust_worker import FaustWorker, PreparedApp, say
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials, until_kafka_takes_it
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
-from app.life import Life
 from app.logs import clean_records, quiet_steps
 from app.service.census import Census
 from app.service.inspection import Inspection, memory_bytes
@@ -46,10 +45,11 @@ from app.service.timelines import Timelines
 from app.service.trends import Trends
 from app.service.watches import Receivers
 from app.settings import Settings, load
+from app.step_log import StepLog
 from app.streaming.chunks import Chunk
 from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import BareWeb, UnreadTables, create_app
-from gateway import health, json_api, leftovers, listening, metrics, routes, views
+from gateway import garbage, health, json_api, listening, metrics, routes, views
 from gateway.auth import Keys
 from gateway.connection_limits import Connections, connections_for, raise_file_limit
 from gateway.sqs import server as sqs
@@ -124,7 +124,7 @@ class WorkerApp(PreparedApp):
     keys: Keys
     meters: Meters
     ownership: Ownership
-    life: Life
+    step_log: StepLog
     catalog: Catalog
     handlers: handlers.Handlers
     operations: QueueService
@@ -191,8 +191,8 @@ class WorkerApp(PreparedApp):
         self.timelines = Timelines(self.ownership, settings)
         self.takers = Takers(self.ownership, self.operations, self.meters, self.peers, self.handlers.is_handled)
         self.redelivery = Redelivery(self.ownership, beacon=self.beacon)
-        self.life = Life(self.ownership.log.info)
-        self.ownership.on_settled = lambda number, serving: self.life.settled(
+        self.step_log = StepLog(self.ownership.log.info)
+        self.ownership.on_settled = lambda number, serving: self.step_log.settled(
             number, self.topics_in_use.partitions, serving=serving
         )
         queue.define(self.ownership, self.topic(settings.queue_topic))
@@ -365,7 +365,7 @@ class WorkerApp(PreparedApp):
     def on_rebalance_end(self) -> None:
         super().on_rebalance_end()
         assigned = {tp.partition for tp in self.consumer.assignment() if tp.topic == self.topics_in_use.markers}
-        self.life.assigned(assigned, self.topics_in_use.partitions)
+        self.step_log.assigned(assigned, self.topics_in_use.partitions)
         self.ownership.on_assigned(self.consumer_generation_id)
         self.operations.receives.polling.members_changed()
         self.handlers.elsewhere.renew_soon()
@@ -397,7 +397,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
         web_application_options={
             "client_max_size": settings.max_body_bytes,
             "middlewares": [
-                leftovers.freed(),
+                garbage.collected(),
                 metrics.measured(meters),
                 routes.guard(keys, room, lambda headers: app.sessions.grants_of(headers)),
             ],

@@ -225,9 +225,9 @@ async def _tell_attempts(bootstrap: str, name: str, seen: dict[int, list[Seen]])
             continue
         records = await records_of(bootstrap, TopicPartition(f"{name}.markers", number))
         owns = [(record.offset, own) for record in records for own in _owns(record)]
-        for offset, life in deliveries(records, again).items():
-            print(f"  attempt above one: {number}:{offset}: {'; '.join(map(str, life))}")
-            places = [place for one in life for place in (one.at, one.given_back_at) if place is not None]
+        for offset, delivered in deliveries(records, again).items():
+            print(f"  attempt above one: {number}:{offset}: {'; '.join(map(str, delivered))}")
+            places = [place for one in delivered for place in (one.at, one.given_back_at) if place is not None]
             near = [f"{own.worker} at {at}" for at, own in owns if any(abs(at - place) < NEAR for place in places)]
             print(f"    taken over by: {', '.join(near) or 'nobody at that time'}")
 

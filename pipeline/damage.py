@@ -217,7 +217,7 @@ def _date(timestamp_ms: int) -> datetime:
     return _EPOCH + timedelta(milliseconds=min(max(timestamp_ms, -1), _LATEST_MS))
 
 
-def set_aside(spark: SparkSession, kafka: Kafka) -> dict[int, list[Range]]:
+def undecodable(spark: SparkSession, kafka: Kafka) -> dict[int, list[Range]]:
     """Offsets of the queue topic that workers could not decode, by partition, from their copies in the poison topic.
 
     Raises:
@@ -257,8 +257,8 @@ def records(
     """
     queue = kafka.settings.queue_topic
     if not damaged:
-        aside = set_aside(spark, kafka) if queue in begin else {}
-        damaged = find(kafka, {queue: aside}) if aside else {}
+        offsets = undecodable(spark, kafka) if queue in begin else {}
+        damaged = find(kafka, {queue: offsets}) if offsets else {}
     return readable(spark, kafka, begin, end, damaged, **options)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from marq.text import plural
 from pipeline.console import say
-from pipeline.lifecycle_walker import LIFE, LIFECYCLE, STATE_VERSION, LifecycleWalker, Plan
+from pipeline.lifecycle_walker import COLUMNS, LIFECYCLE, STATE_VERSION, LifecycleWalker, Plan
 from pipeline.options import Job, job_options
 from pipeline.resuming import ResumeState
 from pipeline.walk import walk
@@ -76,14 +76,14 @@ def lifecycle(spark: SparkSession, job: Job) -> Done | None:
         return None
     plans = {n: _plan(b, run + 1, job.settings.queue_id) for n, b in there.items()}
     stop = {n: (b.queue_end, b.markers_end) for n, b in there.items()}
-    kept = None if is_first else state.select("partition", "key", "value", F.lit(0).alias("offset"))
+    resume_rows = None if is_first else state.select("partition", "key", "value", F.lit(0).alias("offset"))
     stream = logs(spark, archive, positions, stop)
-    walked = walk(spark, stream, plans, LifecycleWalker, _schema(LIFECYCLE), rows=kept)
+    walked = walk(spark, stream, plans, LifecycleWalker, _schema(LIFECYCLE), rows=resume_rows)
     with interpreted(spark, _records(there, positions) <= FEW_RECORDS):
         walked = walked.persist(StorageLevel.DISK_ONLY)
         try:
-            lives = walked.where("state_key is null").drop("state_key", "state_value")
-            ended, unfinished = _write_lives(spark, job, lives, run + 1, source)
+            histories = walked.where("state_key is null").drop("state_key", "state_value")
+            ended, unfinished = _write_histories(spark, job, histories, run + 1, source)
             _write_state(spark, job, walked, run + 1)
         finally:
             walked.unpersist()
@@ -136,22 +136,22 @@ def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:
     """Number of the last run, and the positions where it ended."""
     run, positions = 0, {}
     for row in state.where("key = 'walker'").select("partition", "value", "run").collect():
-        kept = msgspec.msgpack.decode(bytes(row.value), type=ResumeState)
-        positions[row.partition] = (kept.position, kept.markers_position)
+        resume_state = msgspec.msgpack.decode(bytes(row.value), type=ResumeState)
+        positions[row.partition] = (resume_state.position, resume_state.markers_position)
         run = max(run, row.run)
     return run, positions
 
 
-def _write_lives(spark: SparkSession, job: Job, lives: DataFrame, run: int, source: str) -> tuple[int, int]:
+def _write_histories(spark: SparkSession, job: Job, histories: DataFrame, run: int, source: str) -> tuple[int, int]:
     from pyspark.sql import functions as F
 
     from pipeline.tables import is_table
 
     path = lifecycle_path(job)
-    columns = pa.schema(LIFE | {"day": pa.date32()})
+    columns = pa.schema(COLUMNS | {"day": pa.date32()})
     is_new = not is_table(spark, path)
     table = _open(spark, path, columns, VERSION, source)
-    dated = lives.withColumn("day", F.to_date(F.timestamp_millis("sent_ms"))).select(columns.names)
+    dated = histories.withColumn("day", F.to_date(F.timestamp_millis("sent_ms"))).select(columns.names)
     found = dated.agg(F.count("*").alias("rows"), F.count("outcome").alias("ended"), F.min("day").alias("day")).first()
     assert found is not None
     if not found.rows:

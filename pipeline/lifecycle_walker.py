@@ -34,7 +34,7 @@ DELIVERY = pa.struct(
     }
 )
 #: Columns of a row: one row a message.
-LIFE = {
+COLUMNS = {
     "partition": _COUNT,
     "offset": _OFFSET,
     "queue": _NAME,
@@ -53,7 +53,7 @@ LIFE = {
     "working_ms": _MS,
 }
 #: Columns of a walker's results: a history, or a row of the state.
-LIFECYCLE = pa.schema(LIFE | {"state_key": _NAME, "state_value": pa.binary()})
+LIFECYCLE = pa.schema(COLUMNS | {"state_key": _NAME, "state_value": pa.binary()})
 
 
 class Plan(walk.Plan):
@@ -74,7 +74,7 @@ class LifecycleWalker(ResumingWalker):
         self._unfinished: list[tuple[list[Envelope], str, MessageHistory]] = []
         self._state: list[tuple[str, bytes]] = []
 
-    def restore(self, kept: ResumeState, stored: dict[str, bytes]) -> None:
+    def restore(self, resume_state: ResumeState, stored: dict[str, bytes]) -> None:
         histories = sorted(key for key in stored if key.startswith("lives/"))
         self.histories = Histories.load((stored.pop(key) for key in histories), queue_id=self.told.queue_id)
 
@@ -134,7 +134,7 @@ class LifecycleWalker(ResumingWalker):
             "redeliveries": [sum(d.attempt > 1 for d in s.deliveries) for s in histories],
             "working_ms": [s.working_ms for s in histories],
         }
-        columns = {name: pa.array(values, LIFE[name]).take(which) for name, values in alike.items()}
+        columns = {name: pa.array(values, COLUMNS[name]).take(which) for name, values in alike.items()}
         columns |= {
             "partition": pa.array(np.full(len(envelopes), self.number, np.int32)),
             "offset": pa.array([e.offset for e in envelopes], pa.int64()),

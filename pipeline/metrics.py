@@ -175,7 +175,7 @@ class Counting(Streaming):
 
     def outcome(self, spark: SparkSession) -> str:
         left = left_of(spark, self.job.path(STATE))
-        ends = {n: (one.kept.position, one.kept.markers_position) for n, one in left.items()}
+        ends = {n: (one.resume_state.position, one.resume_state.markers_position) for n, one in left.items()}
         messages, markers = (sum(end[log] - self._began.get(n, end)[log] for n, end in ends.items()) for log in (0, 1))
         return f"Counted {plural(messages, 'message')}, {plural(markers, 'marker')}"
 
@@ -214,7 +214,7 @@ class Counting(Streaming):
             if number not in left:
                 found[number] = (bound.queue_start, bound.markers_start)
                 continue
-            begun = left[number].kept
+            begun = left[number].resume_state
             pairs = (
                 (settings.queue_topic, begun.position, bound.queue_start, bound.queue_end),
                 (settings.markers_topic, begun.markers_position, bound.markers_start, bound.markers_end),

@@ -120,11 +120,13 @@ class MetricsWalker(resuming.ResumingWalker):
 
     # ------------------------------------------------------------------ state
 
-    def goes_on(self, kept: resuming.ResumeState) -> bool:
-        return self.told.queue_start <= kept.position and self.told.markers_start <= kept.markers_position
+    def goes_on(self, resume_state: resuming.ResumeState) -> bool:
+        return (
+            self.told.queue_start <= resume_state.position and self.told.markers_start <= resume_state.markers_position
+        )
 
-    def restore(self, kept: ResumeState, stored: dict[str, bytes]) -> None:
-        self._latest_ms = kept.latest_ms
+    def restore(self, resume_state: ResumeState, stored: dict[str, bytes]) -> None:
+        self._latest_ms = resume_state.latest_ms
         rest = msgspec.msgpack.decode(stored.pop("rest"), type=_Rest)
         self._marker, self._early, self._receives, self._purges = (
             rest.marker,

@@ -46,9 +46,9 @@ def archived(spark: SparkSession, job: Job) -> DataFrame:
     messages = logs.archived(spark, logs.Archive(job.data).messages).drop("schema_version")
     place = ["partition", "offset"]
     if is_table(spark, job.path("lifecycle")):
-        lives = spark.read.format("delta").load(job.path("lifecycle"))
-        extra = [name for name in lives.columns if name in place or name not in messages.columns]
-        messages = messages.join(lives.select(extra), place, "left")
+        histories = spark.read.format("delta").load(job.path("lifecycle"))
+        extra = [name for name in histories.columns if name in place or name not in messages.columns]
+        messages = messages.join(histories.select(extra), place, "left")
     return with_text(messages)
 
 

@@ -46,11 +46,11 @@ class ResumingWalker(Walker):
 
     # -- what a job overrides
 
-    def goes_on(self, kept: ResumeState) -> bool:
-        """Whether the logs still have everything after `kept`. If not, the walker begins anew."""
+    def goes_on(self, resume_state: ResumeState) -> bool:
+        """Whether the logs still have everything after `resume_state`. If not, the walker begins anew."""
         return True
 
-    def restore(self, kept: Any, stored: dict[str, bytes]) -> None:
+    def restore(self, resume_state: Any, stored: dict[str, bytes]) -> None:
         """Restore the job's own state: remove its rows from `stored` and read them."""
 
     def resume_state(self) -> ResumeState:
@@ -73,15 +73,21 @@ class ResumingWalker(Walker):
 
     def begin(self) -> None:
         told, stored = self.told, self._rows
-        kept = msgspec.msgpack.decode(stored.pop("walker"), type=self.state_type) if "walker" in stored else None
-        if kept is None or not self.goes_on(kept):
+        resume_state = (
+            msgspec.msgpack.decode(stored.pop("walker"), type=self.state_type) if "walker" in stored else None
+        )
+        if resume_state is None or not self.goes_on(resume_state):
             stored.clear()
             self.start_at(told.queue_start, told.markers_start, told.queue_id)
             return
         manifest = rows.decode_manifest(stored.pop("manifest"))
-        self.restore(kept, stored)
+        self.restore(resume_state, stored)
         self.partition = Partition.restore(self.number, manifest, stored.__getitem__, queue_id=told.queue_id)
-        self.first, self._markers_start, self._whole_ms = kept.first, kept.markers_start, kept.whole_ms
+        self.first, self._markers_start, self._whole_ms = (
+            resume_state.first,
+            resume_state.markers_start,
+            resume_state.whole_ms,
+        )
 
     def state(self, epoch: int) -> Iterator[tuple[str, bytes]]:
         """The rows of walker and core. `epoch` must differ from those of earlier rows."""

@@ -66,8 +66,8 @@ class Windows:
             # the state is written last, so the batch is complete
             return
         ends = self._ends(spark, number)
-        kept = {n: one.kept for n, one in left.items()}
-        plans = self._plans(ends, kept)
+        resume_states = {n: one.resume_state for n, one in left.items()}
+        plans = self._plans(ends, resume_states)
         if not plans:
             return
         records = from_records(batch, self.settings.queue_topic)
@@ -83,7 +83,7 @@ class Windows:
             .selectExpr("partition", "key", "value", "0L as offset"),
         ).persist(StorageLevel.DISK_ONLY)
         try:
-            self._write(walked, query, number, kept, plans)
+            self._write(walked, query, number, resume_states, plans)
         finally:
             walked.unpersist()
         self.after(spark)
@@ -94,11 +94,11 @@ class Windows:
         queue, markers = (ends.get(topic, {}) for topic in (self.settings.queue_topic, self.settings.markers_topic))
         return {n: (queue[n], markers[n]) for n in queue.keys() & markers.keys()}
 
-    def _plans(self, ends: Positions, kept: Mapping[int, ResumeState]) -> dict[int, bytes]:
+    def _plans(self, ends: Positions, resume_states: Mapping[int, ResumeState]) -> dict[int, bytes]:
         """Plans for the walkers of the partitions with something new."""
         plans = {}
         for n, (queue_end, markers_end) in ends.items():
-            bound, before = self.there[n], kept.get(n)
+            bound, before = self.there[n], resume_states.get(n)
             if before is not None and (before.position, before.markers_position) == (queue_end, markers_end):
                 continue
             if before is None and (bound.queue_start, bound.markers_start) == (queue_end, markers_end):
@@ -116,13 +116,18 @@ class Windows:
         return plans
 
     def _write(
-        self, walked: DataFrame, query: str, number: int, kept: Mapping[int, ResumeState], plans: Mapping[int, bytes]
+        self,
+        walked: DataFrame,
+        query: str,
+        number: int,
+        resume_states: Mapping[int, ResumeState],
+        plans: Mapping[int, bytes],
     ) -> None:
         from delta.tables import DeltaTable
         from pyspark.sql import functions as F
 
         spark = walked.sparkSession
-        before_ms = watermark_ms(kept.values(), self.late_ms)
+        before_ms = watermark_ms(resume_states.values(), self.late_ms)
         state = walked.where("state_key is not null").selectExpr(
             "partition", "state_key as key", "state_value as value", f"'{query}' as query", f"{number}L as batch"
         )
@@ -199,7 +204,7 @@ def _in(plans: Mapping[int, bytes]) -> str:
 class Left(NamedTuple):
     """The state that a batch left of a partition."""
 
-    kept: ResumeState
+    resume_state: ResumeState
     query: str
     batch: int
 
@@ -213,9 +218,9 @@ def left_of(spark: SparkSession, path: str) -> dict[int, Left]:
     }
 
 
-def watermark_ms(kept: Iterable[ResumeState], late_ms: int) -> int:
+def watermark_ms(resume_states: Iterable[ResumeState], late_ms: int) -> int:
     """The watermark: windows that end up to it are final, as records `late_ms` later were read."""
-    return max((one.latest_ms for one in kept), default=0) - late_ms
+    return max((one.latest_ms for one in resume_states), default=0) - late_ms
 
 
 def _add(table: DeltaTable, changed: DataFrame, first: Any, watermark_ms: int, number: int) -> None:

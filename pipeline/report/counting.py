@@ -38,10 +38,10 @@ class Level(NamedTuple):
 UNKNOWN = Level(None, None, None)
 
 
-def extent(lives: DataFrame, wanted: Column) -> tuple[int | None, int | None]:
+def extent(histories: DataFrame, wanted: Column) -> tuple[int | None, int | None]:
     """When the first of the wanted messages was sent, and when the last event of any message was."""
     latest = F.greatest("sent_ms", F.col("ended_ms"), F.array_max(F.col("deliveries.start_ms")))
-    row = lives.agg(F.min(F.when(wanted, F.col("sent_ms"))), F.max(latest)).first()
+    row = histories.agg(F.min(F.when(wanted, F.col("sent_ms"))), F.max(latest)).first()
     assert row is not None
     return row[0], row[1]
 
@@ -55,7 +55,7 @@ def _bucket(span: Span, at: str | Column) -> Column:
     )
 
 
-def counts(lives: DataFrame, span: Span) -> DataFrame:
+def counts(histories: DataFrame, span: Span) -> DataFrame:
     """(queue, bucket) with a column for each of `COUNTS`."""
     outcome = F.col("outcome")
     once = [
@@ -81,7 +81,7 @@ def counts(lives: DataFrame, span: Span) -> DataFrame:
             unleased=F.lit(True),
         ),
     )
-    events = lives.select("queue", F.inline(F.concat(F.array(*once), starts, finishes))).where("at_ms is not null")
+    events = histories.select("queue", F.inline(F.concat(F.array(*once), starts, finishes))).where("at_ms is not null")
     within = events.withColumn("bucket", _bucket(span, "at_ms")).where(F.col("bucket") < span.count)
     return within.groupBy("queue", "bucket").agg(*[F.sum(name).alias(name) for name in COUNTS])
 
@@ -103,16 +103,16 @@ def _finish_ms(delivery: Column) -> Column:
     return F.coalesce(delivery["end_ms"], F.when(delivery["end"] == "expired_lease", delivery["deadline_ms"]))
 
 
-def deliveries(lives: DataFrame) -> DataFrame:
+def deliveries(histories: DataFrame) -> DataFrame:
     """One row per delivery that was handed out: its receiver, when it began, how and when it ended."""
-    each = lives.select("queue", F.explode("deliveries").alias("d")).where(_given(F.col("d")))
+    each = histories.select("queue", F.explode("deliveries").alias("d")).where(_given(F.col("d")))
     return each.select("queue", "d.receiver", "d.start_ms", "d.end", _finish_ms(F.col("d")).alias("finish_ms"))
 
 
-def oldest(lives: DataFrame, span: Span) -> DataFrame:
+def oldest(histories: DataFrame, span: Span) -> DataFrame:
     """(queue, bucket, oldest_ms): when the oldest message that was unfinished at the end of the bucket was sent."""
     begin, end = _bucket(span, "sent_ms").alias("begin"), _bucket(span, "ended_ms").alias("end")
-    held = lives.select("queue", "sent_ms", begin, end).where("begin < end and end > 0")
+    held = histories.select("queue", "sent_ms", begin, end).where("begin < end and end > 0")
     first = held.groupBy("queue", "begin", "end").agg(F.min("sent_ms").alias("oldest_ms"))
     # going on from the oldest, each message only adds the buckets after the last one that an older one covers
     older = Window.partitionBy("queue").orderBy("oldest_ms", F.desc("end")).rowsBetween(Window.unboundedPreceding, -1)
@@ -133,7 +133,7 @@ def ranked(counts: DataFrame) -> DataFrame:
     )
 
 
-def timed(lives: DataFrame, span: Span) -> DataFrame:
+def timed(histories: DataFrame, span: Span) -> DataFrame:
     """(queue, what, bucket, ms): the waiting time of each first delivery, and the working time of each end."""
     first = F.get("deliveries", F.lit(0))["start_ms"]
     waited = F.struct(F.lit("waiting").alias("what"), first.alias("at_ms"), F.col("waiting_ms").alias("ms"))
@@ -142,19 +142,19 @@ def timed(lives: DataFrame, span: Span) -> DataFrame:
         F.when(F.size("deliveries") > 0, F.col("ended_ms")).alias("at_ms"),
         F.col("working_ms").alias("ms"),
     )
-    delivered = lives.where(F.size("deliveries") > 0)
+    delivered = histories.where(F.size("deliveries") > 0)
     each = delivered.select("queue", F.inline(F.array(waited, worked))).where("at_ms is not null and ms is not null")
     bucket = _bucket(span, "at_ms")
     return each.select("queue", "what", bucket, "ms").where((F.col("bucket") >= 0) & (F.col("bucket") < span.count))
 
 
-def levels(lives: DataFrame, span: Span, named: Sequence[str], shown: Sequence[str]) -> DataFrame:
+def levels(histories: DataFrame, span: Span, named: Sequence[str], shown: Sequence[str]) -> DataFrame:
     """Percentiles (`levels`) of both times (`what`), in one pass.
 
     For all queues together: per `bucket`, and over the whole span. For each of the queues `named`: over the whole span.
     For each of those `shown`: per bucket. A row about all queues has no `queue`, one about the whole span no `bucket`.
     """
-    times = timed(lives, span).select(
+    times = timed(histories, span).select(
         "what",
         "bucket",
         "ms",

@@ -29,10 +29,10 @@ RETRIED: tuple[str, ...] = ("receives", "total_ms")
 Examples = dict[tuple[tuple[str, ...], str | None], list[dict[str, Any]]]
 
 
-def messages(lives: DataFrame, span: Span, queues: Sequence[str]) -> Examples:
+def messages(histories: DataFrame, span: Span, queues: Sequence[str]) -> Examples:
     """The first messages in both orders, of each of these queues, and of all together, in one query."""
     end = F.when(F.col("ended_ms") < span.stop_ms, F.col("ended_ms")).otherwise(span.stop_ms)
-    alive = lives.where(F.coalesce(F.col("ended_ms") >= span.start_ms, F.lit(True)))
+    alive = histories.where(F.coalesce(F.col("ended_ms") >= span.start_ms, F.lit(True)))
     rows = alive.select(
         "queue",
         "partition",
@@ -65,11 +65,11 @@ def messages(lives: DataFrame, span: Span, queues: Sequence[str]) -> Examples:
     return found
 
 
-def receivers(lives: DataFrame, span: Span, queues: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+def receivers(histories: DataFrame, span: Span, queues: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """The receivers with most deliveries, by queue. Each row also has the number of all `receivers` of the queue."""
     inside = (F.col("start_ms") >= span.start_ms) & (F.col("start_ms") < span.stop_ms)
     took = F.col("finish_ms") - F.col("start_ms")
-    each = deliveries(lives.where(F.col("queue").isin(list(queues)))).where(inside)
+    each = deliveries(histories.where(F.col("queue").isin(list(queues)))).where(inside)
     by_receiver = each.groupBy("queue", "receiver").agg(
         F.count("*").alias("delivered"),
         F.count_if(F.col("end") == "acked").alias("acked"),

@@ -102,34 +102,36 @@ class Measures:
     retried: list[dict[str, Any]]
 
 
-def measure(lives: DataFrame, span: Span, top: int, *, few: bool = False) -> Measures:
+def measure(histories: DataFrame, span: Span, top: int, *, few: bool = False) -> Measures:
     """Count everything.
 
     Args:
-        lives: rows of the table `lifecycle`, of the wanted queues.
+        histories: rows of the table `lifecycle`, of the wanted queues.
         top: number of queues with a section.
         few: all rows have room in memory, and one task counts them sooner than several.
     """
     from pyspark import StorageLevel
 
-    lives = lives.where(F.col("sent_ms") < span.stop_ms).withColumn("queue", F.coalesce("queue", F.lit(NO_QUEUE)))
+    histories = histories.where(F.col("sent_ms") < span.stop_ms).withColumn(
+        "queue", F.coalesce("queue", F.lit(NO_QUEUE))
+    )
     if few:
-        lives = lives.coalesce(1).persist(StorageLevel.MEMORY_AND_DISK)
+        histories = histories.coalesce(1).persist(StorageLevel.MEMORY_AND_DISK)
     # One row per queue and bucket: far fewer than messages, and read several times.
-    counts = counting.counts(lives, span).persist(StorageLevel.MEMORY_AND_DISK)
-    oldest = counting.oldest(lives, span).persist(StorageLevel.MEMORY_AND_DISK)
+    counts = counting.counts(histories, span).persist(StorageLevel.MEMORY_AND_DISK)
+    oldest = counting.oldest(histories, span).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         ranked = counting.ranked(counts)
         names = [row["queue"] for row in ranked.take(QUEUES_MAX)]
         queues_count = ranked.count() if len(names) == QUEUES_MAX else len(names)
         shown = names[:top]
-        levels = _Levels(span, counting.levels(lives, span, names, shown))
+        levels = _Levels(span, counting.levels(histories, span, names, shown))
         lines = _Lines(span, counts, oldest, names, shown)
         whole = _whole(lines, levels)
         overall = lines.overall(levels)
         totals = _total("", overall)
         totals.waiting, totals.working = levels.whole(_EVERY)
-        examples = messages(lives, span, shown)
+        examples = messages(histories, span, shown)
         return Measures(
             span,
             totals,
@@ -137,14 +139,14 @@ def measure(lives: DataFrame, span: Span, top: int, *, few: bool = False) -> Mea
             [whole[name] for name in names],
             queues_count,
             _rest(totals, [whole[name] for name in names], queues_count),
-            _sections(examples, receivers(lives, span, shown) if shown else {}, shown, whole, lines.each(levels)),
+            _sections(examples, receivers(histories, span, shown) if shown else {}, shown, whole, lines.each(levels)),
             *(examples.get((order, None), []) for order in (SLOWEST, RETRIED)),
         )
     finally:
         counts.unpersist()
         oldest.unpersist()
         if few:
-            lives.unpersist()
+            histories.unpersist()
 
 
 # ------------------------------------------------------------------ over time

@@ -336,13 +336,13 @@ def test_retention_keeps_what_is_not_archived_yet(
 
     async def trim() -> None:
         app: Any = SimpleNamespace(log=logging.getLogger("test"))
-        tails = Changelogs(app, here.settings)
+        changelogs = Changelogs(app, here.settings)
         topics = await ensure_topics(here.settings, here.settings.name)
         try:
-            held: Any = SimpleNamespace(number=0, retire_at_ms=0)
-            await tails.trim(held, topics, position=5, markers_position=0)
+            owned: Any = SimpleNamespace(number=0, retire_at_ms=0)
+            await changelogs.trim(owned, topics, position=5, markers_position=0)
         finally:
-            await tails.close()
+            await changelogs.close()
 
     asyncio.run(trim())
     assert here.kafka.bounds(topic)[0] == (left, 6)

@@ -26,7 +26,7 @@ Make = Callable[..., Installation]
 LEASE_MS = 600_000
 
 
-def lives(spark: SparkSession, here: Installation) -> dict[tuple[int, int], Row]:
+def histories(spark: SparkSession, here: Installation) -> dict[tuple[int, int], Row]:
     rows = spark.read.format("delta").load(lifecycle_path(here.job)).collect()
     found = {(row.partition, row.offset): row for row in rows}
     assert len(found) == len(rows), "a message has two rows"
@@ -41,7 +41,7 @@ def test_a_row_tells_a_life_that_goes_over_several_runs(spark: SparkSession, ins
     archive(spark, here)
 
     assert lifecycle(spark, here.job) == Done(1, 0, 5)
-    found = lives(spark, here)
+    found = histories(spark, here)
     assert {place: row.state for place, row in found.items()} == {
         (0, 0): "in_flight",
         (0, 1): "in_flight",
@@ -57,7 +57,7 @@ def test_a_row_tells_a_life_that_goes_over_several_runs(spark: SparkSession, ins
     archive(spark, here)
 
     assert lifecycle(spark, here.job) == Done(2, 4, 1)
-    found = lives(spark, here)
+    found = histories(spark, here)
     first = found[0, 0]
     assert (first.state, first.outcome, first.queue, first.size, first.group) == ("done", "acked", "q", 5, "g")
     assert [(d.attempt, d.delivery, d.owner, d.receiver, d.extensions, d.end) for d in first.deliveries] == [
@@ -82,7 +82,7 @@ def test_a_row_tells_a_life_that_goes_over_several_runs(spark: SparkSession, ins
     for table in ("lifecycle", "lifecycle_state"):
         shutil.rmtree(here.job.path(table))
     assert lifecycle(spark, here.job) == Done(1, 4, 1)
-    assert lives(spark, here) == found, "one run comes to the same as two"
+    assert histories(spark, here) == found, "one run comes to the same as two"
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_a_job_that_is_killed_at_any_moment_loses_and_doubles_nothing(
         killed(here, lambda began, seconds=seconds: time.monotonic() - began > seconds)
     lifecycle(spark, here.job)
 
-    found = lives(spark, here)
+    found = histories(spark, here)
     assert found.keys() == {(number, offset) for number in (0, 1) for offset in range(count)}
     undone = [place for place, row in found.items() if row.state != "done"]
     assert sorted(undone) == [(number, count - 10 + i) for number in (0, 1) for i in range(10)]

@@ -44,7 +44,7 @@ LIVES = (
 Delivery = tuple[int, str, int, int, int | None, str | None]
 
 
-def life(
+def history(
     place: tuple[int, int],
     queue: str | None,
     sent: int,
@@ -65,11 +65,11 @@ def life(
 
 
 @pytest.fixture(scope="module")
-def lives(spark: SparkSession) -> DataFrame:
+def histories(spark: SparkSession) -> DataFrame:
     """Seven messages around ten seconds."""
     return spark.createDataFrame(
         [
-            life(
+            history(
                 *((0, 0), "a", 500, 100),
                 (1, "r1", 1_500, 2_500, None, "expired_lease"),
                 (2, "r2", 3_000, 60_000, 4_200, "acked"),
@@ -77,40 +77,40 @@ def lives(spark: SparkSession) -> DataFrame:
                 waiting=1_000,
                 working=2_200,
             ),
-            life(
+            history(
                 *((0, 1), "a", -5_000, 50),
                 (1, "r1", 500, 60_000, 2_500, "acked"),
                 ended=("acked", 2_500),
                 waiting=5_500,
                 working=2_000,
             ),
-            life((1, 0), "a", 2_000, -1),
-            life(
+            history((1, 0), "a", 2_000, -1),
+            history(
                 *((1, 1), "b", 9_000, 20),
                 (1, "r", 9_100, 60_000, 9_300, "dead"),
                 ended=("dead", 9_300),
                 waiting=100,
                 working=200,
             ),
-            life((1, 2), None, 5_000, 7, ended=("poison", 5_100)),
-            life(
+            history((1, 2), None, 5_000, 7, ended=("poison", 5_100)),
+            history(
                 *((1, 3), "a", -8_000, 10),
                 (1, "r1", -7_000, 60_000, -1_000, "acked"),
                 ended=("acked", -1_000),
                 waiting=1_000,
                 working=6_000,
             ),
-            life((0, 2), "a", 6_000, 10, (1, "r1", 7_000, 60_000, None, None), waiting=1_000, working=3_000),
+            history((0, 2), "a", 6_000, 10, (1, "r1", 7_000, 60_000, None, None), waiting=1_000, working=3_000),
         ],
         LIVES,
     )
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["many", "few"])
-def measured(request: pytest.FixtureRequest, lives: DataFrame) -> Measures:
+def measured(request: pytest.FixtureRequest, histories: DataFrame) -> Measures:
     """What is found in these ten seconds, by both ways to count."""
-    with interpreted(lives.sparkSession, wanted=request.param):
-        return measure(lives, Span(T0, T0 + 10_000, 1_000), top=2, few=request.param)
+    with interpreted(histories.sparkSession, wanted=request.param):
+        return measure(histories, Span(T0, T0 + 10_000, 1_000), top=2, few=request.param)
 
 
 # -- what is counted ------------------------------------------------------------------------------------------------
@@ -315,10 +315,10 @@ def test_a_phone_in_the_dark_shows_it_too(browser: Browser, page_file: Path) -> 
     assert troubles == []
 
 
-def test_what_has_no_neighbours_is_seen_as_a_point(browser: Browser, lives: DataFrame, tmp_path: Path) -> None:
+def test_what_has_no_neighbours_is_seen_as_a_point(browser: Browser, histories: DataFrame, tmp_path: Path) -> None:
     file = tmp_path / "short.html"
     about = {"name": "n", "data": "d", "queues": (), "made_ms": T0, "until_ms": T0 + 10_000}
-    file.write_text(rendered(measure(lives, Span(T0, T0 + 10_000, 10_000), top=2), about=about), encoding="utf-8")
+    file.write_text(rendered(measure(histories, Span(T0, T0 + 10_000, 10_000), top=2), about=about), encoding="utf-8")
     troubles: list[str] = []
     charts = opened(browser, file, troubles).locator("main > .charts .chart")
     for number in range(5):  # the sixth has bars
@@ -326,9 +326,9 @@ def test_what_has_no_neighbours_is_seen_as_a_point(browser: Browser, lives: Data
     assert troubles == []
 
 
-def test_of_two_short_buckets_both_are_shown(lives: DataFrame) -> None:
+def test_of_two_short_buckets_both_are_shown(histories: DataFrame) -> None:
     about = {"name": "n", "data": "d", "queues": (), "made_ms": T0, "until_ms": T0 + 12_000}
-    text = rendered(measure(lives, Span(T0 + 8_000, T0 + 12_000, 10_000), top=2), about=about)
+    text = rendered(measure(histories, Span(T0 + 8_000, T0 + 12_000, 10_000), top=2), about=about)
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])  # type: ignore[index]
     assert (data["count"], data["series"][0]["sent"]) == (2, [30, 0])
 
@@ -358,9 +358,9 @@ def test_where_there_is_nothing_it_says_so(spark: SparkSession, installation: Ma
         report(spark, here.job, update=False)
 
 
-def test_patterns_choose_queues(lives: DataFrame) -> None:
+def test_patterns_choose_queues(histories: DataFrame) -> None:
     def chosen(*patterns: str) -> set[str | None]:
-        return {row.queue for row in lives.where(matching(patterns)).select("queue").distinct().collect()}
+        return {row.queue for row in histories.where(matching(patterns)).select("queue").distinct().collect()}
 
     assert chosen() == {"a", "b", None}
     assert (chosen("a"), chosen("?"), chosen("a*", "b"), chosen("[ab]")) == ({"a"}, {"a", "b"}, {"a", "b"}, set())

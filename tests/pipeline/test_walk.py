@@ -55,20 +55,20 @@ def plan(simulator: Simulator, run_number: int, queue_stop: int, markers_stop: i
 
 
 def ended(found: Iterable[Row]) -> dict[tuple[int, int], Row]:
-    lives: dict[tuple[int, int], Row] = {}
+    histories: dict[tuple[int, int], Row] = {}
     for row in found:
         if row.outcome is not None:
-            assert (row.partition, row.offset) not in lives, "ended twice"
-            lives[row.partition, row.offset] = row
-    return lives
+            assert (row.partition, row.offset) not in histories, "ended twice"
+            histories[row.partition, row.offset] = row
+    return histories
 
 
-def check(simulators: Iterable[Simulator], lives: dict[tuple[int, int], Row]) -> None:
+def check(simulators: Iterable[Simulator], histories: dict[tuple[int, int], Row]) -> None:
     wanted = {(s.number, offset): outcome for s in simulators for offset, outcome in s.reference.done.items()}
-    assert {place: row.outcome for place, row in lives.items()} == wanted
+    assert {place: row.outcome for place, row in histories.items()} == wanted
     for simulator in simulators:
         for offset, message in simulator.reference.messages.items():
-            row = lives[simulator.number, offset]
+            row = histories[simulator.number, offset]
             history = [state for _, state in simulator.reference.history[offset] if not isinstance(state, str)]
             assert row.receives == (history[-1][2] if history else 0), row
             assert len(row.deliveries) == len({state[:2] for state in history}), row
@@ -105,8 +105,8 @@ def test_a_walk_goes_on_where_another_one_stopped(spark: SparkSession) -> None:
         rows=spark.createDataFrame(state, "partition int, key string, value binary, offset long"),
     ).collect()
 
-    lives = [row for row in first + second if row.state_key is None]
-    check([simulator], ended(lives))
+    histories = [row for row in first + second if row.state_key is None]
+    check([simulator], ended(histories))
     unfinished = {row.offset for row in first if row.state_key is None and row.outcome is None}
     assert unfinished and unfinished <= {row.offset for row in second if row.state_key is None}
 

@@ -75,7 +75,7 @@ class Checks:
         elif outcome == "poison":
             good = message.poison
         else:
-            good = message.double or offset < sim.purges.get(message.queue or "", 0)
+            good = message.duplicate or offset < sim.purges.get(message.queue or "", 0)
         if not good:
             self._bad(
                 "G1 done",
@@ -266,7 +266,7 @@ class Checks:
         for offset in owner.partition.reserved.difference(taken):
             message = ref.messages[offset]
             lower = offset in owner.partition.messages and offset < highest.get((message.queue, message.group), -1)
-            if lower and not message.double and not message.poison:
+            if lower and not message.duplicate and not message.poison:
                 self._bad("order", f"took {taken}, though {offset} of the same group is reserved")
 
     def _waits_for_reading(self, owner: Owner, queue: str) -> bool:
@@ -332,7 +332,7 @@ class Checks:
             if sim.settings[message.queue or ""].fifo:
                 self._in_order(offset, started, handout.receipt)
             early = started.is_first and message.due_ms > max(0, started.highest_ms)
-            if message.poison or message.double or early:
+            if message.poison or message.duplicate or early:
                 self._bad("G3 early", f"handed out: {message}")
             if records[offset].value != message.record.value:
                 self._bad("G1 payload", f"offset {offset} has another payload")
@@ -385,15 +385,15 @@ class Checks:
             if offset >= position:
                 continue
             unfinished += 1
-            delayed = bool(message.due_ms) and state is None and not message.double and not message.poison
+            delayed = bool(message.due_ms) and state is None and not message.duplicate and not message.poison
             waits = delayed and message.due_ms > moment.broker_ms
-            if not message.double:
+            if not message.duplicate:
                 lasts = type(state) is tuple and state[3] > moment.clock_ms
                 kind = 0 if not lasts and not waits else 1 if lasts and state[4] else 2  # type: ignore[index]
                 counts.setdefault(message.queue or "", [0, 0, 0])[kind] += 1
             if (waits, delayed and not waits) != (offset in p.delays, offset in p.elapsed):
                 self._bad("G4 delay", f"{who}: offset {offset} waits: {waits}, in memory {offset in p.delays}")
-            if (offset in p.poison, offset in p.duplicates) != (message.poison, message.double):
+            if (offset in p.poison, offset in p.duplicates) != (message.poison, message.duplicate):
                 self._bad(
                     "G4 special",
                     f"{who}: offset {offset} is poison {offset in p.poison}, duplicate {offset in p.duplicates}",

@@ -29,7 +29,7 @@ class Message(NamedTuple):
     expires_ms: int  # 0: never
     poison: bool
     origin: int | None  # of which message of this partition it is the dead letter's copy
-    double: bool  # another copy of the same came shortly before it, or another message with its id
+    duplicate: bool  # another copy of the same came shortly before it, or another message with its id
     group: bytes  # b"": none
 
 
@@ -169,14 +169,14 @@ class Reference:
                 partition, _, offset = value.decode().partition(":")
                 if int(partition) == self.number:
                     origin = int(offset)
-        double = False
+        duplicate = False
         if origin is not None and not poison:
             self.copied.add(origin)
-            double = self.origins.repeats(origin, record.timestamp)
+            duplicate = self.origins.repeats(origin, record.timestamp)
         if dedup is not None and not poison and queue is not None:
-            double |= self.ids.repeats((queue, dedup), record.timestamp)
-        message = Message(record, None if poison else queue, due, expires, poison, origin, double, group)
-        if not poison and not double and queue is not None:
+            duplicate |= self.ids.repeats((queue, dedup), record.timestamp)
+        message = Message(record, None if poison else queue, due, expires, poison, origin, duplicate, group)
+        if not poison and not duplicate and queue is not None:
             self.groups.setdefault((queue, group), []).append(record.offset)
         self.messages[record.offset] = message
         return message

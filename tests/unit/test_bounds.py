@@ -204,7 +204,7 @@ KINDS = (
 )
 
 
-class Life:
+class Workload:
     """Queues of every kind are created and deleted; randomly, receivers take from them or not."""
 
     def __init__(self, seed: int) -> None:
@@ -282,14 +282,14 @@ class Life:
 
 
 def live_long(rounds: int) -> None:
-    life = Life(rounds)
+    workload = Workload(rounds)
     most = 0
     for number in range(rounds):
-        life.round(number)
+        workload.round(number)
         if number % 100 == 99:
-            here = life.here()
+            here = workload.here()
             most = max(most, here.unfinished)
-            owner = life.worker.owner
+            owner = workload.worker.owner
             wrong = unbounded(owner.partition, PARTITION, here) + unbounded(owner, OWNER, here)
             for part, bounds in (
                 (owner.flow, FLOW),
@@ -303,9 +303,9 @@ def live_long(rounds: int) -> None:
             assert not wrong, f"round {number}, {here.unfinished} unfinished: {wrong}"
         if number % 1_000 == 999:
             # attributes of the helpers
-            life.worker.broker.log[:-10] = [None] * (len(life.worker.broker.log) - 10)  # type: ignore[list-item]
+            workload.worker.broker.log[:-10] = [None] * (len(workload.worker.broker.log) - 10)  # type: ignore[list-item]
     assert 20 < most < 2_000, "the test itself would show nothing"
-    marks = {type(marker) for marker in life.worker.appends}
+    marks = {type(marker) for marker in workload.worker.appends}
     assert not marks - {End, Keepalive, Release}
 
 

@@ -250,7 +250,7 @@ class Clients:
             if here != number:
                 self.world.violated("FIFO place", f"{number}@{record.offset} is of a group that is in {here}: {record}")
         origin = dict(record.headers).get("marq-origin")
-        if origin is not None and not message.double:
+        if origin is not None and not message.duplicate:
             left, _, right = origin.decode().partition(":")
             place = (int(left), int(right))
             if place in self.copies:
@@ -268,7 +268,7 @@ class Clients:
         elif outcome == "poison":
             good = message.poison
         elif outcome == "purged":
-            good = message.double or message.queue in self.purged
+            good = message.duplicate or message.queue in self.purged
         elif outcome == "expired":
             good = 0 < message.expires_ms <= self.world.truths[number].reference.now.told_ms
         else:
@@ -332,7 +332,7 @@ class Clients:
             (truth.number, offset)
             for truth in self.world.truths
             for offset in truth.unfinished()
-            if truth.reference.messages[offset].queue == queue and not truth.reference.messages[offset].double
+            if truth.reference.messages[offset].queue == queue and not truth.reference.messages[offset].duplicate
         ]
 
     async def _take(self, queue: str, wait_ms: int, worker: Worker) -> list[Received]:

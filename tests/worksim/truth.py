@@ -126,7 +126,7 @@ class Truth:
         if one.attempt != started.receives:
             self._violated("G4 told", f"{who}, attempt {one.attempt}; the log says {started.receives}")
         message = ref.messages[offset]
-        if message.poison or message.double:
+        if message.poison or message.duplicate:
             self._violated("G3 early", f"{who}: {message}")
         if started.is_first and message.due_ms > max(0, started.highest_ms):
             self._violated("G3 early", f"{who}, before its delay is over: {message}")

@@ -15,7 +15,7 @@ from aiohttp import web
 LOOK_BYTES = 32 * 1024 * 1024
 
 
-def freed() -> Any:
+def collected() -> Any:
     """Middleware that collects such garbage."""
     given = 0
 

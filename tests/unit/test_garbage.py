@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from app.faust_worker import COLLECT
-from gateway.leftovers import LOOK_BYTES, freed
+from gateway.garbage import LOOK_BYTES, collected
 
 ANSWER_BYTES = 4 * 1024 * 1024
 
@@ -46,7 +46,7 @@ def test_answers_that_a_cycle_holds_do_not_come_together() -> None:
         return web.Response(body=body)
 
     async def run() -> None:
-        middleware, most = freed(), 0
+        middleware, most = collected(), 0
         for _ in range(60):
             await middleware(make_mocked_request("GET", "/"), handle)
             most = max(most, Body.alive)

@@ -9,27 +9,27 @@ import sys
 
 import pytest
 
-from app.life import Life
 from app.logs import Lines, Objects, OurSteps
+from app.step_log import StepLog
 from tests.integration.cluster import ROOT
 
 
 class Log:
-    """A `Life` with a clock that the test sets, and its log."""
+    """A `StepLog` with a clock that the test sets, and its log."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
         self.lines: list[str] = []
-        self.life = Life(lambda line, *args: self.lines.append(line % args), lambda: self.now_s)
+        self.step_log = StepLog(lambda line, *args: self.lines.append(line % args), lambda: self.now_s)
 
     def serves(self, *numbers: int, serving: bool = True) -> None:
         for number in numbers:
-            self.life.settled(number, 8, serving=serving)
+            self.step_log.settled(number, 8, serving=serving)
 
 
 def test_a_start_is_one_line_when_all_is_served() -> None:
     log = Log()
-    log.life.assigned({0, 1, 2}, 8)
+    log.step_log.assigned({0, 1, 2}, 8)
     log.serves(0, 1)
     assert log.lines == []
     log.now_s = 0.4
@@ -39,9 +39,9 @@ def test_a_start_is_one_line_when_all_is_served() -> None:
 
 def test_a_rebalance_says_what_comes_and_goes_and_when_it_is_over() -> None:
     log = Log()
-    log.life.assigned({0, 1}, 8)
+    log.step_log.assigned({0, 1}, 8)
     log.serves(0, 1)
-    log.life.assigned({1, 2, 3}, 8)
+    log.step_log.assigned({1, 2, 3}, 8)
     log.now_s = 2.0
     log.serves(2, 3)
     assert log.lines[1:] == ["rebalance: 2 partitions come, 1 go", "serving 3 of 8 partitions, 2.0 s"]
@@ -49,21 +49,21 @@ def test_a_rebalance_says_what_comes_and_goes_and_when_it_is_over() -> None:
 
 def test_a_rebalance_that_changes_nothing_says_nothing() -> None:
     log = Log()
-    log.life.assigned({0}, 8)
+    log.step_log.assigned({0}, 8)
     log.serves(0)
-    log.life.assigned({0}, 8)
+    log.step_log.assigned({0}, 8)
     assert len(log.lines) == 1
 
 
 def test_a_worker_without_partitions_says_so() -> None:
     log = Log()
-    log.life.assigned(set(), 8)
+    log.step_log.assigned(set(), 8)
     assert log.lines == ["serving none of 8 partitions: other workers have them"]
 
 
 def test_a_partition_that_can_not_be_served_is_not_counted() -> None:
     log = Log()
-    log.life.assigned({0, 1}, 8)
+    log.step_log.assigned({0, 1}, 8)
     log.serves(0)
     log.serves(1, serving=False)
     assert log.lines == ["serving 1 of 8 partitions, 0.0 s"]

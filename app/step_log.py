@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-class Life:
+class StepLog:
     """Logs one line for each step. `say` gets a format and its arguments, like a logger."""
 
     def __init__(self, say: Callable[..., None], clock: Callable[[], float] = time.monotonic) -> None:
