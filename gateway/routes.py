@@ -18,6 +18,7 @@ from gateway.openapi import Operation
 from gateway.replies import Reply
 from marq.errors import BadValueError, MarqError, TooLargeError, UnavailableError
 from marq.protocol import problems
+from marq.text import invalid_value
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Body(Generic[Read]):
             if not raw:
                 return self._json.decode(b"{}")
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
-            raise BadValueError(f"the body is not what it has to be: {exc}") from None
+            raise BadValueError(f"invalid body: {invalid_value(exc)}") from None
         raise web.HTTPUnsupportedMediaType(text=f"Content-Type is {content_type}; it has to be {JSON} or {MSGPACK}")
 
 
@@ -76,7 +77,7 @@ def query_of(request: web.Request, kind: type[Read]) -> Read:
     try:
         return msgspec.convert(dict(request.query), kind, strict=False)
     except msgspec.ValidationError as exc:
-        raise BadValueError(f"the query is not what it has to be: {exc}") from None
+        raise BadValueError(f"invalid query: {invalid_value(exc)}") from None
 
 
 def answers_msgpack(request: web.Request) -> bool:

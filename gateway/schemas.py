@@ -50,7 +50,7 @@ def entries_of(messages: list[Message], is_msgpack: bool) -> list[Entry]:
 def _entry_of(message: Message, place: int, is_msgpack: bool) -> Entry:
     given = [message.payload is not UNSET, message.text is not UNSET, bool(message.json)]
     if sum(given) != 1:
-        raise BadValueError(f"invalid body: say one of payload (base64), text, json - at `$.messages[{place}]`")
+        raise BadValueError(f"invalid body: messages[{place}]: give one of payload (base64), text, json")
     try:
         if isinstance(message.text, str):
             payload = message.text.encode()
@@ -60,7 +60,7 @@ def _entry_of(message: Message, place: int, is_msgpack: bool) -> Entry:
             payload = bytes(message.json)
             payload.decode()  # its strings were not checked before
     except (msgspec.MsgspecError, TypeError, UnicodeDecodeError, RecursionError) as exc:
-        raise BadValueError(f"invalid body: {exc} - at `$.messages[{place}].json`") from None
+        raise BadValueError(f"invalid body: messages[{place}].json: {exc}") from None
     return Entry(
         payload,
         message.key,

@@ -5,4 +5,5 @@ import `marq.core` and `marq.protocol`, and nothing of the application around it
 dependency is msgspec.
 """
 
-__version__ = "0.1.0"
+#: Between releases, the next one with `.dev0` (docs/decisions/023-formats.md).
+__version__ = "0.2.0.dev0"

@@ -25,6 +25,37 @@ def reason_of(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+#: What msgspec says of a value that does not fit: the reason, and the place.
+_AT_PLACE = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
+#: Its names of types, as users call them.
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "bytes": "base64",
+    "null": "null",
+}
+_TYPE = re.compile(r"`([\w |]+)`")
+
+
+def invalid_value(error: Exception) -> str:
+    """Where a value does not fit, and why, from an error of msgspec.
+
+    >>> invalid_value(ValueError("Expected `int | null`, got `str` - at `$.messages[0].delay_ms`"))
+    'messages[0].delay_ms: expected a whole number or null, got text'
+    """
+    found = _AT_PLACE.fullmatch(str(error))
+    reason, place = (found[1], found[2]) if found else (str(error), "")
+    if reason.startswith("Expected"):
+        reason = _TYPE.sub(lambda type_: " or ".join(_TYPES.get(one, one) for one in type_[1].split(" | ")), reason)
+        reason = reason.replace("got a number", "got a fraction")
+    reason = (reason[:1].lower() + reason[1:]).replace("`", "'")
+    return f"{place}: {reason}" if place else reason
+
+
 def plural(count: int, one: str, many: str = "") -> str:
     """A count with its noun.
 

@@ -23,6 +23,8 @@ _HEADING = re.compile(r"## (?P<version>\d+\.\d+\.\d+)(?: \((?P<date>\d{4}-\d{2}-
 
 def problems(version: str, changelog: str) -> list[str]:
     """What keeps this version from being released, by the changelog."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        return [f"marq.__version__ is {version}, which is no release; set it to {version.partition('.dev')[0]}"]
     headings = [line for line in changelog.splitlines() if line.startswith("## ")]
     if not headings:
         return ["the changelog has no heading"]

@@ -283,7 +283,10 @@ class Inspection:
         partition = owned.owner.partition
         view = MessageView(self._ownership.topics.queue, owned.number, offset)
         if offset >= partition.position:
-            raise NotFoundError(f"partition {owned.number} has been read up to offset {partition.position} only")
+            raise NotFoundError(
+                f"partition {owned.number} has no message at offset {offset} yet: its next one gets "
+                f"{partition.position}"
+            )
         describe_message(view, partition, self._ownership.broker_time.now_ms)
         return view
 

@@ -26,6 +26,8 @@ _HASH_BYTES = 12
 _PERSON = b"marq-receipt"
 #: Characters of a receipt.
 LENGTH = (_BODY.size + _HASH_BYTES) // 3 * 4
+#: Characters of what is not one that its error repeats.
+SHOWN = 60
 #: The highest attempt in a receipt: only back-offs need it, and they don't grow beyond that.
 _ATTEMPT_MAX = 255
 #: Receipts given out here that are accepted without computing their hash.
@@ -76,11 +78,17 @@ class Receipts:
         if given is not None:
             return given
         if len(receipt) != LENGTH:
-            raise BadReceiptError(f"a receipt has {LENGTH} characters, this one {len(receipt)}")
+            shown = receipt if len(receipt) <= SHOWN else receipt[:SHOWN] + "…"
+            raise BadReceiptError(
+                f"not a receipt: {shown!r} has {len(receipt)} characters, not {LENGTH}; each message that is received "
+                "comes with one"
+            )
         try:
             data = a2b_base64(receipt, strict_mode=True)
         except (Error, ValueError):
-            raise BadReceiptError("not a receipt: it is damaged") from None
+            raise BadReceiptError(
+                f"not a receipt: {receipt!r} is damaged; it has to be given as it was received"
+            ) from None
         body, hashed = data[: _BODY.size], data[_BODY.size :]
         for key in (self._key, *self._other_keys):
             if compare_digest(hashed, blake2b(body, key=key, digest_size=_HASH_BYTES).digest()):

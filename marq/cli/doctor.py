@@ -8,7 +8,6 @@ import ssl
 import sys
 import time
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +15,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from marq import __version__
 from marq.cli.checks import CHECKPOINT_MS, Facts, Finding, Level, examine
 from marq.cli.console import out, out_json
 from marq.cli.group import command
@@ -67,9 +67,7 @@ def show(findings: Iterable[Finding], *, as_json: bool = False, quiet: bool = Fa
 
 def facts_of(service: Connected) -> Facts:
     """Ask the service for all that the checks look at."""
-    facts = Facts(url=service.url)
-    with contextlib.suppress(PackageNotFoundError):
-        facts.version = version("marq")
+    facts = Facts(url=service.url, version=__version__)
     try:
         service.require_answer()
         facts.certificate_days = certificate_days(service.url, service.tls)

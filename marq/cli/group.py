@@ -21,6 +21,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from marq import __version__
 from marq.cli.console import fit_for_output, say
 from marq.cli.service import Address, Connected
 from marq.core.policies import name_problem
@@ -68,7 +69,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group(cls=SuggestingGroup, context_settings=SETTINGS)
 @_options
-@click.version_option(None, "--version", package_name="marq", prog_name="marq", message="%(prog)s %(version)s")
+@click.version_option(__version__, "--version", prog_name="marq", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context, /, **options: Any) -> None:
     """Work with the queues of a marq service, from any machine that reaches one of its workers.

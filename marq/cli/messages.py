@@ -19,7 +19,7 @@ from marq.cli.service import Connected
 from marq.cli.values import PLACE, Place, duration, number, size
 from marq.client import wire
 from marq.core.policies import DEAD_SUFFIX, QUEUE_NAME_MAX
-from marq.errors import LeaseOverError, MarqError
+from marq.errors import LeaseOverError, MarqError, NotFoundError
 from marq.protocol.limits import MOVE_MAX
 
 #: Bytes of a payload that `peek` asks for.
@@ -107,7 +107,10 @@ def message(service: Connected, place: Place) -> int:
 
     Exit status 1: it is finished, and only its place is known.
     """
-    found = as_object(service.message(place))
+    try:
+        found = as_object(service.message(place))
+    except NotFoundError as error:
+        raise NotFoundError(f"{error}; `marq peek QUEUE` lists the places of messages") from None
     if service.as_json:
         out_json(found)
     else:

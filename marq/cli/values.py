@@ -44,7 +44,9 @@ def place_of(text: str) -> Place:
     """A place as it is shown: `3:1042`. Raises `BadValueError`."""
     found = _PLACE.fullmatch(text)
     if found is None:
-        raise BadValueError(f"{text!r} is no place of a message; it is PARTITION:OFFSET, as in 3:1042")
+        raise BadValueError(
+            f"{text!r} is no place of a message; it is PARTITION:OFFSET, as in 3:1042, without the name of its queue"
+        )
     return Place(int(found[1]), int(found[2]))
 
 

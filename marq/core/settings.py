@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from marq.core.policies import LEASE_MIN_MS, MESSAGE_LIMIT_MIN_BYTES, QueueSettings, name_problem
 from marq.errors import BadValueError, NewerVersionError
+from marq.text import invalid_value
 
 #: Version of the records of queues in the queues topic.
 RECORD_VERSION = 1
@@ -24,11 +26,15 @@ def settings_with(queue: str, base: QueueSettings, values: dict[str, Any]) -> Qu
     current = told(base)
     unknown = sorted(set(values) - set(current))
     if unknown:
-        raise QueueSettingsError(f"queue {queue!r} can't have {unknown[0]!r}; it can have {', '.join(current)}")
+        close = get_close_matches(unknown[0].lower(), current, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(current)}"
+        raise QueueSettingsError(f"queue {queue!r} can't have a setting {unknown[0]!r}; {hint}")
+    if values.get("deduplication_scope", "queue") not in ("queue", "group"):
+        raise QueueSettingsError(f"queue {queue!r}: deduplication_scope must be queue or group")
     try:
         changed = msgspec.convert(current | values, QueueSettings)
     except msgspec.ValidationError as exc:
-        raise QueueSettingsError(f"queue {queue!r}: {exc}") from None
+        raise QueueSettingsError(f"queue {queue!r}: {invalid_value(exc)}") from None
     if changed.dead_letter_queue:
         check_name(changed.dead_letter_queue)
         if changed.dead_letter_queue == queue:

@@ -277,6 +277,7 @@ def test_without_a_worker_one_line_says_so_at_once() -> None:
         (("receive", "orders", "--wait", "soon"), "'soon' is no duration"),
         (("receive", "orders", "--follow"), "--follow needs --ack or --exec"),
         (("message", "7"), "'7' is no place of a message"),
+        (("message", "orders", "0:0"), "it is PARTITION:OFFSET, as in 3:1042, without the name of its queue"),
         (("stats", "--url", "localhost:9324"), "it has to begin with http:// or https://"),
         (("stats", "--key-file", "/nonexistent"), "No such file or directory"),
     ],
@@ -287,6 +288,31 @@ def test_what_was_mistyped_is_explained(args: tuple[str, ...], said: str) -> Non
     assert done.status == 2
     assert said in done.err
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "said"),
+    [
+        (("message", "0:999999999"), 2, "has no message at offset 999999999 yet: its next one gets"),
+        (("message", "0:999999999"), 2, "`marq peek QUEUE` lists the places of messages"),
+        (("message", "77:0"), 2, "there are partitions 0 to"),
+        (("set", "{queue}", "max_recieves=5"), 2, "did you mean 'max_receives'?"),
+        (("create", "{queue}-new", "max_recieves=5"), 2, "did you mean 'max_receives'?"),
+        (
+            ("ack", "abc"),
+            1,
+            "not a receipt: 'abc' has 3 characters, not 52; each message that is received comes with one",
+        ),
+    ],
+)
+def test_what_a_worker_can_not_do_is_explained(
+    marq: Command, queue: str, args: tuple[str, ...], status: int, said: str
+) -> None:
+    assert marq("send", queue, "a").status == 0
+    done = marq(*(arg.format(queue=queue) for arg in args))
+    assert (done.status, done.out) == (status, ""), done
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1
 
 
 def test_a_key_is_taken_from_its_file_and_a_wrong_one_is_refused(kafka: str, tmp_path: Path) -> None:

@@ -56,5 +56,5 @@ def test_a_queue_that_is_made_again_is_placed_anew() -> None:
 
 def test_where_groups_are_placed_is_told_and_set_by_nobody() -> None:
     assert "placed_by" not in told(QueueSettings())
-    with pytest.raises(QueueSettingsError, match="can't have 'placed_by'"):
+    with pytest.raises(QueueSettingsError, match="can't have a setting 'placed_by'"):
         settings_with("q", QueueSettings(), {"placed_by": "group"})
