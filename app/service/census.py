@@ -14,6 +14,7 @@ from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
+from marq.core.segments import Segment
 from marq.core.stamps import note_lowest
 from marq.errors import MarqError
 
@@ -21,7 +22,7 @@ from marq.errors import MarqError
 OLDEST_KEPT_MS = 500
 #: Messages that are examined before other work gets its turn.
 TURN_MESSAGES = 2_000
-#: Queues of a partition that are looked at before other work has its turn.
+#: Queues, or groups of FIFO queues, that are looked at before other work has its turn.
 TURN_QUEUES = 500
 
 _READY, _DELAYED, _IN_FLIGHT = STATES
@@ -115,12 +116,8 @@ class Census:
         lowest: dict[tuple[int, str], int] = {}
         for owned in self._serving():
             partition, number = owned.owner.partition, owned.number
-            for looked_at, queue in enumerate(list(partition.segments.parked_counts()), 1):
-                if not looked_at % TURN_QUEUES:
-                    await asyncio.sleep(0)
-                offset = partition.segments.lowest_parked(queue)
-                if offset is not None:
-                    lowest[number, queue] = offset
+            async for queue, offset in _lowest_parked_in_turns(partition):
+                lowest[number, queue] = offset
             async for queue, offset in _lowest_in_turns(partition):
                 place = number, queue
                 if offset < lowest.get(place, offset + 1):
@@ -192,6 +189,31 @@ def _sent_ms(partition: Partition, offset: int) -> int | None:
     if segment is None or not segment.is_parked(offset):
         return None
     return int(partition.records_of(segment)[offset].timestamp)
+
+
+async def _lowest_parked_in_turns(partition: Partition) -> AsyncIterator[tuple[str, int]]:
+    """Queues and their lowest parked offsets, with turns of other work between.
+
+    Each segment is gone through once, for all queues that begin in it: to ask it for one queue takes an index, and for
+    thousands of queues that would make the same indexes again and again.
+    """
+    queues_of: dict[Segment, list[str]] = {}
+    looked_at = 0
+    for queue, groups in list(partition.segments.queues.items()):
+        lowest: Segment | None = None
+        for segments in list(groups.values()):
+            looked_at += 1
+            if not looked_at % TURN_QUEUES:
+                await asyncio.sleep(0)
+            # its messages may have been taken meanwhile
+            if segments and (lowest is None or segments[0] < lowest):
+                lowest = segments[0]
+        if lowest is not None:
+            queues_of.setdefault(lowest, []).append(queue)
+    for segment, queues in queues_of.items():
+        for found in segment.lowest_parked(queues).items():
+            yield found
+        await asyncio.sleep(0)
 
 
 async def _lowest_in_turns(partition: Partition) -> AsyncIterator[tuple[str, int]]:

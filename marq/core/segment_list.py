@@ -235,11 +235,6 @@ class SegmentList:
         groups = self.queues.get(queue, {})
         return sorted({segment.start: segment for segments in groups.values() for segment in segments}.values())
 
-    def lowest_parked(self, queue: str) -> int | None:
-        """The lowest parked offset of a queue."""
-        firsts = (self.first_parked(queue, group) for group in self.queues.get(queue, ()))
-        return min((offset for offset in firsts if offset is not None), default=None)
-
     def parked_in(self, start: int, stop: int) -> list[int]:
         """Parked offsets in ``[start, stop)``, ascending."""
         found: list[int] = []

@@ -231,6 +231,17 @@ class Segment:
             known.first += 1
         return self.offsets[known.places[known.first]]
 
+    def lowest_parked(self, queues: Iterable[str]) -> dict[str, int]:
+        """The lowest parked message of each of some queues that have one. Needs no index."""
+        wanted, lanes, found = set(queues), self._lanes, dict[str, int]()
+        for place, state in enumerate(self._states):
+            if state == PARKED and (queue := lanes[self._of[place]][0]) in wanted:
+                found[str(queue)] = self.offsets[place]
+                wanted.remove(str(queue))
+                if not wanted:
+                    break
+        return found
+
     @property
     def parked(self) -> dict[str, list[int]]:
         """All of its parked messages by queue (made anew for each call)."""

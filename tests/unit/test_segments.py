@@ -132,7 +132,8 @@ def test_the_first_parked_of_a_group_is_the_lowest_whatever_was_parked_again(ste
             segments.unpark(offset)
             parked.discard(offset)
         for group in (1, 2, 3):
-            assert segments.lowest_parked("q") == min(parked, default=None)
+            lowest = segments.lowest_with("q", 1 + min(parked) % 3) if parked else None
+            assert (lowest.lowest_parked(["q", "r"]) if lowest else {}) == ({"q": min(parked)} if parked else {})
             assert segments.first_parked("q", group) == min((o for o in parked if 1 + o % 3 == group), default=None)
 
 

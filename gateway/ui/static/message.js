@@ -1,22 +1,22 @@
-// The life of one message.
+// The history of one message.
 import { Link, Time, bytes, duration, go, here, html, number, plural, queueUrl, useEffect, usePoll } from "./core.js";
 import { Copy, Failed, Payload, Stale, Waiting } from "./parts.js";
 import { StateBadge } from "./queue.js";
 
-const ENDS = { acked: ["good", "Acknowledged"], dead: ["bad", "Became a dead letter"], expired: ["warn", "Expired"], purged: ["warn", "Purged"], poison: ["bad", "Set aside as poison"], moved: ["good", "Moved to another queue"] };
+const ENDS = { acked: ["good", "Acknowledged"], dead: ["bad", "Became a dead letter"], expired: ["warn", "Expired"], purged: ["warn", "Purged"], poison: ["bad", "Poison"], moved: ["good", "Moved to another queue"] };
 
 export function Message() {
   const { query } = here();
   const partition = query.get("partition") || "", offset = query.get("offset") || "";
   const known = /^\d+$/.test(partition) && /^\d+$/.test(offset);
   const now = usePoll(known ? `/v1/messages/${partition}/${offset}` : null, 4000);
-  const life = usePoll(known ? `/ui/api/messages/${partition}/${offset}` : null, now.data && now.data.state !== "done" ? 6000 : 0);
+  const found = usePoll(known ? `/ui/api/messages/${partition}/${offset}` : null, now.data && now.data.state !== "done" ? 6000 : 0);
   useEffect(() => { document.title = `${partition}:${offset} · marq`; }, [partition, offset]);
   const seen = now.data && `${now.data.state} ${now.data.receives} ${now.data.delivery?.delivery}`;
-  useEffect(() => { if (seen && life.data) life.refresh(); }, [seen]);
+  useEffect(() => { if (seen && found.data) found.refresh(); }, [seen]);
   if (!known) return html`<${Find} />`;
-  if (!life.data) return life.error ? html`<${Failed} error=${life.error} retry=${life.refresh} />` : html`<${Waiting} what="the life of the message" />`;
-  const told = life.data, state = told.outcome ? "done" : now.data?.state;
+  if (!found.data) return found.error ? html`<${Failed} error=${found.error} retry=${found.refresh} />` : html`<${Waiting} what="the history of the message" />`;
+  const told = found.data, state = told.outcome ? "done" : now.data?.state;
   const headers = told.headers;
   return html`
     <div class="head"><div>
@@ -24,9 +24,9 @@ export function Message() {
       <h1>Message <span class="mono">${partition}:${offset}</span></h1>
       <p>${state ? html`<${StateBadge} state=${state} />` : null} ${told.outcome ? html`<span class=${`badge ${ENDS[told.outcome]?.[0] || ""}`}>${ENDS[told.outcome]?.[1] || told.outcome}</span>` : null}</p>
     </div></div>
-    <${Stale} error=${life.error} data=${life.data} />
+    <${Stale} error=${found.error} data=${found.data} />
     <div class="grid">
-      <section class="card" aria-label="Life"><header><h2>Life</h2>${told.ended_ms ? html`<span class="muted small">${duration(told.ended_ms - told.sent_ms)} in all</span>` : null}</header>
+      <section class="card" aria-label="History"><header><h2>History</h2>${told.ended_ms ? html`<span class="muted small">${duration(told.ended_ms - told.sent_ms)} in all</span>` : null}</header>
         <div class="in"><${Timeline} told=${told} now=${now.data} /></div></section>
       <div class="stack far">
         <section class="card" aria-label="Payload"><header><h2>Payload</h2><span class="muted small">${bytes(told.size_bytes)}</span></header>
