@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from marq.cli.values import duration, number, size
+from marq.core.policies import QueueSettings
 
 #: Milliseconds by which clocks may differ.
 CLOCK_MS = 5_000
@@ -68,6 +69,7 @@ class Facts(msgspec.Struct):
     partitions: list[dict[str, Any]] | None = None
     stalled: dict[str, Any] = {}
     queues: list[dict[str, Any]] | None = None
+    dead_letter_queues: dict[str, str] = {}  # of queues that name one
     clock_ms: int = 0  # ours, when the workers told theirs
     certificate_days: float | None = None
 
@@ -357,6 +359,10 @@ def checkpoints(facts: Facts) -> Found:
 # ---------------------------------------------------------------------- queues
 
 
+def _dead_letters_of(facts: Facts, queue: str) -> str:
+    return QueueSettings(dead_letter_queue=facts.dead_letter_queues.get(queue, "")).dead_letters_of(queue)
+
+
 @check("dead letters", needs="queues")
 def dead_letters(facts: Facts) -> Found:
     """no dead letters"""
@@ -366,7 +372,7 @@ def dead_letters(facts: Facts) -> Found:
         yield (
             Level.WARNING,
             f"{name}: {number(one['dead'])} dead letter{'' if one['dead'] == 1 else 's'}",
-            f"`marq peek {name}.dead` shows why; once that is mended, `marq redrive {name}`",
+            f"`marq peek {_dead_letters_of(facts, name)}` shows why; once that is mended, `marq redrive {name}`",
         )
     if len(dead) > NAMED:
         rest = sum(one["dead"] for one in dead[NAMED:])
@@ -380,7 +386,7 @@ def dead_letters(facts: Facts) -> Found:
 @check("receivers", needs="queues")
 def receivers(facts: Facts) -> Found:
     """somebody receives where messages wait"""
-    targets = {f"{q['queue']}.dead" for q in facts.queues or ()}
+    targets = {_dead_letters_of(facts, q["queue"]) for q in facts.queues or ()}
     forsaken = [
         q
         for q in facts.queues or ()

@@ -91,6 +91,12 @@ def _look(service: Connected, facts: Facts) -> None:
         facts.partitions = _partitions(service)
     facts.stalled = service.ask("/v1/stats", query={"limit": 1}).get("stalled", {})
     facts.queues, _ = stats_of(service, None)
+    facts.dead_letter_queues = {
+        queue["name"]: queue["settings"]["dead_letter_queue"]
+        for page in service.pages("/v1/queues")
+        for queue in page["queues"]
+        if queue["settings"].get("dead_letter_queue")
+    }
 
 
 def _partitions(service: Connected) -> list[dict[str, Any]]:

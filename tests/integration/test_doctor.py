@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import socket
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from click.testing import CliRunner
 
 from app.commands import doctor
 from app.doctor import data_folder, file_limit
 from app.settings import Settings
-from marq.cli.checks import Level
+from marq.cli.checks import Facts, Level, examine
+from marq.cli.doctor import certificate_days
 from tests.integration.cluster import Cluster, until
 from tests.integration.marq_command import Command
 from tests.kafka import settings_for
@@ -86,6 +93,43 @@ def test_topics_that_are_not_what_they_must_be_are_named_and_nothing_is_created(
     assert asyncio.run(topics()) == {settings.queue_topic}
 
 
+def test_a_key_that_is_not_known_is_named(kafka: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong").write_text("w" * 24)
+    with Cluster(kafka, tmp_path / "c", partitions=1, handlers="", keys="k" * 24) as cluster:
+        worker = cluster.start(ready=False)
+        until(lambda: worker.place is not None, "it listens", 40)
+        marq = Command(worker.url)
+        for args in ((), ("--key-file", str(tmp_path / "wrong"))):
+            done = marq("doctor", "--json", *args)
+            (wrong,) = [one for one in done.objects if one["level"] in ("warning", "problem")]
+            assert (done.status, wrong["check"]) == (1, "key"), wrong
+            assert "inspect:*" in wrong["mend"]
+
+
+def test_a_certificate_that_ends_soon_is_named(tmp_path: Path) -> None:
+    """In the handshake with a real server; no worker is asked."""
+    authority = trustme.CA()
+    ends = datetime.now(UTC) + timedelta(days=3.5)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1", not_after=ends).configure_cert(context)
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(listening.accept()[0], server_side=True) as secure:
+                secure.recv(1)
+
+        server = threading.Thread(target=serve)
+        server.start()
+        days = certificate_days(f"https://127.0.0.1:{listening.getsockname()[1]}", trust)
+        server.join(20)
+    assert days is not None
+    assert 3 < days <= 3.5
+    (found,) = [one for one in examine(Facts("https://…", certificate_days=days)) if one.check == "certificate"]
+    assert (found.level, found.what) == (Level.WARNING, "the certificate of https://… ends in 3 days")
+
+
 @pytest.mark.parametrize(
     ("variables", "check", "said"),
     [
@@ -94,8 +138,13 @@ def test_topics_that_are_not_what_they_must_be_are_named_and_nothing_is_created(
         ({"MARQ_KAFKA": "localhost"}, "settings", "must be kafka://host:port"),
         ({"MARQ_KEYS": "short"}, "keys", "shorter than 16 characters"),
         ({"MARQ_WEB_HOST": "0.0.0.0"}, "keys", "lets others in"),
+        (
+            {"MARQ_WEB_TLS_CERTIFICATE_FILE": __file__, "MARQ_WEB_TLS_KEY_FILE": __file__},
+            "certificate",
+            "can't be used",
+        ),
     ],
-    ids=["nobody there", "none set", "no address", "a short key", "no key"],
+    ids=["nobody there", "none set", "no address", "a short key", "no key", "no certificate"],
 )
 def test_a_setting_that_can_not_work_is_named(variables: dict[str, str], check: str, said: str, tmp_path: Path) -> None:
     status, found = findings(tmp_path, **({"MARQ_WEB_PORT": "0"} | variables))
@@ -123,6 +172,26 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     assert "can't be written" in found.what
     assert data_folder(tmp_path / "file").level is Level.PROBLEM
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_is_nearly_full_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gib = 1024**3
+    for free, total, level in (
+        (1, 100, Level.WARNING),
+        (40, 1_000, Level.WARNING),
+        (3, 50, Level.OK),
+        (2, 3, Level.OK),
+    ):
+        usage = shutil._ntuple_diskusage(total * gib, (total - free) * gib, free * gib)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
+        found = data_folder(tmp_path)
+        assert (found.level, f"{free}.0 GiB" in found.what) == (level, True), found
+
+
+def test_where_no_worker_runs_the_rest_is_looked_at(tmp_path: Path) -> None:
+    done = CliRunner().invoke(doctor, ["--json"], env={"MARQ_DATA_DIR": str(tmp_path), "MARQ_WEB_PORT": "0"})
+    (found,) = [one for one in map(json.loads, done.stdout.splitlines()) if one["check"] == "workers"]
+    assert (found["level"], "none runs on" in found["what"]) == ("skipped", True)
 
 
 def test_a_limit_of_open_files_below_the_connections_is_named() -> None:

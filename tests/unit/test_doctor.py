@@ -88,6 +88,7 @@ def wrong(found: Facts) -> list[tuple[str, str]]:
 BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "unreachable": ({"unreachable": "no worker answers"}, "address", "no worker answers"),
     "certificate": ({"certificate_days": 3.2}, "certificate", "ends in 3 days"),
+    "a certificate that ends": ({"certificate_days": 0.4}, "certificate", "ends in 0 days"),
     "refused": ({"refused": "a key is needed"}, "key", "a key is needed"),
     "not ready": ({"ready": False, "health": '{"ready":false}'}, "ready", "not ready"),
     "a worker that is missing": ({"missing": ["http://127.0.0.1:3"]}, "workers", "127.0.0.1:3 did not answer"),
@@ -107,8 +108,19 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         "clocks",
         "1:1 is 1 min ahead of this machine's",
     ),
+    "a clock that is behind": (
+        {"workers": [worker(1, clock_ms=NOW_MS - 60_000, broker_ms=None), worker(2)]},
+        "clocks",
+        "1:1 is 1 min behind this machine's",
+    ),
     "the clock of the brokers": ({"workers": [worker(1, broker_ms=NOW_MS - 60_000)]}, "clocks", "1 min behind that of"),
     "a disk": ({"workers": [worker(1, disk_free_bytes=GIB)]}, "disk", "1.0 GiB of 100.0 GiB left"),
+    "a large disk": (
+        {"workers": [worker(1, disk_free_bytes=40 * GIB, disk_total_bytes=1_000 * GIB)]},
+        "disk",
+        "40.0 GiB of 1000.0 GiB left",
+    ),
+    "a full disk": ({"workers": [worker(1, disk_free_bytes=0)]}, "disk", "0 B of 100.0 GiB left"),
     "open files": ({"workers": [worker(1, open_files=1_024)]}, "open files", "1,024 files"),
     "memory": ({"workers": [worker(1, payload_bytes=2 * GIB)]}, "memory", "2.0 GiB of payloads"),
     "an unserved partition": (
@@ -125,6 +137,16 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "a take-over": ({"partitions": [partition(0), partition(1, phase="recovering")]}, "partitions", "being taken over"),
     "a stalled partition": ({"stalled": {"1": {"seconds": 12.0}}}, "partitions", "nothing in partition 1 for 12 s"),
     "a lag": ({"partitions": [partition(0, lag=10**6), partition(1)]}, "lag", "1,000,000 records behind the queue"),
+    "a lag of the markers": (
+        {"partitions": [partition(0, markers_lag=10**6), partition(1)]},
+        "lag",
+        "partition 0 is 1,000,000 records behind the markers topic",
+    ),
+    "a lag as memory is full": (
+        {"partitions": [partition(0, lag=10**6, paused=True), partition(1)]},
+        "lag",
+        "behind the queue topic, reading pauses because memory is full",
+    ),
     "an old checkpoint": (
         {"partitions": [partition(0, checkpoint_age_ms=120_000), partition(1)]},
         "checkpoints",
@@ -135,6 +157,19 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
         {"queues": [queue("orders", has_receiver=False, oldest_ms=3_600_000)]},
         "receivers",
         "nobody receives from orders (10, 1 h)",
+    ),
+    "nobody receives, and dead letters are elsewhere": (
+        {
+            "queues": [queue("orders"), queue("orders.dead", has_receiver=False, oldest_ms=3_600_000)],
+            "dead_letter_queues": {"orders": "graves"},
+        },
+        "receivers",
+        "nobody receives from orders.dead",
+    ),
+    "a breaker that tries": (
+        {"queues": [queue("orders", breaker={"state": "trying", "failures": 7})]},
+        "circuit breakers",
+        "of orders is trying, after 7 failures",
     ),
     "an open breaker": (
         {"queues": [queue("orders", breaker={"state": "open", "failures": 7})]},
@@ -176,6 +211,34 @@ def test_what_could_not_be_looked_at_is_not_said_to_be_well() -> None:
 
 def test_an_idle_partition_needs_no_checkpoint() -> None:
     assert wrong(facts(partitions=[partition(0, unsaved=False, checkpoint_age_ms=10**8), partition(1)])) == []
+
+
+def test_the_worse_it_is_the_louder_it_is_said() -> None:
+    def level(**values: Any) -> Level:
+        (finding,) = [one for one in examine(facts(**values)) if one.level is not Level.OK]
+        return finding.level
+
+    assert level(certificate_days=3.2) is Level.WARNING
+    assert level(certificate_days=0.4) is Level.PROBLEM
+    assert level(workers=[worker(1, disk_free_bytes=GIB + GIB // 2)]) is Level.WARNING
+    assert level(workers=[worker(1, disk_free_bytes=GIB // 2)]) is Level.PROBLEM
+
+
+def test_two_keys_and_none_are_two_problems() -> None:
+    found = wrong(facts(workers=[worker(1, keys="a"), worker(2, keys="b"), worker(3)]))
+    assert [what for _, what in found] == [
+        "workers without keys: http://127.0.0.1:3",
+        "workers have different keys: http://127.0.0.1:1; http://127.0.0.1:2",
+    ]
+
+
+def test_dead_letters_are_looked_for_where_the_queue_sends_them() -> None:
+    queues = [queue("orders", dead=2), queue("graves", has_receiver=False, oldest_ms=10**9)]
+    (found,) = [one for one in examine(facts(queues=queues, dead_letter_queues={"orders": "graves"})) if one.mend]
+    assert (found.check, found.mend) == (
+        "dead letters",
+        "`marq peek graves` shows why; once that is mended, `marq redrive orders`",
+    )
 
 
 def test_few_dead_letters_are_named_and_many_counted() -> None:
