@@ -55,6 +55,7 @@ from gateway.connection_limits import Connections, connections_for, raise_file_l
 from gateway.sqs import server as sqs
 from gateway.ui import api as cockpit
 from gateway.ui import pages
+from gateway.ui.login import SessionApi
 from gateway.ui.sessions import Sessions
 from tables import markers as markers_table
 from tables import messages as messages_table
@@ -275,7 +276,7 @@ class WorkerApp(PreparedApp):
             cockpit.Api(
                 self.operations, self.trends, self.timelines, self.takers, self.census, self.move_tasks, self.room
             ),
-            cockpit.SessionApi(self.sessions, self.keys, self.operations, self.room),
+            SessionApi(self.sessions, self.keys, self.operations, self.room),
         )
         pages.define(router, self.keys, of_sqs)
         router.add_post(PEER_PATH + "{name}", self.peers.serve)

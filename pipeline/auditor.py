@@ -15,7 +15,7 @@ from marq.core.markers import Batch
 from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
 from marq.errors import NewerRowError, RowError
-from pipeline import walk
+from pipeline import walker
 from pipeline.fingerprints import fingerprints, without_payloads
 from pipeline.reference import Fault, ReferenceFold
 
@@ -30,7 +30,7 @@ SUMMARY = "summary"
 COUNTERS = ("acked", "dead", "expired", "poison", "moved")
 
 
-class Plan(walk.Plan):
+class Plan(walker.Plan):
     """What the auditor of a partition needs to know."""
 
     archived: int  # end of the markers that were read from the archive
@@ -76,7 +76,7 @@ class Summary(msgspec.Struct):
     deleted: list[Deleted]
 
 
-class Auditor(walk.Walker):
+class Auditor(walker.Walker):
     """Walks one partition and collects its faults."""
 
     def __init__(self, number: int, plan: bytes) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from marq.core.history import Envelope, Histories, MessageHistory, visible_ms
 from marq.core.markers import Batch
 from marq.core.state import group_name
-from pipeline import walk
+from pipeline import walker
 from pipeline.resuming import ResumeState, ResumingWalker, filled, state_batch
 
 #: Version of the rows of the state.
@@ -56,7 +56,7 @@ COLUMNS = {
 LIFECYCLE = pa.schema(COLUMNS | {"state_key": _NAME, "state_value": pa.binary()})
 
 
-class Plan(walk.Plan):
+class Plan(walker.Plan):
     """What the walker of a partition needs to know."""
 
     run: int

@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, Stri
 
 from marq.core.history import Envelope, Histories, visible_ms
 from marq.core.markers import Batch, End, Keepalive, Purge, Release, Start
-from pipeline import resuming, walk
+from pipeline import resuming, walker
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,7 +59,7 @@ def bucket_of(ms: int) -> int:
     return min(max(1, math.ceil(BUCKETS_PER_DOUBLING * math.log2(ms))), BUCKETS - 1) if ms else 0
 
 
-class Plan(walk.Plan):
+class Plan(walker.Plan):
     """What the walker of a partition needs to know."""
 
     window_ms: int

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from marq.core import rows
 from marq.core.partition import Partition
-from pipeline.walk import Plan, Walker
+from pipeline.walker import Plan, Walker
 
 
 class ResumeState(msgspec.Struct):

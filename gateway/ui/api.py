@@ -21,14 +21,13 @@ from app.service.operations import QueueService
 from app.service.takers import Takers
 from app.service.timelines import Timelines
 from app.service.trends import Cluster, QueueNow, Trends
-from gateway.auth import ALL, PERMISSIONS, Grants, Keys, check_browser, may_see
+from gateway.auth import PERMISSIONS, Grants, may_see
 from gateway.routes import GRANTS, Body, answer, query_of, secured
 from gateway.schemas import SETTINGS_BYTES, Name
 from gateway.ui.fields import FIELDS
-from gateway.ui.sessions import Sessions
-from marq import __version__
+from gateway.ui.login import SessionApi
 from marq.core.policies import DEAD_SUFFIX, QUEUE_NAME_MAX
-from marq.errors import BadValueError, NotAllowedError, NotAuthenticatedError, NotFoundError, NotPossibleError
+from marq.errors import BadValueError, NotAllowedError, NotFoundError
 
 #: Queues that the overview names for each kind of problem.
 NAMED_MAX = 8
@@ -36,8 +35,6 @@ NAMED_MAX = 8
 SPARK_POINTS = 30
 #: The highest rate that a task can be given, messages a second.
 PER_SECOND_MAX = 100_000
-#: Bytes of a login.
-LOGIN_BYTES = 4096
 #: Sorted lists of queues that are reused until the next count.
 ORDERS_MAX = 50
 
@@ -52,10 +49,6 @@ class QueuesWanted(msgspec.Struct, forbid_unknown_fields=True):
     desc: bool = False
     page: Annotated[int, Meta(ge=1, le=100_000)] = 1
     per: Annotated[int, Meta(ge=1, le=200)] = 50
-
-
-class Login(msgspec.Struct, forbid_unknown_fields=True):
-    key: Annotated[str, Meta(max_length=1_000)]
 
 
 class MoveWanted(msgspec.Struct, forbid_unknown_fields=True):
@@ -339,73 +332,6 @@ class Api:
 
     async def settings(self, request: web.Request) -> web.Response:
         return answer(request, {"fields": FIELDS, "default": self._catalog.default})
-
-
-class SessionApi:
-    """Login and logout. Checks its requests itself."""
-
-    def __init__(self, sessions: Sessions, keys: Keys, operations: QueueService, room: bodies.Room) -> None:
-        self._sessions = sessions
-        self._keys = keys
-        self._settings = operations.settings
-        self._login = Body(Login, LOGIN_BYTES, room)
-
-    def _check(self, request: web.Request) -> None:
-        """Raise `NotAllowedError` for a request of a page of another origin."""
-        check_browser(request.method, request.headers) if not self._keys else _check_origin(request)
-
-    async def get(self, request: web.Request) -> web.Response:
-        self._check(request)
-        session = self._sessions.session_in(request.headers)
-        return self._told(request, session if self._keys else "")
-
-    async def begin(self, request: web.Request) -> web.Response:
-        self._check(request)
-        if not self._keys:
-            raise NotPossibleError("this installation has no keys: there is nothing to sign in with")
-        session = self._sessions.begin((await self._login.read(request)).key)
-        response = self._told(request, session)
-        self._sessions.set_cookie(response, session, self._is_secure(request))
-        return response
-
-    async def end(self, request: web.Request) -> web.Response:
-        self._check(request)
-        session = self._sessions.session_in(request.headers)
-        if not self._sessions.has_token(session, request.headers):
-            raise NotAuthenticatedError("the session is over")
-        response = self._told(request, "")
-        self._sessions.set_cookie(response, "", self._is_secure(request))
-        return response
-
-    def _is_secure(self, request: web.Request) -> bool:
-        """True if the browser uses HTTPS, to us or to a proxy in front of us."""
-        return request.secure or (self._settings.web_url or "").startswith("https:")
-
-    def _told(self, request: web.Request, session: str) -> web.Response:
-        grants = ALL if not self._keys else self._sessions.grants_of_session(session) if session else None
-        told: dict[str, Any] = {
-            "name": self._settings.name,
-            "version": __version__,
-            "keys": bool(self._keys),
-            "signed_in": grants is not None,
-            "topic_mode": self._settings.queue_id is not None,
-        }
-        if grants is not None:
-            told |= {
-                "token": self._sessions.token_of(session),
-                "everywhere": sorted(p for p in PERMISSIONS if grants.allow_everywhere(p)),
-                "somewhere": sorted(p for p in PERMISSIONS if grants.allow_somewhere(p)),
-            }
-        return answer(request, told)
-
-
-def _check_origin(request: web.Request) -> None:
-    origin, site = request.headers.get("Origin"), request.headers.get("Sec-Fetch-Site", "same-origin")
-    if request.method != "GET" and (
-        site not in ("same-origin", "none")
-        or (origin is not None and origin.partition("://")[2] != request.headers.get("Host"))
-    ):
-        raise NotAllowedError("a page of another origin can't ask for that")
 
 
 def _reused(cluster: Cluster, key: Any, made: Callable[[], Any]) -> Any:

@@ -17,7 +17,8 @@ from marq.core.markers import End, Keepalive, Marker, Own, Release, Start, Tick,
 from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import PipelineError
 from marq.protocol.limits import MESSAGE_MAX_BYTES
-from pipeline.audit import Found, Verdict, as_json, audit
+from pipeline.audit import audit
+from pipeline.verdict import Found, Verdict, as_json
 from tests.pipeline.lab import Installation
 from tests.pipeline.tables_lab import checkpoint, folded, read, run_archive
 from tests.raw_batches import CODECS, Raw, batch

@@ -15,9 +15,10 @@ import pytest
 
 from marq.core import rows
 from marq.core.markers import End, Keepalive, Release, Start, Tick
-from pipeline.audit import FAULTS as KINDS
-from pipeline.audit import Verdict, audit
+from pipeline.audit import audit
 from pipeline.auditor import Auditor
+from pipeline.verdict import FAULTS as KINDS
+from pipeline.verdict import Verdict
 from tests.integration.cluster import until
 from tests.pipeline.lab import ROOT, Installation
 from tests.pipeline.planting_lab import IN_FLIGHT, LOST, Copy, keep_times, original, write

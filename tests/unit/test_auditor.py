@@ -10,9 +10,9 @@ import pytest
 from marq.core import rows
 from marq.core.history import Envelope
 from marq.core.markers import Tick, encode
-from pipeline.audit import Found, Verdict, _lines, as_json
 from pipeline.auditor import SUMMARY, Auditor, Plan, Summary
-from pipeline.walk import SKEW_MS
+from pipeline.verdict import Found, Verdict, as_json, lines
+from pipeline.walker import SKEW_MS
 from tests.simulation.simulator import Simulator, run
 
 SEEDS = 30
@@ -112,7 +112,7 @@ def manifest_at(position: int, markers_position: int, *, done: Any = (), lost: A
 
 
 def said(verdict: Verdict) -> str:
-    return "\n".join(_lines(verdict, 20))
+    return "\n".join(lines(verdict, 20))
 
 
 def test_nothing_is_proven_since_the_beginning_of_a_partition_whose_records_are_gone() -> None:
