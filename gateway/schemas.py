@@ -191,19 +191,19 @@ def told_as(message: Received, how: As, is_msgpack: bool) -> Told:
             text = payload.decode()
     plain = text is not UNSET or json is not UNSET
     return Told(
-        message.receipt,
-        message.queue,
-        message.topic,
-        message.partition,
-        message.offset,
-        message.attempt,
-        message.sent_ms,
-        UNSET if plain else payload,
-        message.key,
-        message.headers,
-        message.group,
-        text,
-        json,
+        receipt=message.receipt,
+        queue=message.queue,
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        attempt=message.attempt,
+        sent_ms=message.sent_ms,
+        payload=UNSET if plain else payload,
+        key=message.key,
+        headers=message.headers,
+        group=message.group,
+        text=text,
+        json=json,
     )
 
 

@@ -149,17 +149,17 @@ def handler(
     def register(function: Function) -> Function:
         _registered.append(
             Handler(
-                function,
-                queues,
-                batch,
-                concurrency,
-                visibility_timeout_ms,
-                max_receives,
-                backoff_ms,
-                backoff_max_ms,
-                manual,
-                breaker_failures,
-                breaker_pause_ms,
+                function=function,
+                queues=queues,
+                batch=batch,
+                concurrency=concurrency,
+                visibility_timeout_ms=visibility_timeout_ms,
+                max_receives=max_receives,
+                backoff_ms=backoff_ms,
+                backoff_max_ms=backoff_max_ms,
+                manual=manual,
+                breaker_failures=breaker_failures,
+                breaker_pause_ms=breaker_pause_ms,
             )
         )
         return function

@@ -357,7 +357,15 @@ def command(
     """
     began = time.monotonic()
     what = What(
-        queue, payload, _headers(headers), key, group, delay, ttl, format_ or "", tuple(_pair(text) for text in options)
+        queue=queue,
+        payload=payload,
+        headers=_headers(headers),
+        key=key,
+        group=group,
+        delay=delay,
+        ttl=ttl,
+        format=format_ or "",
+        options=tuple(_pair(text) for text in options),
     )
     outcome = run(job, path, what, name=name, rate=rate, skip_bad=skip_bad, dry_run=dry_run)
     echo_outcome(outcome, time.monotonic() - began)

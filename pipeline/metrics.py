@@ -188,16 +188,16 @@ class Counting(Streaming):
             for log, topic in enumerate((self.job.settings.queue_topic, self.job.settings.markers_topic))
         }
         windows = Windows(
-            self.job.settings,
-            self.job.path(METRICS),
-            self.job.path(STATE),
-            self.checkpoint,
-            self.topic,
-            self.kafka.sink_options(),
-            self.window_ms,
-            self.late_ms,
-            there,
-            self._clean,
+            settings=self.job.settings,
+            metrics=self.job.path(METRICS),
+            state=self.job.path(STATE),
+            checkpoint=self.checkpoint,
+            topic=self.topic,
+            sink_options=self.kafka.sink_options(),
+            window_ms=self.window_ms,
+            late_ms=self.late_ms,
+            there=there,
+            after=self._clean,
         )
         yield self.query(spark, "metrics", starts, self.checkpoint, windows)
 

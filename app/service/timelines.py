@@ -239,24 +239,33 @@ class _Reader:
         payload = record.value or b""
         headers = [(name, (value or b"").decode(errors="backslashreplace")) for name, value in record.headers]
         return Timeline(
-            topic,
-            record.partition,
-            record.offset,
-            self.queue,
-            record.timestamp,
-            len(payload),
-            base64.b64encode(payload[:SHOWN_BYTES]).decode(),
-            headers,
-            self.events,
-            [
-                DeliveryTold(d.attempt, d.owner, d.receiver, d.start_ms, d.deadline_ms, d.extensions, d.end_ms, d.end)
+            topic=topic,
+            partition=record.partition,
+            offset=record.offset,
+            queue=self.queue,
+            sent_ms=record.timestamp,
+            size_bytes=len(payload),
+            payload=base64.b64encode(payload[:SHOWN_BYTES]).decode(),
+            headers=headers,
+            events=self.events,
+            deliveries=[
+                DeliveryTold(
+                    attempt=d.attempt,
+                    worker=d.owner,
+                    receiver=d.receiver,
+                    start_ms=d.start_ms,
+                    deadline_ms=d.deadline_ms,
+                    extensions=d.extensions,
+                    end_ms=d.end_ms,
+                    end=d.end,
+                )
                 for d in found
             ],
-            self.outcome,
-            self.ended_ms,
-            complete,
-            self.read_until_ms,
-            next((value for name, value in headers if name == "marq-origin"), None),
+            outcome=self.outcome,
+            ended_ms=self.ended_ms,
+            complete=complete,
+            read_until_ms=self.read_until_ms,
+            origin=next((value for name, value in headers if name == "marq-origin"), None),
         )
 
 

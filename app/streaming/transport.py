@@ -265,18 +265,18 @@ class ChunkConsumer(driver.Consumer):
 def _to_message(chunk: Chunk) -> ConsumerMessage:
     records = chunk.records
     return ConsumerMessage(
-        chunk.topic,
-        chunk.partition,
-        chunk.next - 1,
-        records[-1].timestamp / 1000 if records else time.time(),
-        1,  # type of the timestamp: unused
-        None,  # headers
-        None,  # key
-        chunk,  # type: ignore[arg-type]
-        None,  # checksum
-        0,
-        0,
-        chunk._reader.tp,
+        topic=chunk.topic,
+        partition=chunk.partition,
+        offset=chunk.next - 1,
+        timestamp=records[-1].timestamp / 1000 if records else time.time(),
+        timestamp_type=1,  # unused
+        headers=None,
+        key=None,
+        value=chunk,  # type: ignore[arg-type]
+        checksum=None,
+        serialized_key_size=0,
+        serialized_value_size=0,
+        tp=chunk._reader.tp,
         generation_id=chunk.generation,
     )
 

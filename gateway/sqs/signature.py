@@ -145,7 +145,16 @@ def _claim_of(headers: Mapping[str, str], query: Mapping[str, str]) -> Claim:
     for name in ("host", *(n for n in _TO_BE_SIGNED if n in headers)):
         if name not in signed:
             raise _incomplete(f"The header '{name}' has to be signed.")
-    return Claim(scope[0], scope[1], scope[2], scope[3], time, signed, parts["Signature"], expires_s)
+    return Claim(
+        key_id=scope[0],
+        date=scope[1],
+        region=scope[2],
+        service=scope[3],
+        time=time,
+        signed_headers=signed,
+        signature=parts["Signature"],
+        expires_s=expires_s,
+    )
 
 
 def _check_time(claim: Claim, now: datetime) -> None:

@@ -237,15 +237,15 @@ class Checkpoints(Restoring):
     def _write_index(self, segment: Segment, new_rows: list[Row]) -> None:
         offsets = segment.offsets
         row = rows.IndexRow(
-            rows.VERSION,
-            segment.row_bytes,
-            offsets[0],
-            len(offsets),
-            [] if isinstance(offsets, range) else [b - a for a, b in itertools.pairwise(offsets)],
-            segment.lanes,
-            list(segment.lane_numbers) if len(segment.lanes) > 1 else [],
-            _of_places(offsets, self.delays, self.elapsed),
-            _of_places(offsets, self.ttls),
+            v=rows.VERSION,
+            row_bytes=segment.row_bytes,
+            first=offsets[0],
+            count=len(offsets),
+            gaps=[] if isinstance(offsets, range) else [b - a for a, b in itertools.pairwise(offsets)],
+            lanes=segment.lanes,
+            of=list(segment.lane_numbers) if len(segment.lanes) > 1 else [],
+            delays=_of_places(offsets, self.delays, self.elapsed),
+            ttls=_of_places(offsets, self.ttls),
         )
         value = rows.encode(row)
         segment.index_checksum = rows.checksum(value)

@@ -323,16 +323,16 @@ class Histories:
             receives += 1
             deliveries.append(
                 Delivery(
-                    receives,
-                    first.epoch,
-                    first.delivery,
-                    self.owners.get(first.epoch, ""),
-                    first.receiver,
-                    first.at_ms,
-                    first.at_ms + first.span_ms,
-                    0,
-                    None,
-                    None,
+                    attempt=receives,
+                    epoch=first.epoch,
+                    delivery=first.delivery,
+                    owner=self.owners.get(first.epoch, ""),
+                    receiver=first.receiver,
+                    start_ms=first.at_ms,
+                    deadline_ms=first.at_ms + first.span_ms,
+                    extensions=0,
+                    end_ms=None,
+                    end=None,
                 )
             )
         self._close(deliveries, receipt, at_ms, outcome, lease_over)

@@ -67,7 +67,16 @@ class Segment:
         first, last = messages[0][0], messages[-1][0]
         contiguous = last - first + 1 == len(messages)
         offsets = range(first, last + 1) if contiguous else array("q", (m[0] for m in messages))
-        self._set(key, checksum, start, stop, offsets, list(numbers), of, row_bytes)
+        self._set(
+            key=key,
+            checksum=checksum,
+            start=start,
+            stop=stop,
+            offsets=offsets,
+            lanes=list(numbers),
+            of=of,
+            row_bytes=row_bytes,
+        )
 
     @classmethod
     def of_index(
@@ -81,7 +90,16 @@ class Segment:
     ) -> Segment:
         """A segment made from its index row. ``of`` may be empty if all messages are in the first lane."""
         self = cls.__new__(cls)
-        self._set(key, checksum, offsets[0], offsets[-1] + 1, offsets, lanes, of or repeat(0, len(offsets)), row_bytes)
+        self._set(
+            key=key,
+            checksum=checksum,
+            start=offsets[0],
+            stop=offsets[-1] + 1,
+            offsets=offsets,
+            lanes=lanes,
+            of=of or repeat(0, len(offsets)),
+            row_bytes=row_bytes,
+        )
         return self
 
     def _set(
