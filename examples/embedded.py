@@ -13,8 +13,8 @@ from marq.client import Service
 def main() -> None:
     """Send ten messages, lose one on the way, and get it again."""
     with tempfile.TemporaryDirectory() as folder, EmbeddedBroker(folder) as broker:
-        settings = {"MARQ_KAFKA": f"kafka://{broker.bootstrap}", "MARQ_DATA_DIR": folder, "MARQ_WEB_PORT": "0"}
-        with WorkerProcess(**settings) as worker:
+        kafka = f"kafka://{broker.bootstrap}"
+        with WorkerProcess(MARQ_KAFKA=kafka, MARQ_DATA_DIR=folder, MARQ_WEB_PORT="0") as worker:
             worker.wait_ready()
             with Service(worker.url) as service:
                 queue = service.queue("greetings")

@@ -38,6 +38,8 @@ _TYPES = {
     "bytes": "base64",
     "null": "null",
 }
+#: Units of whole numbers, by the ends of names.
+_UNITS = {"_ms": "milliseconds", "_bytes": "bytes"}
 _TYPE = re.compile(r"`([\w |]+)`")
 
 
@@ -45,13 +47,16 @@ def invalid_value(error: Exception) -> str:
     """Where a value does not fit, and why, from an error of msgspec.
 
     >>> invalid_value(ValueError("Expected `int | null`, got `str` - at `$.messages[0].delay_ms`"))
-    'messages[0].delay_ms: expected a whole number or null, got text'
+    'messages[0].delay_ms: expected a whole number of milliseconds or null, got text'
     """
     found = _AT_PLACE.fullmatch(str(error))
     reason, place = (found[1], found[2]) if found else (str(error), "")
     if reason.startswith("Expected"):
         reason = _TYPE.sub(lambda type_: " or ".join(_TYPES.get(one, one) for one in type_[1].split(" | ")), reason)
         reason = reason.replace("got a number", "got a fraction")
+    for suffix, unit in _UNITS.items():
+        if place.endswith(suffix):
+            reason = reason.replace("a whole number", f"a whole number of {unit}", 1)
     reason = (reason[:1].lower() + reason[1:]).replace("`", "'")
     return f"{place}: {reason}" if place else reason
 

@@ -7,7 +7,6 @@ Hashes that Maven Central publishes beside a jar are compared with what was fetc
 from __future__ import annotations
 
 import hashlib
-import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -52,9 +51,11 @@ def resolve(endpoints: tuple[str, ...], work: Path) -> set[Jar]:
     found = set()
     for endpoint in endpoints:
         environment = jgo.build(endpoint, cache_dir=work)
+        if environment.lockfile is None:
+            raise SystemExit(f"{endpoint}: the resolver made no list of its jars")
         for one in environment.lockfile.dependencies:
-            if one.packaging != "jar" or one.classifier:
-                raise SystemExit(f"{one} of {endpoint} is no plain jar")
+            if one.packaging != "jar" or one.classifier or one.sha256 is None:
+                raise SystemExit(f"{one} of {endpoint} is no plain jar with a hash")
             found.add(Jar(one.groupId, one.artifactId, one.version, one.sha256))
         if len(environment.lockfile.dependencies) != len(environment.all_jars):
             raise SystemExit(f"{endpoint}: not all of its jars are in the list of the resolver")
@@ -73,8 +74,8 @@ def pin(coordinates: tuple[str, ...], work: Path) -> set[Jar]:
 
 def write(name: str, jars: set[Jar]) -> None:
     files = [jar.file for jar in jars]
-    if double := {file for file in files if files.count(file) > 1}:
-        raise SystemExit(f"{name}: more than one jar is called {double}")
+    if same := {file for file in files if files.count(file) > 1}:
+        raise SystemExit(f"{name}: more than one jar is called {same}")
     published = 0
     for jar in jars:
         try:
@@ -102,4 +103,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

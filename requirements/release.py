@@ -75,13 +75,13 @@ def try_out(package: Path, version: str) -> None:
     """Install a package alone, and run what it brings. Its dependencies come from the index, as for any user."""
     with tempfile.TemporaryDirectory() as scratch:
         venv.create(scratch, with_pip=True)
-        python = Path(scratch) / "bin" / "python"
+        python, marq = (str(Path(scratch) / "bin" / name) for name in ("python", "marq"))
         pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*pip, f"marq[cli] @ file://{package}"], check=True, cwd=scratch)
         code = "import marq.client, marq.core.partition; print(marq.__version__)"
         for command, said in (
             ([python, "-c", code], version),
-            ([Path(scratch) / "bin" / "marq", "--version"], f"marq {version}"),
+            ([marq, "--version"], f"marq {version}"),
         ):
             out = subprocess.run(command, check=True, cwd=scratch, capture_output=True, text=True).stdout.strip()
             if out != said:

@@ -49,7 +49,7 @@ def docker_has_image(image: str = IMAGE) -> bool:
     import docker
 
     try:
-        client = docker.from_env(timeout=5)
+        client = docker.from_env(timeout=5)  # type: ignore[attr-defined]
     except docker.errors.DockerException:
         return False
     try:

@@ -93,7 +93,7 @@ class Receipts:
         for key in (self._key, *self._other_keys):
             if compare_digest(hashed, blake2b(body, key=key, digest_size=_HASH_BYTES).digest()):
                 return _BODY.unpack(body)
-        raise BadReceiptError("this receipt was not given out by this installation")
+        raise BadReceiptError(f"{receipt!r} was not given out by this installation, or is damaged")
 
 
 def _key_of(secret: bytes) -> bytes:

@@ -25,7 +25,7 @@ from marq import __version__
 from marq.cli.console import fit_for_output, say
 from marq.cli.service import Address, Connected
 from marq.core.policies import name_problem
-from marq.errors import MarqError
+from marq.errors import MarqError, UnknownQueueError
 
 #: Names of queues that a shell is offered.
 COMPLETED = 100
@@ -34,6 +34,22 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_PIPE = 128 + signal.SIGPIPE
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+
+
+#: Commands by names that others give them.
+SYNONYMS = {
+    "consume": "receive",
+    "dlq": "redrive",
+    "get": "receive",
+    "help": "--help",
+    "list": "queues",
+    "ls": "queues",
+    "nack": "release",
+    "publish": "send",
+    "rm": "delete",
+    "status": "stats",
+    "version": "--version",
+}
 
 
 class SuggestingGroup(click.Group):
@@ -46,7 +62,9 @@ class SuggestingGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError:
             known = [name for name in self.list_commands(ctx) if not self._is_hidden(ctx, name)]
-            close = difflib.get_close_matches(args[0].lower(), known, n=1)
+            close = (
+                [SYNONYMS[args[0]]] if args[0] in SYNONYMS else difflib.get_close_matches(args[0].lower(), known, n=1)
+            )
             hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(known)}"
             raise click.UsageError(f"there is no command {args[0]!r}; {hint}", ctx) from None
 
@@ -151,6 +169,9 @@ def errors_as_lines() -> Iterator[None]:
     """End the process with a line for an error that a user can mend."""
     try:
         yield
+    except UnknownQueueError as error:
+        say(f"{error}; `marq queues` lists those that there are")
+        raise SystemExit(2) from None
     except MarqError as error:
         say(*error.lines)
         raise SystemExit(2) from None
@@ -182,6 +203,9 @@ def run() -> None:
         cli.main(prog_name="marq", standalone_mode=False)
     except click.Abort:
         raise SystemExit(EXIT_INTERRUPTED) from None
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        raise SystemExit(2) from None
     except click.ClickException as error:
         say(error.format_message())
         context = getattr(error, "ctx", None)

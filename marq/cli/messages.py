@@ -31,9 +31,21 @@ MOVED_AT_ONCE = 200
 # ---------------------------------------------------------------------- looking
 
 
+class StateType(click.Choice[str]):
+    """A state of a message; `in_flight`, as in the API, is one too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The state."""
+        if value in ("dead", "done"):
+            self.fail(
+                f"a queue has no {value} messages; dead letters are in a queue of their own, QUEUE.dead", param, ctx
+            )
+        return str(super().convert(str(value).replace("_", "-"), param, ctx))
+
+
 @command("peek")
 @click.argument("queue", type=QUEUE)
-@click.option("--state", type=click.Choice(["ready", "delayed", "in-flight"]), help="Only those in this state.")
+@click.option("--state", type=StateType(["ready", "delayed", "in-flight"]), help="Only those in this state.")
 @click.option("--max", "limit", type=click.IntRange(1), default=10, show_default=True, help="So many at most.")
 @click.option("--no-payload", is_flag=True, help="Places and states only.")
 def peek(service: Connected, queue: str, state: str | None, limit: int, no_payload: bool) -> int:
@@ -197,7 +209,8 @@ def _move_named(service: Connected, queue: str, places: tuple[Place, ...], to: s
         for place, result in zip(some, results, strict=True):
             if isinstance(result, MarqError):
                 failed += 1
-                say(f"{place}: {result}")
+                said = str(result)
+                say(said if said.startswith(str(place)) else f"{place}: {said}")
             else:
                 moved += 1
                 _show_copy(service, place, result)

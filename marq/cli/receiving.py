@@ -16,7 +16,7 @@ import click
 from marq.cli.console import out, out_json, say, text_of
 from marq.cli.group import QUEUE, command, flush
 from marq.cli.service import Connected
-from marq.cli.values import DURATION, Place, duration, number
+from marq.cli.values import DELAY, DURATION, LEASE, Place, duration, number
 from marq.client import Consumer, Message
 from marq.client import operations as actions
 from marq.client.operations import Action
@@ -35,12 +35,12 @@ RECEIPTS = 1_000
 @click.argument("queue", type=QUEUE)
 @click.option("--max", "limit", type=click.IntRange(1), help="So many messages at most; without --follow, 1.")
 @click.option("--wait", type=DURATION, default="0", help="Wait so long for the first one: 20s.")
-@click.option("--visibility-timeout", type=DURATION, help="Yours for so long; by default as the queue says.")
+@click.option("--visibility-timeout", type=LEASE, help="Yours for so long; by default as the queue says.")
 @click.option("--follow", is_flag=True, help="Go on until stopped; what is held is kept alive meanwhile.")
 @click.option("--ack", is_flag=True, help="Acknowledge each message once it is written out.")
 @click.option("--exec", "program", metavar="CMD", help="Run CMD for each, with the payload as its standard input.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Commands at a time.")
-@click.option("--retry-delay", type=DURATION, default=str(RETRY_DELAY_S), help="Pause after a command that failed: 5s.")
+@click.option("--retry-delay", type=DELAY, default=str(RETRY_DELAY_S), help="Pause after a command that failed: 5s.")
 @click.option("--raw", is_flag=True, help="Write payloads only, byte for byte, each with a line end.")
 def receive(
     service: Connected,
@@ -324,7 +324,7 @@ def _settle(service: Connected, action: Action, receipts: tuple[str, ...]) -> in
                 elif error is not None:
                     say(str(error))
     finally:
-        if not service.as_json and (done or not failed):
+        if done and not service.as_json:
             out(f"{number(done)} {_DONE[action.name]}")
     return 1 if failed else 0
 
@@ -348,7 +348,7 @@ def ack(service: Connected, receipts: tuple[str, ...]) -> int:
 
 @command("extend")
 @_receipts
-@click.option("--for", "visibility_timeout", type=DURATION, required=True, help="Yours for so long, from now: 10m.")
+@click.option("--for", "visibility_timeout", type=LEASE, required=True, help="Yours for so long, from now: 10m.")
 def extend(service: Connected, receipts: tuple[str, ...], visibility_timeout: float) -> int:
     """Keep messages for longer."""
     return _settle(service, actions.extend(visibility_timeout), receipts)
@@ -356,7 +356,7 @@ def extend(service: Connected, receipts: tuple[str, ...], visibility_timeout: fl
 
 @command("release")
 @_receipts
-@click.option("--delay", type=DURATION, help="Delivered again after this time; by default the queue's back-off.")
+@click.option("--delay", type=DELAY, help="Delivered again after this time; by default the queue's back-off.")
 def release(service: Connected, receipts: tuple[str, ...], delay: float | None) -> int:
     """Give messages back: they are delivered again."""
     action = Action("release", (("counted", True),)) if delay is None else actions.release(delay)

@@ -28,7 +28,7 @@ from rich.progress import (
 from marq.cli.console import out, out_json, say
 from marq.cli.group import QUEUE, command
 from marq.cli.service import Connected
-from marq.cli.values import DURATION, Place, number, rate
+from marq.cli.values import DELAY, Place, number, rate
 from marq.client import Outgoing
 from marq.errors import BadValueError, MarqError, TooLargeError
 from marq.protocol.limits import CLIENT_BATCH_BYTES, CLIENT_BATCH_MAX, MESSAGE_MAX_BYTES
@@ -46,8 +46,8 @@ NAMED = 10
 @click.option("--file", "files", multiple=True, type=click.Path(), help="A file whose content is one message.")
 @click.option("--key", help="The messages' own key.")
 @click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header; may be given several times.")
-@click.option("--delay", type=DURATION, help="Received first after this time: 30s, 5m, 2h.")
-@click.option("--ttl", type=DURATION, help="Dropped if not finished after this time.")
+@click.option("--delay", type=DELAY, help="Received first after this time: 30s, 5m, 2h.")
+@click.option("--ttl", type=DELAY, help="Dropped if not finished after this time.")
 @click.option("--group", help="Those of a group take turns with others; in a FIFO queue they come in order.")
 @click.option("--deduplication-id", help="FIFO: a second message with it within five minutes is dropped.")
 def send(

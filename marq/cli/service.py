@@ -16,7 +16,7 @@ from marq.cli.values import Place
 from marq.client import Queue, wire
 from marq.client.loop_thread import Runner
 from marq.client.operations import Action, Operations
-from marq.errors import MarqError, SettingError, UnavailableError, UnreachableError
+from marq.errors import MarqError, RequestError, SettingError, UnavailableError, UnreachableError
 
 #: Queues, messages or rows that are asked for at once.
 PAGE = 1_000
@@ -90,6 +90,11 @@ class Connected:
                 failure = failure or error
             except UnavailableError:
                 break  # somebody answers; the command itself is tried again for a while
+            except RequestError as error:
+                raise SettingError(
+                    f"what is at {' and '.join(self.address.urls)} does not answer like a worker ({error}); give the "
+                    "address of one, such as http://localhost:9324"
+                ) from None
         else:
             assert failure is not None
             raise UnreachableError(
@@ -171,7 +176,9 @@ def _reason(error: UnreachableError) -> str:
     if isinstance(cause, socket.gaierror):
         return "its name is not known here"
     number = getattr(cause, "errno", None)
-    return os.strerror(number).lower() if isinstance(number, int) and number > 0 else str(error)
+    if isinstance(number, int) and number > 0:
+        return os.strerror(number).lower()
+    return f"it is no worker ({str(cause or error).lower()})"
 
 
 def _context(ca_file: Path | None) -> ssl.SSLContext | None:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from marq.core.policies import DELAY_MAX_MS, LEASE_MAX_MS, LEASE_MIN_MS
 from marq.errors import BadValueError
 
 _UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -59,18 +60,27 @@ def seconds_of(text: str) -> float:
 
 
 class Duration(click.ParamType):
-    """A duration on the command line, as seconds."""
+    """A duration on the command line, as seconds; at least and at most so many milliseconds."""
 
     name = "duration"
+
+    def __init__(self, least_ms: int = 0, most_ms: int | None = None) -> None:
+        self._least_ms = least_ms
+        self._most_ms = most_ms
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Seconds."""
         if isinstance(value, int | float):
             return float(value)
         try:
-            return seconds_of(value)
+            seconds = seconds_of(value)
         except BadValueError as error:
             self.fail(str(error), param, ctx)
+        if seconds * 1000 < self._least_ms:
+            self.fail(f"{value!r} is too short; at least {duration(self._least_ms)}", param, ctx)
+        if self._most_ms is not None and seconds * 1000 > self._most_ms:
+            self.fail(f"{value!r} is too long; at most {duration(self._most_ms)}", param, ctx)
+        return seconds
 
 
 class PlaceType(click.ParamType):
@@ -89,6 +99,9 @@ class PlaceType(click.ParamType):
 
 
 DURATION = Duration()
+#: How long a message is a receiver's, and how long it can be delayed or kept.
+LEASE = Duration(LEASE_MIN_MS, LEASE_MAX_MS)
+DELAY = Duration(0, DELAY_MAX_MS)
 PLACE = PlaceType()
 
 

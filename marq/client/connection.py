@@ -139,9 +139,7 @@ class Connection:
                     status, answer, response.headers.get("Content-Type", ""), response.headers.get("Retry-After")
                 )
         except (aiohttp.ClientConnectorSSLError, aiohttp.ClientConnectorCertificateError) as exc:
-            raise NotAuthenticatedError(
-                f"no secure connection to {self.addresses[used]}: {exc}; check the address and `tls`"
-            ) from exc
+            raise NotAuthenticatedError(f"no secure connection to {self.addresses[used]}: {_tls_problem(exc)}") from exc
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as exc:
             error = UnreachableError(f"{self.addresses[used]} does not answer: {_said(exc)}; is it running there?", 0.0)
             error.__cause__ = exc
@@ -206,6 +204,12 @@ def checked(address: str) -> str:
         raise SettingError(
             f"address {address!r}: it has to begin with http:// or https://, as in http://localhost:9324"
         )
+    try:
+        _ = parts.port
+    except ValueError:
+        raise SettingError(
+            f"address {address!r}: its port has to be a number up to 65535, as in http://localhost:9324"
+        ) from None
     if parts.query or parts.fragment or parts.username:
         raise SettingError(f"address of {parts.hostname!r}: only a scheme, host, port and path; a key goes into `key`")
     return address.rstrip("/")
@@ -215,6 +219,12 @@ def checked(address: str) -> str:
 def url_of(address: str, path: str) -> URL:
     """The URL of an address and a path that is quoted already."""
     return URL(address + path, encoded=True)
+
+
+def _tls_problem(error: BaseException) -> str:
+    if "WRONG_VERSION_NUMBER" in str(error):
+        return "it speaks no TLS on this port; use http://, or the port that speaks it"
+    return f"{error}; check the address, and the certificates that are trusted"
 
 
 def _said(error: BaseException) -> str:

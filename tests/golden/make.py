@@ -47,7 +47,8 @@ def serve(here: Installation, code: Path) -> dict[str, Any]:
     """All that a worker wrote: some of its messages are done, some in flight, given back, waiting or delayed."""
     with here.cluster(handlers="", checkpoint_ms=200, secret=SECRET) as cluster:
         persist = "hold_ms" if "hold_ms" in (code / "app/settings.py").read_text() else "persist_after_ms"
-        worker = cluster.start(code=code, **{persist: 100})
+        settings: dict[str, Any] = {persist: 100}
+        worker = cluster.start(code=code, **settings)
 
         def call(path: str, **body: Any) -> Any:
             data = json.dumps(body).encode()

@@ -30,7 +30,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -252,7 +252,7 @@ class Cluster:
         self._reader: AIOKafkaConsumer | None = None
         self._serial = 0
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         self.witness.mkdir(parents=True, exist_ok=True)
         self._thread.start()
         return self
@@ -490,7 +490,7 @@ class Cluster:
                     event, messages = json.loads(line)
                 except ValueError:
                     continue  # the last line of a killed process
-                found += [Seen(event, *m[:6], pid, len(messages), *m[6:]) for m in messages]
+                found += [Seen(event, *m[:6], pid, len(messages), *m[6:]) for m in messages]  # type: ignore[call-arg]
         return sorted((s for s in found if queue is None or s.queue == queue), key=lambda s: s.at_s)
 
     def begun(self, queue: str | None = None) -> list[Seen]:

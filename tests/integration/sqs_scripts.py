@@ -208,7 +208,7 @@ class Script:
     def receive_wrong(self) -> None:
         queue = self.url(self.pick(*self.queues))
         for values in ({"MaxNumberOfMessages": 11}, {"MaxNumberOfMessages": 0}, {"WaitTimeSeconds": 21}):
-            self.both("receive_message", QueueUrl=queue, **values)
+            self.both("receive_message", QueueUrl=queue, **values)  # type: ignore[arg-type]
         self.both("receive_message", QueueUrl=queue, VisibilityTimeout=43_201)
         self.both("receive_message", QueueUrl=lambda side: next(iter(side.urls.values())) + "-not-there")
 

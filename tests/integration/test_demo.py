@@ -55,7 +55,7 @@ def place(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Place:
 @pytest.fixture(scope="module")
 def worker(place: Place) -> Iterator[WorkerProcess]:
     """A plain worker, without handlers."""
-    with WorkerProcess(**place.settings) as process:
+    with WorkerProcess(**place.settings) as process:  # type: ignore[arg-type]
         process.wait_ready()
         yield process
 
@@ -66,7 +66,7 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 90) -> tuple[int, 
     except subprocess.TimeoutExpired:
         process.kill()
         out, _ = process.communicate()
-        pytest.fail(f"{process.args} did not end within {timeout_s} s:\n{out[-3000:]}")
+        pytest.fail(f"{process.args!r} did not end within {timeout_s} s:\n{out[-3000:]}")
     return process.returncode, out
 
 

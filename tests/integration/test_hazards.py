@@ -380,7 +380,7 @@ async def table_worker(lab: Lab) -> tuple[Worker, SegmentTable, Writer]:
     worker = await lab.worker(table=True, on_chunk=writer.on_chunk)
     await worker.ready()
     worker.open_all()
-    return worker, worker.table, writer
+    return worker, worker.table, writer  # type: ignore[return-value]
 
 
 def test_rows_of_one_key_in_two_partitions_do_not_touch_each_other(kafka: str, tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_row_too_large_fails_and_does_not_stop_the_others(kafka: str, tmp_path
             assert (await asyncio.wait_for(table.send_changelog(0, b"small", b"x"), 5)).offset == 0
             assert (await (await writer.run(0, lambda: table.write(b"k", b"v")))).offset == 1
             # Other errors in it do not end Faust's sending task either.
-            send, worker.app.producer.send = worker.app.producer.send, None
+            send, worker.app.producer.send = worker.app.producer.send, None  # type: ignore[assignment]
             with pytest.raises(TypeError):
                 await asyncio.wait_for(table.send_changelog(0, b"small", b"x"), 5)
             worker.app.producer.send = send
@@ -528,7 +528,7 @@ def test_a_late_acknowledgement_does_not_open_a_revoked_partition(kafka: str, tm
                 return held[partition]
 
             sent: list[tuple[int, Any]] = []
-            worker.app.producer.append = held_append
+            worker.app.producer.append = held_append  # type: ignore[assignment]
             for p in range(2):
                 await writer.run(p, lambda: table.write(b"row", b"value"))
             await until(lambda: len(sent) == 2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from moto.server import ThreadedMotoServer
@@ -60,7 +61,7 @@ def test_where_they_differ_it_is_as_aws_says(marq: str, moto: str) -> None:
     script.create()
     (queue,) = script.queues
     url = script.url(queue)
-    send = {"QueueUrl": url, "MessageBody": "x"}
+    send: dict[str, Any] = {"QueueUrl": url, "MessageBody": "x"}
     text = {"DataType": "String", "StringValue": "x"}
     script.both("send_message", "a body with a character that is not allowed", QueueUrl=url, MessageBody="\x01")
     script.both("send_message", "an empty body", QueueUrl=url, MessageBody="")
@@ -98,7 +99,7 @@ def test_where_they_differ_it_is_as_aws_says(marq: str, moto: str) -> None:
         (message,) = side.sqs.receive_message(QueueUrl=other, WaitTimeSeconds=5)["Messages"]
         side.handles["other", "b"] = message["ReceiptHandle"]
         side.sqs.change_message_visibility(QueueUrl=other, ReceiptHandle=message["ReceiptHandle"], VisibilityTimeout=0)
-    message_of = {"QueueUrl": script.url("other"), "ReceiptHandle": script.handle("other", "b")}
+    message_of: dict[str, Any] = {"QueueUrl": script.url("other"), "ReceiptHandle": script.handle("other", "b")}
     script.both(
         "change_message_visibility", "the timeout of a message that was given back", VisibilityTimeout=5, **message_of
     )

@@ -159,10 +159,10 @@ def test_rows_missing_rows_damaged_and_files_damaged_are_filled_again_from_the_c
         before = fill_tables(cluster)
         worker.stop()
         with rows(worker, "messages", 0) as store:
-            del store[min(key for key in store.keys() if key.startswith(b"0/"))]  # noqa: SIM118
+            del store[min(key for key in store.keys() if key.startswith(b"0/"))]  # type: ignore[arg-type]  # noqa: SIM118
         with rows(worker, "markers", 1) as store:
-            key = max(key for key in store.keys() if key.startswith(b"1/"))  # noqa: SIM118
-            store[key] = store[key][:-2] + b"!!"
+            key = max(key for key in store.keys() if key.startswith(b"1/"))  # type: ignore[arg-type]  # noqa: SIM118
+            store[key] = store[key][:-2] + b"!!"  # type: ignore[index]
         (store_path(worker, "messages", 2) / "CURRENT").write_bytes(b"nonsense\n")
         path = store_path(worker, "progress", 3)
         content = path.read_bytes()

@@ -14,7 +14,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from app.kafka.topics import ensure_topics
 from app.settings import Settings
-from marq.core.markers import Marker, encode
+from marq.core.markers import encode
 from pipeline.kafka import Kafka
 from pipeline.options import Job
 from tests.integration.cluster import Cluster
@@ -92,9 +92,9 @@ class Installation:
         """Append to the queue topic."""
         return self.write(self.settings.queue_topic, partition, records)
 
-    def mark(self, partition: int, *batches: list[Marker]) -> list[int]:
+    def mark(self, partition: int, *batches: Sequence[Any]) -> list[int]:
         """Append to the markers topic, each batch as a record."""
-        values = [(None, encode(batch, by="test", seq=i)) for i, batch in enumerate(batches)]
+        values = [(None, encode(list(batch), by="test", seq=i)) for i, batch in enumerate(batches)]
         return self.write(self.settings.markers_topic, partition, values)
 
     def delete_before(self, positions: Mapping[str, int], partition: int) -> None:
@@ -146,5 +146,5 @@ def finish(process: subprocess.Popen[str], timeout_s: float = JOB_S) -> subproce
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        raise AssertionError(f"{process.args} did not end within {timeout_s} s:\n{out}\n{err}") from None
+        raise AssertionError(f"{process.args!r} did not end within {timeout_s} s:\n{out}\n{err}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

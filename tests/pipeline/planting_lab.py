@@ -88,7 +88,7 @@ class Copy:
     def _has(self, key: str) -> bool:
         return any(message[0] == IN_FLIGHT for message in rows.decode_messages(self.rows[key]).messages)
 
-    def change_row(self, kind: rows.Kind, change: Callable[[Any], Any]) -> None:
+    def change_row(self, kind: str, change: Callable[[Any], Any]) -> None:
         """Change a row, of messages that of `IN_FLIGHT`, and every checksum that names it, as if it was written so."""
         keys = [key for key in self.rows if rows.kind_of(key) == kind]
         key = next(key for key in keys if kind != "messages" or self._has(key))
@@ -171,7 +171,7 @@ def _log(here: Installation, plain: Producer, topic: str, number: int, records: 
     for i, record in enumerate(records):
         if record is not LOST:
             assert not lost % 2, "records are lost in pairs"
-            headers = [(name, value) for name, value in record.headers]
+            headers: Any = [(name, value) for name, value in record.headers]
             plain.produce(topic, record.value, record.key, number, timestamp=record.timestamp, headers=headers)
             continue
         lost += 1

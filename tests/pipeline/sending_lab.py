@@ -30,7 +30,7 @@ class Here(Job):
 
     spark: SparkSession | None = field(default=None, compare=False)
 
-    def session(self, name: str) -> Any:
+    def session(self, name: str, *, lasting: bool = False) -> Any:
         return contextlib.nullcontext(self.spark)
 
 
@@ -72,10 +72,10 @@ def committed(installation: Installation, least: int = 0, topic: str | None = No
             quiet = 0 if batch else quiet + 1
             for message in batch:
                 assert message.error() is None, message.error()
-                headers = dict(message.headers() or ())
-                found.append(
-                    Record(message.partition(), message.offset(), message.key(), message.value() or b"", headers)
-                )
+                headers: dict[str, Any] = dict(message.headers() or ())
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None and offset is not None
+                found.append(Record(partition, offset, message.key(), message.value() or b"", headers))
     finally:
         consumer.close()
     return sorted(found, key=lambda record: (record.partition, record.offset))

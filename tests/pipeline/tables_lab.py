@@ -35,8 +35,10 @@ def read(here: Installation, topic: str, number: int) -> list[Record]:
             assert message is not None, f"{topic} partition {number} was not read within {READ_S} s"
             if message.error() is not None:
                 return found
-            headers = tuple(message.headers() or ())
-            found.append(Record(message.offset(), message.timestamp()[1], message.key(), message.value(), headers))
+            headers: Any = tuple(message.headers() or ())
+            offset = message.offset()
+            assert offset is not None
+            found.append(Record(offset, message.timestamp()[1], message.key(), message.value(), headers))
     finally:
         consumer.close()
 

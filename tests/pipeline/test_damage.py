@@ -14,6 +14,7 @@ import pytest
 
 from app.kafka.broker import EmbeddedBroker
 from marq.core.markers import End, Own, Start, Tick, encode
+from marq.errors import PipelineError
 from pipeline import archive
 from pipeline.audit import audit
 from pipeline.damage import Damage, around, find
@@ -206,7 +207,7 @@ def test_an_error_that_has_another_cause_ends_the_job(
         raise OSError("disk full")
 
     monkeypatch.setattr(archive, "_append", fails)
-    with pytest.raises(archive.PipelineError, match="disk full"):
+    with pytest.raises(PipelineError, match="disk full"):
         run_archive(spark, here.job)
 
 

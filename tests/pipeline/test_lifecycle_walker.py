@@ -12,7 +12,11 @@ from pipeline.lifecycle_walker import LifecycleWalker, Plan
 def test_of_several_group_headers_the_last_counts() -> None:
     walker = LifecycleWalker(0, msgspec.msgpack.encode(Plan(0, 3, 0, 0, queue_id=None, run=1)))
     walker.begin()
-    headers = [[(H_GROUP, b"first"), (H_GROUP, b"last")], [(H_GROUP, b"first"), (H_GROUP, None)], []]
+    headers: list[list[tuple[str, bytes | None]]] = [
+        [(H_GROUP, b"first"), (H_GROUP, b"last")],
+        [(H_GROUP, b"first"), (H_GROUP, None)],
+        [],
+    ]
     walker.read([Envelope(i, 1, b"q", None, found, 1) for i, found in enumerate(headers)], [None] * 3)
     walker.end()
     rows = [row for batch in walker.results() for row in batch.to_pylist() if row["state_key"] is None]

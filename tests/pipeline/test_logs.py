@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from marq.core.markers import End, Own, Start, encode
+from marq.core.markers import End, Marker, Own, Start, encode
 from marq.errors import PipelineError
 from pipeline.logs import Bounds, bounds, logs
 from tests.pipeline.lab import Installation
@@ -21,7 +21,7 @@ def test_both_logs_come_with_their_places_and_without_payloads(
 ) -> None:
     here = installation()
     here.send(0, (b"q", b"hello"), (b"q", None, [("marq-delay-ms", b"5"), ("a", None)]))
-    own = [Own("w", "n")]
+    own: list[Marker] = [Own("w", "n")]
     here.mark(1, own, [Start(0, 1, [0, 2], 1000)])
 
     rows = {(r.log, r.partition, r.offset): r for r in logs(spark, here.kafka).collect()}

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from marq.core.history import Envelope
-from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start, Tick, encode
+from marq.core.markers import End, Keepalive, Own, Purge, Release, Start, Tick, encode
 from marq.errors import PipelineError, TopicError
 from pipeline import windows
 from pipeline.metrics import CHECKPOINT, METRICS, STATE, Counting
@@ -37,14 +37,14 @@ DAY_S = 86_400
 # -- what is counted: the walker alone -----------------------------------------------------------------------------
 
 #: A record of a log: the queue log's envelopes, or markers at a time.
-Step = Envelope | tuple[int, int, list[Marker]]
+Step = Envelope | tuple[int, int, list[Any]]
 
 
 def message(offset: int, at_ms: int, queue: bytes | None = b"q", size: int = 10, *headers: Any) -> Envelope:
     return Envelope(offset, at_ms, queue, None, headers, size)
 
 
-class Tallied:
+class Counted:
     """What walkers find in steps, cut into batches anywhere."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Tallied:
         self._state: list[tuple[str, bytes]] = []
         self._positions = (0, 0)
 
-    def batch(self, steps: Sequence[Step]) -> Tallied:
+    def batch(self, steps: Sequence[Step]) -> Counted:
         queue, markers = self._positions
         for step in steps:
             if isinstance(step, Envelope):
@@ -90,7 +90,7 @@ class Tallied:
 
 
 def test_what_took_effect_is_counted_in_the_window_in_which_it_did() -> None:
-    found = Tallied().batch(
+    found = Counted().batch(
         [
             (0, 1_000, [Own("w", "n")]),
             message(0, 1_000),
@@ -119,7 +119,7 @@ def test_what_took_effect_is_counted_in_the_window_in_which_it_did() -> None:
 
 
 def test_a_delivery_that_was_not_handed_out_does_not_make_the_next_one_a_redelivery() -> None:
-    found = Tallied().batch(
+    found = Counted().batch(
         [
             (0, 1_000, [Own("w", "n")]),
             message(0, 1_000),
@@ -140,7 +140,7 @@ def test_what_happened_before_the_message_was_read_is_counted_when_it_is() -> No
         message(1, 1_500, b"gone"),
         message(2, 1_500),
     ]
-    found = Tallied().batch(steps[:4]).batch(steps[4:5]).batch(steps[5:])
+    found = Counted().batch(steps[:4]).batch(steps[4:5]).batch(steps[5:])
     assert found.of("q", 0) == {"sent": 2, "bytes": 20, "deliveries": 2, "first_deliveries": 2, "acked": 1}
     assert found.waits["q", 0] == (2, 1_000, 500)
     assert found.of("gone", 0) == {"sent": 1, "bytes": 10, "deliveries": 1, "first_deliveries": 1, "purged": 1}
@@ -169,7 +169,7 @@ def test_batches_may_be_cut_anywhere(seed: int) -> None:
             ]
         )
         steps.append((offset, at_ms, [marker]))
-    whole, cut = Tallied().batch(steps), Tallied()
+    whole, cut = Counted().batch(steps), Counted()
     while steps:
         count = rng.randrange(1, 12)
         cut.batch(steps[:count])
@@ -210,7 +210,7 @@ def rows(spark: SparkSession, here: Installation) -> list[Row]:
 def published(here: Installation) -> dict[str, dict[str, Any]]:
     """The last record of each key in the topic."""
     found = {record.key: record.value for record in read(here, f"{here.settings.name}.metrics", 0)}
-    return {key.decode(): json.loads(value) for key, value in found.items()}
+    return {(key or b"").decode(): json.loads(value or b"") for key, value in found.items()}
 
 
 def some_traffic(here: Installation, number: int, count: int, first: int = 0) -> None:

@@ -249,7 +249,7 @@ def opened(browser: Browser, file: Path, troubles: list[str], **options: Any) ->
     page = browser.new_context(**options).new_page()
     page.on("console", lambda message: troubles.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-    page.on("dialog", lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+    page.on("dialog", lambda dialog: (troubles.append(f"dialog: {dialog.message}"), dialog.dismiss()))  # type: ignore[call-overload]
     page.on("request", lambda request: troubles.append(request.url) if request.url != file.as_uri() else None)
     page.goto(file.as_uri())
     page.wait_for_selector(".chart .main-svg")

@@ -35,10 +35,11 @@ def rows_of(simulator: Simulator) -> list[tuple[Any, ...]]:
     """Both logs as rows of `LOGS`."""
     n = simulator.number
     queue = [
-        (n, "queue", r.offset, r.timestamp, r.key, None, len(r.value), list(r.headers)) for r in simulator.queue.records
+        (n, "queue", r.offset, r.timestamp, r.key, None, len(r.value or b""), list(r.headers))
+        for r in simulator.queue.records
     ]
     markers = [
-        (n, "markers", r.offset, r.timestamp, None, r.value, len(r.value), []) for r in simulator.markers.records
+        (n, "markers", r.offset, r.timestamp, None, r.value, len(r.value or b""), []) for r in simulator.markers.records
     ]
     return queue + markers
 

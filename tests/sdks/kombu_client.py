@@ -9,7 +9,7 @@ from queue import Empty
 from typing import Any
 from urllib.parse import urlsplit
 
-from kombu import Connection
+from kombu import Connection  # type: ignore[attr-defined]
 
 endpoint, url, scenario, argument = sys.argv[1:]
 count = int(argument)

@@ -142,7 +142,7 @@ def _manifest_without(**fields: Any) -> Callable[[], AbstractContextManager[Any]
     def mutated(cls: Any, number: int, manifest: rows.Manifest, load: Any, **kwargs: Any) -> Any:
         return original(cls, number, msgspec.structs.replace(manifest, **fields), load, **kwargs)
 
-    return lambda: mock.patch.object(Partition, "restoring", classmethod(mutated))
+    return lambda: mock.patch.object(Partition, "restoring", classmethod(mutated))  # type: ignore[arg-type]
 
 
 class ClaimsLate(Worker):

@@ -154,6 +154,7 @@ class Reference:
         for name, value in record.headers:
             if poison:
                 break
+            value = value or b""
             if name in ("marq-delay-ms", "marq-ttl-ms"):
                 if not value.isdigit() or int(value) > 366 * 86_400_000:
                     poison = True

@@ -604,7 +604,7 @@ def small_limits() -> Iterator[None]:
     """The core with :data:`SMALL` limits."""
     with ExitStack() as stack:
         for module, values in SMALL.items():
-            stack.enter_context(mock.patch.multiple(module, **values))
+            stack.enter_context(mock.patch.multiple(module, **values))  # type: ignore[call-overload]
         yield
 
 

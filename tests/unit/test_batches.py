@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import struct
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,9 @@ THREE = (Raw(b"a"), Raw(b"b"), Raw(b"c"))
 class Read:
     """The records and faults that a reader gets from some bytes."""
 
-    def __init__(self, data: bytes, position: int = 0, *, end: int = -1, patient: bool = False, aborted=()) -> None:
+    def __init__(
+        self, data: bytes, position: int = 0, *, end: int = -1, patient: bool = False, aborted: Sequence[Any] = ()
+    ) -> None:
         self.faults: list[Fault] = []
         fetched = FetchedRecords(data, aborted, position, end=end, patient=patient, on_fault=self.faults.append)
         self.records = list(fetched)

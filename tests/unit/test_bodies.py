@@ -25,11 +25,12 @@ from aiohttp.web_protocol import RequestHandler
 from app import bodies
 from gateway import connections
 from gateway.routes import VALUES_MAX, Body
-from gateway.schemas import BATCH_MAX, RECEIPTS_BYTES, Send
+from gateway.schemas import RECEIPTS_BYTES, Send
 from gateway.sqs import query_protocol
 from gateway.sqs.errors import TEXT_MAX, SqsError
 from gateway.sqs.model import actions
 from marq.errors import BadValueError, TooLargeError
+from marq.protocol.limits import BATCH_MAX
 from tests.unit.http_lab import Http, answer_of, head_of, keep_catalog, run, serving, signed_request
 
 KEY = "a-key-of-enough-length"
@@ -118,7 +119,7 @@ def test_the_largest_message_of_sqs_fits_into_a_request(tmp_path: Path) -> None:
 
 def test_a_body_without_a_length_has_the_same_limit(tmp_path: Path) -> None:
     async def test(http: Http) -> None:
-        reader, writer = await http.send(head_of("POST", "/v1/ack", Transfer_Encoding="chunked", **JSON))
+        reader, writer = await http.send(head_of("POST", "/v1/ack", None, Transfer_Encoding="chunked", **JSON))
         for _ in range(11):
             writer.write(b"10000\r\n" + b" " * 65536 + b"\r\n")
 
@@ -355,7 +356,9 @@ def in_turns(parsed: list[tuple[int, int]]) -> bool:
 
 def test_a_body_in_many_short_lines_is_parsed_in_turns(tmp_path: Path, parsed: list[tuple[int, int]]) -> None:
     receipts = {"receipts": [f"{i}" * 20 for i in range(1000)]}
-    chunked = head_of("POST", "/v1/ack", Transfer_Encoding="chunked", **JSON) + _chunks(json.dumps(receipts).encode())
+    chunked = head_of("POST", "/v1/ack", None, Transfer_Encoding="chunked", **JSON) + _chunks(
+        json.dumps(receipts).encode()
+    )
     pretty = json.dumps(receipts, indent=0).encode() + b"\n " * 100_000
     plain = head_of("POST", "/v1/ack", len(pretty), **JSON) + pretty
 
@@ -399,7 +402,7 @@ def test_what_waits_to_be_parsed_is_bounded(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(connections, "PUT_OFF_BYTES", 1000)
 
     async def test(http: Http) -> None:
-        sent = head_of("POST", "/v1/ack", Transfer_Encoding="chunked", **JSON) + _chunks(b" " * 10_000)
+        sent = head_of("POST", "/v1/ack", None, Transfer_Encoding="chunked", **JSON) + _chunks(b" " * 10_000)
         reader, _ = await http.send(sent)
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 10) == b""
@@ -418,7 +421,7 @@ def test_what_waits_to_be_parsed_is_bounded(tmp_path: Path, monkeypatch: pytest.
 def test_a_malformed_body_is_a_bad_request(tmp_path: Path, body: bytes) -> None:
     async def test(http: Http) -> None:
         for path, headers in (("/v1/ack", JSON), ("/", SQS)):
-            data = head_of("POST", path, Transfer_Encoding="chunked", **headers) + body
+            data = head_of("POST", path, None, Transfer_Encoding="chunked", **headers) + body
             reader, writer = await http.send(data)
             if body == b"5\r\nabc":
                 writer.write_eof()  # it ends too early
@@ -522,7 +525,7 @@ def test_msgpack_says_how_much_comes_and_is_refused_by_that() -> None:
 @pytest.mark.parametrize("kind", ["json", "msgpack"])
 def test_a_message_has_at_most_a_hundred_headers(kind: str) -> None:
     encode = getattr(msgspec, kind).encode
-    body = {"messages": [{"payload": b"", "headers": {f"{i}": b"" for i in range(101)}}]}
+    body: Any = {"messages": [{"payload": b"", "headers": {f"{i}": b"" for i in range(101)}}]}
 
     with pytest.raises(BadValueError, match="length <= 100"):
         asyncio.run(read(encode(body), f"application/{kind}"))

@@ -130,7 +130,7 @@ def test_a_step_of_the_search_for_parked_messages_is_bounded_however_many_queues
 
     monkeypatch.setattr(Segment, "lowest_parked", note)
     monkeypatch.setattr(Segment, "index", lambda self: pytest.fail("an index takes long"))
-    monkeypatch.setattr(census.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     assert len(gathered(census._lowest_parked_in_turns(logs.partition))) > 19
     steps.append(step)
     assert sum(one.count("group") for one in steps) == sum(len(one) for one in segments.queues.values()) > 700

@@ -25,6 +25,7 @@ import marq
 from marq import errors
 from marq.client import AsyncService, Outgoing, Sent, Service, wire
 from marq.client.connection import checked
+from marq.protocol.messages import Problem
 from tests.unit.fake_service import FakeService
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,7 +257,7 @@ def test_client_and_service_agree_on_the_names_of_errors() -> None:
 
     for kind, status, name, _ in _KINDS:
         if issubclass(kind, errors.RequestError | errors.UnavailableError):
-            assert type(wire.error_of(wire.Problem(f"urn:marq:problem:{name}"), status)) is kind
+            assert type(wire.error_of(Problem(f"urn:marq:problem:{name}"), status)) is kind
 
 
 def test_receipts_that_could_not_be_confirmed_are_tried_again_without_the_others(
@@ -435,7 +436,7 @@ def test_an_unread_message_whose_lease_was_lost_is_not_handed_out(fake: FakeServ
 
 def test_an_unread_message_whose_lease_could_not_be_extended_is_not_handed_out(fake: FakeService) -> None:
     fake.put("q", b"0", b"1")
-    options = {"visibility_timeout": 1.0, "prefetch": 2, "timeout": 0.2}
+    options: dict[str, Any] = {"visibility_timeout": 1.0, "prefetch": 2, "timeout": 0.2}
     with Service(fake.url, retry_for=0.2) as service, service.queue("q").consume(**options) as messages:
         next(messages)
         fake.fail(100, status=503)

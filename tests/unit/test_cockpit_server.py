@@ -107,7 +107,7 @@ def test_a_browser_gets_the_page_on_the_root_and_everybody_else_sqs(tmp_path: Pa
             ("/?Action=ListQueues", {"Accept": BROWSER}),
             ("/", {"Accept": BROWSER, "Authorization": "AWS4-HMAC-SHA256 x"}),
         ):
-            _, head, body = await http.request("GET", path, **named)
+            _, head, body = await http.request("GET", path, b"", **named)
             assert b"<div" not in body, (path, named)
             assert "x-amzn-requestid" in head
         status, head, _ = await http.request("POST", "/", b"", Accept=BROWSER)

@@ -8,7 +8,7 @@ import logging
 import resource
 import ssl
 import tomllib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ async def serving(total: int = 100, per_address: int = 100, tls: bool = False) -
         await runner.cleanup()
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(test())
 

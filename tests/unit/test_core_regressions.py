@@ -14,6 +14,7 @@ from marq.core.partition import Partition
 from marq.core.policies import Limits, QueueSettings
 from marq.core.rows import Record
 from marq.core.starts import DEAD_LEASE_MS, DEAD_RECEIVER
+from marq.core.state import MessageState
 from marq.errors import RowError
 from marq.protocol.limits import MESSAGE_MAX_BYTES
 from tests.unit.core_helpers import LEASE_MS, Broker, TwoLogs, Worker
@@ -253,7 +254,7 @@ def test_messages_of_a_row_that_cannot_be_read_stay_unfinished(settings: QueueSe
     logs.read()
     logs.ack(logs.start(later))
     logs.persist()
-    assert digest_of(list(entries(logs.recovered()))).queues["q"]["ready"] == 3
+    assert digest_of(list(entries(logs.recovered()))).queues["q"][MessageState.READY] == 3
     assert logs.take(3, settings=settings) == [0, 1, 2]
 
 

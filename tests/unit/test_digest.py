@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from marq.core.digest import digest_of, entries
+from marq.core.digest import Digest, digest_of, entries
 from tests.unit.core_helpers import LEASE_MS, Worker
 
 
-def digest(worker: Worker) -> tuple[dict[str, dict[str, int]], str]:
+def digest(worker: Worker) -> Digest:
     return digest_of(entries(worker.owner.partition))
 
 

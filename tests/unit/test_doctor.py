@@ -64,19 +64,17 @@ def queue(name: str, **values: Any) -> dict[str, Any]:
 
 def facts(**values: Any) -> Facts:
     """The facts of a healthy service, with the given changes."""
-    return Facts(
-        **{
-            "url": "http://127.0.0.1:1",
-            "version": "1.0",
-            "ready": True,
-            "workers": [worker(1), worker(2)],
-            "partitions": [partition(0), partition(1)],
-            "queues": [queue("orders"), queue("orders.dead", has_receiver=False, oldest_ms=10**9)],
-            "clock_ms": NOW_MS,
-            "certificate_days": 90.0,
-        }
-        | values
-    )
+    told: dict[str, Any] = {
+        "url": "http://127.0.0.1:1",
+        "version": "1.0",
+        "ready": True,
+        "workers": [worker(1), worker(2)],
+        "partitions": [partition(0), partition(1)],
+        "queues": [queue("orders"), queue("orders.dead", has_receiver=False, oldest_ms=10**9)],
+        "clock_ms": NOW_MS,
+        "certificate_days": 90.0,
+    }
+    return Facts(**told | values)
 
 
 def wrong(found: Facts) -> list[tuple[str, str]]:

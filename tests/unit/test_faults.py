@@ -411,7 +411,7 @@ def test_a_worker_that_fails_is_ended(tmp_path: Path) -> None:
         app.beacon.reattach(process.beacon)
         app.fail(InternalError("planted"))
         async with asyncio.timeout(5):
-            await process.wait(asyncio.Event())
+            await process.wait(asyncio.Event())  # type: ignore[arg-type]
         assert "planted" in str(process.crash_reason)
 
     run(scenario)
@@ -427,7 +427,7 @@ def test_a_service_whose_task_ended_is_what_the_worker_fails_for(tmp_path: Path)
         app = a_worker(tmp_path)
         await Dying(beacon=app.beacon).start()
         async with asyncio.timeout(5):
-            await app.wait(asyncio.Event())
+            await app.wait(asyncio.Event())  # type: ignore[arg-type]
         assert "planted" in str(app.failure)
 
     run(scenario)
@@ -439,7 +439,7 @@ def test_no_attribute_of_ours_hides_a_method_of_fausts() -> None:
     async def scenario(failures: Failures) -> None:
         app = build(Settings(kafka="kafka://127.0.0.1:1"))
         parts = [app, *vars(app).values(), *app.tables.values(), app.consumer, app.consumer._thread, app.producer]
-        parts += [app.tables, app.tables.recovery, app.assignor]
+        parts += [app.tables, app.tables.recovery, app.assignor]  # type: ignore[attr-defined]
         hidden = {
             f"{type(part).__name__}.{name}"
             for part in parts

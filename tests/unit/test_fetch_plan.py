@@ -38,7 +38,7 @@ class Broker:
             self.made += 1
             session = self.sessions[self.made] = {"epoch": 1, "at": asked, "seen": {}}
             return self._read(self.made, session, asked)
-        session = self.sessions.get(request.session_id)
+        session = self.sessions.get(request.session_id)  # type: ignore[assignment]
         if session is None or session["epoch"] != request.session_epoch:
             return SimpleNamespace(
                 API_VERSION=11, error_code=GONE if session is None else WRONG_EPOCH, session_id=0, topics=[]

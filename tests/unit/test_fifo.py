@@ -332,7 +332,7 @@ def test_a_lease_revived_before_the_start_sends_what_is_behind_it_back_uncounted
     (first,) = worker.receive(3, lease_ms=1_000)
     worker.wait(1_000)
     worker.owner.acquire(["q"], 2, "r2", worker.clock_ms, lease_ms=LEASE_MS)
-    revive = Keepalive(*first.receipt, ranges_of([0]), LEASE_MS)
+    revive = Keepalive(*first.receipt, ranges_of([0]), LEASE_MS)  # type: ignore[call-arg]
     from marq.core import markers
 
     broker.append(markers.encode([revive]))

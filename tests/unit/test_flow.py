@@ -9,7 +9,7 @@ from marq.core.policies import Limits, QueueSettings, share
 from tests.unit.core_helpers import LEASE_MS, Worker
 
 
-def serving(count: int, partitions: int = 1, **settings: int) -> Worker:
+def serving(count: int, partitions: int = 1, **settings: Any) -> Worker:
     worker = Worker(settings={"q": QueueSettings(**settings)}, limits=Limits(partitions=partitions)).serve()
     worker.send(count)
     return worker

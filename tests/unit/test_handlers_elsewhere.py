@@ -330,7 +330,7 @@ def test_a_worker_that_does_not_answer_takes_the_place_of_no_calls(monkeypatch: 
                 await asyncio.Event().wait()
             return await answer(name, *call)
 
-        silent.peers.answer = answer_all_but_takes  # type: ignore[method-assign]
+        silent.peers.answer = answer_all_but_takes  # type: ignore[assignment, method-assign]
         cluster.add("a", [0])
         silent.send(1)
         await asked.wait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,10 +76,10 @@ class Desk:
         ask = Ask(self.runner, len(offsets) or 1, LEASE_MS)
         self.runner.asked[0] = self.runner.asked.get(0, 0) + ask.calls
         until_ms = now_ms() + LEASE_MS if until_ms is None else until_ms
-        self.runner.handed(ask, SimpleNamespace(number=0), Handout(self.runner, RECEIPT, list(offsets), until_ms))
+        self.runner.handed(ask, SimpleNamespace(number=0), Handout(self.runner, RECEIPT, list(offsets), until_ms))  # type: ignore[arg-type]
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 

@@ -36,11 +36,11 @@ def test_a_message_that_was_given_back_is_not_done_though_the_owner_has_not_read
     second = Worker(first.broker, name="w2", table=first.table)
     second.claim()
     second.restore()
-    second.broker.append(encode([Release(*handout.receipt, [0, 1])]))
+    second.broker.append(encode([Release(*handout.receipt, [0, 1])]))  # type: ignore[call-arg]
     second.read_markers()
 
     assert second.owner.serving and second.owner.partition.position == 0
-    assert lease_of(owned(second), *handout.receipt, 0, second.clock_ms) is Lease.OVER
+    assert lease_of(owned(second), *handout.receipt, 0, second.clock_ms) is Lease.OVER  # type: ignore[call-arg]
 
 
 def test_a_lease_is_over_with_its_last_millisecond_though_no_record_has_told_so() -> None:
@@ -49,7 +49,7 @@ def test_a_lease_is_over_with_its_last_millisecond_though_no_record_has_told_so(
     (handout,) = worker.receive(lease_ms=500)
 
     def at(later_ms: int) -> Lease:
-        return lease_of(owned(worker), *handout.receipt, 0, worker.clock_ms + later_ms)
+        return lease_of(owned(worker), *handout.receipt, 0, worker.clock_ms + later_ms)  # type: ignore[call-arg]
 
     assert [at(0), at(499), at(500), at(501)] == [Lease.HELD, Lease.HELD, Lease.OVER, Lease.OVER]
 

@@ -132,8 +132,8 @@ def test_an_error_that_does_not_pass_concerns_its_partition_alone(run: Any) -> N
     async def scenario(kafka: Kafka, edges: LogEdges) -> None:
         kafka.codes = {1: [TopicAuthorizationFailedError.errno]}
         refused, fine = await asyncio.gather(edges.end(tps(1)), edges.end(tps(3)), return_exceptions=True)
-        assert isinstance(refused, TopicAuthorizationFailedError)
-        assert fine == {TopicPartition("t", 3): 103}
+        assert isinstance(refused, TopicAuthorizationFailedError)  # type: ignore[has-type]
+        assert fine == {TopicPartition("t", 3): 103}  # type: ignore[has-type]
 
     run(scenario)
 

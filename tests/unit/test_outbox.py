@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka.errors import KafkaTimeoutError
@@ -59,7 +60,7 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(scenario())
 
 

@@ -153,7 +153,7 @@ def test_what_ended_after_its_start_but_before_it_was_handed_out_is_not_handed_o
         "purge": markers.Purge(epoch, "q", 1),
         "owner's end": End(epoch, [0, 1], "dead"),
     }[how]
-    worker.broker.append(markers.encode([end], "x", 1))
+    worker.broker.append(markers.encode([end], "x", 1))  # type: ignore[list-item]
 
     worker.read_markers()
 

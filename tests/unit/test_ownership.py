@@ -18,9 +18,10 @@ from app.engine import ownership as module
 from app.engine.owned_partition import READ_ON_MS
 from app.engine.ownership import Ownership
 from app.settings import Settings
+from marq.clock import now_ms
 from marq.core import markers as m
 from marq.core.markers import End, Own, Release
-from marq.core.owner import Phase
+from marq.core.owner import Owner, Phase
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
 from marq.errors import NewerRowError, RowError
@@ -231,7 +232,7 @@ def test_the_tables_are_read_before_the_claim_and_to_their_end_after_it() -> Non
 
 def test_a_restore_lets_everything_else_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(takeover, "SLICE_S", 0.0)
-    monkeypatch.setattr(module.Owner, "restoring", lambda *_: (done.append("slice") for _ in range(3)))
+    monkeypatch.setattr(Owner, "restoring", lambda *_: (done.append("slice") for _ in range(3)))
     done: list[str] = []
 
     async def something_else() -> None:
@@ -397,7 +398,7 @@ def test_a_partition_whose_tables_can_not_be_read_holds_up_no_other() -> None:
 
 
 def test_a_claim_that_was_overtaken_while_tables_were_read_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    restoring = module.Owner.restoring
+    restoring = Owner.restoring
     overtaken = []
 
     def restoring_late(owner: Any, *args: Any) -> Iterator[None]:
@@ -407,7 +408,7 @@ def test_a_claim_that_was_overtaken_while_tables_were_read_is_made_again(monkeyp
         else:
             yield from restoring(owner, *args)
 
-    monkeypatch.setattr(module.Owner, "restoring", restoring_late)
+    monkeypatch.setattr(Owner, "restoring", restoring_late)
 
     async def scenario(desk: Desk) -> None:
         await desk.serve()
@@ -420,14 +421,14 @@ def test_a_claim_that_was_overtaken_while_tables_were_read_is_made_again(monkeyp
 def test_rows_that_stay_wrong_are_read_from_a_wiped_store_and_leave_that_partition_unserved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    original = module.Owner.restoring
+    original = Owner.restoring
 
     def restoring(owner: Any, *args: Any) -> Iterator[None]:
         if owner.number == 1:
             raise RowError("a row is missing")
         yield from original(owner, *args)
 
-    monkeypatch.setattr(module.Owner, "restoring", restoring)
+    monkeypatch.setattr(Owner, "restoring", restoring)
 
     async def scenario(desk: Desk) -> None:
         desk.ownership.on_assigned(1)
@@ -566,7 +567,7 @@ def messages(desk: Desk, number: int, count: int) -> None:
 def take(desk: Desk, number: int, receiver: Any, limit: int = 1) -> Any:
     """A receiver asks one partition; the start is on its way when this returns."""
     owned = desk.ownership.owned[number]
-    pending = owned.owner.acquire(["work"], limit, receiver, module.now_ms(), lease_ms=30_000)
+    pending = owned.owner.acquire(["work"], limit, receiver, now_ms(), lease_ms=30_000)
     desk.ownership.drain(owned)
     return pending
 
@@ -717,7 +718,7 @@ def test_a_damaged_row_concerns_its_partition_alone() -> None:
         def damaged(*args: Any) -> None:
             raise RowError("checksum")
 
-        owned.owner.work = damaged  # type: ignore[method-assign]
+        owned.owner.work = damaged  # type: ignore[assignment, method-assign]
         desk.ownership.on_timer()
         assert desk.ownership.unserved[0] == "checksum"
         assert desk.tables["messages"].wiped == [0]
@@ -757,18 +758,18 @@ def test_a_fifo_queue_that_is_held_up_makes_its_partition_read_on() -> None:
 
 def test_an_idle_partition_is_asked_nothing_until_something_happens_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    tick = module.Owner.tick
+    tick = Owner.tick
 
     def counted(owner: Any, *args: Any) -> bool:
         asked.append(owner.number)
         return tick(owner, *args)
 
-    monkeypatch.setattr(module.Owner, "tick", counted)
+    monkeypatch.setattr(Owner, "tick", counted)
 
     async def scenario(desk: Desk) -> None:
         await desk.serve()
         owners = [owned.owner for owned in desk.ownership.owned.values()]
-        while any(owner.next_ms(module.now_ms()) is not None for owner in owners):  # its first ticks and checkpoint
+        while any(owner.next_ms(now_ms()) is not None for owner in owners):  # its first ticks and checkpoint
             desk.ownership.on_timer()
             for number in desk.ownership.owned:
                 desk.read(number)
@@ -791,7 +792,7 @@ def test_a_partition_with_a_message_in_flight_is_asked_when_its_lease_may_be_ove
         await desk.serve()
         owner = desk.ownership.owned[0].owner
         owner.ingest(0, 1, [Record(0, int(time.time() * 1000), b"q", b"x", ())])
-        assert owner.acquire(("q",), 1, NobodyAtAll(), module.now_ms(), lease_ms=200) is not None
+        assert owner.acquire(("q",), 1, NobodyAtAll(), now_ms(), lease_ms=200) is not None
         async with asyncio.timeout(5):
             while not owner.partition.has_ready("q"):
                 desk.ownership.on_timer()
@@ -815,7 +816,7 @@ def test_changed_settings_of_a_queue_count_for_partitions_that_rest(monkeypatch:
         for number in (0, 1):
             desk.ownership.due.forget(number)
         asked: list[int] = []
-        monkeypatch.setattr(module.Owner, "tick", lambda owner, *_: asked.append(owner.number))
+        monkeypatch.setattr(Owner, "tick", lambda owner, *_: asked.append(owner.number))
         desk.ownership.on_timer()
         assert asked == []
         desk.ownership.catalog.settings_changes += 1

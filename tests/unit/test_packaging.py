@@ -184,12 +184,12 @@ def test_the_wheel_in_an_environment_with_nothing_else_brings_the_command(
         for top in {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")}:
             (site / top).symlink_to(Path(str(one.locate_file(top))))
     pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--quiet", "--no-index"]
-    subprocess.run([*pip, f"marq[cli] @ file://{wheel.filename}"], check=True)
+    subprocess.run([*pip, f"marq[cli] @ file://{wheel.filename}"], check=True)  # type: ignore[list-item]
 
     def marq(*args: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": "/usr/bin:/bin", "MARQ_URL": "http://127.0.0.1:1", "HOME": str(tmp_path)}
         command = [home / "bin" / "marq", *args]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)  # type: ignore[arg-type]
 
     assert marq("--version").stdout == f"marq {__version__}\n"
     assert "redrive" in marq("--help").stdout
@@ -210,7 +210,7 @@ def pins(file: Path) -> dict[str, tuple[Version, list[str]]]:
         assert pin.operator == "=="
         assert canonicalize_name(requirement.name) not in found
         found[canonicalize_name(requirement.name)] = (Version(pin.version), [text.strip() for text in hashes])
-    return found
+    return found  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", LOCKS)

@@ -6,9 +6,10 @@ import pytest
 
 from marq.core import dedup, state
 from marq.core.partition import Partition
+from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, Unreadable
 from marq.core.rows import Record
-from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES, QUEUE_NAME_MAX
+from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES
 from marq.protocol.limits import MESSAGE_MAX_BYTES
 from tests.unit.core_helpers import DEFAULTS, EPOCH_MS, TwoLogs, picture
 

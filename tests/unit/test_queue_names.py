@@ -51,7 +51,7 @@ class Desk:
         self.ownership: Any = SimpleNamespace(owned={0: self.owned}, catalog=self.catalog, stirred={}, due=self.due)
         settings: Any = SimpleNamespace(queue_id=None, auto_create=auto_create)
         purges: Any = None
-        self.housekeeping = Housekeeping(self.ownership, settings, purges)
+        self.housekeeping = Housekeeping(self.ownership, settings, purges)  # type: ignore[arg-type]
 
     def finish(self, queue: str) -> None:
         """A message is sent, read and acknowledged."""

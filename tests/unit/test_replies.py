@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -22,7 +23,7 @@ REQUESTS = {
     "http 1.0": b"GET %b HTTP/1.0\r\nHost: x\r\n\r\n",
     "http 1.0, kept": b"GET %b HTTP/1.0\r\nHost: x\r\nConnection: keep-alive\r\n\r\n",
 }
-ANSWERS = {
+ANSWERS: dict[str, dict[str, Any]] = {
     "json": {"body": b'{"a": 1}', "headers": {"Content-Type": "application/json", "x-id": "7"}},
     "created": {"body": b"{}", "status": 201, "content_type": "application/msgpack"},
     "nothing": {"body": b"", "status": 204},

@@ -43,10 +43,10 @@ class Desk:
 
     def __init__(self, *, own: bool = True, reads: bool = True) -> None:
         self.worker = Worker().serve()
-        owned = SimpleNamespace(number=NUMBER, serving=True, owner=self.worker.owner)
+        partition = SimpleNamespace(number=NUMBER, serving=True, owner=self.worker.owner)
         catalog = SimpleNamespace(secret=b"secret", with_backoff={})
         network = Network()
-        owned: dict[int, Any] = {NUMBER: owned}
+        owned: dict[int, Any] = {NUMBER: partition}
         if not own:
             self._operations(network.join("there", lambda: {NUMBER}), catalog, owned, reads)
             owned = {}
@@ -168,7 +168,7 @@ def test_of_a_record_that_was_folded_before_a_take_over_the_state_tells() -> Non
 
     next_one = Worker(worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log).serve()
 
-    assert [next_one.owner.took_effect(record, *handout.receipt, offset) for offset in offsets] == [False, True]
+    assert [next_one.owner.took_effect(record, *handout.receipt, offset) for offset in offsets] == [False, True]  # type: ignore[call-arg]
 
 
 def test_what_had_no_effect_is_remembered_for_so_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,4 +183,4 @@ def test_what_had_no_effect_is_remembered_for_so_many_messages(monkeypatch: pyte
         worker.flush()
 
     assert len(worker.owner._ignored._records) == 3
-    assert not worker.owner.took_effect(len(worker.broker.log) - 1, *handout.receipt, offsets[-1])
+    assert not worker.owner.took_effect(len(worker.broker.log) - 1, *handout.receipt, offsets[-1])  # type: ignore[call-arg]

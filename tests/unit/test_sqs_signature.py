@@ -96,7 +96,7 @@ def test_a_clock_that_is_off_by_more_than_a_quarter_of_an_hour_is_refused(
 def test_whatever_is_changed_after_it_was_signed_is_noticed() -> None:
     request = signed(b'{"a":1}')
     assert error_of(request, b'{"a":2}') == "SignatureDoesNotMatch"
-    assert error_of(request, **{"X-Amz-Target": "AmazonSQS.DeleteQueue"}) == "SignatureDoesNotMatch"
+    assert error_of(request, None, **{"X-Amz-Target": "AmazonSQS.DeleteQueue"}) == "SignatureDoesNotMatch"
     assert error_of(request, Host="elsewhere:9324") == "SignatureDoesNotMatch"
     assert error_of(signed(key=("AKID1", "another secret, also long"))) == "SignatureDoesNotMatch"
 
@@ -104,7 +104,7 @@ def test_whatever_is_changed_after_it_was_signed_is_noticed() -> None:
 def test_a_target_that_was_not_signed_does_not_count() -> None:
     request = AWSRequest("POST", URL, data=b"{}", headers={})
     SigV4Auth(Credentials("AKID1", SECRET), "sqs", "eu-west-1").add_auth(request)
-    assert error_of(request, **{"X-Amz-Target": "AmazonSQS.DeleteQueue"}) == "IncompleteSignature"
+    assert error_of(request, None, **{"X-Amz-Target": "AmazonSQS.DeleteQueue"}) == "IncompleteSignature"
 
 
 def test_unknown_missing_and_malformed_signatures_get_the_errors_of_aws() -> None:
@@ -118,13 +118,13 @@ def test_a_signature_or_a_header_that_is_no_ascii_is_a_mismatch() -> None:
     request, odd = signed(), "\u00e9"
     authorization = request.headers["Authorization"]
     assert error_of(request, Authorization=authorization + odd) == "SignatureDoesNotMatch"
-    assert error_of(request, **{"X-Amz-Target": odd}) == "SignatureDoesNotMatch"
+    assert error_of(request, None, **{"X-Amz-Target": odd}) == "SignatureDoesNotMatch"
     region = authorization.replace("eu-west-1", odd)
     assert error_of(request, Authorization=region) == "SignatureDoesNotMatch"
 
 
 def test_a_payload_may_be_left_unsigned() -> None:
-    request = signed(b"{}", **{"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"})
+    request = signed(b"{}", **{"X-Amz-Content-SHA256": "UNSIGNED-PAYLOAD"})  # type: ignore[arg-type]
     assert check(request, b"anything") == "AKID1"
 
 

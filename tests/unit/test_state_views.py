@@ -60,7 +60,7 @@ class Desk:
             worker_name="w1",
             unserved={},
         )
-        self.census = Census(self.ownership, peers)
+        self.census = Census(self.ownership, peers)  # type: ignore[arg-type]
         receivers: Any = SimpleNamespace(of=self.received)
         self.inspection = Inspection(self.ownership, SimpleNamespace(), self.census, receivers, peers)  # type: ignore[arg-type]
 

@@ -24,8 +24,8 @@ def test_an_error_without_words_is_told_by_its_kind(error: Exception, reason: st
     [
         ({"max_recieves": 3}, "queue 'q' can't have a setting 'max_recieves'; did you mean 'max_receives'?"),
         ({"TTL": 3}, "queue 'q' can't have a setting 'TTL'; did you mean 'ttl_ms'?"),
-        ({"ttl_ms": "10s"}, "queue 'q': ttl_ms: expected a whole number, got text"),
-        ({"ttl_ms": 1.5}, "queue 'q': ttl_ms: expected a whole number, got a fraction"),
+        ({"ttl_ms": "10s"}, "queue 'q': ttl_ms: expected a whole number of milliseconds, got text"),
+        ({"ttl_ms": 1.5}, "queue 'q': ttl_ms: expected a whole number of milliseconds, got a fraction"),
         ({"max_receives": -1}, "queue 'q': max_receives: expected a whole number >= 0"),
         ({"fifo": "yes"}, "queue 'q': fifo: expected true or false, got text"),
         ({"deduplication_scope": "all"}, "queue 'q': deduplication_scope must be queue or group"),

@@ -38,5 +38,5 @@ async def _work(messages: list[Any]) -> None:
 QUEUES = ("work", "batches")
 HANDLERS = [
     Handler(_one, ("work",), 0, 2, 2_000, 5, 200, 1_000),
-    Handler(_many, ("batches",), 10, 1, 3_000, None, 200, 1_000),
+    Handler(_many, ("batches",), 10, 1, 3_000, None, 200, 1_000),  # type: ignore[arg-type]
 ]

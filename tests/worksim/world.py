@@ -281,7 +281,7 @@ class World:
             return f"not done: { {n: offsets[:5] for n, offsets in left.items()} }"
         if any(worker.ends for worker in self.up()):
             return "a worker is ending"
-        if any(line.batches for worker in self.up() for line in worker.producer.lines.values()):
+        if any(line.batches for worker in self.up() for line in worker.producer.lines.values()):  # type: ignore[attr-defined]
             return "something is on its way"
         serving = sorted(n for w in self.up() for n, owned in w.ownership.owned.items() if owned.serving)
         if serving != list(range(self.shape.partitions)):
