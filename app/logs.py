@@ -184,7 +184,7 @@ class Objects(logging.Formatter):
 def set_up(level: str, form: str, *, is_one_of_several: bool = False) -> None:
     """Let this process log to its standard error, as `text` or `json`.
 
-    Parameters:
+    Args:
         is_one_of_several: other processes write to the same place, so each line names its process.
     """
     handler = logging.StreamHandler(sys.stderr)

@@ -34,7 +34,7 @@ def workers_for(partitions: int) -> int:
 class Supervisor:
     """Runs `count` workers until it is told to stop. Several listen on one port together, and each on one of its own.
 
-    Parameters:
+    Args:
         stopped: whether to stop.
         broker: the embedded broker that they need, if there is one. Its end is our end.
 

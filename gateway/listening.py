@@ -155,7 +155,7 @@ async def listen(
 ) -> BaseSite:
     """Listen, with HTTPS if there is a context. `runner` has to be set up.
 
-    Parameters:
+    Args:
         shared: other processes listen on this port as well; the system deals new connections out among them.
 
     Raises:

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 from marq.core.policies import DEAD_SUFFIX, HANDLER_MAX_RECEIVES, LEASE_MAX_MS, check_delay
 from marq.errors import HandlerError
 
+#: Messages in a call of a handler, and calls at a time, at most.
 BATCH_MAX = 10_000
 CONCURRENCY_MAX = 10_000
 #: Shortest lease of a handler, which is extended while it runs.

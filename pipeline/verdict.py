@@ -11,6 +11,7 @@ import msgspec
 
 from pipeline.auditor import Summary
 
+#: Version of the result as JSON.
 FORMAT_VERSION = 1
 
 #: Kinds of faults, as in the table of docs/pipeline.md.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 #: Version of the rows of both tables, and of the records in the topic.
 VERSION = 1
 
+#: Columns of the table of metrics.
 METRICS_ROW = (
     "queue string, start_ms bigint, end_ms bigint, "
     + ", ".join(f"{name} bigint" for name in COUNTS)

@@ -108,7 +108,7 @@ async def missing_rights(
 ) -> dict[tuple[str, str], list[str]]:
     """Operations that Kafka does not allow us, by kind and name of the resource; empty if all is allowed.
 
-    Parameters:
+    Args:
         topics: the operations that are needed on each topic.
         groups: the operation that is needed on each consumer group.
     """

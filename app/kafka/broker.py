@@ -186,7 +186,7 @@ def as_properties_file(properties: Mapping[str, str]) -> str:
 class EmbeddedBroker:
     """One Kafka broker as a child process, with its data in `<data_dir>/kafka`.
 
-    Parameters:
+    Args:
         data_dir: folder that keeps the topics; a later broker on the same folder goes on with them.
         port: loopback port. By default a free one the first time, and the same again later if it is free.
         cache_dir: where the jars are kept (default: `default_cache_dir()`).

@@ -112,7 +112,7 @@ async def trouble_with_kafka(settings: Settings) -> Trouble | None:
 async def await_kafka(settings: Settings, wait_s: float, say: Callable[[str], None]) -> None:
     """Wait until Kafka answers. A Kafka that is starting is waited for; a refused password is an error at once.
 
-    Parameters:
+    Args:
         say: gets one line, when it turns out that we have to wait.
 
     Raises:
@@ -135,7 +135,7 @@ async def until_kafka_takes_it(
     """Returns Kafka's answer. Asks again while a broker can't be reached: one of several may be restarting.
     While Kafka itself says "try again", asks for `SAYS_AGAIN_S`, if that is longer.
 
-    Parameters:
+    Args:
         ask: makes the request. Raises `BrokerError` from the client's error.
         say: gets one line, when it turns out that we have to wait.
 

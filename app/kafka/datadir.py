@@ -164,7 +164,7 @@ def _listener(host: str) -> socket.socket:
 def resolve_bootstrap(settings: Settings, *, wait_s: float = 0) -> list[str]:
     """`host:port` of the brokers to use: `MARQ_KAFKA`, else the embedded broker of the data folder.
 
-    Parameters:
+    Args:
         wait_s: seconds to wait for an embedded broker that is just being started by another process.
 
     Raises:

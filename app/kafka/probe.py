@@ -72,7 +72,7 @@ class Trouble:
 async def find_trouble(settings: Settings, args: Mapping[str, Any], timeout_ms: int) -> Trouble | None:
     """Why Kafka can't be used at any of its addresses; None if one of them answers.
 
-    Parameters:
+    Args:
         args: what every client gets (`kafka_client_args`).
         timeout_ms: milliseconds for each request.
     """
@@ -123,7 +123,7 @@ class _Probe:
     def _version_trouble(self, offered: Mapping[int, tuple[int, int]]) -> Trouble | None:
         """The trouble with a broker that is too old, or so new that the client knows none of its versions.
 
-        Parameters:
+        Args:
             offered: the lowest and highest version of each request that it takes.
         """
         for request, first in NEEDED:

@@ -75,7 +75,7 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
     The number of partitions is that of the queue topic, if it exists: `MARQ_PARTITIONS` must then agree, if set.
     In topic mode (`MARQ_QUEUE_ID`) the queue topic belongs to the user: it must exist, and is not checked.
 
-    Parameters:
+    Args:
         app_id: id of the Faust app, and so the consumer group; the changelogs of its tables are called
             `<app_id>-<table>-changelog`.
 

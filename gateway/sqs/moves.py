@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from app.service.move_tasks import MoveTasks
     from gateway.sqs.queues import Queues
 
+#: The highest rate of a task that moves messages, as in AWS: messages a second.
 PER_SECOND_MAX = 500
 
 

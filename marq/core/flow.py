@@ -17,6 +17,7 @@ from marq.core.markers import End, Marker, Release
 from marq.core.policies import QueueSettings, SettingsOf, share
 from marq.core.state import State
 
+#: A time that never comes.
 FOREVER_MS = 1 << 62
 
 #: Queues with limits that are remembered while they have nothing in flight. When there are more, idle ones are dropped.

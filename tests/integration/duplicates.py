@@ -114,7 +114,7 @@ def explain(
 ) -> Explained:
     """Look for the cause of each time that a message was done after it had been done.
 
-    Parameters:
+    Args:
         markers: records of the markers topic from its beginning, by partition.
         killed: processes that did not end by themselves.
         refused: messages whose receiver got an error for its acknowledgement.

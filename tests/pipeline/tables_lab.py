@@ -64,7 +64,7 @@ def checkpoint(
 ) -> rows.Manifest:
     """Write the tables of a partition to the changelogs, as a worker's checkpoint does.
 
-    Parameters:
+    Args:
         partition: the state to write; by default all that is in the logs.
         row: gets a row's value and returns the one to write; None: do not write it.
         manifest: fields of the manifest that are not as they should be.
