@@ -117,7 +117,7 @@ def test_an_address_that_leads_nowhere_leads_back(cockpit: Cockpit) -> None:
 def test_a_place_without_a_message_is_an_error_that_leads_on(cockpit: Cockpit) -> None:
     cockpit.open("/ui/message?partition=0&offset=999999999")
     cockpit.sees("Not found")
-    cockpit.sees("partition 0 has no message at offset 999999999 yet")
+    cockpit.sees("there is no message at offset 999999999 of partition 0")
     cockpit.page.get_by_role("link", name="All queues").wait_for()
     cockpit.open("/ui/message")
     cockpit.sees("Find a message")

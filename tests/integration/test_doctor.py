@@ -97,7 +97,7 @@ def test_a_key_that_is_not_known_is_named(kafka: str, tmp_path: Path) -> None:
     (tmp_path / "wrong").write_text("w" * 24)
     with Cluster(kafka, tmp_path / "c", partitions=1, handlers="", keys="k" * 24) as cluster:
         worker = cluster.start(ready=False)
-        until(lambda: worker.place is not None, "it listens", 40)
+        until(lambda: worker.place is not None and worker.get("/health/ready")[0] == 200, "it is ready", 40)
         marq = Command(worker.url)
         for args in ((), ("--key-file", str(tmp_path / "wrong"))):
             done = marq("doctor", "--json", *args)
