@@ -162,7 +162,7 @@ def end_for_dead(broker: EmbeddedBroker) -> NoReturn:
 
 
 def _how(status: int) -> str:
-    """How a process ended, for whoever reads the lines that it wrote."""
+    """How a process ended, in words for its log."""
     if status >= 0:
         return f"with status {status}; its last line says why"
     name = signal.Signals(-status).name if -status in set(signal.Signals) else str(-status)

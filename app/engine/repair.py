@@ -1,7 +1,7 @@
 """The command `repair`: lets a partition go on without records that were deleted before a worker had read them.
 
 What was in these records is not known any more, so no worker goes on by itself. The command says what is gone. With
-`--accept-loss` it takes the partition as a worker would (an own marker, the tables, the markers up to it), moves its
+`--accept-loss` it takes the partition as a worker would: an own marker, the tables, the markers up to it. It moves the
 positions to the first offsets of the logs, and writes a manifest that names the loss. The next owner goes on there.
 """
 

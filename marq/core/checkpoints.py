@@ -418,7 +418,7 @@ def _weight(segment: Segment) -> int:
 
 
 def _first_of(run: list[Segment], segments: int, messages: int) -> list[Segment]:
-    """As many of a run, from its first one on, as have no more segments and messages than that, done ones included."""
+    """The first segments of a run: at most so many, with at most so many messages in all, done ones included."""
     for i, segment in enumerate(run[:segments]):
         messages -= len(segment.offsets)
         if messages < 0:

@@ -6,9 +6,9 @@ once, when the record is read, from the queue log alone. The state is the list o
 part of it. So a worker that reads the log again from a checkpoint's position, with the records that were accepted below
 it, decides the same.
 
-Ids are forgotten in the order of their records, when a record with another id is accepted. An id is forgotten when it
-is out of the window of each of the last two different timestamps, and the window and ``KEEP_MORE_MS`` have passed on a
-clock that a record moves by ``STEP_MS`` at most. So wrong timestamps, even for a minute, make no id forgotten that
+Ids are forgotten in the order of their records, when a record with another id is accepted. An id is forgotten when two
+things are true. It is out of the window of each of the last two different timestamps. And the window and
+``KEEP_MORE_MS`` have passed on a clock that a record moves by ``STEP_MS`` at most. So wrong timestamps, even for a minute, make no id forgotten that
 still counts, and an id that was stamped far ahead by mistake does not keep itself or others. All of this depends only
 on the accepted records since the oldest one that is remembered: a worker that begins with that record does the same.
 

@@ -9,8 +9,8 @@ messages that it hands out falls while the worker is late, and is 0 before lease
     from there on, evenly less                                                      1 … 0
     from a third of the lease on                                                    0
 
-Lag counts in full when it is seen, and fades. After a *stall*, in which this process stood still, nothing is handed out
-and no tick is appended for as long as the stall lasted, so that acks that arrived meanwhile are read first.
+Lag counts in full when it is seen, and fades. A *stall* is a time in which this process stood still. For as long
+as it lasted, nothing is handed out afterwards and no tick is appended: acks that arrived meanwhile are read first.
 """
 
 from __future__ import annotations

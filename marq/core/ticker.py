@@ -1,7 +1,7 @@
 """Decides when the log has to tell the time, and whether the owner believes it.
 
-Log time passes only with records. So the owner appends a tick when nothing else is appended and a lease, a delay or a
-time to live may be over, or a step of a checkpoint needs the event of a marker. Ticks also tell broker time. The owner
+Log time passes only with records. So when nothing else is appended, the owner appends a tick: if a lease, a delay or
+a time to live may be over, or if a step of a checkpoint waits for a marker. Ticks also tell broker time. The owner
 compares it with its own clock. When a broker's clock jumps, the owner believes it only after :data:`DOUBT_MS`; the next
 owner believes it at once.
 """

@@ -218,6 +218,25 @@ def test_top_on_a_terminal_ends_with_q_and_leaves_the_terminal_as_it_was(marq: C
     os.close(ours)
 
 
+def test_on_a_terminal_a_bar_shows_how_much_was_sent(marq: Command, queue: str) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 100))
+    sending = marq.start("send", queue, "-", stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    assert sending.stdin is not None
+    sending.stdin.write(b"one\ntwo\n")
+    sending.stdin.flush()
+    seen = b""
+    while b"2 sent" not in seen:
+        seen += os.read(ours, 65536)
+    assert b"bytes" in seen
+    sending.stdin.close()
+    while f"2 sent to '{queue}'".encode() not in seen:
+        seen += os.read(ours, 65536)
+    assert sending.wait(20) == 0
+    os.close(ours)
+
+
 def test_top_fits_into_a_small_terminal_sorts_and_gives_it_back_after_ctrl_c(marq: Command, queue: str) -> None:
     names = [f"{queue}-{i:02}" for i in range(30)]
     for name in (*names, names[17]):
