@@ -1,7 +1,8 @@
 """Connections of clients, with limits that aiohttp does not have.
 
-By itself, aiohttp accepts any number of connections. It gives a client as long for the head of a request as for its next
-request, and waits for ever for a client that does not read its answer. It logs a traceback for each malformed request.
+By itself, aiohttp accepts any number of connections. It gives a client as long for the head of a request as for its
+next request, and waits for ever for a client that does not read its answer. It logs a traceback for each malformed
+request.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ it, decides the same.
 
 Ids are forgotten in the order of their records, when a record with another id is accepted. An id is forgotten when two
 things are true. It is out of the window of each of the last two different timestamps. And the window and
-``KEEP_MORE_MS`` have passed on a clock that a record moves by ``STEP_MS`` at most. So wrong timestamps, even for a minute, make no id forgotten that
-still counts, and an id that was stamped far ahead by mistake does not keep itself or others. All of this depends only
-on the accepted records since the oldest one that is remembered: a worker that begins with that record does the same.
+``KEEP_MORE_MS`` have passed on a clock that a record moves by ``STEP_MS`` at most. So wrong timestamps, even for a
+minute, make no id forgotten that still counts, and an id that was stamped far ahead by mistake does not keep itself or
+others. All of this depends only on the accepted records since the oldest one that is remembered: a worker that begins
+with that record does the same.
 
 The origins of copies (dead letters, moved messages) are remembered in the same way, for longer. They are sealed with a
 key of the installation, if it has one. Otherwise a producer could send the origin of a copy in advance, and the copy
