@@ -28,7 +28,7 @@ def run(*, messages: int, size: int) -> None:
         name = bench.new_name("takeover")
         topic = asyncio.run(bench.create(name))
         asyncio.run(bench.send(topic, messages))
-        environment = {"MARQ_SESSION_TIMEOUT_MS": str(SESSION_MS)}
+        environment = {"MARQ_SESSION_TIMEOUT_MS": str(SESSION_MS), "MARQ_MEMORY_BYTES": str(messages * (size + 1_000))}
         in_flight = environment | {"BENCH_DROP": "1", "BENCH_TIMEOUT_MS": "600000"}
         with bench.worker(name, **in_flight) as worker:
             _until(lambda: _sum(bench, worker, "held") == messages, "all messages are in flight")

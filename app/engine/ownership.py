@@ -54,8 +54,9 @@ TAKE_BACK_S = 1.0
 #: Seconds of the longest such pause, and milliseconds within which another unreadable row doubles the pause.
 TAKE_BACK_MAX_S = 60.0
 DAMAGE_MEMORY_MS = 300_000
-#: Milliseconds between calls of `Ownership.on_timer`.
+#: Milliseconds between calls of `Ownership.on_timer`, and at most while nothing is due and nothing happens.
 TIMER_MS = 20
+REST_MS = 250
 #: Partitions that one call of the timer looks at. Each takes some ten microseconds.
 DUE_AT_ONCE = 200
 #: Milliseconds before the timer applies changed settings of queues.
@@ -111,6 +112,7 @@ class Ownership(Service):
         self._watched_ms = 0
         self._round: list[int] = []  # partitions that this round has not looked at yet
         self._round_ms = 0  # when that round began
+        self._looked_ms = 0  # when it was looked at some of them last
         self.due = DueTimes()
         #: Partitions to which something happened. Housekeeping looks for new queues in them, and empties this.
         self.stirred: dict[int, None] = {}
@@ -292,6 +294,21 @@ class Ownership(Service):
         self.read_ahead.look()
         self._look_after_some(now)
 
+    def rest_ms(self) -> int:
+        """How long `on_timer` need not be called unless something happens to a partition (`due.on_touch`).
+
+        Call this some time after `on_timer`: whatever was in its turn is known by then.
+        """
+        now = now_ms()
+        changed = self.catalog.settings_changes != self._settings_seen
+        if changed or not (self.throttle.is_calm and self.read_ahead.is_calm) or self.throttle.held_back(now):
+            return 0
+        rest_ms = self.due.wait_ms(now, REST_MS)
+        if rest_ms <= TIMER_MS:
+            return 0
+        self.throttle.rests(now, rest_ms)
+        return rest_ms
+
     def _do_due(self, owned: OwnedPartition, now: int) -> None:
         with self._alone(owned):
             with_ttl = self._with_ttl(owned)
@@ -310,7 +327,8 @@ class Ownership(Service):
         """Look for faults without an event: a dropped chunk, a damaged row. Visits every partition in `STUCK_MS`."""
         if not self._round and now - self._round_ms >= STUCK_MS:
             self._round, self._round_ms = list(self.owned), now
-        for _ in range(1 + len(self.owned) * TIMER_MS // STUCK_MS):
+        passed_ms, self._looked_ms = min(now - self._looked_ms, STUCK_MS), now
+        for _ in range(1 + len(self.owned) * passed_ms // STUCK_MS):
             owned = self.owned.get(self._round.pop()) if self._round else None
             if owned is not None:
                 if owned.owner.phase is Phase.FAILED:

@@ -44,6 +44,11 @@ class ReadAhead:
         self._paused: dict[int, None] = {}  # partitions, in the order in which they are looked at
         self._bytes = 0  # bytes in all partitions, as of the last time that each was regulated
 
+    @property
+    def is_calm(self) -> bool:
+        """True if all partitions are read, so that `look` has nothing to do."""
+        return not self._paused
+
     def regulate(self, owned: OwnedPartition) -> None:
         """Pause or resume the reading of a partition, by what it has read ahead and what the worker has in memory."""
         if self._ownership.owned.get(owned.number) is not owned:

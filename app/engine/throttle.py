@@ -23,13 +23,24 @@ class Throttle:
         self._now = now
         self._timer_ms = timer_ms  # between two calls of `timer_fired`
         self._fired_ms = -1
+        self._rest_ms = 0  # how much longer than usual the timer sleeps
         self._again_ms = -1  # when to wake refused receivers
         self._refused: dict[int, None] = {}  # partitions with refused receivers
 
     def timer_fired(self, now: int) -> None:
         """Note by how much the timer is late. Called many times a second."""
         self.lateness.woke(now, self._late_ms(now) if self._fired_ms >= 0 else 0)
-        self._fired_ms = now
+        self._fired_ms, self._rest_ms = now, 0
+
+    def rests(self, now: int, longer_ms: int) -> None:
+        """The timer woke up, has nothing to do, and sleeps on: that is not late."""
+        self.timer_fired(now)
+        self._rest_ms = longer_ms - self._timer_ms()
+
+    @property
+    def is_calm(self) -> bool:
+        """True if nobody was refused, so that the timer has nobody to wake."""
+        return self._again_ms < 0
 
     def held_back(self, now: int) -> bool:
         """True for a while after a stall: append no ticks, so that acks are read before any lease ends."""
@@ -64,4 +75,4 @@ class Throttle:
                 owned.owner.wake()
 
     def _late_ms(self, now: int) -> int:
-        return max(0, now - self._fired_ms - self._timer_ms())
+        return max(0, now - self._fired_ms - self._timer_ms() - self._rest_ms)
