@@ -51,6 +51,7 @@ class OwnedPartition:
         "starving_look_ms",
         "watched",
         "weighed_bytes",
+        "weighed_persisted",
     )
 
     def __init__(self, number: int, generation: int, owner: Owner, outbox: Outbox) -> None:
@@ -64,6 +65,7 @@ class OwnedPartition:
         # the version of the catalog that its queues were compared with, and the round of housekeeping
         self.queues_seen: tuple[int, int] | None = None
         self.weighed_bytes = 0  # bytes of its messages in memory, when reading was last regulated
+        self.weighed_persisted = 0  # up to where they were in the table then
         self.retire_at_ms = 0
         self.caught_up_to = -1
         self.advanced_ms = 0  # when it last came nearer to being served

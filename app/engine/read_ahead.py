@@ -13,7 +13,8 @@ from app.settings import Settings
 from app.streaming.faust_app import MarqApp
 
 #: Milliseconds before memory is searched again after too little was freed: each search is a pass over all messages.
-SHED_PAUSE_MS = 100
+#: Twice as long after each that freed nothing, up to the second figure, until a checkpoint: leases may last for hours.
+SHED_PAUSE_MS, SHED_PAUSE_MAX_MS = 100, 6_400
 #: Paused partitions that are checked at a time: a receiver may have begun to wait for one of them.
 PAUSED_AT_ONCE = 64
 #: The pause between two checks for starving receivers grows by a millisecond for each so many queues of a partition.
@@ -41,6 +42,7 @@ class ReadAhead:
         self._settings = ownership.settings
         self._now_ms = now_ms
         self._shed_at_ms = 0  # earliest time of the next look
+        self._shed_pause_ms = SHED_PAUSE_MS
         self._paused: dict[int, None] = {}  # partitions, in the order in which they are looked at
         self._bytes = 0  # bytes in all partitions, as of the last time that each was regulated
 
@@ -99,6 +101,10 @@ class ReadAhead:
         # a running sum, so that a full partition does not cost a pass over all of them
         self._bytes += owned.owner.partition.bytes - owned.weighed_bytes
         owned.weighed_bytes = owned.owner.partition.bytes
+        if owned.weighed_persisted != owned.owner.partition.persisted:
+            owned.weighed_persisted = owned.owner.partition.persisted
+            self._shed_pause_ms = SHED_PAUSE_MS
+            self._shed_at_ms = min(self._shed_at_ms, self._now_ms() + SHED_PAUSE_MS)
 
     def _has_memory(self) -> bool:
         """Drop payloads that are in the messages table while memory is over its limit. Returns False if it still is."""
@@ -109,16 +115,19 @@ class ReadAhead:
             return False
         # a tenth more, so that this does not run again for every chunk
         excess += self._settings.memory_bytes // 10
+        freed_any = False
         for owned in sorted(self._ownership.owned.values(), key=lambda h: -h.owner.partition.bytes):
             partition = owned.owner.partition
             freed = partition.shed(excess, [queue for queue in partition.backlogs if self._is_wanted(queue)])
             self._weigh(owned)
             excess -= freed
+            freed_any = freed_any or freed > 0
             if excess <= 0:
                 return True
             owned.owner.hurry_checkpoint()
         # the rest is freed by a checkpoint, or when receivers take it; each search is a pass over everything
-        self._shed_at_ms = self._now_ms() + SHED_PAUSE_MS
+        self._shed_pause_ms = SHED_PAUSE_MS if freed_any else min(2 * self._shed_pause_ms, SHED_PAUSE_MAX_MS)
+        self._shed_at_ms = self._now_ms() + self._shed_pause_ms
         return False
 
     def _is_wanted(self, queue: str) -> bool:

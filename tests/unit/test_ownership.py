@@ -17,6 +17,7 @@ from app.engine import checkpoints, progress, takeover
 from app.engine import ownership as module
 from app.engine.owned_partition import READ_ON_MS
 from app.engine.ownership import Ownership
+from app.engine.read_ahead import SHED_PAUSE_MAX_MS
 from app.settings import Settings
 from marq.clock import now_ms
 from marq.core import markers as m
@@ -873,6 +874,49 @@ def test_a_paused_partition_is_read_on_when_somebody_waits_for_it_though_nothing
         starving.append(owned)
         desk.ownership.on_timer()
         assert not owned.paused
+
+    run(scenario)
+
+
+def test_a_full_memory_is_searched_ever_less_often_until_a_checkpoint_may_have_freed_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        owned = desk.ownership.owned[0]
+        records = [Record(i, int(time.time() * 1000), b"q", b"x" * 1_000, ()) for i in range(10)]
+        owned.owner.ingest(0, 10, records)
+        searches, now = [], 1_000_000
+        partition_class = type(owned.owner.partition)
+        monkeypatch.setattr(partition_class, "shed", lambda partition, *_: searches.append(now) or 0)
+        read_ahead: Any = desk.ownership.read_ahead
+        read_ahead._settings = SimpleNamespace(read_ahead_bytes=1, memory_bytes=1_000)
+        read_ahead._now_ms = lambda: now
+        desk.ownership.receivers = [
+            SimpleNamespace(
+                starving=lambda one: True,
+                wants=lambda queue: True,
+                wake=lambda one: None,
+                forget=lambda one: None,
+            )
+        ]  # type: ignore[list-item]
+
+        def in_a_minute() -> int:
+            nonlocal now
+            searches.clear()
+            for _ in range(3_000):
+                now += 20
+                read_ahead.regulate(owned)
+            return len(set(searches))
+
+        assert in_a_minute() <= 6 + 60_000 // SHED_PAUSE_MAX_MS + 2, "what is in flight may stay for hours"
+        assert in_a_minute() <= 60_000 // SHED_PAUSE_MAX_MS + 1
+        monkeypatch.setattr(owned.owner.partition, "persisted", 5)
+        searches.clear()
+        for _ in range(10):
+            now += 20
+            read_ahead.regulate(owned)
+        assert searches, "it may be dropped now"
 
     run(scenario)
 
