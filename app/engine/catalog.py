@@ -33,7 +33,7 @@ from mode import Service
 from app.engine.queue_records import Draft, QueueRecord, decode, encode, next_record
 from app.engine.queues_topic import WRITE_TIMEOUT_S, QueuesTopic
 from app.engine.secrets import derived
-from marq.core.policies import QueueSettings, name_problem
+from marq.core.policies import DEAD_SUFFIX, QueueSettings, name_problem
 from marq.core.settings import QueueSettingsError, check_kind, check_name, placed_as, settings_with
 from marq.errors import NewerVersionError, UnavailableError, UnknownQueueError
 
@@ -49,6 +49,8 @@ ATTEMPTS = 20
 DELETED_KEPT_S = 3600
 #: Seconds that the creation of a queue waits for the deletion of one with the same name.
 DELETE_WAIT_S = 10.0
+#: Queues whose settings in force are kept at hand.
+EFFECTIVE_KEPT = 10_000
 #: Seconds after which the current record is written again if a record that does not count is the last one.
 OVERWRITTEN_S = 15.0
 
@@ -77,6 +79,7 @@ class Catalog(Service):
         #: The maximum receive count of a queue whose settings name none; set by the handlers.
         self.max_receives_of: Callable[[str], int] = lambda queue: 0
         self._effective: dict[str, QueueSettings] = {}
+        #: Queues that take dead letters by name: of how many others. Those with the default name are found by it.
         self._dead_targets: Counter[str] = Counter()
         self.default = QueueSettings(
             visibility_timeout_ms=settings.visibility_timeout_ms, max_receives=settings.max_receives or 0
@@ -121,7 +124,7 @@ class Catalog(Service):
                 settings = msgspec.structs.replace(settings, max_receives=0)  # nowhere to put a dead letter
             elif not settings.max_receives and (maximum := self.max_receives_of(queue)):
                 settings = msgspec.structs.replace(settings, max_receives=maximum)
-            if len(self._effective) > 100_000:
+            if len(self._effective) >= EFFECTIVE_KEPT:
                 self._effective.clear()
             self._effective[queue] = settings
         return settings
@@ -131,7 +134,19 @@ class Catalog(Service):
         record = self.records.get(queue)
         if record is not None:
             return record.active
-        return queue in self.auto or self._dead_targets[queue] > 0 or queue == self._settings.queue_id
+        return (
+            queue in self.auto
+            or queue in self._dead_targets
+            or queue == self._settings.queue_id
+            or self._is_default_target(queue)
+        )
+
+    def _is_default_target(self, queue: str) -> bool:
+        if not queue.endswith(DEAD_SUFFIX):
+            return False
+        source = queue.removesuffix(DEAD_SUFFIX)
+        record = self.records.get(source)
+        return record is not None and record.active and record.settings.dead_letters_of(source) == queue
 
     def names(self) -> list[str]:
         """The names of all queues, in order. Do not change the list."""
@@ -409,8 +424,10 @@ class Catalog(Service):
             self.settings_changes += 1
         if old is not None:
             del self.records[queue]
-            if old.active:
-                self._dead_targets[old.settings.dead_letters_of(queue)] -= 1
+            if old.active and (target := _named_target(queue, old.settings)) is not None:
+                self._dead_targets[target] -= 1
+                if not self._dead_targets[target]:
+                    del self._dead_targets[target]
         self._effective.pop(queue, None)
         self.with_ttl.discard(queue)
         self.with_backoff.pop(crc32(queue.encode()), None)
@@ -418,9 +435,10 @@ class Catalog(Service):
         self.moving.pop(queue, None)
         if record is None:
             return
-        self.records[queue] = record
+        self.records[queue] = record if record.purge else msgspec.structs.replace(record, by="")
         if record.active:
-            self._dead_targets[record.settings.dead_letters_of(queue)] += 1
+            if (target := _named_target(queue, record.settings)) is not None:
+                self._dead_targets[target] += 1
             if any(task.active for task in record.moves):
                 self.moving[queue] = record
             if record.settings.ttl_ms:
@@ -449,3 +467,9 @@ class Catalog(Service):
 
     async def on_stop(self) -> None:
         await self.topic.stop()
+
+
+def _named_target(queue: str, settings: QueueSettings) -> str | None:
+    """The dead-letter queue of `queue`, unless it is the queue's name with the suffix."""
+    target = settings.dead_letters_of(queue)
+    return None if target == queue + DEAD_SUFFIX else target

@@ -34,12 +34,12 @@ class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.state in ("running", "cancelling")
 
 
-class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The state and the settings of one queue."""
+class QueueRecord(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """The state and the settings of one queue. Nothing in it is changed: records share what is equal."""
 
     v: int
     version: int  # grows with each change
-    by: str  # names the change
+    by: str  # names the change; "": forgotten, because it is needed for a purge only
     settings: QueueSettings
     state: Literal["active", "deleting", "deleted"] = "active"
     purge: tuple[int, ...] = ()  # a purge drops all below these offsets, one per partition; (): no purge
@@ -72,6 +72,11 @@ class Draft(NamedTuple):
     moves: tuple[MoveTask, ...] = ()
 
 
+#: Settings that are shared between records.
+SETTINGS_KEPT = 1_000
+_settings: dict[QueueSettings, QueueSettings] = {}
+_NONE: dict[str, str] = {}
+
 _decoder = msgspec.json.Decoder(QueueRecord)
 encode = msgspec.json.Encoder().encode
 
@@ -90,7 +95,24 @@ def decode(value: bytes) -> QueueRecord:
         raise QueueSettingsError(f"not the record of a queue: {exc}") from None
     if record.v > RECORD_VERSION:
         check_record_version(value)
-    return _with_policy(record)
+    return _slim(_with_policy(record))
+
+
+def _slim(record: QueueRecord) -> QueueRecord:
+    """The same record, with parts that others have as well: there may be 100,000 queues, most of them alike."""
+    settings = record.settings
+    known = _settings.get(settings)
+    if known is None:
+        if len(_settings) >= SETTINGS_KEPT:
+            _settings.clear()
+        known = _settings[settings] = settings
+    return msgspec.structs.replace(
+        record,
+        settings=known,
+        changed_ms=record.created_ms if record.changed_ms == record.created_ms else record.changed_ms,
+        attributes=record.attributes or _NONE,
+        tags=record.tags or _NONE,
+    )
 
 
 def _with_policy(record: QueueRecord) -> QueueRecord:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Sized
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from app.engine.catalog import Catalog
 from app.engine.queue_records import decode, encode, next_record
 from app.settings import Settings
-from marq.core.policies import QueueSettings
+from marq.core.policies import QUEUE_NAME_MAX, QueueSettings
 from marq.core.settings import RECORD_VERSION, QueueSettingsError
 from marq.errors import NewerVersionError
 
@@ -38,3 +41,55 @@ def test_and_stops_the_worker_that_reads_it() -> None:
 def test_what_is_no_record_is_passed_over() -> None:
     with pytest.raises(QueueSettingsError):
         decode(b'{"v": "x"}')
+
+
+def put(catalog: Catalog, queue: str, version: int, **kwargs: Any) -> None:
+    """A record of a queue is read, or with no version its deletion."""
+    record = next_record(catalog.records.get(queue), settings=QueueSettings(**kwargs), state="active")
+    catalog._take(SimpleNamespace(key=queue.encode(), value=encode(record) if version else None, offset=0))
+
+
+@pytest.mark.parametrize("named", ["", "hospital", "orders.dead"])
+def test_a_queue_is_there_while_another_one_sends_its_dead_letters_there(named: str) -> None:
+    target = named or "orders.dead"
+    catalog = Catalog(Settings(), lambda: "t")
+    assert not catalog.exists(target)
+    put(catalog, "orders", 1, dead_letter_queue=named)
+    put(catalog, "bills", 1, dead_letter_queue="hospital")
+    assert catalog.exists(target)
+    put(catalog, "orders", 2, dead_letter_queue="elsewhere")
+    put(catalog, "bills", 0)
+    assert not catalog.exists(target)
+    assert not catalog.exists("nobody.dead")
+
+
+def test_the_dead_letter_queue_of_the_longest_name_is_there() -> None:
+    name = "q" * QUEUE_NAME_MAX
+    catalog = Catalog(Settings(), lambda: "t")
+    put(catalog, name, 1)
+    target = catalog.settings_of(name).dead_letters_of(name)
+    assert len(target) == QUEUE_NAME_MAX and catalog.exists(target)
+
+
+def test_queues_that_come_and_go_leave_nothing() -> None:
+    catalog = Catalog(Settings(), lambda: "t")
+    before = {name: len(value) for name, value in vars(catalog).items() if isinstance(value, Sized)}
+    for i in range(100):
+        put(catalog, f"q{i}", 1, dead_letter_queue=f"d{i}", ttl_ms=5_000, backoff_ms=100)
+        catalog.settings_of(f"q{i}")
+        put(catalog, f"q{i}", 0)
+    assert {name: len(value) for name, value in vars(catalog).items() if isinstance(value, Sized)} == before
+
+
+def test_many_queues_that_are_alike_take_300_bytes_each() -> None:
+    catalog = Catalog(Settings(), lambda: "t")
+    count = 5_000
+    put(catalog, "first", 1)
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for i in range(count):
+        put(catalog, f"queue-{i}", 1, visibility_timeout_ms=5_000)
+    assert len(catalog.names()) == count + 1
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (after - before) / count < 300
