@@ -254,11 +254,14 @@ def takeover(messages: int, size: int) -> None:
 @click.option("--count", default=1_000, show_default=True, help="Partitions.")
 @click.option("--seconds", default=30.0, show_default=True, help="How long the idle worker is watched.")
 @click.option("--messages", default=500_000, show_default=True, help="Of the phase `traffic`.")
+@click.option("--warm-up", default=100_000, show_default=True, help="Messages before these; 0 shows new logs of Kafka.")
 @click.option("--phases", default="start,idle,traffic", show_default=True)
 @click.option("--profile", type=click.Path(path_type=Path, exists=True), help="Folder for what py-spy records.")
-def partitions(count: int, seconds: float, messages: int, phases: str, profile: Path | None) -> None:
+def partitions(count: int, seconds: float, messages: int, warm_up: int, phases: str, profile: Path | None) -> None:
     """One worker with many partitions: its start, what it costs while idle, its rate with messages in all."""
-    partitions_bench.run(count=count, seconds=seconds, messages=messages, phases=phases.split(","), profile=profile)
+    partitions_bench.run(
+        count=count, seconds=seconds, messages=messages, warm_up=warm_up, phases=phases.split(","), profile=profile
+    )
 
 
 @bench.command()

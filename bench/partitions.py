@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,13 +29,17 @@ from bench.service import _cpu_s
 
 #: Seconds after a start before an idle worker is measured: first checkpoints are over then.
 SETTLE_S = 60.0
+#: Seconds after the warm-up, in which the worker writes checkpoints.
+WARM_S = 10.0
 #: Partitions that the rate is compared with.
 FEW = 8
+#: Batches that are sent at the same time.
+UNDER_WAY = 1_000
 #: Seconds of a start that are profiled.
 PROFILED_S = 20
 
 
-def run(*, count: int, seconds: float, messages: int, phases: list[str], profile: Path | None) -> None:
+def run(*, count: int, seconds: float, messages: int, warm_up: int, phases: list[str], profile: Path | None) -> None:
     """Measure the phases with `count` partitions."""
     with (
         tempfile.TemporaryDirectory(prefix="marq-bench-") as folder,
@@ -50,7 +55,7 @@ def run(*, count: int, seconds: float, messages: int, phases: list[str], profile
             for start in starts:
                 _idle(bench, name, count, start, seconds if start == starts[-1] and "idle" in phases else 0.0, profile)
         if "traffic" in phases:
-            rates = {n: _traffic(bench, n, messages) for n in (FEW, count)}
+            rates = {n: _traffic(bench, n, messages, warm_up, profile) for n in (FEW, count)}
             result(phase="traffic", partitions=count, ratio=round(rates[count] / rates[FEW], 2))
 
 
@@ -102,7 +107,7 @@ def _spy(worker: WorkerProcess, profile: Path | None, name: str, seconds: float)
     if profile is None:
         return None
     target = ["-f", "raw", "-o", str(profile / f"{name}.txt")]
-    command = str(Path(sys.executable).with_name("py-spy"))
+    command = shutil.which("py-spy") or str(Path(sys.executable).with_name("py-spy"))
     return subprocess.Popen([command, "record", "-p", str(worker.process.pid), "-d", str(round(seconds)), *target])
 
 
@@ -111,17 +116,35 @@ def rss_mib(pid: int) -> int:
     return round(int(fields[0]) / 1024)
 
 
-def _traffic(bench: Bench, count: int, messages: int) -> float:
-    """Messages a second from the first call of the handler to the last acknowledgement."""
+def _traffic(bench: Bench, count: int, messages: int, warm_up: int, profile: Path | None) -> float:
+    """Messages a second, from the first send to the last acknowledgement. The worker is ready before."""
     name = bench.new_name("traffic")
     topic = asyncio.run(create(bench, name, count))
-    asyncio.run(spread(bench, topic, count, messages))
     environment: dict[str, Any] = {"MARQ_PARTITIONS": str(count), "BENCH_BATCH": "500"}
     with bench.worker(name, **environment) as worker:
-        ended = bench.wait_acked(worker, messages)
-        seen = bench.seen(name)
-        took = ended - float(seen["first_ns"]) / 1e9
-    result(phase="traffic", partitions=count, msgs=messages, secs=round(took, 2), rate=round(messages / took))
+        if warm_up:  # the first entry of the index of each of Kafka's logs allocates a page of a file
+            asyncio.run(spread(bench, topic, count, warm_up))
+            bench.wait_acked(worker, warm_up)
+            time.sleep(WARM_S)
+        spy = _spy(worker, profile, f"traffic-{count}", PROFILED_S)
+        began, cpu_s = time.time(), _cpu_s(worker.process.pid)
+        asyncio.run(spread(bench, topic, count, messages))
+        sent_s = time.time() - began
+        took = bench.wait_acked(worker, warm_up + messages) - began
+        cpu_s = _cpu_s(worker.process.pid) - cpu_s
+        if spy is not None:
+            spy.wait()
+        calls = bench.seen(name)["calls"]
+    result(
+        phase="traffic",
+        partitions=count,
+        msgs=messages,
+        secs=round(took, 2),
+        sent_s=round(sent_s, 2),
+        rate=round(messages / took),
+        calls=calls,
+        us_a_message=round(1e6 * cpu_s / messages, 1),
+    )
     return messages / took
 
 
@@ -129,7 +152,7 @@ async def spread(bench: Bench, topic: str, count: int, messages: int) -> None:
     """The same number of messages in each partition."""
     producer = AIOKafkaProducer(bootstrap_servers=bench.bootstrap, acks="all", max_batch_size=512 * 1024)
     await producer.start()
-    left, payload = messages, bytes(bench.size)
+    left, payload, sent = messages, bytes(bench.size), []
     for partition in range(count):
         share = left // (count - partition)
         left -= share
@@ -138,5 +161,9 @@ async def spread(bench: Bench, topic: str, count: int, messages: int) -> None:
             while share and batch.append(key=b"q0", value=payload, timestamp=None) is not None:
                 share -= 1
             batch.close()
-            await (await producer.send_batch(batch, topic, partition=partition))
+            sent.append(await producer.send_batch(batch, topic, partition=partition))
+            if len(sent) >= UNDER_WAY:
+                await asyncio.gather(*sent)
+                sent.clear()
+    await asyncio.gather(*sent)
     await producer.stop()
