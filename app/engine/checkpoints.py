@@ -69,11 +69,9 @@ class CheckpointWriter:
     def step(self, owned: OwnedPartition) -> None:
         """Make the next step of a partition's checkpoint, if there is one to make now."""
         owner, now = owned.owner, self._now_ms()
-        # with nothing in memory it has hardly anything to write, so it need not wait: each wait takes ticks
-        begins = owner.checkpoint_is_due(now) and bool(owner.partition.messages)
-        if begins and not self._turns.take(owned.number, now):
-            # asking takes a tick: a thousand partitions must not ask ten times a second
-            owner.put_off_checkpoint(now + self._turns.pause_ms)
+        begins = owner.checkpoint_is_due(now)
+        if begins and (wait_ms := self._turns.ask(owned.number, now, urgent=owner.checkpoint_is_urgent)):
+            owner.put_off_checkpoint(now + wait_ms)
             return
         try:
             step = owner.step(now)
@@ -81,7 +79,7 @@ class CheckpointWriter:
             self._ownership.recover_again(owned, str(exc))
             return
         if begins and not isinstance(step, WriteRows):
-            self._turns.end(owned.number)
+            self._turns.end(owned.number, now)
         if isinstance(step, WriteRows):
             rows = [(self._ownership.tables[table_of(key)], key.encode(), value) for key, value in step.rows]
         elif isinstance(step, WriteManifest):
@@ -110,7 +108,7 @@ class CheckpointWriter:
 
     def let_go(self, number: int) -> None:
         """Called when a partition is no longer served: others may begin a checkpoint."""
-        self._turns.end(number)
+        self._turns.end(number, self._now_ms())
 
     def when_written(self, owned: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
         """Go on with the checkpoint once Kafka has confirmed these rows."""
@@ -122,8 +120,9 @@ class CheckpointWriter:
             return
         failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
         if not failed:
-            self._turns.end(owned.number)
-            owned.owner.written(self._now_ms())
+            now = self._now_ms()
+            self._turns.end(owned.number, now)
+            owned.owner.written(now)
             self._ownership.drain(owned)
             return
         for row, error in failed:

@@ -196,7 +196,11 @@ class SegmentStore(rocksdb.Store):
         shutil.rmtree(self.partition_path(partition), ignore_errors=True)
 
     def set_persisted_offset(self, tp: TP, offset: int) -> None:
-        if self.is_open(tp.partition):
+        if not self.is_open(tp.partition):
+            return
+        if self.small:
+            self._dbs[tp.partition].put_soon(self.offset_key, str(offset).encode())
+        else:
             super().set_persisted_offset(tp, offset)
 
     def _del(self, key: bytes) -> NoReturn:

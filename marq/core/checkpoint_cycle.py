@@ -104,6 +104,11 @@ class CheckpointCycle:
         """Memory is short: the next checkpoint comes at once, and writes all payloads."""
         self._hurried = True
 
+    @property
+    def is_urgent(self) -> bool:
+        """True from :meth:`hurry` until the checkpoint begins."""
+        return self._hurried
+
     def put_off(self, until_ms: int) -> None:
         """The next checkpoint does not begin before this time."""
         self._next_ms = max(self._next_ms, until_ms)

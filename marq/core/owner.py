@@ -556,6 +556,11 @@ class Owner:
         """Others come first: the next checkpoint begins at this time, or later, unless memory is short."""
         self.checkpoints.put_off(until_ms)
 
+    @property
+    def checkpoint_is_urgent(self) -> bool:
+        """True from :meth:`hurry_checkpoint` until the checkpoint begins."""
+        return self.checkpoints.is_urgent
+
     def checkpoint_is_due(self, now_ms: int) -> bool:
         """True if :meth:`step` would begin a checkpoint now, and write up to a few MB."""
         return self.phase is Phase.SERVING and self.checkpoints.is_due(now_ms)

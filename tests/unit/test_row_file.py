@@ -65,3 +65,37 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
         rows.put(b"1", b"two")
     assert rows.get(b"1") == b"one"
     assert RowFile(tmp_path / "a.rows").get(b"1") == b"one"
+
+
+def test_what_may_be_lost_is_written_with_the_next_row_or_at_the_end(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path / "a.rows")
+    rows.write_all([(b"1", b"one"), (b"2", b"two")])
+    rows.delete(b"1")
+    rows.put_soon(b"offset", b"7")
+    assert (rows.get(b"1"), rows.get(b"offset")) == (None, b"7")
+    after_a_crash = RowFile(tmp_path / "a.rows")
+    assert list(after_a_crash.iter_rows()) == [(b"1", b"one"), (b"2", b"two")]
+    rows.put(b"3", b"three")
+    assert dict(RowFile(tmp_path / "a.rows").iter_rows()) == {b"2": b"two", b"3": b"three", b"offset": b"7"}
+    rows.put_soon(b"offset", b"8")
+    rows.delete(b"3")
+    rows.close()
+    assert dict(RowFile(tmp_path / "a.rows").iter_rows()) == {b"2": b"two", b"offset": b"8"}
+
+
+def test_closing_writes_only_what_has_changed(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path / "a.rows")
+    rows.put(b"1", b"one")
+    (tmp_path / "a.rows").unlink()
+    rows.delete(b"no such row")
+    rows.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_at_the_end_is_as_a_crash(tmp_path: Path) -> None:
+    rows = RowFile(tmp_path / "a.rows")
+    rows.put(b"1", b"one")
+    rows.put_soon(b"offset", b"8")
+    (tmp_path / "a.tmp").mkdir()
+    rows.close()
+    assert dict(RowFile(tmp_path / "a.rows").iter_rows()) == {b"1": b"one"}
