@@ -66,13 +66,29 @@ class CheckpointWriter:
         self._now_ms = now_ms
         self._turns = Turns()
 
+    def may_begin(self, owned: OwnedPartition, now: int) -> bool:
+        """False if a partition wants to begin a checkpoint, but others come first: it was put off.
+
+        Call this before a tick is appended for a checkpoint: a thousand partitions that wait must not append any.
+        """
+        owner = owned.owner
+        if owner.checkpoint_is_urgent or not owner.wants_checkpoint(now):
+            return True
+        wait_ms = self._turns.ask(owned.number, now)
+        if wait_ms:
+            owner.put_off_checkpoint(now + wait_ms)
+        return not wait_ms
+
     def step(self, owned: OwnedPartition) -> None:
         """Make the next step of a partition's checkpoint, if there is one to make now."""
         owner, now = owned.owner, self._now_ms()
-        begins = owner.checkpoint_is_due(now)
-        if begins and (wait_ms := self._turns.ask(owned.number, now, urgent=owner.checkpoint_is_urgent)):
-            owner.put_off_checkpoint(now + wait_ms)
-            return
+        begins = owner.wants_checkpoint(now)
+        if begins:
+            if not self.may_begin(owned, now):
+                return
+            if wait_ms := self._turns.begin(owned.number, now):
+                owner.put_off_checkpoint(now + wait_ms)
+                return
         try:
             step = owner.step(now)
         except InternalError as exc:

@@ -312,6 +312,7 @@ class Ownership(Service):
     def _do_due(self, owned: OwnedPartition, now: int) -> None:
         with self._alone(owned):
             with_ttl = self._with_ttl(owned)
+            self.checkpoints.may_begin(owned, now)
             owned.owner.tick(now, with_ttl)
             owned.owner.work(now, with_ttl)
             self.drain(owned)

@@ -2,18 +2,20 @@
 
 A checkpoint costs about the same for one message and for a thousand. So a worker makes a limited number of them a
 second: with many busy partitions, each of them makes one more seldom, which then has more to write.
+
+    wanted ─► ask: a slot, in which it may append what it needs to begin ─► begin: rows are written ─► end
 """
 
 from __future__ import annotations
 
 #: Partitions that write rows at once: each writes a few MB.
 AT_ONCE = 2
-#: Milliseconds between the beginnings of two checkpoints.
+#: Milliseconds between two slots at least: also what a checkpoint may take in the mean, of one worker.
 PACE_MS = 20
 #: Milliseconds after which a partition whose rows Kafka does not take no longer keeps others waiting.
 HELD_MAX_MS = 5_000
-#: Milliseconds for which a place in the queue is kept for a partition that does not ask again when it was told to.
-PLACE_MS = 2_000
+#: Milliseconds for which a slot may be used, and for which a place is kept for one that does not try again.
+SLOT_MS, PLACE_MS = 5_000, 2_000
 
 
 class Turns:
@@ -22,49 +24,49 @@ class Turns:
     def __init__(self, at_once: int = AT_ONCE, pace_ms: int = PACE_MS) -> None:
         self._at_once = at_once
         self._pace_ms = pace_ms
-        self._next_ms = 0  # earliest time of the next beginning
-        self._write_ms = 0.0  # how long one took of late
-        self._active: dict[int, int] = {}  # partition -> since when
-        self._queue: dict[int, int] = {}  # in order; when it will ask again
+        self._slots: dict[int, int] = {}  # partition -> from when on it may begin
+        self._next_ms = 0  # the next slot
+        self._active: dict[int, int] = {}  # partition -> since when it writes
+        self._waiting: dict[int, int] = {}  # that found no room, in order; when they try again
+        self._write_ms = 0.0  # how long one wrote of late
 
-    def ask(self, number: int, now_ms: int, *, urgent: bool = False) -> int:
-        """Returns 0 if `number` may begin now, and has to call `end` afterwards. Else milliseconds until it asks again.
-
-        Args:
-            urgent: memory is short: it need not wait for others that wait, only for those that write.
-        """
-        self._active = {n: since for n, since in self._active.items() if now_ms - since < HELD_MAX_MS}
-        free = self._at_once - len(self._active)
-        before = 0 if urgent else self._before(number, now_ms)
-        if before < free and (urgent or now_ms >= self._next_ms):
-            self._begin(number, now_ms)
+    def ask(self, number: int, now_ms: int) -> int:
+        """How many milliseconds `number` has to wait before it may try to begin: 0 if its slot has come."""
+        if number in self._waiting:
             return 0
-        gap_ms = max(self._pace_ms, self._write_ms / self._at_once)
-        # rather too early than too late, when nobody would be there
-        wait_ms = max(1, self._next_ms - now_ms, round(0.7 * (before + (before >= free)) * gap_ms))
-        self._queue[number] = now_ms + wait_ms
-        return wait_ms
+        slot_ms = self._slots.get(number)
+        if slot_ms is None or now_ms - slot_ms >= SLOT_MS:
+            slot_ms = self._slots[number] = max(now_ms, self._next_ms)
+            # rather fewer than can be written, so that those that found no room come in between
+            self._next_ms = slot_ms + max(self._pace_ms, round(1.1 * self._write_ms / self._at_once))
+        return max(0, slot_ms - now_ms)
 
-    def _begin(self, number: int, now_ms: int) -> None:
-        self._queue.pop(number, None)
+    def begin(self, number: int, now_ms: int) -> int:
+        """Returns 0 if `number` may write now, and has to call `end`. Else milliseconds after which to try again."""
+        self._active = {n: since for n, since in self._active.items() if now_ms - since < HELD_MAX_MS}
+        behind = self._before(number, now_ms) - (self._at_once - len(self._active))
+        if behind >= 0:
+            # rather too early than too late, when nobody would be there
+            wait_ms = max(1, self._pace_ms, round(0.7 * (behind + 1) * self._write_ms / self._at_once))
+            self._waiting[number] = now_ms + wait_ms
+            return wait_ms
+        self._slots.pop(number, None)
+        self._waiting.pop(number, None)
         self._active[number] = now_ms
-        self._next_ms = now_ms + self._pace_ms
+        return 0
 
     def _before(self, number: int, now_ms: int) -> int:
-        """How many wait in the queue before `number`. Those that did not ask again lose their places."""
-        if number not in self._queue:
-            self._queue[number] = now_ms
-        stale = []
-        before = 0
-        for n, asks_ms in self._queue.items():
+        """How many tried to begin before `number` and wait. Those that do not try again lose their places."""
+        before, stale = 0, []
+        for n, again_ms in self._waiting.items():
             if n == number:
                 break
-            if now_ms - asks_ms >= PLACE_MS:
+            if now_ms - again_ms >= PLACE_MS:
                 stale.append(n)
             else:
                 before += 1
         for n in stale:
-            del self._queue[n]
+            del self._waiting[n]
         return before
 
     def end(self, number: int, now_ms: int) -> None:
@@ -72,4 +74,5 @@ class Turns:
         since_ms = self._active.pop(number, None)
         if since_ms is not None:
             self._write_ms += (now_ms - since_ms - self._write_ms) / 8
-        self._queue.pop(number, None)
+        self._slots.pop(number, None)
+        self._waiting.pop(number, None)

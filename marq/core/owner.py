@@ -561,9 +561,9 @@ class Owner:
         """True from :meth:`hurry_checkpoint` until the checkpoint begins."""
         return self.checkpoints.is_urgent
 
-    def checkpoint_is_due(self, now_ms: int) -> bool:
-        """True if :meth:`step` would begin a checkpoint now, and write up to a few MB."""
-        return self.phase is Phase.SERVING and self.checkpoints.is_due(now_ms)
+    def wants_checkpoint(self, now_ms: int) -> bool:
+        """True if :meth:`step` would begin a checkpoint now that has something to write, up to a few MB."""
+        return self.phase is Phase.SERVING and self.checkpoints.is_due(now_ms) and self.checkpoints.has_to_write
 
     def step(self, now_ms: int) -> Step | None:
         """Returns the next step of the checkpoint, or None. Call it in the event context of a marker of this partition.

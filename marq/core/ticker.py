@@ -88,13 +88,12 @@ class Ticker:
             return None
         since_fold = now_ms - folded_ms
         due_ms = partition.next_lease_ms()
-        if self._wants_time(now_ms, has_ttl) or (due_ms is not None and since_fold >= due_ms):
-            wanted = True
-        elif since_fold < TICK_MAX_MS:
-            wanted = checkpoints.wants_event(now_ms)
-        else:
-            wanted = due_ms is not None or checkpoints.under_way or has_sent or checkpoints.has_to_write
-        if not wanted:
+        if not (
+            self._wants_time(now_ms, has_ttl)
+            or (due_ms is not None and since_fold >= min(due_ms, TICK_MAX_MS))
+            or checkpoints.wants_event(now_ms)
+            or (since_fold >= TICK_MAX_MS and (checkpoints.under_way or has_sent))
+        ):
             return None
         # two that are sent at once would prove each other right
         sure = self._doubt_since_ms is None and (not self.is_out or since_tick > CLOCK_STEP_MS)
@@ -109,7 +108,7 @@ class Ticker:
         """
         partition, lease_ms = self._partition, self._partition.next_lease_ms()
         times = [] if lease_ms is None else [folded_ms + lease_ms]
-        if checkpoints.under_way or has_sent or checkpoints.has_to_write or lease_ms is not None:
+        if checkpoints.under_way or has_sent or lease_ms is not None:
             times.append(folded_ms + TICK_MAX_MS)
         if (event_ms := checkpoints.event_ms(now_ms)) is not None:
             times.append(event_ms)

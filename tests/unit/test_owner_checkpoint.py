@@ -397,11 +397,11 @@ def test_a_checkpoint_that_was_put_off_begins_later_unless_memory_is_short() -> 
     worker = Worker().serve()
     worker.send()
     now = worker.clock_ms + worker.owner.limits.checkpoint_ms
-    assert worker.owner.checkpoint_is_due(now)
+    assert worker.owner.wants_checkpoint(now)
     worker.owner.put_off_checkpoint(now + 50)
-    assert not worker.owner.checkpoint_is_due(now + 49)
-    assert worker.owner.checkpoint_is_due(now + 50)
+    assert not worker.owner.wants_checkpoint(now + 49)
+    assert worker.owner.wants_checkpoint(now + 50)
     worker.owner.put_off_checkpoint(now + 10)
-    assert not worker.owner.checkpoint_is_due(now + 49), "it is not brought forward"
+    assert not worker.owner.wants_checkpoint(now + 49), "it is not brought forward"
     worker.owner.hurry_checkpoint()
-    assert worker.owner.checkpoint_is_due(now)
+    assert worker.owner.wants_checkpoint(now)

@@ -240,7 +240,8 @@ def test_a_clock_that_was_set_is_believed_after_a_while(off_ms: int) -> None:
     wait(worker, MINUTE_MS + 10 * SECOND_MS)
 
     assert doubted
-    assert worker.broker.now_ms - worker.owner.partition.broker_ms <= TICK_MAX_MS
+    # once nothing waits for its time any more, no tick tells it
+    assert abs(worker.broker.now_ms - worker.owner.partition.broker_ms) <= 10 * SECOND_MS + TICK_MAX_MS
     assert outcomes(worker) == ({"expired": 1} if off_ms > 0 else {})
 
 
