@@ -24,8 +24,12 @@ from tests.worksim.clock import VirtualLoop
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> VirtualLoop:
     loop = VirtualLoop()
-    monkeypatch.setattr(ownership_module, "now_ms", lambda: 1_000_000 + int(loop.now * 1000))
+    monkeypatch.setattr(ownership_module, "now_ms", lambda: ms_of(loop))
     return loop
+
+
+def ms_of(loop: VirtualLoop) -> int:
+    return 1_000_000 + int(loop.now * 1000)
 
 
 def an_ownership() -> Ownership:
@@ -84,7 +88,7 @@ def test_what_happens_ends_the_rest_at_once(loop: VirtualLoop, monkeypatch: pyte
 def test_a_time_that_comes_is_met(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     async def plan(ownership: Ownership, _: Any) -> None:
         for _ in range(10):
-            ownership.due.set(0, ownership_module.now_ms() + 137)
+            ownership.due.set(0, ms_of(loop) + 137)
             due.append(round(loop.now * 1000) + 137)
             await asyncio.sleep(0.5)
 
@@ -120,7 +124,7 @@ def test_what_no_partition_tells_keeps_the_timer_awake(
         ownership.read_ahead._paused[0] = None
     else:
         loop.now += STALL_MS / 1000 + 1
-        ownership.throttle.timer_fired(ownership_module.now_ms())
+        ownership.throttle.timer_fired(ms_of(loop))
     assert ownership.rest_ms() == 0
 
 
