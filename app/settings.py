@@ -216,7 +216,10 @@ class Settings(BaseSettings):
     persist_after_ms: Milliseconds = Field(
         10_000, description="A message unfinished for this long is written to the table with its payload."
     )
-    checkpoint_ms: Annotated[int, Field(ge=100)] = Field(2_000, description="Time between checkpoints of a partition.")
+    checkpoint_ms: Annotated[int, Field(ge=100)] = Field(
+        2_000,
+        description="Time between checkpoints of a partition; longer where a worker would make more than 50 a second.",
+    )
     step_timeout_ms: Annotated[int, Field(ge=1000)] = Field(
         30_000, description="Time for Kafka to acknowledge a step of a checkpoint; a worker that exceeds it stops."
     )
