@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from unittest import mock
 
+import app.cluster.seals
 import app.engine.ownership
 import app.engine.takeover
 import app.service.sends
 from agents.settlement import Settlement
 from app.cluster.peers import peer_call
+from app.cluster.seals import Seals
 from app.engine.changelogs import Changelogs
 from app.engine.checkpoints import CheckpointWriter
 from app.engine.copier import Copier
@@ -20,6 +22,7 @@ from app.engine.outbox import Outbox
 from app.engine.ownership import Ownership
 from app.engine.progress import Progress
 from app.engine.read_up import ReadUp
+from app.engine.takeover import TakeOver
 from app.service.census import Census
 from app.service.leases import Effects, Leases
 from app.service.polling import PeerPolling
@@ -27,6 +30,7 @@ from app.service.purges import PurgeHere, Purges
 from app.service.receives import Receives
 from app.streaming.transport import ChunkConsumer
 from marq.core.owner import Owner, Phase
+from tests.worksim.store import Table
 from tests.worksim.truth import Violation
 from tests.worksim.world import World
 
@@ -109,6 +113,26 @@ async def _effects_now(self, asked: Effects) -> list[bool]:  # type: ignore[no-u
     return [True for _ in asked.deliveries]
 
 
+async def _restored_unread(self: TakeOver, claim: Any) -> None:
+    self._read_tables = _nothing_soon  # type: ignore[method-assign]
+    try:
+        await _restore(self, claim)
+    finally:
+        del self._read_tables
+
+
+_restore = TakeOver._restore
+
+
+def _complete_up_to(self: Table, partition: int, offset: int) -> None:
+    self.data.set_persisted_offset(self._tp(partition), offset)
+
+
+def _whoever_wrote(self: Table, partition: int, incarnation: object, done: Any) -> None:
+    if not done.cancelled() and done.exception() is None and partition in self.data.owned:
+        self.data.set_persisted_offset(self._tp(partition), done.result().offset)
+
+
 MUTATIONS: dict[str, Mutation] = {
     "answers after the lease": Mutation(
         "Of messages whose lease is over nothing leaves a worker.", _replaced(Receives, "_drop_late", _nothing)
@@ -158,6 +182,31 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "deleted unread": Mutation(
         "Records are deleted below the positions of a manifest.", _replaced(Changelogs, "trim", _trimmed_at_the_end)
+    ),
+    "acks said once": Mutation(
+        "Acks and releases that Kafka did not confirm are repeated.", _replaced(Outbox, "_say_again", _nothing)
+    ),
+    "receives wait for ever": Mutation(
+        "A receive learns that the partition it asked has left.", _replaced(Receives, "forget", _nothing)
+    ),
+    "calls lose their leases": Mutation(
+        "The lease of a call that runs is extended.", _replaced(Settlement, "extend", _nothing)
+    ),
+    "tables read too early": Mutation(
+        "The tables are read to their end after the claim.", _replaced(TakeOver, "_restore", _restored_unread)
+    ),
+    "stores seem complete": Mutation(
+        "A store is complete up to its persisted offset.", _replaced(Table, "_advance", _complete_up_to)
+    ),
+    "stores of former owners": Mutation(
+        "A confirmation that comes late changes no store.", _replaced(Table, "_on_written", _whoever_wrote)
+    ),
+    "damaged stores are kept": Mutation(
+        "A store with a row that can't be read is filled again.", _replaced(Table, "wipe", _nothing)
+    ),
+    "calls count twice": Mutation("A call between workers counts once.", _replaced(Seals, "take", _nothing)),
+    "any seal will do": Mutation(
+        "A call has the seal of a worker.", _replaced(app.cluster.seals, "compare_digest", lambda *_: True)
     ),
     "gates stay closed": Mutation(
         "What is opened in a rebalance is read when it is over.", _replaced(ChunkConsumer, "on_rebalance_end", _nothing)
