@@ -91,6 +91,7 @@ class _Soon(asyncio.Handle):
     """A callback. Its fields are asyncio's, which takes twice as long to make one."""
 
     __slots__ = ()
+    _repr = _source_traceback = None
 
     def __init__(self, callback: Any, args: Any, context: Context) -> None:
         self._context = context
@@ -104,6 +105,8 @@ class _Soon(asyncio.Handle):
 
 class _Timer(asyncio.TimerHandle):
     __slots__ = ()
+    _repr = _source_traceback = None
+    _scheduled = False
 
     def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: Context) -> None:
         self._context = context

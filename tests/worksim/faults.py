@@ -36,7 +36,7 @@ WEIGHTS = {
     "power": 0.7,
     "rot": 0.5,
     "full disk": 0.3,
-    "strangers": 0.5,
+    "strangers": 1.0,
     "compaction": 1.0,
 }
 
@@ -54,9 +54,14 @@ class Theme(NamedTuple):
 THEMES = {
     "mixed": Theme(WEIGHTS),
     # rows of checkpoints are not confirmed in time, and their owner stays
-    "rows": Theme({"stall rows": 6.0, "no leader": 1.0, "stand": 1.0, "compaction": 1.0}, seconds=90.0),
+    "rows": Theme(
+        {"stall rows": 6.0, "no leader": 1.0, "stand": 1.0, "stand long": 1.0, "end": 1.0, "compaction": 1.0},
+        seconds=90.0,
+    ),
     # partitions leave workers that could not send their markers
-    "outboxes": Theme({"stall markers": 6.0, "end": 3.0, "stand long": 2.0, "kill": 1.0, "network": 0.5}),
+    "outboxes": Theme(
+        {"stall markers": 6.0, "end": 3.0, "stand long": 2.0, "kill": 1.0, "strangers": 1.0}, seconds=60.0
+    ),
     # what a receiver says comes when its lease ends
     "late": Theme({"stall markers": 0.5, "stand": 2.0, "worker clock": 0.5}, slow=0.15, late_clients=True),
     # the store of a worker loses rows, has no room, or can't be read
@@ -224,7 +229,7 @@ class Faults:
 
     def _stall_markers(self) -> None:
         log = self.world.kafka.log(self.world.topics.markers, self.random.randrange(self.world.topics.partitions))
-        seconds = self.random.choice((2.0, 8.0, 20.0))
+        seconds = self.random.choice((2.0, 8.0, 20.0, 45.0))
         self.world.tell("%s is below its minimum of replicas for %s s", log, seconds)
         log.stalled_until = self.world.loop.now + seconds
 

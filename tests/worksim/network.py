@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -105,11 +106,11 @@ class _Exchange:
         """Somebody sends the request once more, or one of the same body with a seal of his own: it is refused."""
         world = self.world
         headers = dict(self.headers)
-        if world.net.random.random() < 0.3:
-            name, seal = headers.popitem()
-            if world.net.random.random() < 0.7:
-                at = world.net.random.randrange(len(seal))
-                headers[name] = seal[:at] + ("B" if seal[at] == "A" else "A") + seal[at + 1 :]
+        if world.net.random.random() < 0.5:  # a call that nobody has made
+            headers = {
+                name: re.sub(r"number=\d+", f"number={world.net.random.getrandbits(40)}", seal)
+                for name, seal in headers.items()
+            }
         try:
             response = await worker.peers.serve(self._request(headers))
         except (web.HTTPException, MarqError):
