@@ -1,4 +1,4 @@
-"""What waits for an event, for so long at most, ends when it is cancelled: also at the moment at which the event comes."""
+"""What waits for an event for a while ends when it is cancelled, also at the moment at which the event comes."""
 
 from __future__ import annotations
 

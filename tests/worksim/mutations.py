@@ -128,7 +128,7 @@ def _complete_up_to(self: Table, partition: int, offset: int) -> None:
     self.data.set_persisted_offset(self._tp(partition), offset)
 
 
-def _whoever_wrote(self: Table, partition: int, incarnation: object, done: Any) -> None:
+def _whoever_wrote(self: Table, partition: int, incarnation: object, done: Any, deleted: bytes | None) -> None:
     if not done.cancelled() and done.exception() is None and partition in self.data.owned:
         self.data.set_persisted_offset(self._tp(partition), done.result().offset)
 
