@@ -68,11 +68,15 @@ THEMES = {
     "disks": Theme(
         {"power": 3.0, "rot": 3.0, "store": 2.0, "full disk": 1.0, "kill": 1.0, "end": 1.0, "compaction": 1.0}
     ),
+    # somebody repeats what workers say to each other, and makes it up
+    "strangers": Theme({"strangers": 6.0, "network": 1.0, "kill": 1.0, "end": 1.0}),
+    # all is well
+    "calm": Theme({}),
     # little happens, for long
     "long": Theme(WEIGHTS, seconds=900.0, pause=20.0),
 }
 #: The themes of runs, as often as they are drawn.
-DRAWN_THEMES = ("mixed",) * 10 + ("rows", "outboxes", "late", "disks", "long", "long")
+DRAWN_THEMES = ("mixed",) * 9 + ("rows", "outboxes", "late", "disks", "strangers", "long", "long")
 #: Bytes that no marker looks like.
 NO_MARKER = b"\xffno marker"
 

@@ -71,14 +71,20 @@ class Shape(NamedTuple):
     topic_mode: bool = False
 
     @classmethod
-    def draw(cls, r: Random) -> Shape:
-        theme = r.choice(DRAWN_THEMES)
+    def of(cls, seed: int, theme: str | None = None) -> Shape:
+        """The shape of a seed's run, in which all is drawn but the theme if that is given."""
+        return cls.draw(Entropy(seed).stream("shape"), theme)
+
+    @classmethod
+    def draw(cls, r: Random, theme: str | None = None) -> Shape:
+        drawn = r.choice(DRAWN_THEMES)
+        theme = theme or drawn
         return cls(
             workers=r.choice((1, 2, 2, 3)),
             partitions=r.choice((1, 2, 3, 4)),
             clients=r.choice((1, 2, 4)),
             seconds=THEMES[theme].seconds or r.choice((10.0, 30.0, RUN_S)),
-            faults=r.random() < 0.9,
+            faults=(r.random() < 0.9 or theme not in ("mixed", "long")) and bool(THEMES[theme].weights),
             theme=theme,
             topic_mode=r.random() < 0.1,
         )
@@ -297,7 +303,7 @@ class World:
             clients.append(faults)
         until = self.loop.now + self.shape.seconds
         while self.loop.now < until and self.violation is None:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5 * max(1.0, self.clients.theme.pause / 2))
             self.look()
         self.healing = True
         self.tell("faults are over")
@@ -398,7 +404,7 @@ class World:
     def _stores_are_complete(self, worker: Worker) -> None:
         """An owner's store has all rows of its changelog up to the persisted offset, and none that was deleted."""
         for name, table in worker.ownership.tables.items():
-            for number, rows in self.disks[worker.slot].get(name, {}).items():
+            for number, rows in list(self.disks[worker.slot].get(name, {}).items()):
                 if number not in worker.ownership.owned:
                     continue
                 persisted = table.persisted(number)
