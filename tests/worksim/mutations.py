@@ -222,11 +222,12 @@ MUTATIONS: dict[str, Mutation] = {
         _replaced(Table, "wipe", _nothing),
         "disks",
     ),
-    "calls count twice": Mutation("A call between workers counts once.", _replaced(Seals, "take", _nothing)),
+    "calls count twice": Mutation(
+        "A call between workers counts once.", _replaced(Seals, "take", _nothing), "strangers"
+    ),
     "any seal will do": Mutation(
         "A call has the seal of a worker.",
         _replaced(app.cluster.seals, "compare_digest", lambda *_: True),
-        "strangers",
         "strangers",
     ),
     "gates stay closed": Mutation(
