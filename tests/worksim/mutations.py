@@ -182,7 +182,6 @@ MUTATIONS: dict[str, Mutation] = {
     "extended, they say": Mutation(
         "An extension is confirmed when it took effect.",
         _replaced(Leases, "effects_here", _effects_now),
-        "late",
     ),
     "purged, they say": Mutation("A purge is answered when it is in force.", _replaced(Purges, "purge_here", _yes)),
     "ended without a copy": Mutation(

@@ -18,6 +18,8 @@ SOON = (
     "nobody is woken",
     "rows in a rebalance",
     "not read on",
+    "owner's markers are kept",
+    "rows are lost",
 )
 SOON_SEEDS = 40
 SEEDS_MAX = 2_000
