@@ -80,8 +80,10 @@ class Elsewhere:
                         del taker.elsewhere[url]
                 await asyncio.gather(*(self._introduce(url) for url in urls))
             self.remote_handlers.expire()
+            # not `wait_for`: in Python 3.11 it loses a cancellation that comes as the event does
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), RENEW_S)
+                async with asyncio.timeout(RENEW_S):
+                    await self._told.wait()
 
     def close(self) -> None:
         """Stop taking from other workers, and letting them take from here."""

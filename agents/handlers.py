@@ -27,6 +27,9 @@ from marq.core.segments import Segment
 from marq.errors import HandlerError
 from marq.message import ManualMessage, Message
 
+#: Seconds between two looks at leases of messages whose calls still run.
+EXTEND_S = 0.2
+
 
 class Handlers(Service):
     """All handlers of this worker. To the ownership they are a receiver."""
@@ -127,7 +130,7 @@ class Handlers(Service):
     @Service.task
     async def _extend(self) -> None:
         while not self.should_stop:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(EXTEND_S)
             for runner in self.runners:
                 runner.extend()
 

@@ -11,12 +11,11 @@ Calls and answers are sealed with the installation's secret (`app.cluster.seals`
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from hmac import compare_digest
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
@@ -86,12 +85,14 @@ class _Operation(NamedTuple):
     takes_gone: bool
 
 
-def _operation(method: Callable[..., Awaitable[Any]]) -> _Operation:
-    types = get_type_hints(method)
+@cache
+def _types_of(function: Callable[..., Any]) -> tuple[msgspec.msgpack.Decoder[Any], msgspec.msgpack.Decoder[Any], bool]:
+    """The decoders of the argument and the answer, and whether it asks if the caller went away."""
+    types = get_type_hints(function)
     answer = types.pop("return")
     takes_gone = types.pop("gone", None) is not None
     (argument,) = types.values()
-    return _Operation(method, msgspec.msgpack.Decoder(argument), msgspec.msgpack.Decoder(answer), takes_gone)
+    return msgspec.msgpack.Decoder(argument), msgspec.msgpack.Decoder(answer), takes_gone
 
 
 def is_gone(request: web.Request) -> Gone:
@@ -165,13 +166,14 @@ class Peers(Service):
 
     def register(self, part: object) -> None:
         """Let other workers call the methods of a part of this worker that are marked with `@peer_call`."""
-        for attribute, function in inspect.getmembers(type(part), inspect.isfunction):
+        for attribute in dict.fromkeys(attribute for kind in type(part).__mro__ for attribute in vars(kind)):
+            function = getattr(type(part), attribute)
             name = getattr(function, _MARK, None)
             if name is None:
                 continue
             if name in self._operations:
                 raise InternalError(f"two parts of the worker answer to {name!r}")
-            self._operations[name] = _operation(getattr(part, attribute))
+            self._operations[name] = _Operation(getattr(part, attribute), *_types_of(function))
 
     @cached_property
     def _seals(self) -> Seals:

@@ -326,8 +326,9 @@ class Catalog(Service):
             self._mine[new.by] = future
             try:
                 await self.topic.write(queue.encode(), encode(new))
-                if await asyncio.wait_for(future, WRITE_TIMEOUT_S):
-                    return
+                async with asyncio.timeout(WRITE_TIMEOUT_S):
+                    if await future:
+                        return
             except TimeoutError:
                 raise UnavailableError("the change of a queue was written, but not read back in time") from None
             finally:

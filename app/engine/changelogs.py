@@ -108,8 +108,8 @@ class Changelogs:
         return self._consumer
 
     async def _new_consumer(self) -> AIOKafkaConsumer:
-        starting = start_consumer(self.settings, auto_offset_reset="earliest", fetch_max_wait_ms=FETCH_WAIT_MS)
-        return await asyncio.wait_for(starting, READ_TIMEOUT_S)
+        async with asyncio.timeout(READ_TIMEOUT_S):  # not `wait_for`: see `TakeOver._claim`
+            return await start_consumer(self.settings, auto_offset_reset="earliest", fetch_max_wait_ms=FETCH_WAIT_MS)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -128,8 +128,8 @@ class Changelogs:
             KafkaError, TimeoutError: nothing came for `READ_TIMEOUT_S`. Rows that were read before are in the stores.
         """
         stores = {TopicPartition(table.changelog_topic_name, number): table for table in tables}
-        asked = asyncio.gather(self._edges.end(stores), self._edges.begin(stores))
-        ends, starts = await asyncio.wait_for(asked, READ_TIMEOUT_S)
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            ends, starts = await asyncio.gather(self._edges.end(stores), self._edges.begin(stores))
         todo: dict[TopicPartition, int] = {}
         for tp, table in stores.items():
             persisted = table.persisted(number)
@@ -152,7 +152,8 @@ class Changelogs:
                         await asyncio.sleep(0)
                 for tp in list(todo):
                     # the position also passes control records and what was compacted away
-                    position = min(await asyncio.wait_for(consumer.position(tp), READ_TIMEOUT_S), ends[tp])
+                    async with asyncio.timeout(READ_TIMEOUT_S):
+                        position = min(await consumer.position(tp), ends[tp])
                     if position > todo[tp]:
                         todo[tp], advanced_s = position, now()
                         reader.advanced()
@@ -167,12 +168,14 @@ class Changelogs:
         """Connect, and learn where the topics are, before the first partition is taken over."""
         names = [table.changelog_topic_name for table in tables] + [topics.queue, topics.markers]
         with contextlib.suppress(KafkaError, TimeoutError):
-            await asyncio.wait_for(self._edges.end([TopicPartition(name, 0) for name in names]), READ_TIMEOUT_S)
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                await self._edges.end([TopicPartition(name, 0) for name in names])
 
     async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
         """The first offsets of a partition's queue and markers logs."""
         queue, markers = TopicPartition(topics.queue, number), TopicPartition(topics.markers, number)
-        starts = await asyncio.wait_for(self._edges.begin((queue, markers)), READ_TIMEOUT_S)
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            starts = await self._edges.begin((queue, markers))
         return starts[queue], starts[markers]
 
     @contextlib.asynccontextmanager

@@ -163,7 +163,8 @@ class Copies:
         if pending is not None:
             self._ownership.drain(owned)
             try:
-                handout = await asyncio.wait_for(mover.begun, START_TIMEOUT_S)
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    handout = await mover.begun
             except TimeoutError:
                 pending.cancel()
                 raise UnavailableError("Kafka did not confirm in time that it is to be moved; try again") from None

@@ -181,7 +181,10 @@ class TakeOver:
         outbox.writer = self._writer(owner)
         claimed = outbox.put_confirmed([owner.claim()])
         try:
-            return _Claim(owner, outbox, await asyncio.wait_for(claimed, CLAIM_TIMEOUT_S))
+            # not `wait_for`: in Python 3.11 it loses a cancellation that comes as the answer does, and a partition that
+            # has left would be taken over
+            async with asyncio.timeout(CLAIM_TIMEOUT_S):
+                return _Claim(owner, outbox, await claimed)
         except TimeoutError:
             raise TimeoutError(
                 f"Kafka has not confirmed within {CLAIM_TIMEOUT_S:.0f} s that this worker takes partition {number}"

@@ -259,7 +259,8 @@ class SegmentTable(Table[bytes, bytes]):
 
         Returns:
             The future of the changelog record, see `IdempotentProducer.append`. The row is in the local store at once;
-            it is durable only when the future has a result.
+            it is durable only when the future has a result. A deleted row leaves the store only then: after a crash in
+            between, nothing else would tell the next owner to delete it from the changelog.
 
         Raises:
             TableError: called outside of an event, or for a partition that is not owned.
@@ -269,15 +270,14 @@ class SegmentTable(Table[bytes, bytes]):
             raise TableError(f"table {self.name} is written only in the event of an agent")
         partition = event.message.partition
         db = self._db(partition)
-        if value is None:
-            db.delete(key)
-        else:
+        if value is not None:
             db.put(key, value)
         incarnation = self.data.incarnation(partition)
         future: asyncio.Future[RecordMetadata] = self.app.producer.append(
             self.changelog_topic_name, partition, value, key
         )
-        future.add_done_callback(lambda done: self._on_written(partition, incarnation, done))
+        deleted = key if value is None else None
+        future.add_done_callback(lambda done: self._on_written(partition, incarnation, done, deleted))
         return future
 
     def write_again(self, partition: int, key: bytes, value: bytes | None) -> asyncio.Future[RecordMetadata]:
@@ -287,10 +287,14 @@ class SegmentTable(Table[bytes, bytes]):
         )
         return future
 
-    def _on_written(self, partition: int, incarnation: object, done: asyncio.Future[RecordMetadata]) -> None:
+    def _on_written(
+        self, partition: int, incarnation: object, done: asyncio.Future[RecordMetadata], deleted: bytes | None
+    ) -> None:
         if done.cancelled() or done.exception() is not None:
             return  # the caller of write knows; the persisted offset stays below the lost record for good
         if self.data.incarnation(partition) is incarnation:
+            if deleted is not None:
+                self._db(partition).delete(deleted)
             self._advance(partition, done.result().offset)
 
     def _advance(self, partition: int, offset: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
+from marq.core.reading import Unreadable
 from marq.core.rows import Record
 
 CLOCK_STEP_MS = 5_000
@@ -23,7 +24,7 @@ State = tuple[int, int, int, int, bool]
 class Message(NamedTuple):
     """What key and headers of a record of the queue log say."""
 
-    record: Record
+    record: Record | Unreadable
     queue: str | None  # None: poison
     due_ms: int  # of broker time; 0: at once
     expires_ms: int  # 0: never
@@ -138,16 +139,16 @@ class Reference:
 
     # ------------------------------------------------------------------ the queue log
 
-    def send(self, record: Record) -> Message:
+    def send(self, record: Record | Unreadable) -> Message:
         """A record was appended to the queue log."""
-        poison = False
+        poison = isinstance(record, Unreadable)
         queue: str | None = self.queue_id
         if queue is None:
             try:
                 queue = record.key.decode() if record.key else None
             except UnicodeDecodeError:
                 queue = None
-        poison = queue is None
+        poison = poison or queue is None
         due = expires = 0
         group = b""
         origin = dedup = None

@@ -10,6 +10,8 @@
 `clients`    who sends and receives, and what they were told
 `faults`     what goes wrong
 `truth`      the guarantees, as code, by a reference of each partition (`tests.simulation.reference`)
+`audit`      the verdict of the audit at the end of a run
+`shrink`     a failing run made smaller, and its story
 `mutations`  rules of the plumbing, broken on purpose
 `world`      a run
 ===========  =====================================================================================

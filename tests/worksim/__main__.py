@@ -1,4 +1,4 @@
-"""``python -m tests.worksim``: run seeds that no run had before, print figures; replay one with its story."""
+"""``python -m tests.worksim``: run seeds that no run had before, print figures; replay one, and make it smaller."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import sys
 import time
 import traceback
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 from tests.simulation.simulator import fresh_seed
-from tests.worksim.world import STORY_LINES, World
+from tests.worksim.mutations import MUTATIONS
+from tests.worksim.shrink import Shrinker, short_story
+from tests.worksim.truth import Violation
+from tests.worksim.world import STORY_LINES, Cut, Shape, World
 
 
 def _quiet(unraisable: Any) -> None:
@@ -28,12 +32,19 @@ def main() -> int:
     parser.add_argument("--start", type=int, help="first seed (default: one that no run had before, printed)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happens")
     parser.add_argument("--lines", type=int, default=STORY_LINES, help="of the story, at its end (0: all)")
+    parser.add_argument("--whole", action="store_true", help="do not make a failing run smaller")
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="break this rule")
     parser.add_argument(
         "--keep-going", action="store_true", help="count failures by rule instead of stopping at the first"
     )
     args, _ = parser.parse_known_args()  # `make simulate` gives the same to both simulators
+    with MUTATIONS[args.mutation].patch() if args.mutation is not None else nullcontext():
+        return run(args)
+
+
+def run(args: argparse.Namespace) -> int:
     if args.replay is not None:
-        return replay(args.replay, args.lines)
+        return replay(args.replay, args.lines, args.whole)
     first = fresh_seed() if args.start is None else args.start
     seeds = range(first, first + args.seeds) if args.seeds else itertools.count(first)
     print(f"from seed {first} on", flush=True)
@@ -48,7 +59,7 @@ def main() -> int:
                 world.run()
             except Exception as exc:
                 if not args.keep_going:
-                    return replay(seed, args.lines)
+                    return replay(seed, args.lines, args.whole)
                 print(f"FAILED seed {seed}: {exc!r:.300}", flush=True)
                 failures.setdefault(getattr(exc, "rule", repr(exc)[:80]), []).append(seed)
             statistics.update(world.statistics)
@@ -69,18 +80,28 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def replay(seed: int, lines: int) -> int:
-    """Run ``seed`` again, exactly, and print its story."""
+def replay(seed: int, lines: int, whole: bool) -> int:
+    """Run ``seed`` again, exactly. Print its story, or the short one of the smallest run that fails like it."""
+    shape: Shape | None = None
+    cut: Cut | None = None
+    if not whole:
+        found = Shrinker(seed, say=lambda line: print(line, file=sys.stderr, flush=True)).shrink()
+        if found is not None:
+            shape, cut = found.shape, found.cut
     story: list[str] = []
-    world = World(seed, story=story)
+    world = World(seed, shape, story, cut)
     failed = 0
     try:
         world.run()
-    except Exception:
+    except Exception as exc:
         failed = 1
-        print("\n".join(story[-lines:]))
-        traceback.print_exc()
+        print("\n".join((story if whole else short_story(story, str(exc)))[-lines:]))
+        if not isinstance(exc, Violation) or exc.__cause__ is not None:
+            traceback.print_exception(exc.__cause__ or exc)
+        print(f"{exc}", file=sys.stderr)
         print(f"seed {seed} failed; {world.shape}", file=sys.stderr)
+        if cut is not None:
+            print(f"this is the smallest run that was found: {shape!r}, {cut!r}", file=sys.stderr)
         print(f"replay: python -m tests.worksim --replay {seed}", file=sys.stderr)
     else:
         print("\n".join(story[-lines:]))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from binascii import a2b_base64
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.service.receipts import _BODY, Receipt, Receipts
 from marq.errors import MarqError
 from marq.protocol.messages import Entry, Received, Sent
+from tests.worksim.faults import THEMES
 from tests.worksim.handlers import QUEUES
 
 if TYPE_CHECKING:
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
     from tests.worksim.world import World
 
 Answer = TypeVar("Answer")
+
+#: Seconds within which a gap in what was read is closed.
+GAP_S = 0.5
+#: Of the operation that a client carries out now.
+_chance: ContextVar[Random] = ContextVar("chance")
 
 
 class Lost(Exception):
@@ -39,9 +47,16 @@ class Clients:
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world
-        self.random = random
+        self._random = random
+        #: The operations of this run: client and number.
+        self.happened: list[tuple[int, int]] = []
         self.queues = ["plain", "other", "order.fifo", "few", *QUEUES]
-        self.fifo = ("order.fifo",)
+        self.fifo: tuple[str, ...] = ("order.fifo",)
+        #: The queue of a topic that others write to with producers of their own; None: senders use the workers.
+        self.topic_queue = world.settings.queue_id
+        if self.topic_queue is not None:
+            self.queues, self.fifo = [self.topic_queue], ()
+        self.theme = THEMES[world.shape.theme]
         self.purged: set[str] = set()
         self.rejected: set[tuple[int, int]] = set()
         self.moving = False
@@ -58,8 +73,12 @@ class Clients:
         #: Queues that a good receiver is taking from.
         self.drains: set[str] = set()
 
+    @property
+    def random(self) -> Random:
+        return _chance.get(self._random)
+
     def add_queue(self, queue: str) -> None:
-        if queue not in self.queues:
+        if queue not in self.queues and self.topic_queue is None:
             self.queues.append(queue)
 
     # -- calls
@@ -121,18 +140,24 @@ class Clients:
 
     async def live(self, number: int) -> None:
         """Send and receive, until the end."""
-        while True:
-            try:
-                what = self.random.random()
-                if what < 0.5:
-                    await self._send()
-                elif what < 0.97:
-                    await self._receive()
-                else:
-                    await self._manage()
-            except (Lost, MarqError) as exc:
-                self.world.count(f"client: {type(exc).__name__}")
-            await asyncio.sleep(self.random.random() * self.random.choice((0.01, 0.3, 2.0)))
+        for count in itertools.count():
+            _chance.set(self.world.entropy.of("client", number, count))
+            if (number, count) not in self.world.cut.operations:
+                self.happened.append((number, count))
+                await self._do()
+            await asyncio.sleep(self.random.random() * self.random.choice((0.01, 0.3, 2.0)) * self.theme.pause)
+
+    async def _do(self) -> None:
+        try:
+            what = self.random.random()
+            if what < 0.5:
+                await self._send()
+            elif what < 0.97:
+                await self._receive()
+            else:
+                await self._manage()
+        except (Lost, MarqError) as exc:
+            self.world.count(f"client: {type(exc).__name__}")
 
     async def _send(self) -> None:
         r, queue = self.random, self.random.choice(self.queues)
@@ -162,6 +187,9 @@ class Clients:
         return Entry(b"m%d" % self.sent)
 
     async def _deliver(self, queue: str, entries: list[Entry], worker: Worker | None = None) -> None:
+        if self.topic_queue is not None:
+            await self._produce(entries)
+            return
         results = await self.call(lambda worker: worker.operations.send(queue, entries), worker=worker)
         for entry, result in zip(entries, results, strict=True):
             if isinstance(result, Sent):
@@ -169,6 +197,23 @@ class Clients:
                 self.world.count("accepted")
                 if result.offset >= 0 and (result.partition, result.offset) not in self.places[entry.payload]:
                     self.world.violated("G1 place", f"{entry} is said to be at {result}: {self.places[entry.payload]}")
+
+    async def _produce(self, entries: list[Entry]) -> None:
+        """Write to the topic without marq."""
+        world, r = self.world, self.random
+        log = world.kafka.log(world.topics.queue, r.randrange(world.topics.partitions))
+        await world.kafka.trip()
+        if log.is_away or log.stalled_until > world.loop.now:
+            raise Lost
+        rows = []
+        for entry in entries:
+            headers = [("marq-delay-ms", b"%d" % entry.delay_ms)] if entry.delay_ms is not None else []
+            headers += [("marq-ttl-ms", b"%d" % entry.ttl_ms)] if entry.ttl_ms is not None else []
+            rows.append((r.choice((None, b"", b"key", b"\xff")), entry.payload, headers))
+        for entry in entries:
+            self.accepted[entry.payload] = self.queues[0]
+            world.count("accepted")
+        log.append(rows)
 
     async def _receive(self) -> None:
         r, queue = self.random, self.random.choice([queue for queue in self.queues if queue not in QUEUES])
@@ -190,8 +235,12 @@ class Clients:
         if not found:
             return
         self.world.count("received", len(found))
-        await asyncio.sleep(r.random() * r.choice((0.01, 0.3, 2.0 * lease_ms / 1000)))
         what = r.random()
+        if self.theme.late_clients:
+            await asyncio.sleep(lease_ms / 1000 * r.uniform(0.8, 1.05))
+            what = r.choice((what, 0.7))
+        else:
+            await asyncio.sleep(r.random() * r.choice((0.01, 0.3, 2.0 * lease_ms / 1000)))
         receipts = [one.receipt for one in found]
         if what < 0.65:
             await self._ack(found)
@@ -218,7 +267,7 @@ class Clients:
         """Purge, and move."""
         r, world = self.random, self.world
         if r.random() < 0.5:
-            queue = r.choice(("other", "order.fifo"))
+            queue = r.choice(("other", "order.fifo")) if self.topic_queue is None else self.topic_queue
             self.purged.add(queue)
             world.tell("%s is to be purged", queue)
             await self.call(lambda worker: worker.operations.purge_queue(queue))
@@ -257,6 +306,11 @@ class Clients:
                 self.world.violated("one copy", f"{number}@{record.offset} is of {place}, as {self.copies[place]} is")
             self.copies[place] = (number, record.offset)
 
+    def is_dead_letter(self, record: Any) -> None:
+        """In topic mode, which has a topic for them."""
+        left, _, right = dict(record.headers)["marq-origin"].decode().partition(":")
+        self.copies.setdefault((int(left), int(right)), (-1, record.offset))
+
     def is_done(self, number: int, offset: int, outcome: str) -> None:
         place = (number, offset)
         self.outcomes[place] = outcome
@@ -272,7 +326,7 @@ class Clients:
         elif outcome == "expired":
             good = 0 < message.expires_ms <= self.world.truths[number].reference.now.told_ms
         else:
-            few = message.queue in ("few", *QUEUES) or place in self.rejected or self.moving
+            few = message.queue in ("few", self.topic_queue, *QUEUES) or place in self.rejected or self.moving
             good = place in self.copies and (few if outcome == "dead" else outcome == "moved" and self.moving)
         if not good:
             self.world.violated("G1 done", f"{number}@{offset} is {outcome} without a reason: {message}")
@@ -299,7 +353,7 @@ class Clients:
 
     async def acceptance(self) -> None:
         """Without faults, the promises to users are kept at every worker."""
-        world, r, queue = self.world, self.random, "plain"
+        world, r, queue = self.world, self.random, self.queues[0]
         up = world.up()
         await self._deliver(queue, [self._plain_entry() for _ in range(r.choice((1, 5)))], r.choice(up))
         await self._counts_are(queue)
@@ -325,7 +379,31 @@ class Clients:
             world.violated("wake", f"a receive waits, and gets {found}, {world.loop.now - began_s:.1f} s after a send")
         await self._ack(found)
         await self._counts_are(queue)
+        if self.fifo:
+            await self._gap(self.fifo[0])
         world.count("acceptances")
+
+    async def _gap(self, queue: str) -> None:
+        """What was lost between the thread that reads and an agent is read again once the next chunk shows the gap."""
+        world, entries = self.world, []
+        for _ in range(2):
+            self.sent += 1
+            entries.append(Entry(b"m%d" % self.sent, group="g0", deduplication_id=str(self.sent)))
+        dropped = world.count_of("chunks dropped")
+        world.kafka.drop_next = world.topics.queue
+        await self._deliver(queue, entries[:1])
+        await asyncio.sleep(0.1)
+        if world.count_of("chunks dropped") == dropped:
+            world.kafka.drop_next = None
+        began_s = world.loop.now
+        await self._deliver(queue, entries[1:])
+        found = await self._take(queue, 5_000, self.random.choice(world.up()))
+        if not found or world.loop.now > began_s + GAP_S:
+            world.violated(
+                "gap", f"{queue}: a receive gets {found}, {world.loop.now - began_s:.1f} s after the next send"
+            )
+        await self._ack(found)
+        await self._ack(await self._take(queue, 1_000, self.random.choice(world.up())))
 
     def _unfinished(self, queue: str) -> list[tuple[int, int]]:
         return [
@@ -345,6 +423,7 @@ class Clients:
         """Each worker counts what there is, once."""
         for worker in self.world.up():
             counts = await self.call(lambda worker: worker.census.counts_of(queue), worker=worker)
+            counts.pop("dead", None)
             if sum(counts.values()) != len(self._unfinished(queue)):
                 self.world.violated(
                     "counts", f"{worker.process.name} counts {counts} of {queue}, there are {self._unfinished(queue)}"

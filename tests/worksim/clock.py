@@ -87,6 +87,79 @@ class Process:
         self._loop.kept.append(self)  # its coroutines must not be collected, which would end them, while others run
 
 
+class _Soon(asyncio.Handle):
+    """A callback. Its fields are asyncio's, which takes twice as long to make one."""
+
+    __slots__ = ()
+    _repr = _source_traceback = None
+
+    def __init__(self, callback: Any, args: Any, context: Context) -> None:
+        self._context = context
+        self._cancelled = False
+        self._callback = callback
+        self._args = args
+
+    def cancel(self) -> None:
+        self._cancelled = True
+
+
+class _Timer(asyncio.TimerHandle):
+    __slots__ = ()
+    _repr = _source_traceback = None
+    _scheduled = False
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: Context) -> None:
+        self._context = context
+        self._loop = loop
+        self._cancelled = False
+        self._callback = callback
+        self._args = args
+        self._when = when
+
+    def cancel(self) -> None:
+        if not self._cancelled:
+            self._cancelled = True
+            self._callback = self._args = None  # type: ignore[assignment]
+            self._loop.cancelled += 1  # type: ignore[attr-defined]
+
+
+class _Sleep:
+    """What a task that sleeps waits for. It goes on in one step, where a future takes two more callbacks."""
+
+    __slots__ = ("_asyncio_future_blocking", "_callback", "_context", "_delay_s", "_loop", "_timer", "_was_cancelled")
+
+    def __init__(self, loop: VirtualLoop, delay_s: float) -> None:
+        self._asyncio_future_blocking = True  # so a task knows that this is like a future
+        self._loop = loop
+        self._delay_s = delay_s
+        self._timer: _Timer | None = None
+        self._was_cancelled = False
+
+    def __await__(self) -> Iterator[Any]:
+        yield self
+        self.result()
+
+    def get_loop(self) -> VirtualLoop:
+        return self._loop
+
+    def add_done_callback(self, callback: Any, *, context: Context) -> None:
+        self._callback, self._context = callback, context
+        loop = self._loop
+        self._timer = loop.call_at(loop.now + self._delay_s, callback, self, context=context)
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self._was_cancelled or self._timer is None or self._timer._cancelled:
+            return False
+        self._was_cancelled = True
+        self._timer.cancel()
+        self._loop.call_soon(self._callback, self, context=self._context)
+        return True
+
+    def result(self) -> None:
+        if self._was_cancelled:
+            raise asyncio.CancelledError
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop without files, threads and real time."""
 
@@ -94,10 +167,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now = 0.0
         self.steps = 0
-        self._due: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._due: list[tuple[float, int, _Timer]] = []
         self._timers = 0
-        self._cancelled = 0
+        self.cancelled = 0
         self.over = False
+        #: Called with what a callback raised, which asyncio would only log.
+        self.on_error: Callable[[BaseException, Process | None], None] = lambda exc, process: None
         #: What must live as long as the loop.
         self.kept: list[Any] = []
         self.outside = copy_context()
@@ -106,8 +181,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         return self.now
 
-    def get_debug(self) -> bool:
-        return False
+    #: False. Each future asks, and this is no Python code.
+    get_debug = staticmethod(bool)  # type: ignore[assignment]
 
     def _process_events(self, event_list: Any) -> None:
         pass
@@ -116,26 +191,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         pass
 
     def call_soon(self, callback: Any, *args: Any, context: Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
+        handle = _Soon(callback, args, copy_context() if context is None else context)
         if not self.over:
             self._ready.append(handle)
         return handle
 
     call_soon_threadsafe = call_soon
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    def call_at(self, when: float, callback: Any, *args: Any, context: Context | None = None) -> _Timer:
+        timer = _Timer(when, callback, args, self, copy_context() if context is None else context)
         self._timers += 1
         heapq.heappush(self._due, (when, self._timers, timer))
         return timer
 
-    def call_later(
-        self, delay: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Context | None = None) -> _Timer:
         return self.call_at(self.now + delay, callback, *args, context=context)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        self._cancelled += 1
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
         raise AssertionError("threads have no place in a simulation")
@@ -157,11 +227,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._due.clear()
 
     def _run_once(self) -> None:
-        ready, due = self._ready, self._due
-        if self._cancelled > CANCELLED_MAX:
+        ready, due, runs = self._ready, self._due, Process.RUNS
+        if self.cancelled > CANCELLED_MAX:
             due[:] = [entry for entry in due if not entry[2]._cancelled]
             heapq.heapify(due)
-            self._cancelled = 0
+            self.cancelled = 0
         if not ready:
             while due and due[0][2]._cancelled:
                 heapq.heappop(due)
@@ -174,14 +244,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
             handle = ready.popleft()
             if handle._cancelled:
                 continue
-            process = handle._context.get(_current)
-            if process is not None and process.state is not Process.RUNS:
+            context = handle._context
+            process = context.get(_current)
+            if process is not None and process.state is not runs:
                 if process.state is Process.STANDS:
                     process.kept.append(handle)
                 continue
             self.now += STEP_S
             self.steps += 1
-            handle._run()
+            try:
+                context.run(handle._callback, *handle._args)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as exc:
+                self.on_error(exc, process)
 
 
 def _close(coroutine: Any) -> None:
@@ -199,13 +275,18 @@ def _close(coroutine: Any) -> None:
 class Entropy:
     """All chance: of the simulation, and of the code that it runs."""
 
-    def __init__(self, seed: int) -> None:
-        self._makes = Random(seed)
+    def __init__(self, seed: int, salt: int = 0) -> None:
+        self._name = f"{seed} {salt}"
+        self._makes = Random(self._name if salt else seed)
         self.of_product = Random(self._makes.getrandbits(64))
 
     def stream(self, name: str) -> Random:
         """A separate random generator for one part, so that its draws do not depend on the others."""
         return Random(f"{name} {self._makes.getrandbits(64)}")
+
+    def of(self, *names: object) -> Random:
+        """A random generator for one event, whatever other events draw: so that any of them can be left out."""
+        return Random(f"{self._name} {names}")
 
 
 @contextlib.contextmanager
@@ -231,6 +312,7 @@ def virtual(loop: VirtualLoop, entropy: Entropy) -> Iterator[None]:
         (time, "clock_gettime", lambda _: loop.now),
         (time, "clock_gettime_ns", lambda _: int(loop.now * 1e9)),
         (time, "sleep", _no_sleep),
+        (asyncio, "sleep", _sleep),
         (os, "urandom", product.randbytes),
         (random, "_urandom", product.randbytes),
         (random, "Random", Chance),
@@ -254,6 +336,15 @@ def virtual(loop: VirtualLoop, entropy: Entropy) -> Iterator[None]:
         loop.over = True
         if collects:
             gc.enable()
+
+
+async def _sleep(delay: float, result: Any = None) -> Any:
+    """In the place of `asyncio.sleep`."""
+    if delay <= 0:
+        await asyncio.tasks.__sleep0()  # type: ignore[attr-defined]
+    else:
+        await _Sleep(asyncio.get_running_loop(), delay)  # type: ignore[arg-type]
+    return result
 
 
 def _no_sleep(_: float) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tests.worksim.clock import Process
 
 if TYPE_CHECKING:
     from tests.worksim.kafka import Log
+    from tests.worksim.store import Rows
     from tests.worksim.worker import Worker
     from tests.worksim.world import World
 
@@ -30,8 +32,51 @@ WEIGHTS = {
     "network": 1.0,
     "clients": 1.0,
     "store": 0.7,
+    "stall rows": 0.5,
+    "power": 0.7,
+    "rot": 0.5,
+    "full disk": 0.3,
+    "strangers": 1.0,
     "compaction": 1.0,
 }
+
+
+class Theme(NamedTuple):
+    """A kind of run, in which some things go wrong more often than others, so that rare paths are met."""
+
+    weights: dict[str, float]  # of its faults, beside each other
+    seconds: float = 0.0  # of the run; 0: as others
+    pause: float = 1.0  # by which what faults and clients do is slower
+    slow: float = 0.0  # seconds by which each request to Kafka takes longer, at random
+    late_clients: bool = False  # they extend their leases at the last moment
+
+
+THEMES = {
+    "mixed": Theme(WEIGHTS),
+    # rows of checkpoints are not confirmed in time, and their owner stays
+    "rows": Theme(
+        {"stall rows": 6.0, "no leader": 1.0, "stand": 1.0, "stand long": 1.0, "end": 1.0, "compaction": 1.0},
+        seconds=90.0,
+    ),
+    # partitions leave workers that could not send their markers
+    "outboxes": Theme(
+        {"stall markers": 6.0, "end": 3.0, "stand long": 2.0, "kill": 1.0, "strangers": 1.0}, seconds=60.0
+    ),
+    # what a receiver says comes when its lease ends
+    "late": Theme({"stall markers": 0.5, "stand": 2.0, "worker clock": 0.5}, slow=0.15, late_clients=True),
+    # the store of a worker loses rows, has no room, or can't be read
+    "disks": Theme(
+        {"power": 3.0, "rot": 3.0, "store": 2.0, "full disk": 1.0, "kill": 1.0, "end": 1.0, "compaction": 1.0}
+    ),
+    # somebody repeats what workers say to each other, and makes it up
+    "strangers": Theme({"strangers": 6.0, "network": 1.0, "kill": 1.0, "end": 1.0}),
+    # all is well
+    "calm": Theme({}),
+    # little happens, for long
+    "long": Theme(WEIGHTS, seconds=900.0, pause=20.0),
+}
+#: The themes of runs, as often as they are drawn.
+DRAWN_THEMES = ("mixed",) * 9 + ("rows", "outboxes", "late", "disks", "strangers", "long", "long")
 #: Bytes that no marker looks like.
 NO_MARKER = b"\xffno marker"
 
@@ -41,20 +86,29 @@ class Faults:
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world
-        self.random = random
+        self.random = random  # of the fault that happens now
+        self._random = random
+        #: The faults of this run: number and name.
+        self.happened: dict[int, str] = {}
         self.client_loss = 0.0
         self.store_odds = 0.0
         self.foreign = 0
-        self.ambush = random.choice((0.0, 0.01, 0.05))
-        self.weights = {name: weight * random.choice((0, 1, 1, 4)) for name, weight in WEIGHTS.items()}
-        self.pause_s = random.choice((0.5, 3.0, 10.0))
+        self.full_until: dict[int, float] = {}  # disks, by the slots of their workers
+        self.ambush = random.choice((0.0, 0.01, 0.05)) if world.cut.ambushes else 0.0
+        self.theme = THEMES[world.shape.theme]
+        self.weights = {name: weight * random.choice((0, 1, 1, 4)) for name, weight in self.theme.weights.items()}
+        self.pause_s = random.choice((0.5, 3.0, 10.0)) * self.theme.pause
 
     async def live(self) -> None:
         """Go wrong, until the end."""
         names = [name for name, weight in self.weights.items() if weight]
-        while names:
-            await asyncio.sleep(self.random.expovariate(1 / self.pause_s))
-            name = self.random.choices(names, [self.weights[n] for n in names])[0]
+        for number in itertools.count() if names else ():
+            r = self.world.entropy.of("fault", number)
+            await asyncio.sleep(r.expovariate(1 / self.pause_s))
+            name = r.choices(names, [self.weights[n] for n in names])[0]
+            if number in self.world.cut.faults:
+                continue
+            self.random, self.happened[number] = r, name
             self.world.count(f"fault: {name}")
             getattr(self, "_" + name.replace(" ", "_"))()
 
@@ -62,6 +116,7 @@ class Faults:
         """All that can be mended is."""
         world = self.world
         self.client_loss = 0.0
+        world.net.replays = 0.0
         for worker in world.workers:
             if worker is not None:
                 worker.process.clock_s = 0.0
@@ -72,14 +127,15 @@ class Faults:
                 world.start(slot)
 
     def store_fails(self, worker: Worker) -> bool:
-        return self.store_odds > 0 and self.random.random() < self.store_odds
+        return self.store_odds > 0 and self._random.random() < self.store_odds
 
     # -- workers
 
     def started(self, number: int) -> None:
         """A start is in the log, and its owner does not know yet: the worst of moments."""
-        if self.world.healing or not self.world.shape.faults or self.random.random() >= self.ambush:
+        if self.world.healing or not self.world.shape.faults or self._random.random() >= self.ambush:
             return
+        self.random = self._random
         owner = next((w for w in self.world.up() if number in w.ownership.owned), None)
         if owner is None or owner.process.state != Process.RUNS:
             return
@@ -175,6 +231,20 @@ class Faults:
         self.world.tell("%s is below its minimum of replicas for %s s", log, seconds)
         log.stalled_until = self.world.loop.now + seconds
 
+    def _stall_markers(self) -> None:
+        log = self.world.kafka.log(self.world.topics.markers, self.random.randrange(self.world.topics.partitions))
+        seconds = self.random.choice((2.0, 8.0, 20.0, 45.0))
+        self.world.tell("%s is below its minimum of replicas for %s s", log, seconds)
+        log.stalled_until = self.world.loop.now + seconds
+
+    def _stall_rows(self) -> None:
+        """Rows are not confirmed for longer than the producer waits."""
+        topics, number, seconds = self.world.topics, self.random.randrange(self.world.topics.partitions), 40.0
+        for topic in topics.changelogs.values():
+            log = self.world.kafka.log(topic, number)
+            self.world.tell("%s is below its minimum of replicas for %s s", log, seconds)
+            log.stalled_until = self.world.loop.now + seconds
+
     def _broker_clock(self) -> None:
         log, step_ms = self._any_log(), self.random.choice((-3_600_000, -4_000, -300, 300, 4_000, 3_600_000))
         self.world.tell("the clock of %s steps by %s ms", log, step_ms)
@@ -221,6 +291,42 @@ class Faults:
 
     def _clients(self) -> None:
         self.client_loss = self.random.choice((0.0, 0.05, 0.3))
+
+    def _strangers(self) -> None:
+        """Requests of workers come again, or from somebody without the secret."""
+        self.world.net.replays = self.random.choice((0.0, 0.05, 0.3))
+
+    # -- disks
+
+    def _disk(self) -> tuple[int, list[Rows]]:
+        slot = self.random.randrange(len(self.world.disks))
+        return slot, [rows for table in self.world.disks[slot].values() for rows in table.values() if rows]
+
+    def _power(self) -> None:
+        """A machine loses its last writes: each store those behind some moment, as RocksDB promises."""
+        slot, stores = self._disk()
+        self.world.tell("the power of w%s fails", slot)
+        worker = self.world.workers[slot]
+        if worker is not None:
+            self._kill_it(worker)
+        for rows in stores:
+            rows.lose_last(self.random.choice((0, 1, 3, 1_000)))
+
+    def _rot(self) -> None:
+        """A row of a store can't be read any more."""
+        slot, stores = self._disk()
+        if stores:
+            rows = self.random.choice(stores)
+            rows.rotten.add(self.random.choice(sorted(rows)))
+            self.world.tell("the store of w%s has a damaged row", slot)
+
+    def _full_disk(self) -> None:
+        slot = self.random.randrange(len(self.world.disks))
+        self.world.tell("the disk of w%s is full", slot)
+        self.full_until[slot] = self.world.loop.now + self.random.choice((0.2, 2.0, 10.0))
+
+    def is_full(self, slot: int) -> bool:
+        return not self.world.healing and self.full_until.get(slot, 0.0) > self.world.loop.now
 
     def _store(self) -> None:
         self.store_odds = self.random.choice((0.02, 0.3))

@@ -298,8 +298,7 @@ class Thread:
             coordinator.coordinator_id, coordinator.generation = 1, generation
             await self._assign(generation, had, by_url)
             while not self.left:
-                await asyncio.sleep(HEARTBEAT_S * (0.8 + 0.4 * kafka.random.random()))
-                await asyncio.sleep(kafka.latency())
+                await asyncio.sleep(HEARTBEAT_S * (0.8 + 0.4 * kafka.random.random()) + kafka.latency())
                 said = group.heartbeat(member_id, generation)
                 if said == "unknown":
                     coordinator.generation, member_id = -1, ""
@@ -345,7 +344,9 @@ class Consumer(ChunkConsumer):
     def deliver(self, chunks: list[Chunk]) -> None:
         kafka = self._thread.kafka  # type: ignore[attr-defined]
         for chunk in list(chunks):
-            if kafka.chance(kafka.odds.dropped):
+            if kafka.chance(kafka.odds.dropped) or kafka.drop_next == chunk.topic:
+                kafka.drop_next = None
+                self.app.world.count("chunks dropped")
                 chunks.remove(chunk)
                 chunk._reader.pending = None
                 chunk._reader.give_back()

@@ -25,6 +25,17 @@ async def _work(messages: list[Any]) -> None:
     world.tell("%s calls a handler with %s", process.name, [(m.partition, m.offset, m.attempt) for m in messages])
     # a call without an error is an ack
     world.clients.asked.update((m.partition, m.offset) for m in messages)
+    calls = [world.truths[message.partition].calls for message in messages]
+    for message, running in zip(messages, calls, strict=True):
+        running[message.offset] += 1
+    try:
+        await _take_time(world)
+    finally:
+        for message, running in zip(messages, calls, strict=True):
+            running[message.offset] -= 1
+
+
+async def _take_time(world: Any) -> None:
     r = world.clients.random
     if not world.healing:
         await asyncio.sleep(r.random() * r.choice((0.001, 0.1, 4.0)))

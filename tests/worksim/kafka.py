@@ -148,6 +148,8 @@ class Kafka:
         self.odds = odds
         self.logs: dict[TP, Log] = {}
         self.ahead_ms = 0
+        self.slow_s = 0.0  # by which each request may take longer
+        self.drop_next: str | None = None  # a topic whose next chunk is dropped
         self.patience = 1  # by which an empty fetch takes longer than its wait
         self.tell: Callable[..., None] = lambda *_: None
 
@@ -157,6 +159,7 @@ class Kafka:
     def calm(self) -> None:
         """Faults are over."""
         self.odds = Odds(fetch_max=self.odds.fetch_max)
+        self.slow_s = 0.0
         now_ms = int((EPOCH_S + self.loop.now) * 1000)
         # all clocks agree again, at or after every timestamp so far: everything that was due by these is due now
         ahead_ms = self.ahead_ms = max(
@@ -178,6 +181,8 @@ class Kafka:
         odds = self.odds
         if self.chance(odds.slow):
             return self.random.uniform(0.2, 3.0)
+        if self.slow_s and self.chance(0.5):
+            return self.random.random() * self.slow_s
         return odds.latency_s + self.random.random() * odds.jitter_s
 
     def later(self, delay_s: float, function: Callable[..., object], *args: Any) -> None:

@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 from unittest import mock
 
+import app.cluster.seals
 import app.engine.ownership
 import app.engine.takeover
 import app.service.sends
 from agents.settlement import Settlement
 from app.cluster.peers import peer_call
+from app.cluster.seals import Seals
 from app.engine.changelogs import Changelogs
 from app.engine.checkpoints import CheckpointWriter
 from app.engine.copier import Copier
@@ -20,6 +22,7 @@ from app.engine.outbox import Outbox
 from app.engine.ownership import Ownership
 from app.engine.progress import Progress
 from app.engine.read_up import ReadUp
+from app.engine.takeover import TakeOver
 from app.service.census import Census
 from app.service.leases import Effects, Leases
 from app.service.polling import PeerPolling
@@ -27,8 +30,9 @@ from app.service.purges import PurgeHere, Purges
 from app.service.receives import Receives
 from app.streaming.transport import ChunkConsumer
 from marq.core.owner import Owner, Phase
+from tests.worksim.store import Table
 from tests.worksim.truth import Violation
-from tests.worksim.world import World
+from tests.worksim.world import Shape, World
 
 
 class Mutation(NamedTuple):
@@ -36,6 +40,7 @@ class Mutation(NamedTuple):
 
     rule: str  # what the design says
     patch: Callable[[], AbstractContextManager[Any]]
+    theme: str | None = None  # of the runs in which it is looked for; None: as drawn
 
 
 def _replaced(where: Any, name: str, new: Any) -> Callable[[], AbstractContextManager[Any]]:
@@ -109,6 +114,26 @@ async def _effects_now(self, asked: Effects) -> list[bool]:  # type: ignore[no-u
     return [True for _ in asked.deliveries]
 
 
+async def _restored_unread(self: TakeOver, claim: Any) -> None:
+    self._read_tables = _nothing_soon  # type: ignore[method-assign]
+    try:
+        await _restore(self, claim)
+    finally:
+        del self._read_tables
+
+
+_restore = TakeOver._restore
+
+
+def _complete_up_to(self: Table, partition: int, offset: int) -> None:
+    self.data.set_persisted_offset(self._tp(partition), offset)
+
+
+def _whoever_wrote(self: Table, partition: int, incarnation: object, done: Any, deleted: bytes | None) -> None:
+    if not done.cancelled() and done.exception() is None and partition in self.data.owned:
+        self.data.set_persisted_offset(self._tp(partition), done.result().offset)
+
+
 MUTATIONS: dict[str, Mutation] = {
     "answers after the lease": Mutation(
         "Of messages whose lease is over nothing leaves a worker.", _replaced(Receives, "_drop_late", _nothing)
@@ -117,11 +142,14 @@ MUTATIONS: dict[str, Mutation] = {
         "A handler is not called with messages whose lease is over.", _replaced(Settlement, "begin", _for_ever)
     ),
     "owner's markers are kept": Mutation(
-        "Unsent markers of an owner are dropped when its partition leaves.", _replaced(Outbox, "drop_owners", _nothing)
+        "Unsent markers of an owner are dropped when its partition leaves.",
+        _replaced(Outbox, "drop_owners", _nothing),
+        "outboxes",
     ),
     "nothing said at the end": Mutation(
         "What was started and not handed out is released when a partition leaves.",
         _replaced(Owner, "leave", _left_without_a_word),
+        "outboxes",
     ),
     "counted twice": Mutation("Each worker's answer counts once.", _replaced(Census, "counts_of", _counted_twice)),
     "groups anywhere": Mutation(
@@ -133,7 +161,9 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "nobody is woken": Mutation("Who watches a queue is told of a message.", _replaced(PeerPolling, "tell", _nothing)),
     "rows are lost": Mutation(
-        "A row that was not confirmed is written again.", _replaced(CheckpointWriter, "_write_again", _nothing_soon)
+        "A row that was not confirmed is written again.",
+        _replaced(CheckpointWriter, "_write_again", _nothing_soon),
+        "rows",
     ),
     "rows in a rebalance": Mutation(
         "Rows are written in the event of an agent.", _replaced(app.engine.ownership, "current_event", lambda: 1)
@@ -150,7 +180,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "tried once": Mutation("A take-over that fails is tried again.", _replaced(app.engine.takeover, "AGAIN_S", 1e9)),
     "extended, they say": Mutation(
-        "An extension is confirmed when it took effect.", _replaced(Leases, "effects_here", _effects_now)
+        "An extension is confirmed when it took effect.",
+        _replaced(Leases, "effects_here", _effects_now),
     ),
     "purged, they say": Mutation("A purge is answered when it is in force.", _replaced(Purges, "purge_here", _yes)),
     "ended without a copy": Mutation(
@@ -158,6 +189,45 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "deleted unread": Mutation(
         "Records are deleted below the positions of a manifest.", _replaced(Changelogs, "trim", _trimmed_at_the_end)
+    ),
+    "acks said once": Mutation(
+        "Acks and releases that Kafka did not confirm are repeated.",
+        _replaced(Outbox, "_say_again", _nothing),
+        "outboxes",
+    ),
+    "receives wait for ever": Mutation(
+        "A receive learns that the partition it asked has left.",
+        _replaced(Receives, "forget", _nothing),
+        "outboxes",
+    ),
+    "calls lose their leases": Mutation(
+        "The lease of a call that runs is extended.",
+        _replaced(Settlement, "extend", _nothing),
+        "calm",
+    ),
+    "tables read too early": Mutation(
+        "The tables are read to their end after the claim.", _replaced(TakeOver, "_restore", _restored_unread)
+    ),
+    "stores seem complete": Mutation(
+        "A store is complete up to its persisted offset.",
+        _replaced(Table, "_advance", _complete_up_to),
+        "rows",
+    ),
+    "stores of former owners": Mutation(
+        "A confirmation that comes late changes no store.", _replaced(Table, "_on_written", _whoever_wrote)
+    ),
+    "damaged stores are kept": Mutation(
+        "A store with a row that can't be read is filled again.",
+        _replaced(Table, "wipe", _nothing),
+        "disks",
+    ),
+    "calls count twice": Mutation(
+        "A call between workers counts once.", _replaced(Seals, "take", _nothing), "strangers"
+    ),
+    "any seal will do": Mutation(
+        "A call has the seal of a worker.",
+        _replaced(app.cluster.seals, "compare_digest", lambda *_: True),
+        "strangers",
     ),
     "gates stay closed": Mutation(
         "What is opened in a rebalance is read when it is over.", _replaced(ChunkConsumer, "on_rebalance_end", _nothing)
@@ -169,7 +239,7 @@ def seeds_until_failure(name: str, seeds_max: int, start: int = 0) -> int | None
     """The first seed that fails with a mutation; None if all pass."""
     with MUTATIONS[name].patch():
         for seed in range(start, start + seeds_max):
-            world = World(seed)
+            world = World(seed, Shape.of(seed, MUTATIONS[name].theme))
             try:
                 world.run()
             except Violation:  # nothing else: an error in the mutation itself proves nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -89,16 +90,43 @@ class _Exchange:
         elif worker.listens:
             worker.process.spawn(self._serve(worker))
             worker.open_exchanges[self] = None
+            net = self.world.net
+            if net.replays and net.random.random() < net.replays:
+                seconds = net.random.random() * net.random.choice((0.001, 5.0, 60.0))
+                self.world.kafka.later(seconds, self._arrive_again)
         else:
             self._give(ClientConnectionError(f"{self.base}: connection refused"))
+
+    def _arrive_again(self) -> None:
+        worker = self.world.at(self.base)
+        if worker is not None and worker.listens:
+            worker.process.spawn(self._serve_again(worker))
+
+    async def _serve_again(self, worker: Worker) -> None:
+        """Somebody sends the request once more, or one of the same body with a seal of his own: it is refused."""
+        world = self.world
+        headers = dict(self.headers)
+        if world.net.random.random() < 0.5:  # a call that nobody has made
+            headers = {
+                name: re.sub(r"number=\d+", f"number={world.net.random.getrandbits(40)}", seal)
+                for name, seal in headers.items()
+            }
+        try:
+            response = await worker.peers.serve(self._request(headers))
+        except (web.HTTPException, MarqError):
+            world.count("strangers refused")
+            return
+        if response.status < 400:
+            world.violated("strangers", f"{worker.process.name} answers {self.path} to a stranger: {headers}")
+        world.count("strangers refused")
 
     def broken(self) -> None:
         """The called process has ended."""
         self._give(ClientConnectionError(f"{self.base}: connection reset"))
 
-    async def _serve(self, worker: Worker) -> None:
-        request: Any = SimpleNamespace(
-            headers=self.headers,
+    def _request(self, headers: dict[str, str]) -> Any:
+        return SimpleNamespace(
+            headers=headers,
             method="POST",
             raw_path=self.path,
             match_info={"name": self.path.rpartition("/")[2]},
@@ -107,6 +135,9 @@ class _Exchange:
             content=_Content(self.data),
             transport=SimpleNamespace(is_closing=lambda: self.is_over),
         )
+
+    async def _serve(self, worker: Worker) -> None:
+        request = self._request(self.headers)
         try:
             response: Any = await worker.peers.serve(request)
         except web.HTTPException as exc:
@@ -142,6 +173,7 @@ class Network:
     def __init__(self, random: Any) -> None:
         self.random = random
         self.loss = 0.0
+        self.replays = 0.0
         self.base_s = 0.0005
         self.jitter_s = 0.001
 

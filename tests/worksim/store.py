@@ -5,6 +5,7 @@ What is on the disk of a machine outlives its workers.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -16,30 +17,57 @@ if TYPE_CHECKING:
     from tests.worksim.worker import Worker
 
 
+#: Writes that a loss of power can undo.
+UNDO_MAX = 300
+#: As rocksdict says it.
+NO_SPACE = "IO error: No space left on device: planted"
+
+
 class Rows(dict[bytes, bytes]):
     """The store of one partition, with the methods of rocksdict that are used."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fails: Callable[[], bool] = lambda: False
+        self.is_full: Callable[[], bool] = lambda: False
+        #: Keys of rows that can't be read.
+        self.rotten: set[bytes] = set()
+        #: What the last writes have replaced, the last one last.
+        self._before: deque[list[tuple[bytes, bytes | None]]] = deque(maxlen=UNDO_MAX)
 
     def get(self, key: bytes) -> bytes | None:  # type: ignore[override]
-        if self.fails():
+        if self.fails() or key in self.rotten:
             raise Exception("Corruption: planted")
         return super().get(key)
 
     def put(self, key: bytes, value: bytes) -> None:
-        self[key] = value
+        self._write([(key, value)])
 
     def delete(self, key: bytes) -> None:
-        self.pop(key, None)
+        self._write([(key, None)])
 
     def write(self, batch: WriteBatch) -> None:
-        for key, value in batch.rows:
+        self._write(batch.rows)
+
+    def _write(self, rows: list[tuple[bytes, bytes | None]]) -> None:
+        """All of them or none."""
+        if self.is_full():
+            raise Exception(NO_SPACE)
+        self._before.append([(key, dict.get(self, key)) for key, _ in reversed(rows)])
+        self._set(rows)
+
+    def _set(self, rows: list[tuple[bytes, bytes | None]]) -> None:
+        for key, value in rows:
+            self.rotten.discard(key)
             if value is None:
                 self.pop(key, None)
             else:
                 self[key] = value
+
+    def lose_last(self, writes: int) -> None:
+        """As if the power had failed before them."""
+        for _ in range(min(writes, len(self._before))):
+            self._set(self._before.pop())
 
     def iter(self) -> _Iterator:
         return _Iterator(self)
@@ -66,7 +94,7 @@ class _Iterator:
         self._keys, self._at = sorted(self._rows), 0
 
     def valid(self) -> bool:
-        return self._at < len(self._keys)
+        return self._at < len(self._keys) and self._keys[self._at] not in self._rows.rotten
 
     def key(self) -> bytes:
         return self._keys[self._at]
@@ -78,7 +106,8 @@ class _Iterator:
         self._at += 1
 
     def status(self) -> None:
-        pass
+        if self._at < len(self._keys):
+            raise Exception("Corruption: planted")
 
 
 class Store:
@@ -86,8 +115,9 @@ class Store:
 
     offset_key = b"__faust\0offset__"
 
-    def __init__(self, disk: dict[int, Rows], fails: Callable[[], bool]) -> None:
+    def __init__(self, disk: dict[int, Rows], fails: Callable[[], bool], is_full: Callable[[], bool]) -> None:
         self._disk = disk
+        self._is_full = is_full
         self._fails = fails
         self.owned: set[int] = set()
         self._open: dict[int, object] = {}
@@ -104,7 +134,7 @@ class Store:
         if partition not in self._open:
             self._open[partition] = object()
         rows = self._disk.setdefault(partition, Rows())
-        rows.fails = self._fails
+        rows.fails, rows.is_full = self._fails, self._is_full
         return rows
 
     def is_owned(self, partition: int) -> bool:
@@ -118,6 +148,9 @@ class Store:
 
     def persisted_offset(self, tp: TP) -> int | None:
         rows = self.existing(tp.partition)
+        if rows is not None and self.offset_key in rows.rotten:
+            self.wipe(tp.partition)
+            return None
         found = None if rows is None else dict.get(rows, self.offset_key)
         return None if found is None else int(found)
 
@@ -160,4 +193,4 @@ class Table:
         self.app: Any = app
         self.name = name
         self.changelog_topic_name = app.topics_in_use.changelogs[name]
-        self.data = Store(app.disk.setdefault(name, {}), app.store_fails)
+        self.data = Store(app.disk.setdefault(name, {}), app.store_fails, app.disk_is_full)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.worksim.mutations import MUTATIONS, seeds_until_failure
-from tests.worksim.world import World
+from tests.worksim.world import Shape, World
 
 # the loop of a finished run is closed, so its connections can't be closed in order
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -18,6 +18,8 @@ SOON = (
     "nobody is woken",
     "rows in a rebalance",
     "not read on",
+    "owner's markers are kept",
+    "rows are lost",
 )
 SOON_SEEDS = 40
 SEEDS_MAX = 2_000
@@ -27,7 +29,7 @@ SEEDS_MAX = 2_000
 def test_the_simulation_fails_soon_without_the_rule(name: str) -> None:
     seed = seeds_until_failure(name, SOON_SEEDS)
     assert seed is not None, f"{SOON_SEEDS} seeds don't need the rule: {MUTATIONS[name].rule}"
-    World(seed).run()  # with all rules in force
+    World(seed, Shape.of(seed, MUTATIONS[name].theme)).run()  # with all rules in force
 
 
 @pytest.mark.slow
@@ -36,4 +38,4 @@ def test_the_simulation_fails_soon_without_the_rule(name: str) -> None:
 def test_the_simulation_fails_without_the_rule(name: str) -> None:
     seed = seeds_until_failure(name, SEEDS_MAX)
     assert seed is not None, f"{SEEDS_MAX} seeds don't need the rule: {MUTATIONS[name].rule}"
-    World(seed).run()
+    World(seed, Shape.of(seed, MUTATIONS[name].theme)).run()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from marq.core import dedup, invariants
-from marq.core.markers import Batch, Keepalive, Release, Start, decode
+from marq.core.markers import Batch, Keepalive, Own, Release, Start, Tick, decode, is_owners
 from marq.core.owner import Phase
 from marq.errors import InternalError, MarqError
 from marq.protocol.messages import Received
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.worksim.worker import Worker
     from tests.worksim.world import World
 
+#: Of looks at a state in which nothing seems to have happened since the last one: how many are left out.
+UNCHANGED = 0.9
 NO_MARKERS = Batch(v=1, by="", seq=0, markers=[])
 
 
@@ -39,7 +41,7 @@ class Truth:
         self.number = number
         rules = IdRules(dedup.WINDOW_MS, dedup.BACK_MS, dedup.KEEP_MORE_MS, dedup.STEP_MS, 1 << 60)
         origins = rules._replace(window=dedup.ORIGIN_WINDOW_MS, most=dedup.ORIGINS_MAX)
-        self.reference = Reference(number, None, rules, origins, self._done)
+        self.reference = Reference(number, world.settings.queue_id, rules, origins, self._done)
         topics = world.topics
         self.queue: Log = world.kafka.log(topics.queue, number)
         self.markers: Log = world.kafka.log(topics.markers, number)
@@ -49,9 +51,12 @@ class Truth:
         self.starts: dict[tuple[int, int, int], tuple[float, int]] = {}
         #: Deliveries that were extended or released, and it took effect.
         self.changed: set[tuple[int, int, int]] = set()
+        self._epochs: dict[str, int] = {}  # of each owner, by its nonce
         self._left: list[tuple[Worker, int, set[int]]] = []
         self.handed: Counter[int] = Counter()
+        self.calls: Counter[int] = Counter()  # of handlers, that run now
         self.deliveries: set[tuple[int, int, int]] = set()
+        self._looked: dict[str, tuple[Any, ...]] = {}
         self._core = CoreChecks(SimpleNamespace(reference=self.reference, violated=self._violated))  # type: ignore[arg-type]
 
     def _violated(self, rule: str, text: str) -> NoReturn:
@@ -68,6 +73,7 @@ class Truth:
         except (MarqError, AttributeError):
             batch = NO_MARKERS
         self.world.tell("markers %s @%s by %s: %s", self.number, record.offset, batch.by[:4], batch.markers)
+        self._is_of_its_writer(record.offset, batch)
         now = self.world.loop.now
         effects = self.reference.fold(record.offset, record.timestamp, batch)
         if any(isinstance(marker, Start) for marker in batch.markers):
@@ -78,6 +84,21 @@ class Truth:
                     self.starts[marker.epoch, marker.delivery, offset] = (now, marker.redeliver_after_ms)
             if isinstance(marker, Keepalive | Release):
                 self.changed.update((marker.epoch, marker.delivery, offset) for offset in effect)
+
+    def _is_of_its_writer(self, offset: int, batch: Batch) -> None:
+        """What only an owner may say is said by the owner that it names: nothing outlives its writer."""
+        for marker in batch.markers:
+            if isinstance(marker, Own):
+                self._epochs[marker.nonce] = offset
+                said, by = marker.nonce, batch.by
+            elif not is_owners(marker) or isinstance(marker, Tick):
+                if isinstance(marker, Tick) and not batch.by:
+                    self._violated("writer", f"@{offset} of the markers, a tick, is of no owner: {batch}")
+                continue
+            else:
+                said, by = str(marker.epoch), str(self._epochs.get(batch.by))  # type: ignore[union-attr]
+            if said != by:
+                self._violated("writer", f"@{offset} of the markers is of {batch.by or 'no owner'}: {marker}")
 
     def _done(self, offset: int, outcome: str, position: int) -> None:
         self.world.message_is_done(self.number, offset, outcome)
@@ -154,18 +175,25 @@ class Truth:
             self._violated("G2", f"{who} calls a handler with @{offset}, which ended before")
         if ref.messages[offset].record.value != message.payload:
             self._violated("G1 payload", f"{who} calls a handler with @{offset} and another payload")
+        if self.calls[offset] and not self.world.shape.faults:
+            self._violated("duplicate", f"{who} calls a handler with @{offset} beside another call, without any fault")
         self.handed[offset] += 1
         self.world.count("handled")
         self.world.count("handed out again", self.handed[offset] > 1)
 
     # -- what workers know
 
-    def look(self, worker: Worker) -> None:
+    def look(self, worker: Worker, thoroughly: bool = False) -> None:
         """The state in a worker's memory is the fold of the logs."""
         owned = worker.ownership.owned.get(self.number)
         if owned is None or owned.owner.phase is not Phase.SERVING:
             return
         p = owned.owner.partition
+        # what is as it was at the last look, and was right then, need not be counted again each time
+        seen = (owned, p.position, p.markers_position, len(p.messages), len(p.deliveries), len(self.reference.done))
+        if not thoroughly and self._looked.get(worker.url) == seen and self.world.random.random() < UNCHANGED:
+            return
+        self._looked[worker.url] = seen
         moment = self.reference.moment(p.markers_position)
         if (moment.nonce, moment.own) != (owned.owner.nonce, owned.owner.epoch):
             self._violated("G5", f"{worker.process.name} serves as {owned.owner.nonce}, the log says {moment.nonce}")

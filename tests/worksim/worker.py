@@ -145,6 +145,9 @@ class Worker(WorkerApp):
     def store_fails(self) -> bool:
         return self.world.store_fails(self)
 
+    def disk_is_full(self) -> bool:
+        return self.world.faults.is_full(self.slot)
+
     def has_said_all(self, number: int) -> bool:
         """True if none of its markers for a partition is on its way."""
         line = self._producer.lines.get(TP(self.topics_in_use.markers, number))  # type: ignore[attr-defined]
@@ -240,7 +243,7 @@ def topics_of(settings: Settings) -> Topics:
         settings.markers_topic,
         settings.poison_topic,
         settings.queues_topic,
-        None,
+        settings.dead_letter_topic,
         {name: f"{settings.name}-{name}-changelog" for name in TABLES},
         settings.partitions,
     )

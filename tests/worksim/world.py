@@ -16,6 +16,7 @@ from unittest import mock
 
 import mode
 
+import agents.handlers
 import agents.housekeeping
 import agents.redelivery
 import app.cluster.peers
@@ -23,21 +24,24 @@ import app.engine.changelogs
 import app.engine.ownership
 import app.engine.queues_topic
 import app.kafka.connection
+import app.service.move_tasks
 import app.streaming.raw_table
 import app.worker
 import marq.handlers
 from app.engine.ownership import TIMER_MS
 from app.settings import Settings
 from app.streaming.faults import is_expected
+from marq.clock import now_ms
 from marq.errors import MarqError
+from tests.worksim.audit import faults_of
 from tests.worksim.clients import Clients, Lost
 from tests.worksim.clock import Entropy, Process, Stuck, VirtualLoop, virtual
-from tests.worksim.faults import Faults
+from tests.worksim.faults import DRAWN_THEMES, THEMES, Faults
 from tests.worksim.group import Group
 from tests.worksim.handlers import HANDLERS
 from tests.worksim.kafka import Admin, Edges, Kafka, Odds, PlainConsumer, PlainProducer
 from tests.worksim.network import Network, Session
-from tests.worksim.store import Rows, WriteBatch
+from tests.worksim.store import NO_SPACE, Rows, WriteBatch
 from tests.worksim.truth import Truth, Violation
 from tests.worksim.worker import Worker, topics_of
 
@@ -47,6 +51,10 @@ RUN_S = 60.0
 HEAL_S = 240.0
 #: Seconds after which no worker hands out less because it was late: `marq.core.lateness`.
 SETTLED_S = 12.0
+#: Milliseconds that a step of a checkpoint may take while nothing is wrong.
+STEP_MAX_MS = 10_000
+#: The queue of a topic that is not marq's own.
+TOPIC_QUEUE = "everything"
 #: Lines of a story.
 STORY_LINES = 60
 
@@ -59,26 +67,51 @@ class Shape(NamedTuple):
     clients: int
     seconds: float
     faults: bool
+    theme: str = "mixed"
+    topic_mode: bool = False
 
     @classmethod
-    def draw(cls, r: Random) -> Shape:
+    def of(cls, seed: int, theme: str | None = None) -> Shape:
+        """The shape of a seed's run, in which all is drawn but the theme if that is given."""
+        return cls.draw(Entropy(seed).stream("shape"), theme)
+
+    @classmethod
+    def draw(cls, r: Random, theme: str | None = None) -> Shape:
+        drawn = r.choice(DRAWN_THEMES)
+        theme = theme or drawn
         return cls(
             workers=r.choice((1, 2, 2, 3)),
             partitions=r.choice((1, 2, 3, 4)),
             clients=r.choice((1, 2, 4)),
-            seconds=r.choice((10.0, 30.0, RUN_S)),
-            faults=r.random() < 0.9,
+            seconds=THEMES[theme].seconds or r.choice((10.0, 30.0, RUN_S)),
+            faults=(r.random() < 0.9 or theme not in ("mixed", "long")) and bool(THEMES[theme].weights),
+            theme=theme,
+            topic_mode=r.random() < 0.1,
         )
+
+
+class Cut(NamedTuple):
+    """What is left out of a run, which makes the story of a failure shorter."""
+
+    faults: frozenset[int] = frozenset()  # their numbers
+    operations: frozenset[tuple[int, int]] = frozenset()  # of clients: who, and the number
+    odds: frozenset[str] = frozenset()  # of Kafka and the network
+    ambushes: bool = True
+    salt: int = 0  # another order of events
 
 
 class World:
     """One run."""
 
-    def __init__(self, seed: int, shape: Shape | None = None, story: list[str] | None = None) -> None:
+    def __init__(
+        self, seed: int, shape: Shape | None = None, story: list[str] | None = None, cut: Cut | None = None
+    ) -> None:
         self.seed = seed
-        self.entropy = Entropy(seed)
-        draws = self.entropy.stream("shape")
-        self.shape = shape or Shape.draw(draws)
+        self.cut = cut or Cut()
+        draws = Entropy(seed).stream("shape")
+        drawn = Shape.draw(draws)
+        self.shape = shape or drawn
+        self.entropy = Entropy(seed, self.cut.salt)
         self.random = self.entropy.stream("world")
         self.statistics: Counter[str] = Counter()
         #: Calls between workers, by name.
@@ -87,6 +120,7 @@ class World:
         self._hash = blake2b(digest_size=16)
         self.violation: Violation | None = None
         self.loop = VirtualLoop()
+        self.loop.on_error = self.callback_failed
         self.starts = 0
         self.healing = False
         self.settings = Settings(
@@ -96,7 +130,11 @@ class World:
             queues={
                 "order.fifo": {"fifo": True, "deduplication_scope": draws.choice(("queue", "group"))},
                 "few": {"max_receives": 2},
-            },
+            }
+            if not self.shape.topic_mode
+            else {TOPIC_QUEUE: {"max_receives": 2}},
+            queue_id=TOPIC_QUEUE if self.shape.topic_mode else None,
+            dead_letter_topic="dead-letters" if self.shape.topic_mode and draws.random() < 0.7 else None,
             data_dir=Path("/nowhere"),
             checkpoint_ms=draws.choice((300, 2_000)),
             persist_after_ms=draws.choice((500, 10_000)),
@@ -104,21 +142,31 @@ class World:
             retention_history_ms=draws.choice((0, 5_000)),
         )
         #: Workers look less often at due times and new queues than real ones, which costs less.
-        self.lazy = draws.random() < 0.8
-        self.timer_ms = 100 if self.lazy else TIMER_MS
+        self.lazy = draws.random() < 0.9 or self.shape.theme == "long"
+        self.timer_ms = 200 if self.lazy else TIMER_MS
         self.topics = topics_of(self.settings)
-        odds = Odds.draw(draws) if self.shape.faults else Odds()
+        odds = Odds.draw(draws)._replace(
+            **{name: Odds._field_defaults[name] for name in self.cut.odds & {*Odds._fields}}
+        )
+        if not self.shape.faults:
+            odds = Odds()
         self.kafka = Kafka(self.loop, self.entropy.stream("kafka"), odds)
         self.kafka.tell = self.tell
-        self.kafka.patience = 5 if self.lazy else 1
+        if self.shape.faults:
+            self.kafka.slow_s = THEMES[self.shape.theme].slow
+        self.kafka.patience = 25 if self.lazy else 1
         self.net = Network(self.entropy.stream("network"))
         if self.shape.faults:
             self.net.jitter_s = draws.choice((0.001, 0.001, 0.05, 0.8))
             self.net.loss = draws.choice((0.0, 0.0, 0.05))
+        if "network" in self.cut.odds:
+            self.net.jitter_s, self.net.loss = 0.001, 0.0
         self.disks: list[dict[str, dict[int, Rows]]] = [{} for _ in range(self.shape.workers)]
         self.workers: list[Worker | None] = [None] * self.shape.workers
         self.truths = [Truth(self, number) for number in range(self.shape.partitions)]
         self.clients = Clients(self, self.entropy.stream("clients"))
+        if self.topics.dead_letter is not None:
+            self.kafka.log(self.topics.dead_letter, 0).on_append = self.clients.is_dead_letter
         self.faults = Faults(self, self.entropy.stream("faults"))
         self.group: Group
 
@@ -138,6 +186,9 @@ class World:
 
     def count(self, what: str, times: int = 1) -> None:
         self.statistics[what] += times
+
+    def count_of(self, what: str) -> int:
+        return self.statistics[what]
 
     def violated(self, rule: str, text: str) -> NoReturn:
         found = Violation(rule, text)
@@ -187,10 +238,24 @@ class World:
             self.count("starts given up")  # Kafka is away; the supervisor starts it again
             self.worker_ended(worker)
             return
+        if NO_SPACE in repr(exc):
+            self.count("stops for want of room")  # and the supervisor starts it again
+            self.worker_ended(worker)
+            return
         try:
             self.violated("worker stops", f"{worker.process.name}: {exc!r}")
         except Violation as violation:
             violation.__cause__ = exc
+
+    def callback_failed(self, exc: BaseException, process: Process | None) -> None:
+        """It stops a worker, as `app.streaming.faults` does."""
+        worker = next((w for w in self.workers if w is not None and w.process is process), None)
+        if worker is not None and not isinstance(exc, Violation):
+            worker.fail(exc)
+        elif not self.loop.over and self.violation is None:
+            self.violation = Violation("callback", repr(exc))
+            self.violation.__cause__ = exc
+            self.tell("VIOLATED %s", self.violation)
 
     def store_fails(self, worker: Worker) -> bool:
         return not self.healing and self.faults.store_fails(worker)
@@ -238,7 +303,7 @@ class World:
             clients.append(faults)
         until = self.loop.now + self.shape.seconds
         while self.loop.now < until and self.violation is None:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5 * max(1.0, self.clients.theme.pause / 2))
             self.look()
         self.healing = True
         self.tell("faults are over")
@@ -301,7 +366,7 @@ class World:
                 continue
             for truth in self.truths:
                 if all_of_them or self.random.random() < 0.5:
-                    truth.look(worker)
+                    truth.look(worker, all_of_them)
 
     def end(self) -> None:
         """All is done: nothing is left in memory, nothing is lost."""
@@ -322,8 +387,32 @@ class World:
                 left = {name: value for name, value in left.items() if value}
                 if left:
                     self.violated("quiescence", f"{worker.process.name}, partition {owned.number}: {left}")
+                cycle = owned.owner.checkpoints
+                if cycle.under_way and now_ms() - cycle._since_ms > STEP_MAX_MS:
+                    self.violated("checkpoint", f"{worker.process.name}, partition {owned.number}: a step does not end")
+            self._stores_are_complete(worker)
+            late = [n for n, outbox in worker.ownership._outboxes.items() if not outbox.idle]
+            if late:
+                self.violated("quiescence", f"{worker.process.name} has markers to say in {late}")
             if worker.operations.receives.count or worker.operations.receives._asking:
                 self.violated("quiescence", f"{worker.process.name} has receives under way")
+
+        for truth in self.truths:
+            for fault in faults_of(self, truth.number):
+                self.violated("audit", f"partition {truth.number}: @{fault.offset} {fault.kind}: {fault.what}")
+
+    def _stores_are_complete(self, worker: Worker) -> None:
+        """An owner's store has all rows of its changelog up to the persisted offset, and none that was deleted."""
+        for name, table in worker.ownership.tables.items():
+            for number, rows in list(self.disks[worker.slot].get(name, {}).items()):
+                if number not in worker.ownership.owned:
+                    continue
+                persisted = table.persisted(number)
+                last = {record.key: record for record in self.kafka.log(table.changelog_topic_name, number).records}
+                for key, record in last.items():
+                    if persisted is not None and record.offset <= persisted and dict.get(rows, key) != record.value:
+                        what = f"{name} is said to be complete up to @{persisted}, and has no @{record.offset}: {key!r}"
+                        self.violated("store", f"{worker.process.name}, partition {number}: {what}")
 
     @contextmanager
     def _simulated(self) -> Iterator[None]:
@@ -349,7 +438,9 @@ class World:
                 lambda service: sorted(get_tasks(service), key=lambda task: task.fun.__name__),
             ),
             (agents.redelivery, "INTERVAL_S", self.timer_ms / 1000),
-            (agents.housekeeping, "INTERVAL_S", 0.5 if self.lazy else 0.1),
+            (agents.handlers, "EXTEND_S", 0.5 if self.lazy else agents.handlers.EXTEND_S),
+            (agents.housekeeping, "INTERVAL_S", 0.5 if self.lazy else agents.housekeeping.INTERVAL_S),
+            (app.service.move_tasks, "INTERVAL_S", 1.0 if self.lazy else app.service.move_tasks.INTERVAL_S),
             (app.engine.ownership, "TIMER_MS", self.timer_ms),
         ]
         with ExitStack() as stack:
