@@ -31,9 +31,10 @@ KAFKA = (
 )
 #: The other versions that `make test-kafka` runs on, with what they log with: before 4.0 that is log4j 1, of which
 #: reload4j is the version that is maintained.
+ZOOKEEPER = "org.apache.zookeeper:zookeeper:3.5.9"  # the client of 3.4 finds no server with a Java after 13
 OTHER_KAFKAS = {
-    "2.0.1": ("org.apache.kafka:kafka_2.12:2.0.1", "org.slf4j:slf4j-reload4j:1.7.36"),
-    "2.1.1": ("org.apache.kafka:kafka_2.12:2.1.1", "org.slf4j:slf4j-reload4j:1.7.36"),
+    "2.0.1": (f"org.apache.kafka:kafka_2.12:2.0.1+{ZOOKEEPER}", "org.slf4j:slf4j-reload4j:1.7.36"),
+    "2.1.1": (f"org.apache.kafka:kafka_2.12:2.1.1+{ZOOKEEPER}", "org.slf4j:slf4j-reload4j:1.7.36"),
     "2.8.2": ("org.apache.kafka:kafka_2.13:2.8.2", "org.slf4j:slf4j-reload4j:1.7.36"),
     "3.3.2": ("org.apache.kafka:kafka_2.13:3.3.2", "org.slf4j:slf4j-reload4j:1.7.36"),
     "3.9.1": ("org.apache.kafka:kafka_2.13:3.9.1", "org.slf4j:slf4j-reload4j:1.7.36"),

@@ -14,11 +14,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka.admin import AdminClient
+
 from app.kafka.broker import KAFKA_VERSION, LOOPBACK, EmbeddedBroker, free_port, install_kafka, java_command
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Seconds that a ZooKeeper may take until it listens.
 ZOOKEEPER_S = 30.0
+#: Seconds that a broker may take from its first answer until it is in its own metadata.
+REGISTRATION_S = 30.0
 #: The first version whose KRaft is meant for production, and the first one whose KRaft knows SCRAM.
 KRAFT, KRAFT_WITH_SCRAM = (3, 3), (3, 5)
 
@@ -80,10 +84,13 @@ class OtherKafka(EmbeddedBroker):
         if self._zookeeper is not None:
             self._zookeeper.start()
         try:
-            return super().start()
+            bootstrap = super().start()
+            if self._zookeeper is not None:
+                _await_registration(bootstrap)
         except BaseException:
-            self._end_zookeeper()
+            self.kill()
             raise
+        return bootstrap
 
     def stop(self) -> None:
         super().stop()
@@ -127,6 +134,14 @@ def _with_zookeeper(properties: Mapping[str, str], address: str) -> dict[str, st
         # the next broker of this number can't begin before the session of a killed one is over
         "zookeeper.session.timeout.ms": "4000",
     }
+
+
+def _await_registration(bootstrap: str) -> None:
+    """With ZooKeeper, a broker answers before it knows of any broker, itself included."""
+    admin, deadline = AdminClient({"bootstrap.servers": bootstrap}), time.monotonic() + REGISTRATION_S
+    while not admin.list_topics(timeout=REGISTRATION_S).brokers:
+        assert time.monotonic() < deadline, "the broker has not registered"
+        time.sleep(0.05)
 
 
 class _ZooKeeper:

@@ -7,6 +7,7 @@ Its plain listener is only for the test, which is the super user there; all othe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,15 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509 import load_pem_x509_certificate
 
 from app.kafka.broker import LOOPBACK, free_port
 from tests.integration.cluster import until
 from tests.other_kafka import broker_for_tests
 
 MECHANISM = "SCRAM-SHA-512"
+KEY_STORE_PASSWORD = "of-the-broker"
 #: Kafka's names of the operations, and librdkafka's.
 OPERATIONS = {
     "Read": AclOperation.READ,
@@ -54,7 +58,7 @@ class SecuredKafka:
         self.address = f"{LOOPBACK}:{free_port()}"
         self.ca_file = folder / "ca.pem"
         self.other_ca_file = folder / "other-ca.pem"
-        key_store = folder / "broker.pem"
+        key_store = folder / "broker.p12"
         authority = trustme.CA(key_type=trustme.KeyType.RSA)
         authority.cert_pem.write_to_path(str(self.ca_file))
         trustme.CA().cert_pem.write_to_path(str(self.other_ca_file))
@@ -75,7 +79,9 @@ class SecuredKafka:
                 ),
                 # as some providers force upon all topics
                 "log.message.timestamp.type": "LogAppendTime",
-                "ssl.keystore.type": "PEM",
+                "ssl.keystore.type": "PKCS12",
+                "ssl.keystore.password": KEY_STORE_PASSWORD,
+                "ssl.key.password": KEY_STORE_PASSWORD,
                 "ssl.keystore.location": str(key_store),
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
                 "super.users": "User:ANONYMOUS",
@@ -106,7 +112,7 @@ class SecuredKafka:
     def add_user(self, name: str, password: str) -> None:
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         change = UserScramCredentialUpsertion(name, info, password.encode())
-        for future in self._admin().alter_user_scram_credentials([change]).values():
+        for future in self._admin.alter_user_scram_credentials([change]).values():
             future.result(ANSWER_S)
 
     def allow(
@@ -114,7 +120,7 @@ class SecuredKafka:
     ) -> None:
         """What `kafka-acls.sh --add` does."""
         rules = [AclBinding(*rule) for rule in _rules(user, operations, topics, groups)]
-        for future in self._admin().create_acls(rules).values():
+        for future in self._admin.create_acls(rules).values():
             future.result(ANSWER_S)
         until(lambda: set(rules) <= self._rules_of(user), "the broker knows them")
 
@@ -123,7 +129,7 @@ class SecuredKafka:
         set_ = AlterConfigOpType.SET
         entries = [ConfigEntry(k.replace("_", "."), v, incremental_operation=set_) for k, v in values.items()]
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
-        for future in self._admin().incremental_alter_configs([resource]).values():
+        for future in self._admin.incremental_alter_configs([resource]).values():
             future.result(ANSWER_S)
 
     def take_away(
@@ -131,7 +137,7 @@ class SecuredKafka:
     ) -> None:
         """What `kafka-acls.sh --remove` does."""
         rules = [AclBindingFilter(*rule) for rule in _rules(user, operations, topics, groups)]
-        for future in self._admin().delete_acls(rules).values():
+        for future in self._admin.delete_acls(rules).values():
             assert len(future.result(ANSWER_S)) == 1, "there was such a rule"
         gone = {AclBinding(*rule) for rule in _rules(user, operations, topics, groups)}
         until(lambda: not gone & self._rules_of(user), "the broker has forgotten them")
@@ -139,8 +145,9 @@ class SecuredKafka:
     def _rules_of(self, user: str) -> set[AclBinding]:
         every = (ResourceType.ANY, None, ResourcePatternType.ANY)
         asked = AclBindingFilter(*every, f"User:{user}", None, AclOperation.ANY, AclPermissionType.ANY)
-        return set(self._admin().describe_acls(asked).result(ANSWER_S))
+        return set(self._admin.describe_acls(asked).result(ANSWER_S))
 
+    @cached_property  # its requests end with it
     def _admin(self) -> AdminClient:
         return AdminClient({"bootstrap.servers": self.plain, "log_level": 0})
 
@@ -155,9 +162,8 @@ def _rules(user: str, operations: Iterable[str], topics: Iterable[str], groups: 
 
 
 def _write_key_store(file: Path, certificate: trustme.LeafCert) -> None:
-    # Kafka reads PKCS8 keys only
+    # of the kinds of key stores, all versions of Kafka read this one
     key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
-    file.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-        + b"".join(part.bytes() for part in certificate.cert_chain_pems)
-    )
+    own, *others = [load_pem_x509_certificate(part.bytes()) for part in certificate.cert_chain_pems]
+    encryption = serialization.BestAvailableEncryption(KEY_STORE_PASSWORD.encode())
+    file.write_bytes(pkcs12.serialize_key_and_certificates(b"broker", key, own, others, encryption))
