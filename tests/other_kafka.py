@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
-
 from app.kafka.broker import KAFKA_VERSION, LOOPBACK, EmbeddedBroker, free_port, install_kafka, java_command
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,6 +136,8 @@ def _with_zookeeper(properties: Mapping[str, str], address: str) -> dict[str, st
 
 def _await_registration(bootstrap: str) -> None:
     """With ZooKeeper, a broker answers before it knows of any broker, itself included."""
+    from confluent_kafka.admin import AdminClient
+
     admin, deadline = AdminClient({"bootstrap.servers": bootstrap}), time.monotonic() + REGISTRATION_S
     while not admin.list_topics(timeout=REGISTRATION_S).brokers:
         assert time.monotonic() < deadline, "the broker has not registered"
