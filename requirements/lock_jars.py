@@ -7,6 +7,7 @@ Hashes that Maven Central publishes beside a jar are compared with what was fetc
 from __future__ import annotations
 
 import hashlib
+import sys
 import tempfile
 import urllib.error
 import urllib.request
@@ -29,9 +30,10 @@ KAFKA = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}+org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
     "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
 )
+#: In place of 3.4, whose client finds no server with a Java after 13.
+ZOOKEEPER = "org.apache.zookeeper:zookeeper:3.5.9"
 #: The other versions that `make test-kafka` runs on, with what they log with: before 4.0 that is log4j 1, of which
 #: reload4j is the version that is maintained.
-ZOOKEEPER = "org.apache.zookeeper:zookeeper:3.5.9"  # the client of 3.4 finds no server with a Java after 13
 OTHER_KAFKAS = {
     "2.0.1": (f"org.apache.kafka:kafka_2.12:2.0.1+{ZOOKEEPER}", "org.slf4j:slf4j-reload4j:1.7.36"),
     "2.1.1": (f"org.apache.kafka:kafka_2.12:2.1.1+{ZOOKEEPER}", "org.slf4j:slf4j-reload4j:1.7.36"),

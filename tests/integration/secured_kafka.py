@@ -143,8 +143,9 @@ class SecuredKafka:
         until(lambda: not gone & self._rules_of(user), "the broker has forgotten them")
 
     def _rules_of(self, user: str) -> set[AclBinding]:
-        every = (ResourceType.ANY, None, ResourcePatternType.ANY)
-        asked = AclBindingFilter(*every, f"User:{user}", None, AclOperation.ANY, AclPermissionType.ANY)
+        every: tuple[Any, ...] = (ResourceType.ANY, None, ResourcePatternType.ANY)
+        rest: tuple[Any, ...] = (f"User:{user}", None, AclOperation.ANY, AclPermissionType.ANY)
+        asked = AclBindingFilter(*every, *rest)
         return set(self._admin.describe_acls(asked).result(ANSWER_S))
 
     @cached_property  # its requests end with it
@@ -163,7 +164,7 @@ def _rules(user: str, operations: Iterable[str], topics: Iterable[str], groups: 
 
 def _write_key_store(file: Path, certificate: trustme.LeafCert) -> None:
     # of the kinds of key stores, all versions of Kafka read this one
-    key = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
+    key: Any = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
     own, *others = [load_pem_x509_certificate(part.bytes()) for part in certificate.cert_chain_pems]
     encryption = serialization.BestAvailableEncryption(KEY_STORE_PASSWORD.encode())
     file.write_bytes(pkcs12.serialize_key_and_certificates(b"broker", key, own, others, encryption))
