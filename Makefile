@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 $
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --use-pep517
 LOCKED := $(PIP) --require-hashes -r
 
-.PHONY: setup run test test-slow test-sdks test-python check simulate test-containers release bench lock audit clean
+.PHONY: setup run test test-slow test-sdks test-python check simulate test-kafka test-containers release bench lock audit clean
 
 # What `make run` needs: a worker, the embedded Kafka, the demo.
 .venv/run-ready: pyproject.toml requirements/build.txt requirements/run.txt requirements/kafka-jars.txt
@@ -57,6 +57,10 @@ check: setup
 simulate: setup
 	@$(BIN)/python -m tests.worksim $(ARGS) & workers=$$!; trap 'kill -INT $$workers; wait $$workers' INT; \
 	$(BIN)/python -m tests.simulation $(ARGS); core=$$?; wait $$workers; workers=$$?; exit $$((core + workers))
+
+# What touches Kafka, on another version of it (docs/kafka.md): VERSION=2.8.2, 3.3.2, 3.9.1, 4.0.0, …
+test-kafka: setup
+	$(BIN)/python -m tests.every_kafka $(VERSION) $(ARGS)
 
 test-containers: setup
 	$(BIN)/python -m tests.containers.build_image $(ARGS)

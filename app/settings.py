@@ -98,6 +98,13 @@ class Settings(BaseSettings):
     kafka_wait_ms: Annotated[int, Field(ge=0)] = Field(
         60_000, description="Time that a worker waits at its start for a Kafka that does not answer yet."
     )
+    kafka_without: Annotated[
+        tuple[Literal["Delete", "DescribeConfigs"], ...], NoDecode, BeforeValidator(_comma_list)
+    ] = Field(
+        (),
+        description="Permissions that Kafka does not give, and that marq is to do without, at a price: `Delete`, "
+        "`DescribeConfigs`.",
+    )
     session_timeout_ms: Annotated[int, Field(ge=6000, le=1_800_000)] = Field(
         10_000, description="Silence after which a worker counts as dead and others get its partitions."
     )

@@ -1,4 +1,4 @@
-"""Writes the locks of the jars: `python -m requirements.lock_jars` (part of `make lock`).
+"""Writes the locks of the jars: `python -m requirements.lock_jars` (part of `make lock`), or only those that are named.
 
 Resolves what Kafka asks for at Maven Central, and writes each jar with its SHA-256 into `requirements/*-jars.txt`.
 Hashes that Maven Central publishes beside a jar are compared with what was fetched.
@@ -7,9 +7,12 @@ Hashes that Maven Central publishes beside a jar are compared with what was fetc
 from __future__ import annotations
 
 import hashlib
+import sys
 import tempfile
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jgo
@@ -27,6 +30,18 @@ KAFKA = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}+org.apache.kafka:kafka-tools:{KAFKA_VERSION}",
     "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
 )
+#: In place of 3.4, whose client finds no server with a Java after 13.
+ZOOKEEPER = "org.apache.zookeeper:zookeeper:3.5.9"
+#: The other versions that `make test-kafka` runs on, with what they log with: before 4.0 that is log4j 1, of which
+#: reload4j is the version that is maintained.
+OTHER_KAFKAS = {
+    "2.0.1": (f"org.apache.kafka:kafka_2.12:2.0.1+{ZOOKEEPER}", "org.slf4j:slf4j-reload4j:1.7.36"),
+    "2.1.1": (f"org.apache.kafka:kafka_2.12:2.1.1+{ZOOKEEPER}", "org.slf4j:slf4j-reload4j:1.7.36"),
+    "2.8.2": ("org.apache.kafka:kafka_2.13:2.8.2", "org.slf4j:slf4j-reload4j:1.7.36"),
+    "3.3.2": ("org.apache.kafka:kafka_2.13:3.3.2", "org.slf4j:slf4j-reload4j:1.7.36"),
+    "3.9.1": ("org.apache.kafka:kafka_2.13:3.9.1", "org.slf4j:slf4j-reload4j:1.7.36"),
+    "4.0.0": ("org.apache.kafka:kafka_2.13:4.0.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"),
+}
 #: Without what they ask for, because pyspark has the rest, in versions that fit it.
 SPARK = (
     f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK_VERSION}",
@@ -93,13 +108,19 @@ def write(name: str, jars: set[Jar]) -> None:
     print(f"{file.name}: {len(jars)} jars, {published} of their hashes are published")
 
 
+LOCKS: dict[str, Callable[[Path], set[Jar]]] = {
+    "kafka": lambda work: resolve(KAFKA, work),
+    **{f"kafka-{version}": partial(resolve, asked) for version, asked in OTHER_KAFKAS.items()},
+    "spark": lambda work: pin(SPARK, work / "spark"),
+    "bench": lambda work: pin(BENCH, work / "bench"),
+    "elasticmq": lambda work: resolve(ELASTICMQ, work / "elasticmq"),
+}
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="marq-jars-") as folder:
-        work = Path(folder)
-        write("kafka", resolve(KAFKA, work))
-        write("spark", pin(SPARK, work / "spark"))
-        write("bench", pin(BENCH, work / "bench"))
-        write("elasticmq", resolve(ELASTICMQ, work / "elasticmq"))
+        for name in sys.argv[1:] or LOCKS:
+            write(name, LOCKS[name](Path(folder)))
 
 
 if __name__ == "__main__":

@@ -168,10 +168,11 @@ def _java(plan: Plan) -> list[list[int | None]]:
     from py4j.java_gateway import JavaGateway
 
     from app.kafka.broker import install_kafka
+    from tests.other_kafka import version_for_tests
 
     found = [Path(sys.prefix) / "share" / "py4j", Path(py4j.__file__).parents[1] / "pyspark" / "jars"]
     py4j_jar = next(jar for folder in found for jar in folder.glob("py4j*.jar"))
-    jars = [str(jar) for jar in install_kafka()]
+    jars = [str(jar) for jar in install_kafka(version=version_for_tests())]
     gateway: Any = JavaGateway.launch_gateway(
         classpath=os.pathsep.join([str(py4j_jar), *jars]),
         java_path=str(JAVA),

@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from app.kafka.broker import LOOPBACK, EmbeddedBroker, free_port
+from app.kafka.broker import LOOPBACK, free_port
 from app.settings import Settings
+from tests.other_kafka import broker_for_tests
 
 if TYPE_CHECKING:
     from testcontainers.core.container import DockerContainer
@@ -32,15 +33,18 @@ def settings_for(bootstrap: str, **values: Any) -> Settings:
 
 @contextlib.contextmanager
 def kafka_for_tests() -> Iterator[str]:
-    """Address of a Kafka: the one in `MARQ_TEST_KAFKA`, else a container if its image is there, else embedded."""
-    given = os.environ.get("MARQ_TEST_KAFKA")
-    if given:
+    """Address of a Kafka: the one in `MARQ_TEST_KAFKA`, else a container if its image is there, else embedded.
+
+    If `MARQ_TEST_KAFKA` is the number of a version, that one is started.
+    """
+    given = os.environ.get("MARQ_TEST_KAFKA", "")
+    if ":" in given:
         yield given.removeprefix("kafka://")
-    elif docker_has_image():
+    elif not given and docker_has_image():
         with kafka_container() as bootstrap:
             yield bootstrap
     else:
-        with tempfile.TemporaryDirectory(prefix="marq-kafka-") as folder, EmbeddedBroker(folder) as broker:
+        with tempfile.TemporaryDirectory(prefix="marq-kafka-") as folder, broker_for_tests(folder) as broker:
             yield broker.bootstrap
 
 

@@ -213,7 +213,7 @@ class Changelogs:
         Where there is no archive, or Kafka has forgotten its positions, only age counts.
         """
         now = now_ms()
-        if now < owned.retire_at_ms:
+        if now < owned.retire_at_ms or "Delete" in self.settings.kafka_without:
             return
         owned.retire_at_ms = now + TRIM_INTERVAL_MS
         upto = {TopicPartition(topics.markers, owned.number): markers_position}

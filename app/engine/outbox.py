@@ -30,7 +30,9 @@ IN_FLIGHT = 4
 APPEND_TIMEOUT_S = 15.0
 #: Seconds before acks and releases that Kafka did not confirm, and that nobody waits for, are appended again.
 AGAIN_S = 0.5
-
+#: The type of a timestamp that is not the broker's. Leases must not count by the clocks of workers.
+CREATE_TIME = 0
+NO_BROKER_TIME = "has message.timestamp.type=CreateTime, must be LogAppendTime"
 
 _Waiter = tuple[asyncio.Future[int], bool]  # and whether the marker is the last that it waits for
 _Entry = tuple[Marker, _Waiter | None]
@@ -172,8 +174,11 @@ class Outbox:
                     writer.failed(seq)
                     return
                 metadata = result.result()
+                own_clock = metadata.offset >= 0 and metadata.timestamp_type == CREATE_TIME
                 for waiter, last in waiters:
-                    if last and not waiter.done():
+                    if own_clock and not waiter.done():
+                        waiter.set_exception(BrokerError(f"{self.topic} {NO_BROKER_TIME}"))
+                    elif last and not waiter.done():
                         waiter.set_result(metadata.offset)
                 if metadata.offset < 0 or not metadata.timestamp or metadata.timestamp < 0:
                     writer.failed(seq)

@@ -20,6 +20,11 @@ from app.kafka.internals import ask
 
 #: Numbers of the operations in Kafka's protocol.
 OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Delete": 6, "Describe": 8, "DescribeConfigs": 10}
+#: The permissions without which marq can be told to run (`MARQ_KAFKA_WITHOUT`), and what that costs.
+DISPENSABLE = {
+    "Delete": "no old record is deleted",
+    "DescribeConfigs": "the settings of topics are not checked",
+}
 #: The value with which Kafka says that it does not list the operations.
 _UNTOLD = -(2**31)
 _TOPIC_AUTHORIZATION_FAILED = 29
@@ -166,5 +171,13 @@ def as_lines(missing: Mapping[tuple[str, str], list[str]], user: str | None, boo
         yield (
             f"Kafka does not allow {whom} {', '.join(operations)} on {kind} {name}; mend: "
             f"kafka-acls.sh --bootstrap-server {bootstrap} --add --allow-principal User:{user or 'NAME'} {options} "
-            f"--{kind} {name}"
+            f"--{kind} {name}{_alternative(operations)}"
         )
+
+
+def _alternative(operations: list[str]) -> str:
+    """How to go on without the permissions, if that is possible and nothing else is missing."""
+    if not DISPENSABLE.keys() >= set(operations):
+        return ""
+    price = ", and ".join(DISPENSABLE[operation] for operation in operations)
+    return f"; or set MARQ_KAFKA_WITHOUT={','.join(operations)}: {price}"

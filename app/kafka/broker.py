@@ -55,10 +55,13 @@ log = logging.getLogger(__name__)
 # -- the jars ---------------------------------------------------------------------------------------
 
 
-def install_kafka(cache_dir: Path | None = None) -> list[Path]:
+def install_kafka(cache_dir: Path | None = None, version: str = KAFKA_VERSION) -> list[Path]:
     """Fetch Kafka's jars the first time, and compare them with their hashes each time. Returns their paths.
 
     Safe when several processes do it at once. Needs the network (Maven Central) only the first time.
+
+    Parameters:
+        version: another than ours is for tests, and has a lock of its own, `requirements/kafka-<version>-jars.txt`.
 
     Raises:
         BrokerError: a jar could not be fetched, is not the one it should be, or this installation has no Java for it.
@@ -69,7 +72,8 @@ def install_kafka(cache_dir: Path | None = None) -> list[Path]:
             "runs, or use an installation made with `make run`"
         )
     try:
-        return install((cache_dir or default_cache_dir()) / f"kafka-{KAFKA_VERSION}", locked("kafka"))
+        lock = "kafka" if version == KAFKA_VERSION else f"kafka-{version}"
+        return install((cache_dir or default_cache_dir()) / f"kafka-{version}", locked(lock))
     except DownloadError as error:
         raise BrokerError(f"{error}; or point MARQ_KAFKA at a Kafka that runs already") from error
 
@@ -245,14 +249,14 @@ class EmbeddedBroker:
         """
         if self.is_running:
             return self.bootstrap
-        jars = install_kafka(self._cache_dir)
+        jars = self._install()
         private_folder(self.data_dir)
         private_folder(self.home)
         lock = self._lock_home()
         try:
             self._info_file.unlink(missing_ok=True)
             self._port = self._choose_port()
-            self._write_properties(self._port)
+            write_private(self.home / "server.properties", as_properties_file(self._properties(self._port)))
             self._format(jars)
             self._process = self._spawn(jars, lock)
         finally:
@@ -326,11 +330,14 @@ class EmbeddedBroker:
         remembered.write_text(f"{port}\n")
         return port
 
-    def _write_properties(self, port: int) -> None:
+    def _install(self) -> list[Path]:
+        return install_kafka(self._cache_dir)
+
+    def _properties(self, port: int) -> dict[str, str]:
         properties = server_properties(port, free_port(), self.home / "logs")
         if self._asks_password:
             properties |= _login_properties(self._password())
-        write_private(self.home / "server.properties", as_properties_file(properties | self._config))
+        return properties | self._config
 
     def _password(self) -> str:
         file = self.home / PASSWORD_FILE
@@ -341,12 +348,15 @@ class EmbeddedBroker:
             write_private(file, f"{password}\n")
             return password
 
+    def _java(self, jars: Sequence[Path], *jvm_options: str) -> list[str]:
+        return java_command(jars, *jvm_options)
+
     def _format(self, jars: Sequence[Path]) -> None:
         if (self.home / "logs" / "meta.properties").exists():
             return
         done = subprocess.run(
             [
-                *java_command(jars, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
+                *self._java(jars, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"),
                 *("kafka.tools.StorageTool", "format", "--ignore-formatted"),
                 *(f"--cluster-id={self._cluster_id}", "--config", str(self.home / "server.properties")),
             ],
@@ -364,7 +374,7 @@ class EmbeddedBroker:
         if self.log_file.exists():
             self.log_file.replace(self.log_file.with_suffix(".log.old"))
         command = [
-            *java_command(jars, f"-Xmx{self._heap_mib}m", *JVM_OPTIONS),
+            *self._java(jars, f"-Xmx{self._heap_mib}m", *JVM_OPTIONS),
             "kafka.Kafka",
             str(self.home / "server.properties"),
         ]

@@ -36,16 +36,18 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 
+from app.kafka.access import DISPENSABLE
 from app.kafka.internals import known_versions, offered_versions
 from app.settings import Settings
 
 #: Seconds for one attempt to find out which protocol a listener speaks.
 ATTEMPT_S = 3.0
-#: The requests that a worker makes, and the lowest version of each that is enough: headers in records, idempotence.
+#: The requests that a worker makes, and the lowest version of each that is enough. Those of Produce and Fetch are the
+#: first that carry records in every codec (zstd); all that else is needed came before.
 NEEDED: tuple[tuple[type[Request[Any]], int], ...] = (
     (MetadataRequest, 0),
-    (ProduceRequest, 3),
-    (FetchRequest, 4),
+    (ProduceRequest, 7),
+    (FetchRequest, 10),
     (JoinGroupRequest, 0),
     (InitProducerIdRequest, 0),
     (CreateTopicsRequest, 0),
@@ -53,7 +55,12 @@ NEEDED: tuple[tuple[type[Request[Any]], int], ...] = (
     (DescribeConfigsRequest, 0),
 )
 #: The first version of Kafka that has all of these.
-OLDEST = "0.11"
+OLDEST = "2.1"
+#: Requests that a worker can be told to do without, and the name of the permission for each.
+PERMISSION_OF: dict[type[Request[Any]], str] = {
+    DeleteRecordsRequest: "Delete",
+    DescribeConfigsRequest: "DescribeConfigs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +134,16 @@ class _Probe:
             offered: the lowest and highest version of each request that it takes.
         """
         for request, first in NEEDED:
+            permission = PERMISSION_OF.get(request)
+            if permission in self.settings.kafka_without:
+                continue
             known = known_versions(request)
             name = request.__name__.removesuffix("Request")
             lowest, highest = offered.get(request.API_KEY, (0, -1))
+            if highest < 0 and permission is not None:
+                return self._lasting(
+                    f"it knows no {name}", f"set MARQ_KAFKA_WITHOUT={permission}: {DISPENSABLE[permission]}"
+                )
             if highest < first:
                 return self._lasting(
                     f"it is too old: it has no {name} of version {first}", f"use Kafka {OLDEST} or later"

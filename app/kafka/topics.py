@@ -66,7 +66,7 @@ class _Found:
 
     partitions: int
     replication: int
-    config: Mapping[str, str]
+    config: Mapping[str, str] | None  # None: we may not read it
 
 
 async def ensure_topics(settings: Settings, app_id: str) -> Topics:
@@ -91,17 +91,16 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
         brokers = len((await admin.describe_cluster())["brokers"])
         replication = settings.replication or min(REPLICATION, brokers)
         denied = await _create(admin, [need for need in needs if need.name not in existing], replication, brokers)
-        rights = _rights(topics, topic_mode=settings.queue_id is not None)
+        rights = _rights(settings, topics)
         missing = await missing_rights(admin, rights, _groups(settings, app_id))
         missing = {("topic", name): ["Create", *missing.pop(("topic", name), [])] for name in denied} | missing
         if missing:
             raise TopicError(*as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
-        found = await _describe(admin, [topics.queue, *(need.name for need in needs)])
+        found = await _describe(admin, [topics.queue, *(need.name for need in needs)], _may_read_configs(settings))
     problems = _all_problems(settings, needs, found, replication)
     if problems:
         raise TopicError(*problems)
-    if settings.queue_id is not None:
-        _warn_about_foreign(topics.queue, found[topics.queue])
+    _warn(settings, topics, needs, found)
     return topics
 
 
@@ -119,12 +118,12 @@ async def topic_problems(settings: Settings, app_id: str) -> tuple[list[str], li
         needs = _needs(topics, topic_mode=topic_mode)
         absent = [need.name for need in needs if need.name not in existing]
         replication = settings.replication or min(REPLICATION, len((await admin.describe_cluster())["brokers"]))
-        rights = {name: asked for name, asked in _rights(topics, topic_mode=topic_mode).items() if name in existing}
+        rights = {name: asked for name, asked in _rights(settings, topics).items() if name in existing}
         missing = await missing_rights(admin, rights, _groups(settings, app_id))
         lines = list(as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
         # topics that we may not describe are named above
         seen = [n for n in needs if n.name in existing and "DescribeConfigs" not in missing.get(("topic", n.name), ())]
-        found = await _describe(admin, [need.name for need in seen]) if seen else {}
+        found = await _describe(admin, [need.name for need in seen], _may_read_configs(settings)) if seen else {}
     return absent, lines + _all_problems(settings, seen, found, replication)
 
 
@@ -195,18 +194,22 @@ def _needs(topics: Topics, *, topic_mode: bool) -> list[_Need]:
     return needs
 
 
-def _rights(topics: Topics, *, topic_mode: bool) -> dict[str, tuple[str, ...]]:
+def _rights(settings: Settings, topics: Topics) -> dict[str, tuple[str, ...]]:
     """The operations that we need on each topic."""
     used = ("Read", "Write", "DescribeConfigs")
     rights: dict[str, tuple[str, ...]] = dict.fromkeys((topics.queues, *topics.changelogs.values()), used)
     # for DeleteRecords, once nothing needs the records
     rights[topics.markers] = rights[topics.queue] = (*used, "Delete")
-    if topic_mode:
+    if settings.queue_id is not None:
         rights[topics.queue] = ("Read", "DescribeConfigs")
     for copies in (topics.poison, topics.dead_letter):
         if copies is not None:
             rights[copies] = ("Write", "DescribeConfigs")
-    return rights
+    return {name: tuple(one for one in asked if one not in settings.kafka_without) for name, asked in rights.items()}
+
+
+def _may_read_configs(settings: Settings) -> bool:
+    return "DescribeConfigs" not in settings.kafka_without
 
 
 async def _partition_counts(admin: AIOKafkaAdminClient) -> dict[str, int]:
@@ -242,12 +245,12 @@ async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: i
     return [name for name, code, _message in answer.topic_errors if code == TopicAuthorizationFailedError.errno]
 
 
-async def _describe(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, _Found]:
+async def _describe(admin: AIOKafkaAdminClient, names: list[str], with_configs: bool) -> dict[str, _Found]:
     """Describes the topics. Waits for those that were just created."""
     deadline = asyncio.get_running_loop().time() + VISIBLE_TIMEOUT_S
     while True:
         metadata = {topic["topic"]: topic for topic in await admin.describe_topics()}
-        configs = await _configs(admin, names)
+        configs = await _configs(admin, names) if with_configs else dict.fromkeys(names)
         missing = [name for name in names if name not in configs or not _has_leaders(metadata.get(name))]
         if not missing:
             break
@@ -291,23 +294,28 @@ def _problems(need: _Need, found: _Found, replication: int) -> Iterator[str]:
         else:
             mend = "set MARQ_NAME (or the name of this topic) to start anew under another name"
         yield f"topic {need.name} has {found.partitions} partitions, must have {need.partitions}; mend: {mend}"
-    wanted = dict(need.must)
-    if found.replication >= 3:
-        wanted["min.insync.replicas"] = "2"
-    if found.config.get("unclean.leader.election.enable") == "true":
-        wanted["unclean.leader.election.enable"] = "false"
-    for key, value in wanted.items():
-        actual = found.config.get(key, "unset")
-        if not _fits(key, actual, value, found.replication):
-            yield (
-                f"topic {need.name} has {key}={actual}, must be {_AT_LEAST.get(key, '')}{value}; mend: "
-                f"kafka-configs.sh --alter --entity-type topics --entity-name {need.name} --add-config {key}={value}"
-            )
+    if found.config is not None:
+        yield from _wrong_settings(need, found.config, found.replication)
     if found.replication < replication:
         yield (
             f"topic {need.name} has {found.replication} copies of a partition, must have {replication}; mend: "
             f"kafka-reassign-partitions.sh, or accept it with MARQ_REPLICATION={found.replication}"
         )
+
+
+def _wrong_settings(need: _Need, config: Mapping[str, str], replication: int) -> Iterator[str]:
+    wanted = dict(need.must)
+    if replication >= 3:
+        wanted["min.insync.replicas"] = "2"
+    if config.get("unclean.leader.election.enable") == "true":
+        wanted["unclean.leader.election.enable"] = "false"
+    for key, value in wanted.items():
+        actual = config.get(key, "unset")
+        if not _fits(key, actual, value, replication):
+            yield (
+                f"topic {need.name} has {key}={actual}, must be {_AT_LEAST.get(key, '')}{value}; mend: "
+                f"kafka-configs.sh --alter --entity-type topics --entity-name {need.name} --add-config {key}={value}"
+            )
 
 
 _AT_LEAST = {"max.message.bytes": "at least ", "min.insync.replicas": "at least "}
@@ -322,18 +330,38 @@ def _fits(key: str, actual: str, wanted: str, replication: int) -> bool:
     return actual == wanted
 
 
-def _warn_about_foreign(name: str, found: _Found) -> None:
-    if found.config.get("message.timestamp.type") != "LogAppendTime":
+def _warn(settings: Settings, topics: Topics, needs: list[_Need], found: Mapping[str, _Found]) -> None:
+    """Log what is lost for want of a permission, and what is odd about a topic of the user's."""
+    if "Delete" in settings.kafka_without:
+        log.warning(
+            "MARQ_KAFKA_WITHOUT=Delete: no record of %s is deleted, so the disks of Kafka fill up; delete old ones by "
+            "other means, up to the offsets that group %s has committed, and no further",
+            topics.markers if settings.queue_id is not None else f"{topics.queue} and {topics.markers}",
+            settings.name,
+        )
+    if not _may_read_configs(settings):
+        log.warning("MARQ_KAFKA_WITHOUT=DescribeConfigs: the settings of topics are not checked; they must be")
+        for need in needs:
+            if need.must:
+                listed = ", ".join(f"{key}={_AT_LEAST.get(key, '')}{value}" for key, value in need.must.items())
+                log.warning("  %s: %s", need.name, listed)
+    config = found[topics.queue].config
+    if settings.queue_id is not None and config is not None:
+        _warn_about_foreign(topics.queue, config)
+
+
+def _warn_about_foreign(name: str, config: Mapping[str, str]) -> None:
+    if config.get("message.timestamp.type") != "LogAppendTime":
         log.warning(
             "topic %s has CreateTime: delays and times to live count from the time that each producer wrote into its "
             "record, and a producer with a wrong clock gets wrong ones",
             name,
         )
-    if "compact" in found.config.get("cleanup.policy", ""):
+    if "compact" in config.get("cleanup.policy", ""):
         log.warning(
             "topic %s is compacted: a message that a later one with its key replaces may never be delivered", name
         )
-    if int(found.config.get("max.message.bytes", "0")) > MESSAGE_MAX_BYTES:
+    if int(config.get("max.message.bytes", "0")) > MESSAGE_MAX_BYTES:
         log.warning(
             "topic %s allows messages above %d bytes: such a message can't be kept while it is unfinished for long",
             name,

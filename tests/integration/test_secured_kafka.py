@@ -21,6 +21,8 @@ from tests.kafka import unique
 USER, PASSWORD, WRONG = "marq-worker", "the-pass-phrase-of-marq", "not-the-pass-phrase"
 #: A user who may only log in.
 GUEST = "guest"
+#: A user as some providers make them: topics may be used, but neither created nor managed nor looked at.
+TENANT = "tenant"
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +30,7 @@ def kafka_secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredK
     with SecuredKafka(tmp_path_factory.mktemp("secured")) as kafka:
         kafka.add_user(USER, PASSWORD)
         kafka.add_user(GUEST, PASSWORD)
+        kafka.add_user(TENANT, PASSWORD)
         yield kafka
 
 
@@ -270,6 +273,66 @@ def test_a_single_right_that_lacks_is_named(kafka_secured: SecuredKafka, cluster
     command = f"kafka-acls.sh --bootstrap-server {kafka_secured.address} --add --allow-principal User:{USER}"
     assert said == [
         f"marq: Kafka does not allow user '{USER}' Delete on topic {topic}; mend: {command} --operation Delete "
-        f"--topic {topic}",
+        f"--topic {topic}; or set MARQ_KAFKA_WITHOUT=Delete: no old record is deleted",
         f"Kafka does not allow user '{USER}' Read on group {group}; mend: {command} --operation Read --group {group}",
     ]
+
+
+# -- a provider that grants less ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rented(kafka_secured: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Topics that somebody else has created, and that the worker's user may only read and write."""
+    settings = kafka_secured.settings(TENANT, PASSWORD, persist_after_ms=300)
+    with Cluster(kafka_secured.plain, tmp_path_factory.mktemp("rented"), partitions=1, **settings) as cluster:
+        topics = cluster.create_topics()
+        used = [topics.queue, topics.markers, topics.queues, topics.poison, *topics.changelogs.values()]
+        kafka_secured.allow(TENANT, ["Read", "Write"], topics=used)
+        kafka_secured.allow(TENANT, ["Read"], groups=[cluster.name, f"{cluster.name}.archive"])
+        yield cluster
+
+
+def test_what_a_provider_does_not_grant_is_named_with_what_it_costs_to_do_without(
+    kafka_secured: SecuredKafka, rented: Cluster, tmp_path: Path
+) -> None:
+    settings = kafka_secured.settings(TENANT, PASSWORD, name=rented.name, partitions=1)
+    said = said_by(settings, tmp_path).splitlines()
+    assert len(said) == 7
+    (markers,) = [line for line in said if f"on topic {rented.name}.markers;" in line]
+    assert f"'{TENANT}' DescribeConfigs, Delete on topic" in markers
+    assert markers.endswith(
+        "; or set MARQ_KAFKA_WITHOUT=DescribeConfigs,Delete: the settings of topics are not checked, and no old record "
+        "is deleted"
+    )
+    settings["kafka_without"] = "DescribeConfigs"
+    said = said_by(settings, tmp_path).splitlines()
+    assert len(said) == 2
+    assert all("; or set MARQ_KAFKA_WITHOUT=Delete: no old record is deleted" in line for line in said), said
+
+
+def test_it_works_without_create_describe_configs_and_delete_records(rented: Cluster) -> None:
+    worker = rented.start(kafka_without="DescribeConfigs,Delete")
+    client = Client(worker.url)
+    queue = unique("http")
+    client.send(queue, *(b"%d" % number for number in range(20)))
+    assert len(client.drain(queue, 20)) == 20
+    rented.send("work-a", 200)
+    rented.send("flaky-a", 20)
+    assert rented.assert_nothing_lost().lost == []
+    assert "no record of" in worker.log
+    assert "the settings of topics are not checked; they must be" in worker.log
+    assert f"{rented.name}.markers: cleanup.policy=delete, message.timestamp.type=LogAppendTime" in worker.log
+    worker.stop()
+
+
+def test_markers_with_the_time_of_workers_are_not_served_even_if_settings_can_not_be_read(
+    kafka_secured: SecuredKafka, rented: Cluster
+) -> None:
+    markers = f"{rented.name}.markers"
+    kafka_secured.set_config(markers, message_timestamp_type="CreateTime")
+    worker = rented.start(ready=False, kafka_without="DescribeConfigs,Delete")
+    said = f"{markers} has message.timestamp.type=CreateTime, must be LogAppendTime"
+    until(lambda: said in str(worker.get("/health/ready")[1]), "it says why the partition is not served")
+    kafka_secured.set_config(markers, message_timestamp_type="LogAppendTime")
+    worker.wait_ready()

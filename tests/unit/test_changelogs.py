@@ -169,3 +169,14 @@ def test_a_deletion_that_kafka_does_not_answer_holds_up_no_other(run: Any, monke
         await silent
 
     run(scenario)
+
+
+def test_without_the_permission_no_record_is_deleted(run: Any) -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.trim(1)
+        assert desk.kafka.deleted == [1, 1], "in both logs"
+        desk.changelogs.settings = Settings(kafka="kafka://nowhere:1", kafka_without="Delete")
+        await desk.trim(2)
+        assert desk.kafka.deleted == [1, 1]
+
+    run(scenario)

@@ -58,7 +58,7 @@ def run(scenario: Callable[[Failures], Awaitable[None]]) -> Failures:
 
 def resolved() -> asyncio.Future[Any]:
     future = asyncio.get_running_loop().create_future()
-    future.set_result(SimpleNamespace(offset=0, timestamp=1))
+    future.set_result(SimpleNamespace(offset=0, timestamp=1, timestamp_type=1))
     return future
 
 

@@ -148,7 +148,16 @@ def test_others_can_not_write_to_a_folder_of_ours_any_more(home: Path) -> None:
     assert (home / "jars").stat().st_mode & 0o777 == 0o755
 
 
-@pytest.mark.parametrize("name", ["kafka", "spark", "bench", "elasticmq"])
+def locks() -> list[str]:
+    folder = Path(__file__).resolve().parents[2] / "requirements"
+    return sorted(file.name.removesuffix("-jars.txt") for file in folder.glob("*-jars.txt"))
+
+
+def test_all_that_is_fetched_has_a_lock() -> None:
+    assert {"kafka", "spark", "bench", "elasticmq"} <= set(locks())
+
+
+@pytest.mark.parametrize("name", locks())
 def test_each_lock_names_every_jar_once_with_its_hash_and_no_address(name: str) -> None:
     jars = locked(name)
     assert jars

@@ -30,8 +30,9 @@ class Kafka:
         self.appends.append((m.decode(value), future))
         return future
 
-    def confirm(self, index: int, offset: int, timestamp: int = 1) -> None:
-        self.appends[index][1].set_result(SimpleNamespace(offset=offset, timestamp=timestamp))
+    def confirm(self, index: int, offset: int, timestamp: int = 1, timestamp_type: int = 1) -> None:
+        metadata = SimpleNamespace(offset=offset, timestamp=timestamp, timestamp_type=timestamp_type)
+        self.appends[index][1].set_result(metadata)
 
     def refuse(self, index: int) -> None:
         self.appends[index][1].set_exception(KafkaTimeoutError())
@@ -265,5 +266,17 @@ def test_what_only_the_owner_says_is_dropped_when_it_leaves_unless_it_is_sent() 
         sent = [[type(marker) for marker in batch.markers] for batch, _ in desk.kafka.appends]
         assert sent == [[Start], [End, Release]]
         assert isinstance(claimed.exception(), BrokerError)
+
+    run(scenario)
+
+
+def test_a_topic_that_has_not_the_brokers_time_is_an_error_for_who_waits() -> None:
+    async def scenario() -> None:
+        desk = Desk()
+        waiting = desk.outbox.put_confirmed([Tick(), Tick()])
+        await turn()
+        desk.kafka.confirm(0, 17, timestamp_type=0)
+        with pytest.raises(BrokerError, match=r"markers has message.timestamp.type=CreateTime, must be LogAppendTime"):
+            await waiting
 
     run(scenario)

@@ -47,7 +47,9 @@ class Kafka:
         future = asyncio.get_running_loop().create_future()
         if self.answers and TP(topic, partition) not in self.silent:
             log = self.logs[TP(topic, partition)]
-            log.append(SimpleNamespace(offset=len(log), timestamp=int(time.time() * 1000), value=value))
+            log.append(
+                SimpleNamespace(offset=len(log), timestamp=int(time.time() * 1000), timestamp_type=1, value=value)
+            )
             future.set_result(log[-1])
         return future
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from app.kafka.probe import NEEDED, Trouble, find_trouble
+from app.kafka.probe import NEEDED, PERMISSION_OF, Trouble, find_trouble
 from app.settings import Settings
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -35,13 +36,13 @@ async def _silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-async def trouble_with(serve: Serve, timeout_ms: int) -> Trouble | None:
+async def trouble_with(serve: Serve, timeout_ms: int, **values: Any) -> Trouble | None:
     """The trouble with a server on this machine."""
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
         args = {"bootstrap_servers": [f"127.0.0.1:{port}"], "security_protocol": "PLAINTEXT"}
-        return await find_trouble(Settings(kafka=f"kafka://127.0.0.1:{port}"), args, timeout_ms)
+        return await find_trouble(Settings(kafka=f"kafka://127.0.0.1:{port}", **values), args, timeout_ms)
 
 
 @pytest.mark.parametrize(
@@ -98,12 +99,13 @@ OFFERED = {request.API_KEY: (0, 99) for request, _ in NEEDED}
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({0: (0, 2), 1: (0, 3)}, "it is too old: it has no Produce of version 3"),  # Kafka 0.10
+        ({0: (0, 6), 1: (0, 8)}, "it is too old: it has no Produce of version 7"),  # Kafka 2.0
+        ({1: (0, 8)}, "it is too old: it has no Fetch of version 10"),
         ({22: None}, "it is too old: it has no InitProducerId of version 0"),
         ({1: (90, 99)}, "it is too new: it takes Fetch from version 90 on"),
         ({3: (90, 99)}, "it is too new: it takes Metadata from version 90 on"),
     ],
-    ids=["0.10", "a request that it has not", "a later fetch", "later metadata"],
+    ids=["2.0", "an earlier fetch", "a request that it has not", "a later fetch", "later metadata"],
 )
 def test_a_kafka_that_is_too_old_or_too_new_is_told_so(changed: dict[int, tuple[int, int] | None], said: str) -> None:
     async def look() -> None:
@@ -113,5 +115,21 @@ def test_a_kafka_that_is_too_old_or_too_new_is_told_so(changed: dict[int, tuple[
         assert said in trouble.what
         assert trouble.mend
         assert not trouble.passing
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize("request_", PERMISSION_OF, ids=lambda request: request.__name__)
+def test_a_kafka_without_a_request_that_is_dispensable_is_used_when_that_is_asked_for(request_: Any) -> None:
+    permission = PERMISSION_OF[request_]
+    serve = _broker({key: both for key, both in OFFERED.items() if key != request_.API_KEY})
+
+    async def look() -> None:
+        trouble = await trouble_with(serve, 5_000)
+        assert trouble is not None
+        assert trouble.what == f"it knows no {request_.__name__.removesuffix('Request')}"
+        assert trouble.mend.startswith(f"set MARQ_KAFKA_WITHOUT={permission}: ")
+        trouble = await trouble_with(serve, 5_000, kafka_without=(permission,))
+        assert "it knows no" not in str(trouble)
 
     asyncio.run(look())
