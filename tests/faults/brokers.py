@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -20,9 +20,12 @@ IDS = (1, 2, 3)
 
 
 class Brokers:
-    """Each is broker and controller. Two of them are enough for the cluster to go on."""
+    """Each is broker and controller. Two of them are enough for the cluster to go on.
 
-    def __init__(self, folder: Path) -> None:
+    `more`: further properties of a broker, by its number, its port and that of its controller.
+    """
+
+    def __init__(self, folder: Path, more: Callable[[int, int, int], Mapping[str, str]] | None = None) -> None:
         ports = {n: (free_port(), free_port()) for n in IDS}
         voters = ",".join(f"{n}@{LOOPBACK}:{controller}" for n, (_, controller) in ports.items())
         cluster_id = new_cluster_id()
@@ -40,6 +43,7 @@ class Brokers:
                     "transaction.state.log.replication.factor": "3",
                     "share.coordinator.state.topic.replication.factor": "3",
                     "broker.session.timeout.ms": str(SESSION_S * 1000),
+                    **(more(n, port, controller) if more else {}),
                 },
             )
             for n, (port, controller) in ports.items()

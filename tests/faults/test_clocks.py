@@ -1,49 +1,27 @@
-"""A real broker whose clock is wrong, or goes on while no worker runs.
-
-Needs libfaketime, which comes with the development packages on Linux, or as Debian's package `faketime`.
-"""
+"""A real broker whose clock is wrong, or goes on while no worker runs."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from app.kafka.broker import EmbeddedBroker
 from marq.errors import BrokerError
+from tests.faults.clock import FAKE, LIBRARY, Clock
 from tests.integration.cluster import Cluster
 from tests.integration.json_client import Client
 
 HOUR_S = 3_600
 HOUR_MS = 1_000 * HOUR_S
 MINUTE_MS = 60_000
-FOLDERS = [
-    *Path("/usr/lib").glob("*/faketime"),
-    *map(Path, getattr(find_spec("libfaketime"), "submodule_search_locations", None) or ()),
-]
-LIBRARY = next((str(file) for folder in FOLDERS for file in sorted(folder.rglob("libfaketime.so.1"))), "")
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not LIBRARY, reason="libfaketime is not installed"),
 ]
-
-
-class Clock:
-    """The wall clock of the broker. Its monotonic one is never changed."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.set(0)
-
-    def set(self, off_s: int) -> None:
-        """From now on it is off by so much."""
-        draft = self.file.with_suffix(".tmp")
-        draft.write_text(f"+{off_s}\n")
-        draft.replace(self.file)
 
 
 @pytest.fixture
@@ -56,14 +34,7 @@ def cluster(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     """Workers without handlers, at a broker of their own."""
     broker = EmbeddedBroker(tmp_path / "broker")
     with monkeypatch.context() as patch:
-        for name, value in {
-            "LD_PRELOAD": LIBRARY,
-            "FAKETIME_TIMESTAMP_FILE": str(clock.file),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_FORCE_MONOTONIC_FIX": "0",  # else Java waits for ever
-        }.items():
+        for name, value in {**FAKE, "FAKETIME_TIMESTAMP_FILE": str(clock.file)}.items():
             patch.setenv(name, value)
         try:
             broker.start()

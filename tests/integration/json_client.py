@@ -32,12 +32,12 @@ def _decoded(kind: str, raw: bytes) -> Any:
 class Client:
     """Speaks to one worker."""
 
-    def __init__(self, url: str, key: str | None = None, msgpack: bool = False) -> None:
+    def __init__(self, url: str, key: str | None = None, msgpack: bool = False, timeout_s: float = 70) -> None:
         self.url = url
         self.key = key
         self.msgpack = msgpack
         parts = urlsplit(url)
-        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=70)
+        self._connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         data = None

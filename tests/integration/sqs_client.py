@@ -29,11 +29,12 @@ def client_of(
     key: tuple[str, str] = ("x", "x"),
     retries: int = 1,
     connect_timeout: int = 10,
+    read_timeout: float = 40,
     region: str = REGION,
     **values: Any,
 ) -> Any:
     """A boto3 client of the worker at `url`."""
-    config = Config(retries={"total_max_attempts": retries}, read_timeout=40, connect_timeout=connect_timeout)
+    config = Config(retries={"total_max_attempts": retries}, read_timeout=read_timeout, connect_timeout=connect_timeout)
     return boto3.client(
         "sqs",
         endpoint_url=url,
