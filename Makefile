@@ -12,7 +12,7 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 $
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --use-pep517
 LOCKED := $(PIP) --require-hashes -r
 
-.PHONY: setup run test test-slow test-sdks test-python check simulate test-kafka test-containers release bench lock audit clean
+.PHONY: setup run test test-slow test-sdks test-python check simulate test-kafka chaos test-containers release bench lock audit clean
 
 # What `make run` needs: a worker, the embedded Kafka, the demo.
 .venv/run-ready: pyproject.toml requirements/build.txt requirements/run.txt requirements/kafka-jars.txt
@@ -61,6 +61,10 @@ simulate: setup
 # What touches Kafka, on another version of it (docs/kafka.md): VERSION=2.8.2, 3.3.2, 3.9.1, 4.0.0, …
 test-kafka: setup
 	$(BIN)/python -m tests.every_kafka $(VERSION) $(ARGS)
+
+# Faults of every kind on three brokers and three workers, and what they cost: ARGS="--minutes 60 --seed 7", --list.
+chaos: setup
+	$(BIN)/python -m tests.chaos $(ARGS)
 
 test-containers: setup
 	$(BIN)/python -m tests.containers.build_image $(ARGS)

@@ -174,7 +174,7 @@ class Chapter(Cluster):
             for name in NAMES:
                 self.start_worker(name)
             self.wait_recovered()
-            create_queues(self.traffic.urls)
+            create_queues(self.traffic.urls, LEASE_S)
         except BaseException:
             self.__exit__()
             raise

@@ -1,4 +1,4 @@
-"""A minute of chaos: what a process can suffer, in random order. `python -m tests.chaos` has all faults, and figures."""
+"""A minute of chaos: what a process can suffer, in random order. `python -m tests.chaos` has all faults and figures."""
 
 from __future__ import annotations
 

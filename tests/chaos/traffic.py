@@ -214,13 +214,15 @@ KAFKA_QUEUES = ("work-kafka", "bulk-kafka")
 KAFKA_PART = 1 - sum(stream.part for stream in STREAMS)
 
 
-def create_queues(urls: list[str]) -> None:
-    """The FIFO queues; the others are made by their first message."""
+def create_queues(urls: list[str], lease_s: float) -> None:
+    """Those of FIFO streams and of SQS. Their first message makes the others, with the defaults of the workers."""
     with Service(urls, timeout=PATIENCE_S, retry_for=60) as service:
         service.queue("client-fifo").create(fifo=True, deduplication_scope="group")
         service.queue("work-fifo").create(fifo=True, deduplication_scope="group")
-    scope = {"FifoQueue": "true", "DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
-    client_of(urls[0]).create_queue(QueueName="sqs.fifo", Attributes=scope)
+    sqs, lease = client_of(urls[0]), {"VisibilityTimeout": f"{lease_s:.0f}"}
+    fifo = {"FifoQueue": "true", "DeduplicationScope": "messageGroup", "FifoThroughputLimit": "perMessageGroupId"}
+    sqs.create_queue(QueueName="sqs.fifo", Attributes=fifo | lease)
+    sqs.create_queue(QueueName="sqs", Attributes=lease)
 
 
 class Traffic:
