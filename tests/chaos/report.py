@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from tests.chaos.check import Figures
@@ -117,7 +117,7 @@ def as_json(rows: Iterable[Row], **about: Any) -> dict[str, Any]:
     found = []
     for row in [*rows, total(rows)]:
         more = {"lost": row.lost, "twice_per_million": row.twice_per_million}
-        found.append(asdict(row) | more | {"at_most_per_million": row.at_most_per_million})
+        found.append(vars(row) | more | {"at_most_per_million": row.at_most_per_million})
     return {**about, "faults": found}
 
 
