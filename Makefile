@@ -39,7 +39,7 @@ run: .venv/run-ready
 test: setup
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not containers" $(ARGS)
 
-# The cases that take minutes, too: kills at many moments, clusters, chaos.
+# The cases that take minutes, too: kills at many moments, clusters.
 test-slow: setup
 	$(BIN)/python -m pytest -m "slow and not containers" $(ARGS)
 

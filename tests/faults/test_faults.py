@@ -6,7 +6,6 @@ handled more than once.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import tempfile
@@ -68,6 +67,7 @@ def report(what: str, cluster: Cluster) -> None:
 # -- workers ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_one_worker_killed_and_one_stopped_beyond_its_session_leave_the_third_to_serve_all(cluster: Cluster) -> None:
     killed, stopped, _ = cluster.start_many(3)
     with cluster.load(QUEUES, 500):
@@ -160,6 +160,7 @@ def outage(broker: EmbeddedBroker, folder: Path, away_s: float) -> None:
         assert len(cluster.running) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_broker_loses_nothing(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
     outage(own_broker, tmp_path, away_s=0)
 
@@ -182,50 +183,3 @@ def test_a_worker_ends_though_kafka_is_away(own_broker: EmbeddedBroker, tmp_path
         print(f"SIGTERM without Kafka: {', '.join(f'{s:.1f} s' for s in took_s)}")
         assert max(took_s) < 9
         assert {worker.process.returncode for worker in workers} == {0}
-
-
-# -- everything ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_chaos(own_broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """Random faults for MARQ_TEST_CHAOS_S seconds; MARQ_TEST_SEED replays their order."""
-    seed = int(os.environ.get("MARQ_TEST_SEED") or random.randrange(1 << 30))
-    seconds = float(os.environ.get("MARQ_TEST_CHAOS_S") or 180)
-    print(f"chaos: MARQ_TEST_SEED={seed} MARQ_TEST_CHAOS_S={seconds:.0f}")
-    rng = random.Random(seed)
-    with Cluster(own_broker.bootstrap, tmp_path, partitions=6, **SETTINGS) as cluster:
-        for name in ("a", "b", "c"):
-            cluster.start(name, ready=False)
-        cluster.wait_served()
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            with cluster.load(QUEUES, 300):
-                for _ in range(rng.randint(2, 6)):
-                    time.sleep(rng.uniform(0.1, 6))
-                    disturb(cluster, own_broker, rng)
-            cluster.wait_served(90)
-            report("round", cluster)
-
-
-def disturb(cluster: Cluster, broker: EmbeddedBroker, rng: random.Random) -> None:
-    worker = rng.choice(cluster.running)
-    fault = rng.choice(["kill", "kill", "wipe", "stop", "pause", "pause", "broker", "flap"])
-    print(f"  {fault} {worker.folder.name}", flush=True)
-    if fault in ("kill", "wipe"):
-        kill_and_start_again(cluster, worker, wipe=fault == "wipe")
-    elif fault == "stop":
-        worker.stop(30)
-        cluster.start(worker.folder.name, ready=False)
-    elif fault == "pause":
-        worker.signal(signal.SIGSTOP)
-        time.sleep(rng.uniform(0.2, 2 * SESSION_S))
-        worker.signal(signal.SIGCONT)
-    else:
-        # a worker that finds no Kafka at its start ends with a line that says so
-        until(lambda: all(w.ready() for w in cluster.running), "all have started", 60)
-        for _ in range(1 if fault == "broker" else 3):
-            broker.kill()
-            time.sleep(rng.uniform(0, 4))
-            broker.start()
