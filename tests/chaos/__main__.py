@@ -20,7 +20,7 @@ from tests.chaos.run import Options, run
 @click.option("--seed", type=int, help="Order and targets of the faults; without it, a new one, which is printed.")
 @click.option("--faults", default="", help="Only these, comma-separated.")
 @click.option("--mixed", default=3, show_default=True, help="Rounds of several faults at once, after each fault alone.")
-@click.option("--rate", default=400.0, show_default=True, help="Messages a second, in all protocols together.")
+@click.option("--rate", default=300.0, show_default=True, help="Messages a second, in all protocols together.")
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures to this file, too.")
 @click.option("--add", multiple=True, type=click.Path(path_type=Path, exists=True), help="Only add up these files.")
 @click.option("--keep", is_flag=True, help="Keep logs and data, also if nothing is wrong.")

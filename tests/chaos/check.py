@@ -164,6 +164,23 @@ def figures(history: History, window: Window) -> Figures:
     )
 
 
+def late(history: History, windows: Iterable[Window]) -> list[str]:
+    """A line for each message that took long, for whoever looks into a run that was kept."""
+    deliveries: defaultdict[str, list[tuple[float, str]]] = defaultdict(list)
+    for what, seen in (("begun", history.begun), ("finished", history.finished)):
+        for one in seen:
+            deliveries[one.id].append((one.at_s, f"{what} as {one.attempt} of {one.place} by {one.pid or 'a client'}"))
+    lines = []
+    for window in windows:
+        for name, (sent_s, confirmed_s) in sorted(history.confirmed.items(), key=lambda item: item[1]):
+            first_s = min((at_s for at_s, what in deliveries[name] if "fin" in what), default=float("inf"))
+            if window.has(sent_s) and first_s - sent_s > LATE_S:
+                told = [f"{what} {at_s - window.began_s:+.1f}" for at_s, what in sorted(deliveries[name])]
+                sent = f"sent {sent_s - window.began_s:+.1f}, confirmed {confirmed_s - window.began_s:+.1f}"
+                lines.append(f"{window.fault}: {name} {sent}; {'; '.join(told)}")
+    return lines
+
+
 def _unanswered(asked: Iterable[Asked], window: Window) -> dict[str, dict[str, float]]:
     """A client repeats what failed: the time counts from its first attempt to the answer, or to the last attempt."""
     of_clients: defaultdict[tuple[str, str], list[Asked]] = defaultdict(list)

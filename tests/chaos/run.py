@@ -48,7 +48,7 @@ class Options:
     minutes: float = 0.0  # of faults; 0: each fault once
     faults: Sequence[str] = ()  # all that this machine can make
     mixed: int = 0  # rounds of several faults, after all faults alone
-    rate: float = 400.0  # messages a second
+    rate: float = 300.0  # messages a second
     per_chapter: int = 8
     calm_s: float = CALM_S
     keep: bool = False
@@ -240,4 +240,5 @@ def _conclude(chapter: Chapter, windows: list[Window], result: Result) -> None:
         f"so far because: {'; '.join(f'{n} {cause}' for cause, n in causes.items()) or 'none'}",
         flush=True,
     )
-    (chapter.folder / "windows.json").write_text(json.dumps([window.__dict__ for window in windows]))
+    (chapter.folder / "windows.json").write_text(json.dumps([vars(window) for window in windows]))
+    (chapter.folder / "late.txt").write_text("\n".join(check.late(history, windows)))

@@ -41,7 +41,8 @@ KAFKA_PATIENCE_S = 60.0
 #: Seconds until a client goes on after an error.
 PAUSE_S = 0.2
 GROUPS = 4
-RECEIVES_AT_MOST = 10
+#: Most messages of a receive; SQS permits 10.
+RECEIVES_AT_MOST = 100
 
 
 class Failed(Exception):
@@ -167,9 +168,7 @@ class Sqs(Channel):
         return [f"{i}" in done for i in range(len(names))]
 
     def receive(self) -> list[Got]:
-        answer = self.sqs.receive_message(
-            QueueUrl=self.url, MaxNumberOfMessages=RECEIVES_AT_MOST, WaitTimeSeconds=round(WAIT_S)
-        )
+        answer = self.sqs.receive_message(QueueUrl=self.url, MaxNumberOfMessages=10, WaitTimeSeconds=round(WAIT_S))
         return [self._got(message) for message in answer.get("Messages", ())]
 
     def _got(self, message: Any) -> Got:
@@ -205,9 +204,9 @@ STREAMS = (
     Stream("json", "json", Json, 2, 0.10),
     Stream("client", "client", Python, 2, 0.10),
     Stream("sqs", "sqs", Sqs, 2, 0.05),
-    Stream("client-fifo", "client-fifo", Python, 1, 0.04),
-    Stream("sqs-fifo", "sqs.fifo", Sqs, 2, 0.04),
-    Stream("handler-fifo", "work-fifo", Python, 0, 0.04),
+    Stream("client-fifo", "client-fifo", Python, 1, 0.02),
+    Stream("sqs-fifo", "sqs.fifo", Sqs, 2, 0.02),
+    Stream("handler-fifo", "work-fifo", Python, 0, 0.02),
 )
 #: Queues of the plain producer, which handlers take.
 KAFKA_QUEUES = ("work-kafka", "bulk-kafka")
