@@ -142,10 +142,11 @@ def figures(history: History, window: Window) -> Figures:
     first: dict[str, float] = {}
     for one in history.finished:
         first[one.id] = min(one.at_s, first.get(one.id, one.at_s))
+    # of this window is what ends in it: what the next fault holds up may have been sent before
     waits = [
         (first[name] - sent_s, first[name])
         for name, (sent_s, _) in history.confirmed.items()
-        if name in first and window.has(sent_s)
+        if name in first and window.has(first[name])
     ]
     late = [at_s for wait_s, at_s in waits if wait_s > LATE_S]
     places: defaultdict[str, set[Place]] = defaultdict(set)
@@ -174,7 +175,7 @@ def late(history: History, windows: Iterable[Window]) -> list[str]:
     for window in windows:
         for name, (sent_s, confirmed_s) in sorted(history.confirmed.items(), key=lambda item: item[1]):
             first_s = min((at_s for at_s, what in deliveries[name] if "fin" in what), default=float("inf"))
-            if window.has(sent_s) and first_s - sent_s > LATE_S:
+            if window.has(first_s) and first_s - sent_s > LATE_S:
                 told = [f"{what} {at_s - window.began_s:+.1f}" for at_s, what in sorted(deliveries[name])]
                 sent = f"sent {sent_s - window.began_s:+.1f}, confirmed {confirmed_s - window.began_s:+.1f}"
                 lines.append(f"{window.fault}: {name} {sent}; {'; '.join(told)}")

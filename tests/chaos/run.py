@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +200,8 @@ def _conclude(chapter: Chapter, windows: list[Window], result: Result) -> None:
     time.sleep(1.0)
     chapter.traffic.stop()
     chapter.read_witness()
+    if windows:
+        windows[-1] = replace(windows[-1], ended_s=time.time())
     found = check.violations(history)
     found += [Violation("client", repr(error), time.time()) for error in chapter.traffic.errors]
     left = chapter._left()
