@@ -195,7 +195,7 @@ def _unanswered(asked: Iterable[Asked], window: Window) -> dict[str, dict[str, f
         for one in requests:
             since_s = one.began_s if since_s is None else since_s
             if one.answered or one is requests[-1]:
-                if since_s < window.ended_s and one.ended_s >= window.began_s:
+                if window.has(one.ended_s):
                     took_s = one.ended_s - since_s
                     worst[action][protocol] = max(took_s, worst[action].get(protocol, 0.0))
                 since_s = None
