@@ -34,6 +34,8 @@ from tests.integration.cluster import until
 Steps = Iterator[str]
 #: Seconds that a part is away.
 AWAY_S = 8.0
+#: Seconds that a broker is gone without closing its connections: longer than any time-out of a client.
+GONE_S = 40.0
 #: Seconds that the network is disturbed.
 DISTURBED_S = 15.0
 MIB = 1024 * 1024
@@ -257,6 +259,12 @@ def broker_pause(chapter: Chapter) -> Steps:
 def broker_stall(chapter: Chapter) -> Steps:
     """SIGSTOP of a broker for two sessions: others lead its partitions, then it goes on."""
     yield from _stopped(chapter, chapter.lab.broker(), 2 * BROKER_SESSION_S)
+
+
+@fault("single", "broker")
+def broker_gone(chapter: Chapter) -> Steps:
+    """SIGSTOP of a broker for 40 s, as if its power had failed: it neither answers nor closes connections."""
+    yield from _stopped(chapter, chapter.lab.broker(), GONE_S)
 
 
 @fault("single", "broker")
