@@ -7,6 +7,7 @@ chosen by the run's random numbers, so a seed gives the same faults.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import resource
@@ -22,8 +23,6 @@ from pathlib import Path
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.admin import AlterPartitionReassignmentsRequest
-from confluent_kafka import ElectionType, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from tests.chaos.parts import BROKER_SESSION_S, SESSION_S, Chapter, variables
 from tests.faults.brokers import IDS
@@ -313,41 +312,38 @@ def all_rolling(chapter: Chapter) -> Steps:
 def leaders_moved(chapter: Chapter) -> Steps:
     """The leaders of all partitions of queue and markers are moved to the next broker every two seconds."""
     yield "queue and markers"
-    admin = AdminClient({"bootstrap.servers": chapter.bootstrap})
+    moved = 0
     for turn in range(round(DISTURBED_S / 2)):
-        with contextlib.suppress(KafkaError, KafkaException, TimeoutError):
-            move_leaders(chapter, admin, turn)
+        with contextlib.suppress(KafkaError, TimeoutError):
+            moved += chapter.run(move_leaders(chapter, turn), 30)
         time.sleep(2)
+    assert moved, "no leader was moved"
     yield ""
 
 
-def move_leaders(chapter: Chapter, admin: AdminClient, turn: int) -> int:
+async def move_leaders(chapter: Chapter, turn: int) -> int:
     """Let another replica of each partition be the preferred leader, and elect it. Returns how many leaders moved."""
     topics = [f"{chapter.name}.queue", f"{chapter.name}.markers"]
-    before = _leaders(admin, topics)
-    wanted = [
-        (topic, [(n, [IDS[(n + turn + i) % len(IDS)] for i in range(len(IDS))], {}) for n in sorted(before[topic])], {})
-        for topic in topics
-    ]
-
-    async def reassign() -> None:
-        client = AIOKafkaAdminClient(bootstrap_servers=chapter.bootstrap, request_timeout_ms=5_000)
-        await client.start()
-        try:
-            await client._send_request(AlterPartitionReassignmentsRequest(5_000, wanted, {}))
-        finally:
-            await client.close()
-
-    chapter.run(reassign(), 30)
-    partitions = [TopicPartition(topic, n) for topic in topics for n in before[topic]]
-    admin.elect_leaders(ElectionType.PREFERRED, partitions, request_timeout=5).result(10)
-    after = _leaders(admin, topics)
-    return sum(before[topic][n] != after[topic][n] for topic in topics for n in before[topic])
+    client = AIOKafkaAdminClient(bootstrap_servers=chapter.bootstrap, request_timeout_ms=5_000)
+    await client.start()
+    try:
+        before = await _leaders(client, topics)
+        wanted: dict[str, list[tuple[int, list[int], dict[str, bytes]]]] = {topic: [] for topic in topics}
+        for topic, n in before:
+            wanted[topic].append((n, [IDS[(n + turn + i) % len(IDS)] for i in range(len(IDS))], {}))
+        given = [(topic, partitions, {}) for topic, partitions in wanted.items()]
+        await client._send_request(AlterPartitionReassignmentsRequest(5_000, given, {}))
+        await asyncio.to_thread(chapter.lab.elect_preferred, {t: [p[0] for p in ps] for t, ps in wanted.items()})
+        await asyncio.sleep(0.5)
+        after = await _leaders(client, topics)
+    finally:
+        await client.close()
+    return sum(before[at] != after[at] for at in before)
 
 
-def _leaders(admin: AdminClient, topics: list[str]) -> dict[str, dict[int, int]]:
-    known = admin.list_topics(timeout=10).topics
-    return {topic: {n: p.leader for n, p in known[topic].partitions.items()} for topic in topics}
+async def _leaders(client: AIOKafkaAdminClient, topics: list[str]) -> dict[tuple[str, int], int]:
+    described = await client.describe_topics(topics)
+    return {(topic["topic"], p["partition"]): p["leader"] for topic in described for p in topic["partitions"]}
 
 
 @fault("single", "broker", "faketime", name="clock-ahead")
