@@ -167,7 +167,7 @@ class Chapter(Cluster):
         self._floods = itertools.count()
         self._ports = {name: free_port() for name in NAMES}
         self._witnessed = WitnessReader(self.witness, self.history)
-        self._starting = threading.RLock()
+        self._one_starts = threading.Lock()
         self._closed = threading.Event()
         self._supervisor = threading.Thread(target=self._supervise, daemon=True)
         urls = [f"http://{LOOPBACK}:{port}" for port in self._ports.values()]
@@ -223,7 +223,7 @@ class Chapter(Cluster):
         return [w for w in map(self.worker, NAMES) if not w.ending and w.running]
 
     def start_worker(self, name: str) -> Worker:
-        with self._starting:
+        with self._one_starts:
             settings: dict[str, Any] = {
                 "web_port": self._ports[name],
                 "kafka": f"kafka://{self.lab.bootstrap_of(name)}",

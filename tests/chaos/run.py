@@ -10,6 +10,7 @@ import random
 import shutil
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -159,6 +160,10 @@ def _chapters(lab: Lab, options: Options, rounds: Iterator[list[Fault]], result:
                     if time.monotonic() > end:
                         break
                     windows.append(_fault(chapter, faults, options, result))
+            except Exception as error:
+                # what happened so far still counts; the other faults of this chapter are left out
+                traceback.print_exc()
+                result.violations.append(Violation("not recovered", repr(error), time.time()))
             finally:
                 _conclude(chapter, windows, result)
         if not result.violations and not options.keep:
