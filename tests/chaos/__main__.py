@@ -12,7 +12,7 @@ import click
 
 from tests.chaos.faults import FAULTS
 from tests.chaos.report import BETWEEN, MIXED_ROW, of_json, table
-from tests.chaos.run import Options, run
+from tests.chaos.run import Options, Result, run
 
 
 @click.command()
@@ -21,7 +21,12 @@ from tests.chaos.run import Options, run
 @click.option("--faults", default="", help="Only these, comma-separated.")
 @click.option("--mixed", default=3, show_default=True, help="Rounds of several faults at once, after each fault alone.")
 @click.option("--rate", default=300.0, show_default=True, help="Messages a second, in all protocols together.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the figures to this file, too.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    help="Write the figures to this file, too, after each installation.",
+)
 @click.option("--add", multiple=True, type=click.Path(path_type=Path, exists=True), help="Only add up these files.")
 @click.option("--keep", is_flag=True, help="Keep logs and data, also if nothing is wrong.")
 @click.option("--list", "lists", is_flag=True, help="Only print the faults.")
@@ -49,13 +54,19 @@ def main(
     if unknown:
         raise click.UsageError(f"no such faults: {', '.join(sorted(unknown))}; --list names them")
     seed = random.randrange(1 << 30) if seed is None else seed
-    result = run(Options(seed=seed, minutes=minutes, faults=names, mixed=mixed, rate=rate, keep=keep))
+    about = {"seed": seed, "rate": rate, "processors": os.cpu_count(), "python": platform.python_version()}
+
+    def write(so_far: Result) -> None:
+        if json_file is not None:
+            json_file.write_text(json.dumps(so_far.as_json(**about), indent=1) + "\n")
+
+    result = run(
+        Options(seed=seed, minutes=minutes, faults=names, mixed=mixed, rate=rate, keep=keep, after_chapter=write)
+    )
+    write(result)
     print(result.table())
     causes = "; ".join(f"{count} {cause}" for cause, count in result.total.causes.items())
     print(f"{result.seconds / 60:.1f} minutes, seed {seed}; done twice because: {causes or 'none'}")
-    if json_file is not None:
-        about = {"seed": seed, "rate": rate, "processors": os.cpu_count(), "python": platform.python_version()}
-        json_file.write_text(json.dumps(result.as_json(**about), indent=1) + "\n")
     if result.violations:
         print(f"{len(result.violations)} violations; artifacts in {result.artifacts}")
         raise SystemExit(1)

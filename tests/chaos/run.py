@@ -12,7 +12,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class Options:
     per_chapter: int = 8
     calm_s: float = CALM_S
     keep: bool = False
+    after_chapter: Callable[[Result], None] = lambda _: None
 
 
 @dataclass
@@ -166,6 +167,7 @@ def _chapters(lab: Lab, options: Options, rounds: Iterator[list[Fault]], result:
                 result.violations.append(Violation("not recovered", repr(error), time.time()))
             finally:
                 _conclude(chapter, windows, result)
+        options.after_chapter(result)
         if not result.violations and not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
 
