@@ -25,7 +25,7 @@ from tests.chaos.run import Options, Result, run
     "--json",
     "json_file",
     type=click.Path(path_type=Path),
-    help="Write the figures to this file, too, after each installation.",
+    help="Write the figures to this file, too.",
 )
 @click.option("--add", multiple=True, type=click.Path(path_type=Path, exists=True), help="Only add up these files.")
 @click.option("--keep", is_flag=True, help="Keep logs and data, also if nothing is wrong.")
