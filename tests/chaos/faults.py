@@ -172,11 +172,7 @@ def _memory_limit(chapter: Chapter) -> tuple[Callable[[int], None], Callable[[in
     try:
         group.mkdir()
     except OSError:
-        return (
-            lambda pid: resource.prlimit(pid, resource.RLIMIT_AS, (_vm_size(pid) + 16 * MIB, -1)),
-            _unlimit,
-            "RLIMIT_AS",
-        )
+        return _limit, _unlimit, "RLIMIT_AS"
 
     def limit(pid: int) -> None:
         # what it has already stays with the group that it came from
@@ -190,6 +186,10 @@ def _memory_limit(chapter: Chapter) -> tuple[Callable[[int], None], Callable[[in
         until(lambda: _removed(group), "the cgroup is empty")
 
     return limit, unlimit, "cgroup"
+
+
+def _limit(pid: int) -> None:
+    resource.prlimit(pid, resource.RLIMIT_AS, (_vm_size(pid) + 16 * MIB, -1))
 
 
 def _unlimit(pid: int) -> None:

@@ -87,8 +87,10 @@ def total(rows: Iterable[Row]) -> Row:
 def table(rows: Iterable[Row], order: Sequence[str]) -> str:
     """For a terminal, and for the documentation: Markdown."""
     rows = sorted(rows, key=lambda row: order.index(row.fault))
-    heads = ("fault", "times", "sent", "lost", "twice", "per million", "attempts", "send s", "receive s", "ack s")
-    heads = (*heads, "recovery s", "longest s", "exits", "violations")
+    heads = (
+        *("fault", "times", "sent", "lost", "twice", "per million", "attempts"),
+        *("send s", "receive s", "ack s", "recovery s", "longest s", "exits", "violations"),
+    )
     cells = [
         (
             row.fault,
