@@ -13,7 +13,8 @@ from tests.chaos import run as chaos
 from tests.chaos.run import Options
 from tests.conftest import SAID
 
-FAULTS = ("worker-kill", "worker-stall", "controller-kill", "worker-restart")
+#: A graceful restart has a test of its own.
+FAULTS = ("worker-kill", "worker-stall", "controller-kill")
 
 
 @pytest.mark.timeout(900)
