@@ -511,7 +511,7 @@ def test_text_and_json_need_no_base64_and_no_header(client: Client, queue: str) 
 def test_a_message_has_one_payload(client: Client, queue: str, message: dict[str, Any]) -> None:
     answer = client.request("POST", f"/v1/queues/{queue}/messages", {"messages": [{"text": "good"}, message]})
     assert answer.status == 400
-    assert "$.messages[1]" in answer.body["detail"]
+    assert "messages[1]" in answer.body["detail"]
 
 
 def test_bytes_that_are_no_text_stay_base64(client: Client, queue: str) -> None:

@@ -97,7 +97,7 @@ def test_the_log_of_an_ordinary_life_is_a_few_lines_and_the_last_says_why_it_end
     cluster.wait_served()
     first.stop()
     said = said_by(first)
-    first_line = r"\[INFO\] marq worker 0: http://127.0.0.1:\d+, .*data in .*, version [\d.]+, process \d+"
+    first_line = r"\[INFO\] marq worker 0: http://127.0.0.1:\d+, .*data in .*, version [\w.]+, process \d+"
     assert any(re.fullmatch(first_line, line) for line in said), said
     assert any(re.fullmatch(r"\[INFO\] serving 2 of 2 partitions, \d+\.\d s", line) for line in said), said
     assert any(line.startswith("[INFO] rebalance: ") for line in said), said
