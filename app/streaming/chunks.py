@@ -20,8 +20,8 @@ class Pump(Protocol):
     def call_soon(self, function: Callable[..., object], *args: Any) -> None:
         """Run a plain function in that thread."""
 
-    def wake(self) -> None:
-        """Look for chunks to hand over (in that thread)."""
+    def unblock(self, tp: TP) -> None:
+        """Look for chunks of this partition to hand over (in that thread)."""
 
 
 class Chunk:
@@ -85,7 +85,7 @@ class Reader:
         self.pending: int | None = None  # M: the target of the last seek, until a chunk from there was delivered
         self.taken = 0  # T: chunks handed to the main thread
         self.returned = 0  # M: chunks that left the agent's queue
-        self.starved = False  # T sets, M clears: wake the pump when a chunk comes back
+        self.starved = False  # T sets, M clears: unblock the partition when a chunk comes back
 
     def has_room(self) -> bool:
         if self.taken - self.returned < MAX_BUFFERED_CHUNKS:
@@ -99,7 +99,7 @@ class Reader:
         self.returned += 1
         if self.starved:
             self.starved = False
-            self.thread.call_soon(self.thread.wake)
+            self.thread.call_soon(self.thread.unblock, self.tp)
 
 
 class ChunkQueue(ThrowableQueue[Any]):

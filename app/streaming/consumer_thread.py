@@ -51,6 +51,9 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.readers: dict[TP, Reader] = {}
+        #: Partitions with data that can't be taken now, until something happens to them: their readers have no room, or
+        #: are paused. A thousand that wait must not be gone through for each that has news.
+        self._blocked: set[TP] = set()
         self._wake = asyncio.Event()
         self._committing: asyncio.Future[Any] | None = None
         self._leaving: asyncio.Future[None] | None = None
@@ -93,6 +96,11 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     def wake(self) -> None:
         self._wake.set()
+
+    def unblock(self, tp: TP) -> None:
+        """Something happened to a partition: its data may be taken now."""
+        self._blocked.discard(tp)
+        self.wake()
 
     def _touch(self, tp: TP) -> None:
         """Tell the fetch plan that a partition was paused, resumed or moved."""
@@ -216,6 +224,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 # aiokafka calls this when the broker answers that the position is outside of the log.
                 state.await_reset = lambda _strategy, reader=reader: self._on_out_of_range(reader)
         self.readers = readers
+        self._blocked.clear()
 
     def seek_reader(self, reader: Reader, offset: int, epoch: int) -> None:
         """Open the gate of a partition, or move it: the next chunk starts at `offset`."""
@@ -227,7 +236,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         if not reader.paused:
             reader.state.resume()
         self._touch(reader.tp)
-        self.wake()
+        self.unblock(reader.tp)
 
     def set_paused(self, reader: Reader, paused: bool) -> None:
         reader.paused = paused
@@ -239,7 +248,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 result._backoff = 0.0
         elif reader.open:
             reader.state.resume()
-            self.wake()
+            self.unblock(reader.tp)
 
     def set_plain_paused(self, tps: set[TP], paused: bool) -> None:
         """Pause in aiokafka what Faust pauses: otherwise each fetch would ask for paused changelogs."""
@@ -288,15 +297,17 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         Nothing here awaits, so that no seek comes in between and the positions before and after a chunk are exact.
         """
         chunks: list[Chunk] = []
-        for tp in list(fetcher._records):
+        for tp in fetcher._records.keys() - self._blocked if self._blocked else list(fetcher._records):
             reader = self.readers.get(tp)
             if reader is None or not reader.state._assignment.active:
                 continue
             result = fetcher._records[tp]
             if not reader.open or reader.paused:
                 result._backoff = 0.0  # may wait for long without delaying others
+                self._blocked.add(tp)
                 continue
             if not reader.has_room():
+                self._blocked.add(tp)
                 continue
             start = reader.state.position
             records: list[FetchedRecord] = []

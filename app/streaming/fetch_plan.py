@@ -155,6 +155,8 @@ class FetchPlan:
         self._node_of: dict[TopicPartition, int] = {}
         self._assignment: Any = None
         self._metadata: Any = None  # the metadata from which the leaders are
+        self._unread: set[TopicPartition] = set()  # with data that nobody has taken, at the last look
+        self._holding: set[TopicPartition] = set()  # of these, those that still hold up the next fetch
         #: Partitions to look at before the next request.
         self.touched: set[TopicPartition] = set()
         self._told: deque[TopicPartition] = deque()  # more of them: Faust moves some from another thread
@@ -195,7 +197,10 @@ class FetchPlan:
         while self._told:
             self.touched.add(self._told.popleft())
         records = fetcher._records
-        self.touched.update(records)
+        # a thousand whose data waits for room are not looked at for each fetch
+        unread = set(records)
+        self.touched |= unread ^ self._unread
+        self._unread = unread
         awaiting_reset: dict[int, list[Any]] = defaultdict(list)
         again: set[TopicPartition] = set()
         no_leader = False
@@ -206,7 +211,7 @@ class FetchPlan:
             if state is None:
                 pass
             elif tp in records:
-                again.add(tp)
+                self._holding.add(tp)  # and looked at again when the data was taken
             elif node_id is None or node_id < 0:
                 no_leader = True
                 again.add(tp)
@@ -239,11 +244,14 @@ class FetchPlan:
     def _waits_s(self, records: Any) -> dict[int, float]:
         """By broker, the seconds to wait with the next fetch, so that readers can take the present data first."""
         waits_s: dict[int, float] = {}
-        for tp, result in records.items():
-            pause_s = result.calculate_backoff()
+        for tp in list(self._holding):
+            result = records.get(tp)
+            pause_s = result.calculate_backoff() if result is not None else 0.0
             if pause_s:
                 node_id = self._fetcher._select_read_replica(tp)
                 waits_s[node_id] = max(pause_s, waits_s.get(node_id, 0.0))
+            else:
+                self._holding.discard(tp)
         return waits_s
 
     def _request(self, node: Node) -> PlannedRequest:

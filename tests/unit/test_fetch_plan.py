@@ -68,10 +68,14 @@ class State:
 
 
 class Result:
-    """Records that wait for their reader."""
+    """Records that wait for their reader, and for a while hold up the next fetch."""
+
+    def __init__(self, holds: int = 0) -> None:
+        self.holds = holds
 
     def calculate_backoff(self) -> float:
-        return 0.0
+        self.holds -= 1
+        return 0.02 if self.holds >= 0 else 0.0
 
 
 class Lab:
@@ -187,6 +191,36 @@ def test_what_is_paused_or_has_no_room_is_not_sent_again_until_it_is_wanted() ->
     lab.plan.touch(paused)
     assert lab.fetch() == 1
     assert lab.delivered == [(paused, 0, 4)]
+
+
+def test_a_thousand_with_data_that_nobody_takes_are_looked_at_once() -> None:
+    lab = Lab(1_000)
+    lab.fetch()
+    lab.broker.ends = dict.fromkeys(lab.states, 3)
+    assert lab.fetch(room=False) == 1_000
+    lab.fetch()
+    lab.looked_at = 0
+    for _ in range(5):
+        lab.fetch()
+    assert lab.looked_at == 0
+    taken = TopicPartition("t", 3)
+    del lab.fetcher._records[taken]
+    lab.states[taken].position = 3
+    lab.broker.ends[taken] = 5
+    assert lab.fetch() == 1
+    assert lab.delivered == [(taken, 3, 5)]
+    assert lab.looked_at <= 2
+
+
+def test_data_holds_up_the_next_fetch_until_its_time_is_over() -> None:
+    lab = Lab(2)
+    lab.fetch()
+    lab.broker.ends[TopicPartition("t", 0)] = 3
+    lab.fetch(room=False)
+    lab.fetcher._records[TopicPartition("t", 0)].holds = 2
+    waits = [lab.plan.actions(lab.assignment) for _ in range(3)]
+    assert [pause_s for _, _, pause_s, _, _ in waits] == [0.02, 0.02, 0.2]
+    assert [len(requests) for requests, *_ in waits] == [0, 0, 1]
 
 
 def test_a_new_assignment_begins_a_new_session() -> None:
