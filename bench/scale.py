@@ -25,14 +25,14 @@ WAYS = {
     "json": Cost(worker_us=20.0, batch=100),
     "sqs": Cost(worker_us=137.0, batch=10),
 }
-#: Of a core: a worker with nothing to do, and what each partition adds. `bench partitions`, for 8 and 1,000 of them.
-IDLE_CORE, IDLE_CORE_A_PARTITION = 0.018_5, 0.000_007
+#: Of a core: a worker with nothing to do, and what each partition adds. `bench pairs`, `bench partitions`.
+IDLE_CORE, IDLE_CORE_A_PARTITION = 0.016, 0.000_006
 #: Bytes: a worker that is ready, and what each partition adds. `bench partitions`.
 WORKER_BYTES, PARTITION_BYTES = 93 * MIB, 63 * KIB
 #: Bytes of a message in flight, and of one that waits in a table. `bench cycle`, `growth`.
 IN_FLIGHT_BYTES, PARKED_BYTES = 560, 12
-#: Bytes of a queue in each worker. `bench queues`.
-QUEUE_BYTES = 300
+#: Bytes of a queue in each worker. `tests/unit/test_queue_records.py`, `bench queues`.
+QUEUE_BYTES = 240
 #: Seconds from the start of a worker until it is ready, and for each of its partitions. `bench partitions`.
 START_S, START_S_A_PARTITION = 1.8, 0.005
 #: Seconds of a worker for each message in flight or parked that it takes over. `bench restore`, `bench takeover`.
