@@ -167,6 +167,7 @@ class Thread:
     _hand_over = ChunkThread._hand_over
     _chunked = ChunkThread._chunked
     _touch = ChunkThread._touch
+    unblock = ChunkThread.unblock
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -174,6 +175,7 @@ class Thread:
         self.kafka = worker.kafka
         self.parent_loop = worker.kafka.loop
         self.readers: dict[TP, Any] = {}
+        self._blocked: set[TP] = set()
         self.consumer: Any = None
         self.fetching: dict[TP, object] = {}
         self.left = False
