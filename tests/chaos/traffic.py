@@ -286,6 +286,21 @@ class Traffic:
             with self.history.lock:
                 self.history.asked.append(Asked(client, action, began_s, time.time(), answered))
 
+    def _tried(
+        self, channel: Channel, client: str, action: str, call: Callable[[list[Any]], list[bool]], what: list[Any]
+    ) -> list[bool]:
+        """Make a request: of what it was confirmed. If of nothing, the next one goes to another worker, a bit later."""
+        try:
+            with self._request(client, action):
+                confirmed = call(what)
+                if not any(confirmed):
+                    raise Failed
+        except FAILURES:
+            channel.next()
+            time.sleep(PAUSE_S)
+            return [False] * len(what)
+        return confirmed
+
     # -- senders
 
     def _send(self, stream: Stream, rate: float) -> None:
@@ -302,15 +317,7 @@ class Traffic:
                     self.history.tried.update(map(str, todo))
                 for name in todo:
                     began_s.setdefault(str(name), time.time())
-                confirmed = [False] * len(todo)
-                try:
-                    with self._request(f"{stream.name} sender", "send"):
-                        confirmed = channel.send(todo)
-                        if not any(confirmed):
-                            raise Failed
-                except FAILURES:
-                    channel.next()
-                    time.sleep(PAUSE_S)
+                confirmed = self._tried(channel, f"{stream.name} sender", "send", channel.send, todo)
                 now_s = time.time()
                 with self.history.lock:
                     for name, done in zip(todo, confirmed, strict=True):
@@ -401,15 +408,7 @@ class Traffic:
         """Acknowledge, again and again as long as it fails, as any client should."""
         left, until_s = messages, time.monotonic() + RETRY_S
         while left:
-            confirmed = [False] * len(left)
-            try:
-                with self._request(client, "ack"):
-                    confirmed = channel.ack(left)
-                    if not any(confirmed):
-                        raise Failed
-            except FAILURES:
-                channel.next()
-                time.sleep(PAUSE_S)
+            confirmed = self._tried(channel, client, "ack", channel.ack, left)
             now_s = time.time()
             with self.history.lock:
                 for message, done in zip(left, confirmed, strict=True):
