@@ -3,6 +3,7 @@
     queue topic   -> archive/messages    every record; poison ones without a queue
     markers topic -> archive/markers     every record, as it was and decoded
     both, and the poison topic -> archive/malformed    what can't be read, with its reason
+    settings of the queues -> archive/queues    as they are now
 
 Each topic has its own streaming query and checkpoint, so a slow one does not delay the others. A batch is appended in
 one Delta commit that carries the query's id and the batch's number, so a batch that a restart repeats is recognised
@@ -29,6 +30,7 @@ from pipeline.checkpoints import Checkpoint
 from pipeline.console import say
 from pipeline.kafka import Offsets
 from pipeline.options import Job, job_options
+from pipeline.queues import QueuesArchive
 from pipeline.session import explain
 from pipeline.streams import LOOK_S, Streaming
 
@@ -98,6 +100,8 @@ class Archiving(Streaming):
 
     done = "archived"
     flows: list[_Flow]
+    has_queues: bool
+    queues: QueuesArchive | None = None
 
     # -- before anything is written
 
@@ -124,6 +128,7 @@ class Archiving(Streaming):
             self.flows.append(
                 _Flow(settings.poison_topic, MALFORMED, records.poison, None, records.MALFORMED, "poison")
             )
+        self.has_queues = settings.queues_topic in there
         for flow in self.flows:
             flow.source = self.kafka.source_of(flow.topic)
 
@@ -163,6 +168,8 @@ class Archiving(Streaming):
             if tables.check(spark, self.job.path(table), version=records.SCHEMA_VERSION, source=source) is None:
                 self._refuse_checkpoints(spark, table)
                 new.add(table)
+        if self.has_queues:
+            self.queues = QueuesArchive(self.job, spark)
         checkpointed = [_checkpointed(self._checkpoint(spark, flow), flow.topic) for flow in self.flows]
         for table, schema in schemas.items():
             path = self.job.path(table)
@@ -179,6 +186,8 @@ class Archiving(Streaming):
         for flow, found in zip(self.flows, checkpointed, strict=True):
             flow.positions = self._positions(spark, flow, found, is_new=flow.table in new)
             flow.began = dict(flow.positions)
+        if self.queues is not None:
+            self.queues.open()
         self._publish()
         return f"Archiving {', '.join(flow.topic for flow in self.flows)} into {self.job.path('archive')}"
 
@@ -234,12 +243,14 @@ class Archiving(Streaming):
             self._publish()
 
     def _publish(self) -> None:
-        """Commit the positions for retention, which keeps what is not archived yet."""
+        """Commit the positions for retention, which keeps what is not archived yet; and copy the queues."""
         try:
             self.kafka.commit(self.job.settings.archive_group, {flow.topic: flow.positions for flow in self.flows})
+            if self.queues is not None:
+                self.queues.update()
         except MarqError as error:
             # The next batch commits again; until then Kafka keeps more than it needs to.
-            say(f"marq: the positions of the archive were not published: {error}", err=True)
+            say(f"marq: positions and queues of the archive were not published: {error}", err=True)
 
     def failed(self, spark: SparkSession, query: StreamingQuery) -> str:
         flow = next(flow for flow in self.flows if flow.query is query)

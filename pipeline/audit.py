@@ -15,11 +15,12 @@ import click
 import msgspec
 
 from marq.errors import PipelineError
-from pipeline.auditor import FOUND, SUMMARY, Auditor, Plan, Summary
+from pipeline.auditor import ABSENT, FOUND, SUMMARY, Auditor, Plan, Summary
 from pipeline.changelogs import Snapshot, snapshot, table_rows
 from pipeline.console import say
+from pipeline.gaps import lost
 from pipeline.options import Job, job_options, key_in
-from pipeline.queues import Queues
+from pipeline.queues import Queues, archived_queues
 from pipeline.states import states_of
 from pipeline.verdict import Found, Verdict, as_json, lines
 from pipeline.walk import walk
@@ -27,6 +28,7 @@ from pipeline.walk import walk
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from marq.core.ranges import Ranges
     from pipeline.damage import Damaged
     from pipeline.logs import Bounds
 
@@ -134,7 +136,7 @@ def audit(
 
     began = time.monotonic()
     damaged: Damaged = {}
-    fifo = {} if offline else Queues(job.kafka).fifo_since()
+    fifo = _fifo_since(spark, job, offline=offline)
     for attempt in range(1, ATTEMPTS + 1):
         faults: list[Found] = []
         tables = None
@@ -149,10 +151,10 @@ def audit(
             if attempt == ATTEMPTS:
                 raise
             continue
-        plans = {n: _plan(n, job, logs, tables, states.get(n), accept_loss, fifo) for n in logs.bounds}
+        plans = {n: _plan(n, job, logs, tables, states.get(n), accept_loss, fifo or {}) for n in logs.bounds}
         rows = table_rows(spark, job.kafka, tables) if tables is not None else None
         try:
-            summaries, found = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
+            summaries, found, absent = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
         except Exception:
             # damage that workers met in the queue topic is known; damage in the markers is looked for only now
             if offline or damaged or attempt == ATTEMPTS:
@@ -165,8 +167,46 @@ def audit(
         if not (missing and tables is not None and _outdated(tables, snapshot(job.kafka))):
             break
     count = len(faults) + sum(summary.faults for summary in summaries)
+    if not offline:
+        gone, more = _gone(job, absent, found)
+        found, count = sorted(found + gone, key=lambda f: (f.partition, f.offset)), count + more
     seconds = time.monotonic() - began
-    return Verdict(summaries, faults + found, count, archive, tables is not None, worker, seconds)
+    return Verdict(
+        summaries,
+        faults=faults + found,
+        fault_count=count,
+        archived=archive,
+        tables=tables is not None,
+        worker=worker,
+        seconds=seconds,
+        ordered=fifo is not None,
+    )
+
+
+def _fifo_since(spark: SparkSession, job: Job, *, offline: bool) -> dict[str, int] | None:
+    """FIFO queues, and since when they are in order; None: the archive does not have the queues."""
+    if not offline:
+        return Queues.of(job.kafka).fifo_since()
+    records = archived_queues(spark, job)
+    return None if records is None else Queues(records).fifo_since()
+
+
+def _gone(job: Job, absent: Mapping[int, Ranges], found: list[Found]) -> tuple[list[Found], int]:
+    """Records of the queue topic that nothing else tells to be lost: those to print, and how many there are."""
+    known = {(fault.partition, fault.offset) for fault in found if fault.kind == "record gone"}
+    gone: list[Found] = []
+    count = 0
+    for number, ranges in lost(job.kafka, absent).items():
+        named = 0
+        for start, stop, what in ranges:
+            for offset in range(start, stop):
+                if (number, offset) in known:
+                    continue
+                count += 1
+                named += 1
+                if named <= FAULTS_MAX:
+                    gone.append(Found(number, offset, None, "record gone", what))
+    return gone, count
 
 
 def _check_committed(job: Job, committed: Mapping[str, Mapping[int, int]], tables: Snapshot) -> list[Found]:
@@ -276,12 +316,16 @@ def _plan(
     )
 
 
-def _collect(found: DataFrame) -> tuple[list[Summary], list[Found]]:
+def _collect(found: DataFrame) -> tuple[list[Summary], list[Found], dict[int, Ranges]]:
+    """What the auditors found: summaries, faults, and offsets of the queue log without a record, by partition."""
     summaries: list[Summary] = []
     faults: list[Found] = []
+    absent: dict[int, Ranges] = {}
     for row in found.collect():
         if row.kind == SUMMARY:
             summaries.append(msgspec.msgpack.decode(bytes(row.data), type=Summary))
+        elif row.kind == ABSENT:
+            absent[row.partition] = msgspec.msgpack.decode(bytes(row.data), type=list[int])
         else:
             faults.append(Found(row.partition, row.offset, row.queue, row.kind, row.what))
-    return sorted(summaries, key=lambda s: s.partition), sorted(faults, key=lambda f: (f.partition, f.offset))
+    return sorted(summaries, key=lambda s: s.partition), sorted(faults, key=lambda f: (f.partition, f.offset)), absent

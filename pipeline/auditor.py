@@ -22,9 +22,11 @@ from pipeline.reference import Fault, ReferenceFold
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Columns of an auditor's results: faults, and one row of the kind `SUMMARY` with a `Summary` in `data`.
+#: Columns of an auditor's results: faults, one row of the kind `SUMMARY` with a `Summary` in `data`, and, if the queue
+#: log has offsets without a record, one of the kind `ABSENT` with these as ranges.
 FOUND = "partition int, kind string, offset long, queue string, what string, data binary"
 SUMMARY = "summary"
+ABSENT = "absent"
 
 #: Totals that the worker counts too, and that do not depend on which log was read first.
 COUNTERS = ("acked", "dead", "expired", "poison", "moved")
@@ -395,6 +397,9 @@ class Auditor(walker.Walker):
         if self._summary is not None:
             found.append((self.number, SUMMARY, -1, None, None, msgspec.msgpack.encode(self._summary)))
             self._summary = None
+            if self.reference.absent and not self.reference.compacted:
+                ranges = msgspec.msgpack.encode(self.reference.absent.ranges())
+                found.append((self.number, ABSENT, -1, None, None, ranges))
         if found:
             names = ("partition", "kind", "offset", "queue", "what", "data")
             types = (pa.int32(), pa.string(), pa.int64(), pa.string(), pa.string(), pa.binary())

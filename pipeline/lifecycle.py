@@ -17,7 +17,7 @@ from marq.text import plural
 from pipeline.console import say
 from pipeline.lifecycle_walker import COLUMNS, LIFECYCLE, STATE_VERSION, LifecycleWalker, Plan
 from pipeline.options import Job, job_options
-from pipeline.resuming import ResumeState
+from pipeline.resuming import ResumeState, check_manifests, states_left
 from pipeline.walk import walk
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def lifecycle(spark: SparkSession, job: Job) -> Done | None:
     source = properties_of(spark, archive.messages).get(SOURCE, "")
     is_first = not is_table(spark, job.path("lifecycle_state"))
     state = _open(spark, job.path("lifecycle_state"), STATE, STATE_VERSION, source).toDF()
-    run, positions = (0, {}) if is_first else _last_run(state)
+    run, positions = (0, {}) if is_first else _last_run(state, job.path("lifecycle_state"))
     if all(positions.get(n) == (b.queue_end, b.markers_end) for n, b in there.items()):
         return None
     plans = {n: _plan(b, run + 1, job.settings.queue_id) for n, b in there.items()}
@@ -132,11 +132,11 @@ def _open(spark: SparkSession, path: str, columns: pa.Schema, version: int, sour
     return table
 
 
-def _last_run(state: DataFrame) -> tuple[int, dict[int, tuple[int, int]]]:
-    """Number of the last run, and the positions where it ended."""
+def _last_run(state: DataFrame, path: str) -> tuple[int, dict[int, tuple[int, int]]]:
+    """Number of the last run, and the positions where it ended. Raises `PipelineError`."""
     run, positions = 0, {}
-    for row in state.where("key = 'walker'").select("partition", "value", "run").collect():
-        resume_state = msgspec.msgpack.decode(bytes(row.value), type=ResumeState)
+    check_manifests(state, path)
+    for row, resume_state in states_left(state, ResumeState, STATE_VERSION, path, "run"):
         positions[row.partition] = (resume_state.position, resume_state.markers_position)
         run = max(run, row.run)
     return run, positions

@@ -272,7 +272,7 @@ def run(
         MarqError: not all rows were sent. The next run goes on where this one stopped.
     """
     require_ours(job.kafka)
-    queues = Queues(job.kafka)
+    queues = Queues.of(job.kafka)
     queues.require_sendable(what.queue)
     if queues.is_fifo(what.queue):
         if what.group is None:

@@ -21,6 +21,7 @@ from pipeline.checkpoints import Checkpoint
 from pipeline.kafka import Kafka
 from pipeline.logs import Bounds, bounds
 from pipeline.options import Job, job_options
+from pipeline.resuming import check_manifests
 from pipeline.streams import Streaming
 from pipeline.windows import METRICS_ROW, STATE_ROW, VERSION, Positions, Windows, left_of
 
@@ -181,6 +182,7 @@ class Counting(Streaming):
 
     def start(self, spark: SparkSession) -> Iterator[StreamingQuery]:
         there = bounds(spark, self.kafka)
+        check_manifests(spark.read.format("delta").load(self.job.path(STATE)), self.job.path(STATE))
         positions = self._positions(spark, there)
         self._began = positions | self._began
         starts = {

@@ -1,4 +1,4 @@
-"""The queues and their settings, read from the compacted topic of queue settings."""
+"""The queues and their settings, read from the compacted topic of queue settings, or from the archive's copy of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ import msgspec
 from marq.core.policies import QueueSettings, name_problem
 from marq.core.settings import check_record_version
 from marq.errors import BadValueError, NewerVersionError, NotPossibleError, PipelineError, UnknownQueueError
+from pipeline import tables
 from pipeline.compacted import records_of
 
 if TYPE_CHECKING:
-    from pipeline.kafka import Kafka
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
 
+    from pipeline.kafka import Kafka
+    from pipeline.options import Job
+
+
+#: Table of the archive with the records of queues.
+ARCHIVED = "archive/queues"
+ARCHIVED_VERSION = 1
 _AUTO_PREFIX = b"\0auto/"
 #: Milliseconds by which the clock of a worker, which dates a queue, may be behind the brokers'.
 SKEW_MS = 5_000
@@ -33,20 +42,35 @@ class _Record(msgspec.Struct, frozen=True):
 class Queues:
     """The queues of an installation at one moment.
 
+    Args:
+        records: key and value of the records of queues; a later one replaces an earlier one.
+        auto_create: whether a message to an unknown queue creates it.
+
     Raises:
-        BrokerError: the topic can't be read.
+        PipelineError: a record is of a later version.
     """
 
-    def __init__(self, kafka: Kafka) -> None:
-        self._auto_create = kafka.settings.auto_create
+    def __init__(self, records: Iterable[tuple[bytes, bytes | None]], *, auto_create: bool = True) -> None:
+        self._auto_create = auto_create
         self._records: dict[str, _Record] = {}
         self._auto: set[str] = set()
-        kafka.partitions(kafka.settings.queues_topic)
-        for key, value in records_of(kafka.client_config(), kafka.settings.queues_topic):
+        for key, value in records:
             if key.startswith(_AUTO_PREFIX):
                 self._auto.add(key.removeprefix(_AUTO_PREFIX).decode())
-            elif not key.startswith(b"\0") and value is not None:
+            elif is_settings(key) and value is not None:
                 self._note(key.decode(), value)
+
+    @classmethod
+    def of(cls, kafka: Kafka) -> Queues:
+        """The queues as Kafka has them now.
+
+        Raises:
+            BrokerError: the topic can't be read.
+            PipelineError: a record is of a later version.
+        """
+        kafka.partitions(kafka.settings.queues_topic)
+        records = records_of(kafka.client_config(), kafka.settings.queues_topic)
+        return cls(records, auto_create=kafka.settings.auto_create)
 
     def _note(self, queue: str, value: bytes) -> None:
         try:
@@ -111,6 +135,73 @@ class Queues:
     def delays(self) -> dict[str, int]:
         """The delays of all queues that have one, in milliseconds."""
         return {queue: delay for queue in self._records if (delay := self.delay_ms(queue))}
+
+
+def is_settings(key: bytes) -> bool:
+    """Whether a record of this key has the settings of a queue."""
+    return not key.startswith(b"\0")
+
+
+class QueuesArchive:
+    """Keeps the records of queues in the archive, where an audit without Kafka finds them. The table is a copy of the
+    topic, not its history: it is written anew when a queue has changed.
+    """
+
+    def __init__(self, job: Job, spark: SparkSession) -> None:
+        self._kafka = job.kafka
+        self._topic = job.settings.queues_topic
+        self._path = job.path(ARCHIVED)
+        self._spark = spark
+        self._end: int | None = None  # of the topic, when it was read last
+        tables.check(spark, self._path, version=ARCHIVED_VERSION)
+        self._written = dict(archived_queues(spark, job) or ())
+
+    def open(self) -> None:
+        """Create or check the table. Raises `PipelineError`."""
+        properties = tables.kept_small()
+        table = tables.open_table(self._spark, self._path, _schema(), version=ARCHIVED_VERSION, properties=properties)
+        tables.vacuum_daily(self._spark, self._path, table)
+
+    def update(self) -> None:
+        """Copy what has changed. Raises `BrokerError`."""
+        _, end = self._kafka.bounds(self._topic)[0]
+        if end == self._end:
+            return
+        records: dict[bytes, bytes | None] = {}
+        for key, value in records_of(self._kafka.client_config(), self._topic):
+            if is_settings(key):
+                records[key] = value
+        records = {key: value for key, value in records.items() if value is not None}
+        if records != self._written:
+            rows = [(ARCHIVED_VERSION, key.decode(), bytearray(value or b"")) for key, value in sorted(records.items())]
+            self._spark.createDataFrame(rows, _schema()).write.format("delta").mode("overwrite").save(self._path)
+            self._written = records
+        self._end = end
+
+
+def _schema() -> StructType:
+    from pyspark.sql.types import BinaryType, IntegerType, StringType, StructField, StructType
+
+    return StructType(
+        [
+            StructField("schema_version", IntegerType(), False),
+            StructField("queue", StringType(), False),
+            StructField("record", BinaryType(), False),
+        ]
+    )
+
+
+def archived_queues(spark: SparkSession, job: Job) -> list[tuple[bytes, bytes | None]] | None:
+    """The records of queues that are in the archive; None if it was made by a version that did not keep them.
+
+    Raises:
+        PipelineError: the table is of a later version.
+    """
+    path = job.path(ARCHIVED)
+    if not tables.is_table(spark, path):
+        return None
+    table = tables.read_table(spark, path, "python -m pipeline archive", version=ARCHIVED_VERSION)
+    return [(row.queue.encode(), bytes(row.record)) for row in table.select("queue", "record").collect()]
 
 
 def require_ours(kafka: Kafka) -> None:

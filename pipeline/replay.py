@@ -112,7 +112,7 @@ def run(
         MarqError: not all were sent. The next run goes on where this one stopped.
     """
     require_ours(job.kafka)
-    queues = Queues(job.kafka)
+    queues = Queues.of(job.kafka)
     if what.to is not None:
         queues.require_sendable(what.to)
     what = msgspec.structs.replace(what, archive=job.path("archive", "messages"))

@@ -10,14 +10,18 @@ A job replaces all of them in one commit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from marq.core import rows
 from marq.core.partition import Partition
+from marq.errors import PipelineError, RowError
 from pipeline.walker import Plan, Walker
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
 
 
 class ResumeState(msgspec.Struct):
@@ -29,6 +33,58 @@ class ResumeState(msgspec.Struct):
     first: int | None
     markers_start: int
     whole_ms: int | None
+
+
+State = TypeVar("State", bound=ResumeState)
+
+
+class _Version(msgspec.Struct):
+    """The part of a `ResumeState` that every version has."""
+
+    v: int
+
+
+def read_resume_state(value: bytes, state_type: type[State], newest: int, path: str) -> State:
+    """Decode the state that a job left in the table at `path`.
+
+    Raises:
+        PipelineError: it is of a later version than `newest`, or damaged.
+    """
+    again = f"or delete {path} and the job's other tables to begin anew"
+    try:
+        found = msgspec.msgpack.decode(value, type=_Version).v
+        if found > newest:
+            raise PipelineError(
+                f"{path} has a state of version {found}, and this marq reads up to {newest}; upgrade marq, {again}"
+            )
+        return msgspec.msgpack.decode(value, type=state_type)
+    except msgspec.MsgspecError as error:
+        raise PipelineError(f"{path} has a damaged state: {error}; restore the table, {again}") from None
+
+
+def states_left(
+    table: DataFrame, state_type: type[State], newest: int, path: str, *columns: str
+) -> Iterator[tuple[Row, State]]:
+    """The state that a job left of each partition, with `columns` of its row, from the table at `path`.
+
+    Raises:
+        PipelineError: one is of a later version than `newest`, or damaged.
+    """
+    for row in table.where("key = 'walker'").select("partition", "value", *columns).collect():
+        yield row, read_resume_state(bytes(row.value), state_type, newest, path)
+
+
+def check_manifests(table: DataFrame, path: str) -> None:
+    """Check that the state of the core, in the table at `path`, can be read, before tasks need it.
+
+    Raises:
+        PipelineError: it is of a later version, or damaged.
+    """
+    for row in table.where("key = 'manifest'").select("partition", "value").collect():
+        try:
+            rows.decode_manifest(bytes(row.value))
+        except RowError as error:
+            raise PipelineError(f"{path}, partition {row.partition}: {error}") from None
 
 
 class ResumingWalker(Walker):

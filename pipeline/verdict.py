@@ -63,6 +63,7 @@ class Verdict(NamedTuple):
     tables: bool  # whether the tables were compared
     worker: str | None
     seconds: float
+    ordered: bool = True  # whether the order of FIFO groups was checked
 
     @property
     def proven(self) -> bool:
@@ -106,6 +107,7 @@ def as_json(verdict: Verdict) -> dict[str, Any]:
         "source": "archive" if verdict.archived else "kafka",
         "tables": verdict.tables,
         "worker": verdict.worker,
+        "ordered": verdict.ordered,
         "fault_count": verdict.fault_count,
         "faults": [fault._asdict() for fault in verdict.faults],
         "partitions": [msgspec.to_builtins(summary) for summary in summaries],
@@ -139,6 +141,8 @@ def lines(verdict: Verdict, faults: int) -> Iterable[str]:
         )
     else:
         yield "  tables: not looked at (--offline)"
+    if not verdict.ordered:
+        yield "  order of FIFO groups: not looked at: the archive lacks the queues, `archive` adds them"
     if verdict.worker is None:
         yield "  nothing live was compared: name a worker with --worker"
     else:

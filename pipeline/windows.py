@@ -18,6 +18,7 @@ from app.settings import Settings
 from pipeline.checkpoints import Checkpoint
 from pipeline.logs import Bounds, from_records
 from pipeline.metrics_walker import BUCKETS_PER_DOUBLING, COUNTS, WALKED, MetricsWalker, Plan, ResumeState
+from pipeline.resuming import states_left
 from pipeline.walk import walk
 
 if TYPE_CHECKING:
@@ -211,11 +212,11 @@ class Left(NamedTuple):
 
 
 def left_of(spark: SparkSession, path: str) -> dict[int, Left]:
-    """The state that the last batch left, by partition."""
-    walkers = spark.read.format("delta").load(path).where("key = 'walker'")
+    """The state that the last batch left, by partition. Raises `PipelineError`."""
+    table = spark.read.format("delta").load(path)
     return {
-        row.partition: Left(msgspec.msgpack.decode(bytes(row.value), type=ResumeState), row.query, row.batch)
-        for row in walkers.select("partition", "value", "query", "batch").collect()
+        row.partition: Left(resume_state, row.query, row.batch)
+        for row, resume_state in states_left(table, ResumeState, MetricsWalker.version, path, "query", "batch")
     }
 
 

@@ -19,7 +19,9 @@ from app.kafka.topics import ensure_topics
 from marq.core.markers import End, Own, Start, Tick
 from marq.errors import PipelineError, TopicError
 from pipeline import archive, files, records, tables
+from pipeline.audit import audit
 from pipeline.logs import Archive, Bounds, bounds, logs
+from pipeline.queues import ARCHIVED
 from tests.pipeline.lab import Installation
 from tests.pipeline.tables_lab import run_archive
 
@@ -380,3 +382,39 @@ def test_how_much_there_is_to_archive_is_known_before_spark_starts(spark: SparkS
     assert waiting() == 0
     here.send(1, (b"q", b"x"))
     assert waiting() == 1
+
+
+# -- queues
+
+
+def queue_records(spark: SparkSession, here: Installation) -> dict[str, bytes]:
+    return {row.queue: bytes(row.record) for row in spark.read.format("delta").load(here.job.path(ARCHIVED)).collect()}
+
+
+def test_the_queues_are_archived_as_they_are_now(spark: SparkSession, installation: Make) -> None:
+    here = installation(partitions=1)
+    topic = here.settings.queues_topic
+    here.write(topic, 0, [(b"orders", b"1"), (b"\0auto/mail", b"{}"), (b"old", b"1"), (b"orders", b"2")])
+    run_archive(spark, here.job)
+    assert queue_records(spark, here) == {"orders": b"2", "old": b"1"}
+    run_archive(spark, here.job)
+    here.write(topic, 0, [(b"old", None), (b"mail", b"1")])
+    run_archive(spark, here.job)
+    assert queue_records(spark, here) == {"orders": b"2", "mail": b"1"}
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{here.job.path(ARCHIVED)}`").collect()
+    assert sum(row.operation == "WRITE" for row in history) == 2, "only what has changed is written"
+
+
+def test_queues_of_a_later_version_are_refused_before_anything_is_written(
+    spark: SparkSession, installation: Make
+) -> None:
+    here = installation(partitions=1)
+    run_archive(spark, here.job)
+    here.send(0, (b"orders", b"1"))
+    tables.set_property(spark, here.job.path(ARCHIVED), tables.VERSION, "2")
+    later = "archive/queues has rows of version 2, and this marq reads up to 1"
+    with pytest.raises(PipelineError, match=later):
+        run_archive(spark, here.job)
+    with pytest.raises(PipelineError, match=later):
+        audit(spark, here.job, archive=True, offline=True)
+    assert rows(spark, here) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from marq.core.state import HEADER_OVERHEAD_BYTES
 from marq.errors import PipelineError
 from marq.protocol.limits import MESSAGE_MAX_BYTES
 from pipeline.audit import audit
-from pipeline.verdict import Found, Verdict, as_json
+from pipeline.verdict import Found, Verdict, as_json, lines
 from tests.pipeline.lab import Installation
 from tests.pipeline.tables_lab import checkpoint, folded, read, run_archive
 from tests.raw_batches import CODECS, Raw, batch
@@ -274,6 +275,20 @@ def test_the_archive_alone_is_proof_until_a_row_of_it_is_gone(
     ]
     assert "WRONG: 3 faults" in done.stderr
     assert "  0:3 - record gone: was delivered, but the queue topic no longer has its record" in done.stderr
+
+
+def test_an_archive_without_queues_is_audited_without_the_order_of_groups_and_says_so(
+    spark: SparkSession, installation: Callable[..., Installation]
+) -> None:
+    """Version 0.1 made such."""
+    here = installation(partitions=1)
+    ordinary(here, 0)
+    run_archive(spark, here.job)
+    assert audit(spark, here.job, archive=True, offline=True).ordered
+    shutil.rmtree(here.job.path("archive", "queues"))
+    verdict = audit(spark, here.job, archive=True, offline=True)
+    assert verdict.proven and not verdict.ordered and not as_json(verdict)["ordered"]
+    assert any("order of FIFO groups: not looked at" in line for line in lines(verdict, 1))
 
 
 # ------------------------------------------------------------------ a live worker

@@ -10,6 +10,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from marq.core.markers import End, Keepalive, Own, Purge, Release, Start, Tick
@@ -83,6 +84,33 @@ def test_a_row_tells_a_life_that_goes_over_several_runs(spark: SparkSession, ins
         shutil.rmtree(here.job.path(table))
     assert lifecycle(spark, here.job) == Done(1, 4, 1)
     assert histories(spark, here) == found, "one run comes to the same as two"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("walker", {"v": 2, "somewhere": [1]}, "has a state of version 2, and this marq reads up to 1; upgrade marq"),
+        ("walker", {"v": "x"}, "has a damaged state: .*restore the table"),
+        ("manifest", {"v": 77}, "manifest of version 77, and this worker reads up to version"),
+    ],
+)
+def test_a_state_of_a_later_version_is_named_in_a_line_and_left_as_it_is(
+    spark: SparkSession, installation: Make, key: str, value: dict[str, object], why: str
+) -> None:
+    here = installation(partitions=1)
+    here.send(0, (b"q", b"1"))
+    here.mark(0, [Own("w1", "n")])
+    archive(spark, here)
+    lifecycle(spark, here.job)
+    state = f"delta.`{here.job.path('lifecycle_state')}`"
+    spark.sql(f"UPDATE {state} SET value = X'{msgspec.msgpack.encode(value).hex()}' WHERE key = '{key}'")
+    before = spark.sql(f"SELECT * FROM {state}").collect()
+    here.send(0, (b"q", b"2"))
+    archive(spark, here)
+    with pytest.raises(PipelineError, match=f"lifecycle_state.*{why}"):
+        lifecycle(spark, here.job)
+    assert spark.sql(f"SELECT * FROM {state}").collect() == before
+    assert histories(spark, here).keys() == {(0, 0)}
 
 
 @pytest.mark.slow

@@ -273,6 +273,18 @@ def test_table_and_topic_say_the_same_and_a_batch_that_is_repeated_counts_once(
             assert row.waiting_p50_ms <= row.waiting_p95_ms <= row.waiting_p99_ms <= row.waiting_max_ms
 
 
+def test_a_state_of_a_later_version_is_named_in_a_line(spark: SparkSession, installation: Make) -> None:
+    here = installation(partitions=1)
+    some_traffic(here, 0, 2)
+    count_once(spark, here)
+    later = msgspec.msgpack.encode({"v": 2}).hex()
+    spark.sql(f"UPDATE delta.`{here.job.path(STATE)}` SET value = X'{later}' WHERE key = 'walker'")
+    some_traffic(here, 0, 2, first=2)
+    with pytest.raises(PipelineError, match="has a state of version 2, and this marq reads up to 1; upgrade marq"):
+        count_once(spark, here)
+    assert totals(spark, here) == {"orders": expected(2)}
+
+
 @pytest.mark.slow
 def test_a_window_is_final_once_the_logs_are_behind_its_end_and_what_is_lost_is_named(
     spark: SparkSession, installation: Make

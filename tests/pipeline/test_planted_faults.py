@@ -7,22 +7,27 @@ as they are or with one change each, and audited together.
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from marq.core import rows
 from marq.core.markers import End, Keepalive, Release, Start, Tick
-from pipeline.audit import audit
+from pipeline.audit import audit, command
 from pipeline.auditor import Auditor
+from pipeline.options import Job
 from pipeline.verdict import FAULTS as KINDS
-from pipeline.verdict import Verdict
+from pipeline.verdict import Verdict, as_json
 from tests.integration.cluster import until
 from tests.pipeline.lab import ROOT, Installation
 from tests.pipeline.planting_lab import IN_FLIGHT, LOST, Copy, keep_times, original, write
-from tests.pipeline.tables_lab import read
+from tests.pipeline.tables_lab import read, run_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -352,12 +357,21 @@ PLANTED: list[Callable[[Copy], Expected]] = [
     the_core_overlooks_an_extension,
 ]
 
+#: Faults of the audit's own fold.
+IN_THE_CORE = (the_core_ends_a_message_more, the_core_overlooks_an_extension)
+
+
+class Planted(NamedTuple):
+    """An installation with a fault in each of its partitions, and its audit."""
+
+    there: Installation
+    expected: list[Expected]
+    in_logs: set[int]  # partitions whose fault is in the logs
+    verdict: Verdict
+
 
 @pytest.fixture(scope="module")
-def audited(
-    spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Verdict, list[Expected]]:
-    """One audit of all of it, and what it has to find."""
+def planted(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Planted:
     here = Installation(kafka, tmp_path_factory.mktemp("worker"), partitions=1)
     was = a_worker_at_work(here)
     there = Installation(kafka, tmp_path_factory.mktemp("copies"), partitions=len(PLANTED) + 1)
@@ -367,17 +381,45 @@ def audited(
     copies = [copy.deepcopy(was) for _ in PLANTED]
     expected = [plant(copied) for plant, copied in zip(PLANTED, copies, strict=True)]
     write(there, copies)
+    in_logs = {n for n, copied in enumerate(copies) if copied.manifest is None and PLANTED[n] not in IN_THE_CORE}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("pipeline.audit.Auditor", Mistaken)
-        return audit(spark, there.job), expected
+        return Planted(there, expected, in_logs, audit(spark, there.job))
 
 
 @pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
-def test_what_is_planted_is_found_and_named_and_nothing_else(audited: Any, plant: Callable[[Copy], Expected]) -> None:
-    verdict, expected = audited
+def test_what_is_planted_is_found_and_named_and_nothing_else(
+    planted: Planted, plant: Callable[[Copy], Expected]
+) -> None:
     number = PLANTED.index(plant)
-    faults = [fault for fault in verdict.faults if fault.partition == number]
-    assert [(fault.offset, fault.kind) for fault in faults] == expected[number], [*map(str, faults)]
+    faults = [fault for fault in planted.verdict.faults if fault.partition == number]
+    assert [(fault.offset, fault.kind) for fault in faults] == planted.expected[number], [*map(str, faults)]
+
+
+def test_a_user_sees_each_with_its_partition_and_offset_and_status_1(
+    planted: Planted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Job, "session", lambda job, name: nullcontext())
+    monkeypatch.setattr("pipeline.audit.audit", lambda *_, **__: planted.verdict)
+    done = CliRunner().invoke(command, ["--json", "-", "--faults", "1000"], env=planted.there.environment)
+    assert done.exit_code == 1, done.output
+    expected = sorted((number, *fault) for number, faults in enumerate(planted.expected) for fault in faults)
+    faults = json.loads(done.stdout)["faults"]
+    assert sorted((fault["partition"], fault["offset"], fault["kind"]) for fault in faults) == expected
+    for number, offset, kind in expected:
+        place = f"{number}:{offset}" if offset >= 0 else f"partition {number}"
+        assert re.search(rf"^  {place} \S+ {kind}: ", done.stderr, re.MULTILINE), (place, kind)
+
+
+@pytest.mark.slow
+def test_the_archive_alone_tells_all_faults_of_the_logs(planted: Planted, spark: SparkSession) -> None:
+    """Also the order of groups: it has the queues."""
+    run_archive(spark, planted.there.job)
+    verdict = audit(spark, planted.there.job, archive=True, offline=True)
+    assert verdict.ordered and as_json(verdict)["ordered"]
+    for number in sorted(planted.in_logs):
+        faults = [fault for fault in verdict.faults if fault.partition == number]
+        assert [(fault.offset, fault.kind) for fault in faults] == planted.expected[number], [*map(str, faults)]
 
 
 def test_every_kind_is_in_the_documents() -> None:
