@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import signal
 import socket
 import struct
 import threading
@@ -94,6 +95,17 @@ class Lab:
     def broker(self) -> int:
         """One that runs, at random."""
         return self.random.choice([n for n in IDS if self.brokers[n].is_running])
+
+    def mend(self) -> None:
+        """Whatever a fault has left behind: all brokers run, and all links are healed."""
+        for n in IDS:
+            broker = self.brokers[n]
+            if broker.is_running and broker.pid is not None:
+                os.kill(broker.pid, signal.SIGCONT)
+            else:
+                broker.start()
+        for link in self.network.links.values() if self.network is not None else ():
+            link.heal()
 
     def controller(self) -> int:
         """The broker that leads the quorum of controllers now."""
@@ -263,17 +275,8 @@ class Chapter(Cluster):
         if not all(self.brokers[n].is_running for n in IDS):
             return False
         with contextlib.suppress(KafkaError, OSError, TimeoutError):
-            return bool(self.run(self._isr_full(), 30))
+            return bool(self.run(isr_full(self.bootstrap), 30))
         return False
-
-    async def _isr_full(self) -> bool:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap, request_timeout_ms=5_000)
-        await admin.start()
-        try:
-            described = await admin.describe_topics()
-        finally:
-            await admin.close()
-        return all(len(p["isr"]) == len(p["replicas"]) for topic in described for p in topic["partitions"])
 
     def _served(self) -> bool:
         running = self.running
@@ -323,6 +326,17 @@ class Chapter(Cluster):
     def killed(self) -> set[int]:
         """Processes of workers that ended by a signal that they did not handle."""
         return {w.pid for w in self.workers if (w.process.poll() or 0) < 0}
+
+
+async def isr_full(bootstrap: str) -> bool:
+    """Whether all replicas of all topics are in sync."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=5_000)
+    await admin.start()
+    try:
+        described = await admin.describe_topics()
+    finally:
+        await admin.close()
+    return all(len(p["isr"]) == len(p["replicas"]) for topic in described for p in topic["partitions"])
 
 
 def _wait(condition: Callable[[], bool], what: str) -> None:

@@ -32,6 +32,8 @@ CALM_S = LEASE_S + 4.0
 WARM_S = 5.0
 #: Seconds for all messages to be done at the end of a chapter.
 SETTLE_S = 120.0
+#: Chapters in a row that may fail as a whole.
+TRIES = 3
 #: Faults that can happen beside others: they need no preparation, and hit one part.
 MIXED = (
     *("worker-kill", "worker-restart", "worker-pause", "worker-stall"),
@@ -46,7 +48,7 @@ class Options:
     """What is asked for."""
 
     seed: int
-    minutes: float = 0.0  # of faults; 0: each fault once
+    minutes: float = 0.0  # of faults, each of which happens once at least; 0: not more than that
     faults: Sequence[str] = ()  # all that this machine can make
     mixed: int = 0  # rounds of several faults, after all faults alone
     rate: float = 300.0  # messages a second
@@ -103,7 +105,7 @@ def run(options: Options) -> Result:
                 print(f"  left out: {name}, {why}", flush=True)
             lab = Lab(folder, network, options.seed)
             stack.enter_context(lab.brokers)
-            _chapters(lab, options, plan(options, wanted), result)
+            _chapters(lab, options, plan(options, wanted), len(wanted) + options.mixed, result)
         whole = True
     finally:
         result.seconds = time.monotonic() - began
@@ -140,39 +142,61 @@ def plan(options: Options, names: Sequence[str]) -> Iterator[list[Fault]]:
         for _ in range(options.mixed):
             parts = rng.sample(["worker", "broker", "network"], rng.choice([2, 2, 3]))
             found = [[one for one in choices if one.part == part] for part in parts]
-            yield [rng.choice(of_part) for of_part in found if of_part]
+            several = [rng.choice(of_part) for of_part in found if of_part]
+            if len(several) > 1:
+                yield several
         if not options.minutes:
             return
 
 
-def _chapters(lab: Lab, options: Options, rounds: Iterator[list[Fault]], result: Result) -> None:
+def _chapters(lab: Lab, options: Options, rounds: Iterator[list[Fault]], least: int, result: Result) -> None:
+    """Chapter after chapter, until the time is over and each fault was made once (`least` of `rounds`).
+
+    Trouble with one chapter is written down, and what it has not made is made in the next.
+    """
     end = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+    todo: list[list[Fault]] = []
+    made = failures = 0
     for number in itertools.count(1):
-        some = list(itertools.islice(rounds, options.per_chapter))
-        if not some or time.monotonic() > end:
+        todo += itertools.islice(rounds, options.per_chapter - len(todo))
+        if not todo or failures == TRIES or (time.monotonic() > end and made >= least):
             return
-        folder = lab.folder / f"chapter-{number}"
-        with Chapter(lab, folder) as chapter:
-            chapter.traffic.start(options.rate)
-            windows: list[Window] = []
-            try:
-                time.sleep(min(options.calm_s, WARM_S))
-                for faults in some:
-                    if time.monotonic() > end:
-                        break
-                    windows.append(_fault(chapter, faults, options, result))
-            except Exception as error:
-                # what happened so far still counts; the other faults of this chapter are left out
-                traceback.print_exc()
-                result.violations.append(Violation("not recovered", repr(error), time.time()))
-            finally:
-                _conclude(chapter, windows, result)
+        folder, before = lab.folder / f"chapter-{number}", len(todo)
+        try:
+            lab.mend()
+            with Chapter(lab, folder) as chapter:
+                _chapter(chapter, todo, options, end, least - made, result)
+            failures = 0
+        except Exception as error:
+            traceback.print_exc()
+            result.violations.append(Violation("chapter", repr(error), time.time()))
+            failures += 1
+        made += before - len(todo)
         options.after_chapter(result)
         if not result.violations and not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _fault(chapter: Chapter, faults: list[Fault], options: Options, result: Result) -> Window:
+def _chapter(
+    chapter: Chapter, todo: list[list[Fault]], options: Options, end: float, least: int, result: Result
+) -> None:
+    """Make faults, the first of `todo` first, until there are no more or one can't be mended. Then check."""
+    chapter.traffic.start(options.rate)
+    windows: list[Window] = []
+    try:
+        time.sleep(min(options.calm_s, WARM_S))
+        while todo and (len(windows) < least or time.monotonic() < end):
+            windows.append(fault_of(chapter, todo.pop(0), options, result))
+    except Exception as error:
+        # what happened so far still counts
+        traceback.print_exc()
+        result.violations.append(Violation("not recovered", repr(error), time.time()))
+    finally:
+        _conclude(chapter, windows, result)
+
+
+def fault_of(chapter: Chapter, faults: list[Fault], options: Options, result: Result) -> Window:
+    """Make a fault, or several at once, and wait until all is in order again. Returns when that was."""
     name = faults[0].name if len(faults) == 1 else MIXED_ROW
     steps = faults[0].steps(chapter) if len(faults) == 1 else mixed(chapter, faults)
     hit = next(steps)

@@ -29,6 +29,11 @@ def test_each_fault_comes_once_then_several_at_once_in_different_parts() -> None
     assert FAULTS.keys() >= set(MIXED)
 
 
+def test_faults_of_one_part_are_not_mixed() -> None:
+    rounds = plan(Options(seed=7, mixed=3), ["worker-kill", "worker-pause"])
+    assert [len(some) for some in rounds] == [1, 1]
+
+
 def test_figures_of_several_runs_are_added_up() -> None:
     first = Row("worker-kill", times=1, twice=2, causes=Counter(killed=2), violations=Counter(lost=1))
     first.add(Figures(1000, 1000, 5, 0, 12.0, 3.0, {"send": {"json": 2.0, "sqs": 7.0}}))

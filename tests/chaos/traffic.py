@@ -15,7 +15,7 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaProducer
@@ -210,7 +210,6 @@ STREAMS = (
 )
 #: Queues of the plain producer, which handlers take.
 KAFKA_QUEUES = ("work-kafka", "bulk-kafka")
-KAFKA_PART = 1 - sum(stream.part for stream in STREAMS)
 
 
 def create_queues(urls: list[str], lease_s: float) -> None:
@@ -227,8 +226,17 @@ def create_queues(urls: list[str], lease_s: float) -> None:
 class Traffic:
     """All clients, from `start` to `stop`."""
 
-    def __init__(self, history: History, urls: list[str], bootstrap: str, topic: str, partitions: int) -> None:
+    def __init__(
+        self,
+        history: History,
+        urls: list[str],
+        bootstrap: str,
+        topic: str,
+        partitions: int,
+        streams: Sequence[Stream] = STREAMS,
+    ) -> None:
         self.history = history
+        self._streams = streams
         self.urls = urls
         self.errors: list[BaseException] = []
         self._kafka = (bootstrap, topic, partitions)
@@ -240,10 +248,11 @@ class Traffic:
         """Send so many messages a second in all."""
         self._sending.set()
         self._receiving.set()
-        begin = [self._thread(lambda: asyncio.run(self._produce(rate * KAFKA_PART)), "kafka producer")]
-        for stream in STREAMS:
+        of_kafka = rate * (1 - sum(stream.part for stream in self._streams))
+        begin = [self._thread(lambda: asyncio.run(self._produce(of_kafka)), "kafka producer")]
+        for stream in self._streams:
             begin.append(self._thread(lambda s=stream: self._send(s, rate * s.part), f"{stream.name} sender"))
-        for stream in STREAMS:
+        for stream in self._streams:
             for i in range(stream.receivers):
                 self._receivers.append(self._thread(lambda s=stream, n=i: self._receive(s, n), f"{stream.name} {i}"))
         self._senders = begin
