@@ -91,6 +91,7 @@ lock: setup
 		$(COMPILE) pyproject.toml --group $$group -c requirements/dev.txt -o requirements/$$group.txt || exit 1; \
 	done
 	$(COMPILE) --group pyproject.toml:build -c requirements/dev.txt -o requirements/build.txt
+	$(COMPILE) --group pyproject.toml:peers -o requirements/peers.txt
 	$(BIN)/python -m requirements.lock_jars
 
 # Known holes in what is locked. Asks pypi.org; without --strict, packages that could not be looked up would pass.

@@ -37,10 +37,10 @@ class Redelivery(Service):
     async def _rest(self, seconds: float) -> None:
         woken = asyncio.Event()
         self._ownership.due.on_touch = woken.set
+        # costs half of `asyncio.timeout`, which ends a wait with an exception
+        timer = asyncio.get_running_loop().call_later(seconds, woken.set)
         try:
-            async with asyncio.timeout(seconds):
-                await woken.wait()
-        except TimeoutError:
-            pass
+            await woken.wait()
         finally:
+            timer.cancel()
             self._ownership.due.on_touch = None

@@ -202,6 +202,7 @@ class RemoteHandlers:
         """Something became ready in a partition here."""
         if not self._looking and any(remote.hungry for remote in self.remotes.values()):
             self._looking = True
+            self.ownership.hurry()
             asyncio.get_running_loop().call_later(GATHER_S, self._look)
 
     def _look(self) -> None:

@@ -146,6 +146,7 @@ class Runner:
         """Something became ready in a partition."""
         self.ready[owned.number] = None
         if self.room > 0:
+            self.service.ownership.hurry()
             self.ask()
 
     def ask(self) -> None:
@@ -385,18 +386,30 @@ class Runner:
     async def close(self) -> None:
         """Give back uncounted what no call was made for. Running calls get some time to finish."""
         self._return_waiting()
-        deadline = asyncio.get_running_loop().time() + ASKED_GRACE_S
-        while (self.asked or self.fetching) and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.01)  # starts in progress: their messages are given back as they arrive
+        await asyncio.gather(self._end_asking(), self._end_calls())
+        self.settlement.send_acks()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _end_asking(self) -> None:
+        """Wait for what was asked for: it is given back as it arrives.
+
+        Starts of partitions here are released without it, when these are handed over; those of other workers are not.
+        """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while (self.asked and loop.time() < began_s + ASKED_GRACE_S) or (
+            self.fetching and loop.time() < began_s + STOP_GRACE_S
+        ):
+            await asyncio.sleep(0.01)
+
+    async def _end_calls(self) -> None:
         if self.tasks:
             _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
             for task in late:
                 task.cancel()
             if late:
                 await asyncio.wait(late, timeout=1.0)
-        self.settlement.send_acks()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _return_waiting(self) -> None:
         waiting = list(self.waiting)

@@ -14,7 +14,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from app.kafka.connection import trouble_with_kafka
+from app.kafka.access import DISPENSABLE
+from app.kafka.connection import asked_again, trouble_with_kafka
 from app.kafka.datadir import running_workers
 from app.kafka.topics import topic_problems
 from app.settings import Settings, is_explicit, load
@@ -24,6 +25,12 @@ from marq.cli.service import Address, Connected
 from marq.cli.values import number, size
 from marq.errors import MarqError
 
+#: What to do where Kafka does not grant a permission (`MARQ_KAFKA_WITHOUT`).
+WITHOUT = {
+    "Delete": "leave retention.ms at -1 all the same, as Kafka would also delete what no worker has read; let somebody "
+    "who may delete the records below the offsets that the group has committed",
+    "DescribeConfigs": "see that the settings are those of docs/kafka.md, above all retention.ms=-1",
+}
 #: A further check of the settings. Raises `MarqError` for what is wrong.
 Check = Callable[[Settings], None]
 
@@ -127,7 +134,7 @@ def kafka(settings: Settings) -> Iterator[Finding]:
             yield Finding("kafka", Level.PROBLEM, f"Kafka at {trouble.where}: {trouble.what}", trouble.mend)
             return
         yield Finding("kafka", Level.OK, "it answers, and lets us in")
-        absent, problems = asyncio.run(topic_problems(settings, settings.name))
+        absent, problems = asyncio.run(asked_again(lambda: topic_problems(settings, settings.name)))
     except MarqError as error:
         yield from _problems("kafka", error)
         return
@@ -135,7 +142,21 @@ def kafka(settings: Settings) -> Iterator[Finding]:
         yield from _problems("topics", MarqError(line))
     if not problems:
         later = f"; a worker creates {', '.join(absent)}" if absent else ""
-        yield Finding("topics", Level.OK, f"rights, partitions and settings are as they have to be{later}")
+        checked = (
+            "rights and partitions"
+            if "DescribeConfigs" in settings.kafka_without
+            else "rights, partitions and settings"
+        )
+        yield Finding("topics", Level.OK, f"{checked} are as they have to be{later}")
+    yield from dispensed(settings)
+
+
+def dispensed(settings: Settings) -> Iterator[Finding]:
+    """What is lost by the permissions that this installation does without."""
+    for permission in settings.kafka_without:
+        yield Finding(
+            "permissions", Level.WARNING, f"without {permission}, {DISPENSABLE[permission]}", WITHOUT[permission]
+        )
 
 
 # ---------------------------------------------------------------------- workers

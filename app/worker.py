@@ -28,7 +28,7 @@ from app import bodies
 from app.cluster.members import GroupMembers
 from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
-from app.engine.catalog import Catalog
+from app.engine.catalog import READ_UP_S, Catalog
 from app.engine.ownership import Ownership
 from app.faust_worker import FaustWorker, PreparedApp, say
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials, until_kafka_takes_it
@@ -295,8 +295,10 @@ class WorkerApp(PreparedApp):
     async def start_parts(self) -> None:
         """Start what `set_up` has made."""
         await self.catalog.start()
-        await asyncio.wait_for(self.catalog.read_up.wait(), 30)
-        await asyncio.wait_for(self.catalog.share_secret(), 30)
+        async with asyncio.timeout(READ_UP_S):
+            await self.catalog.read_up.wait()
+        async with asyncio.timeout(READ_UP_S):
+            await self.catalog.share_secret()
         await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
         tables = self.ownership.tables.values()
@@ -331,8 +333,7 @@ class WorkerApp(PreparedApp):
 
     async def stop_parts(self) -> None:
         """Hand over, and stop all but what others still need."""
-        self.operations.receives.close()
-        await self.handlers.close()
+        await asyncio.gather(self.operations.receives.close(), self.handlers.close())
         self._flush_s = HAND_OVER_S if await self.ownership.hand_over(HAND_OVER_S) else 0.0
         await self.redelivery.stop()
         await self.handlers.stop()
@@ -347,7 +348,8 @@ class WorkerApp(PreparedApp):
         if not self.should_stop:
             return  # a rebalance: callers that need a confirmation wait for it themselves
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(super()._producer_flush(logger), self._flush_s)
+            async with asyncio.timeout(self._flush_s):
+                await super()._producer_flush(logger)
 
     async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
         self.ownership.on_assignment({tp.partition for tp in assigned if tp.topic == self.topics_in_use.markers})

@@ -45,6 +45,8 @@ AUTO_PREFIX = b"\0auto/"
 SECRET_PREFIX = b"\0secret/"
 #: How often a change is tried again because another one came first. More means that something is wrong.
 ATTEMPTS = 20
+#: Seconds that a worker which starts, or a command, waits for the records of queues; and a worker for their secret.
+READ_UP_S = 30.0
 #: Seconds for which the record of a deleted queue is kept, so that all workers have read it.
 DELETED_KEPT_S = 3600
 #: Seconds that the creation of a queue waits for the deletion of one with the same name.

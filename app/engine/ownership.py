@@ -110,9 +110,6 @@ class Ownership(Service):
         self.intake = Intake()
         self.worker_name = ""
         self._watched_ms = 0
-        self._round: list[int] = []  # partitions that this round has not looked at yet
-        self._round_ms = 0  # when that round began
-        self._looked_ms = 0  # when it was looked at some of them last
         self.due = DueTimes()
         #: Partitions to which something happened. Housekeeping looks for new queues in them, and empties this.
         self.stirred: dict[int, None] = {}
@@ -136,7 +133,7 @@ class Ownership(Service):
         self.progress = Progress(app, topics, self.is_unserved)
         self.changelogs = Changelogs(app, settings)
         self.log_ends = LogEnds(settings)
-        self.read_up = ReadUp(self.log_ends.ask, topics, self.owned, self.end_due, self.spawn)
+        self.read_up = ReadUp(self.log_ends.ask, topics, self.owned, self.end_due, self.spawn, self.hurry)
 
     @property
     def topics(self) -> Topics:
@@ -160,6 +157,10 @@ class Ownership(Service):
     def ack_age_s(self) -> float:
         """Seconds that the oldest ack, extension or release has waited for Kafka."""
         return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
+
+    def hurry(self) -> None:
+        """Somebody waits for records that are not read yet: see `app.streaming.gathering`."""
+        self.app.consumer.hurry()
 
     # ------------------------------------------------------------------ markers
 
@@ -253,6 +254,8 @@ class Ownership(Service):
         with self._alone(owned):
             if not owned.owner.read_markers(chunk.start, chunk.next, chunk.records, now_ms()):
                 self._seek(owned, self.topics.markers, owned.owner.partition.markers_position)
+            if not was_serving:
+                self.hurry()
             if owned.serving and not was_serving:
                 self.log.debug("Serving partition %s, epoch %s", owned.number, owned.owner.epoch)
                 self.on_settled(owned.number, True)
@@ -292,7 +295,7 @@ class Ownership(Service):
             self._watched_ms = now
             self.stalls.look()
         self.read_ahead.look()
-        self._look_after_some(now)
+        self.progress.look_after_some(self.owned, now)
 
     def rest_ms(self) -> int:
         """How long `on_timer` need not be called unless something happens to a partition (`due.on_touch`).
@@ -323,18 +326,6 @@ class Ownership(Service):
             self.drain(owned)
             return
         self.due.set(owned.number, self.progress.look(owned, now))
-
-    def _look_after_some(self, now: int) -> None:
-        """Look for faults without an event: a dropped chunk, a damaged row. Visits every partition in `STUCK_MS`."""
-        if not self._round and now - self._round_ms >= STUCK_MS:
-            self._round, self._round_ms = list(self.owned), now
-        passed_ms, self._looked_ms = min(now - self._looked_ms, STUCK_MS), now
-        for _ in range(1 + len(self.owned) * passed_ms // STUCK_MS):
-            owned = self.owned.get(self._round.pop()) if self._round else None
-            if owned is not None:
-                if owned.owner.phase is Phase.FAILED:
-                    self.due.touch(owned.number)
-                self.progress.read_again(owned, now)
 
     def end_due(self) -> None:
         """Begin to end messages past their maximum receive count or time to live, without waiting for the timer."""
@@ -438,6 +429,8 @@ class Ownership(Service):
         if owned is not None and owned.owner is owner:
             with self._alone(owned):
                 owner.acknowledged(seq, offset, timestamp_ms, markers, now_ms())
+                if owner.is_behind:
+                    self.hurry()
                 self.drain(owned)
 
     def stop_at_newer(self, error: NewerRowError) -> None:
@@ -515,7 +508,14 @@ class Ownership(Service):
     def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
         """The next record of a log was deleted: another owner has gone on, or a user deleted records."""
         owned = self.owned.get(number)
-        if owned is not None:
+        if owned is None:
+            return
+        partition = owned.owner.partition
+        reached = partition.markers_position if topic == self.topics.markers else partition.position
+        if position < reached:
+            # this owner folds its own records before they are read, and its checkpoint may have deleted them
+            self._seek(owned, topic, reached)
+        else:
             self.recover_again(owned, f"{topic}:{number} does not hold offset {position} any more")
 
     def _alone(self, owned: OwnedPartition) -> _Alone:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiokafka.errors import KafkaError
 
-from app.engine.catalog import Catalog
-from app.kafka.connection import unreachable
+from app.engine.catalog import READ_UP_S, Catalog
+from app.kafka.connection import asked_again, unreachable
 from app.kafka.datadir import resolve_bootstrap
 from app.logs import silenced
 from marq.core.settings import check_name, settings_with, told
@@ -16,6 +16,16 @@ from marq.errors import UnknownQueueError
 
 if TYPE_CHECKING:
     from app.settings import Settings
+
+
+async def _catalog(settings: Settings) -> Catalog:
+    catalog = Catalog(settings, lambda: settings.queues_topic)
+    try:
+        with silenced("aiokafka"):
+            await catalog.start()
+    except KafkaError as error:
+        raise await unreachable(settings, error) from error
+    return catalog
 
 
 async def change_settings(settings: Settings, queue: str, values: dict[str, Any]) -> dict[str, Any]:
@@ -28,14 +38,10 @@ async def change_settings(settings: Settings, queue: str, values: dict[str, Any]
     """
     resolve_bootstrap(settings)
     check_name(queue)
-    catalog = Catalog(settings, lambda: settings.queues_topic)
+    catalog = await asked_again(lambda: _catalog(settings))
     try:
-        with silenced("aiokafka"):
-            await catalog.start()
-    except KafkaError as error:
-        raise await unreachable(settings, error) from None
-    try:
-        await asyncio.wait_for(catalog.read_up.wait(), 30)
+        async with asyncio.timeout(READ_UP_S):
+            await catalog.read_up.wait()
         record = catalog.records.get(queue)
         base = record.settings if record is not None and record.active else catalog.default
         if not values and not catalog.exists(queue):

@@ -104,12 +104,14 @@ class ReadUp:
         owned: Mapping[int, OwnedPartition],
         look: Callable[[], None],
         spawn: Callable[[Any], asyncio.Task[None]],
+        hurry: Callable[[], None] = lambda: None,
     ) -> None:
         self._ask = ask
         self._topics = topics
         self._held = owned
         self._look = look
         self._spawn = spawn
+        self._hurry = hurry  # let nothing delay reading
         self._next: _Round | None = None  # the question that was not sent yet
         self._asking: asyncio.Task[None] | None = None
         #: Times that something was not read in time.
@@ -146,6 +148,7 @@ class ReadUp:
     async def _read_up(self) -> None:
         if not any(owned.serving for owned in self._held.values()):
             return
+        self._hurry()
         if self._next is None:
             self._next = _Round()
             if self._asking is None or self._asking.done():

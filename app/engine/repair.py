@@ -211,8 +211,9 @@ class _Logs:
 
     async def append(self, topic: str, key: bytes | None, value: bytes) -> int:
         """Write a record. Returns its offset."""
-        sent = self._producer.send_and_wait(topic, value, key, self.number)
-        return int((await asyncio.wait_for(sent, TIMEOUT_S)).offset)
+        async with asyncio.timeout(TIMEOUT_S):
+            sent = await self._producer.send_and_wait(topic, value, key, self.number)
+        return int(sent.offset)
 
 
 # ------------------------------------------------------------------ who serves

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
+from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError, NodeNotReadyError
 
 from app.kafka import internals as _internals  # noqa: F401 - errors of connections
 from app.kafka.datadir import kafka_login, resolve_bootstrap
@@ -35,6 +35,9 @@ LOOK_INTERVAL_S = 0.5
 #: Seconds for which we repeat a request at least while Kafka answers "try again": a busy Kafka may take minutes to
 #: create some thousand partitions, and its groups have no coordinator until then.
 SAYS_AGAIN_S = 600.0
+#: Seconds for which a command repeats a request that Kafka can't answer yet: a broker that has just started may not
+#: know of any broker, itself included.
+COMMAND_S = 15.0
 
 
 # -- addresses and credentials ------------------------------------------------------------------------
@@ -142,17 +145,49 @@ async def until_kafka_takes_it(
     Raises:
         BrokerError: waiting would not help, or has not helped for `wait_s`.
     """
+
+    def patience_s(cause: BaseException | None) -> float:
+        if not _is_passing(cause):
+            return 0.0
+        return max(wait_s, SAYS_AGAIN_S) if _says_again(cause) else wait_s
+
+    return await _repeated(ask, patience_s, lambda cause: say(f"waiting up to {wait_s:.0f} s for a broker: {cause}"))
+
+
+async def asked_again(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Returns Kafka's answer to a command. Asks again for `COMMAND_S` while Kafka answers, but can't tell yet.
+
+    Args:
+        ask: makes the request. Raises `BrokerError` from the client's error.
+
+    Raises:
+        BrokerError: Kafka can't be reached, refuses, or could not tell for so long.
+    """
+
+    def patience_s(cause: BaseException | None) -> float:
+        return COMMAND_S if isinstance(cause, NodeNotReadyError) or _says_again(cause) else 0.0
+
+    return await _repeated(ask, patience_s, lambda _: None)
+
+
+async def _repeated(
+    ask: Callable[[], Awaitable[Answer]],
+    patience_s: Callable[[BaseException | None], float],
+    on_wait: Callable[[BaseException | None], None],
+) -> Answer:
+    """Returns Kafka's answer. Asks again for as many seconds as `patience_s` has for the client's error; 0 if waiting
+    would not help. `on_wait` is called once, with the error, when it turns out that we have to wait.
+    """
     began = time.monotonic()
     said = False
     while True:
         try:
             return await ask()
         except BrokerError as error:
-            patience_s = max(wait_s, SAYS_AGAIN_S) if _says_again(error.__cause__) else wait_s
-            if not _is_passing(error.__cause__) or time.monotonic() - began >= patience_s:
+            if time.monotonic() - began >= patience_s(error.__cause__):
                 raise
             if not said:
-                say(f"waiting up to {wait_s:.0f} s for a broker: {error.__cause__}")
+                on_wait(error.__cause__)
                 said = True
         await asyncio.sleep(LOOK_INTERVAL_S)
 

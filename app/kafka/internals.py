@@ -1,4 +1,4 @@
-"""Reaches into aiokafka that every client needs: errors of its connections, and requests that its admin client lacks.
+"""Reaches into aiokafka that every client needs: errors of its connections, and requests that it lacks.
 
 Import this before a client connects.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.api import Request
 
@@ -38,6 +39,27 @@ def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
 
 AIOKafkaConnection.send = _with_errors_of_kafka(AIOKafkaConnection.send)
 AIOKafkaConnection._send_sasl_token = _with_errors_of_kafka(AIOKafkaConnection._send_sasl_token)
+
+
+def _with_new_leaders(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """As `ask` for edges of logs, but if a broker does not lead them any more, the client asks who does.
+
+    aiokafka's consumer would ask the same broker again and again, until its metadata is five minutes old.
+    """
+
+    @functools.wraps(ask)
+    async def guarded(fetcher: Fetcher, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await ask(fetcher, *args, **kwargs)
+        except KafkaError as exc:
+            if exc.retriable:
+                fetcher._client.force_metadata_update()
+            raise
+
+    return guarded
+
+
+Fetcher._proc_offset_request = _with_new_leaders(Fetcher._proc_offset_request)
 
 
 async def ask(admin: AIOKafkaAdminClient, request: Any, node_id: int | None = None) -> Any:

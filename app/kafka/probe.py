@@ -42,12 +42,12 @@ from app.settings import Settings
 
 #: Seconds for one attempt to find out which protocol a listener speaks.
 ATTEMPT_S = 3.0
-#: The requests that a worker makes, and the lowest version of each that is enough. Those of Produce and Fetch are the
-#: first that carry records in every codec (zstd); all that else is needed came before.
+#: The requests that a worker makes, and the lowest version of each that is enough. That of Produce is the first that
+#: carries records in every codec (zstd). That of Fetch came with the first Kafka that lists our permissions.
 NEEDED: tuple[tuple[type[Request[Any]], int], ...] = (
     (MetadataRequest, 0),
     (ProduceRequest, 7),
-    (FetchRequest, 10),
+    (FetchRequest, 11),
     (JoinGroupRequest, 0),
     (InitProducerIdRequest, 0),
     (CreateTopicsRequest, 0),
@@ -55,7 +55,7 @@ NEEDED: tuple[tuple[type[Request[Any]], int], ...] = (
     (DescribeConfigsRequest, 0),
 )
 #: The first version of Kafka that has all of these.
-OLDEST = "2.1"
+OLDEST = "2.3"
 #: Requests that a worker can be told to do without, and the name of the permission for each.
 PERMISSION_OF: dict[type[Request[Any]], str] = {
     DeleteRecordsRequest: "Delete",
@@ -210,7 +210,8 @@ class _Probe:
         """The trouble with a listener that speaks TLS while we don't, or the other way round."""
         if self.settings.uses_tls:
             with contextlib.suppress(KafkaError, OSError, TimeoutError):
-                (await asyncio.wait_for(self._connect(), ATTEMPT_S)).close()
+                async with asyncio.timeout(ATTEMPT_S):
+                    (await self._connect()).close()
                 return self._lasting(
                     "it speaks no TLS on this port",
                     "unset MARQ_KAFKA_TLS and MARQ_KAFKA_CA_FILE, or use the port of a TLS listener in MARQ_KAFKA",

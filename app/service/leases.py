@@ -136,6 +136,7 @@ class Leases:
                 raise UnavailableError(
                     f"partition {asked.partition} has not been read up to record {asked.record} of its markers"
                 )
+            self._owners.hurry()
             await asyncio.sleep(FOLDED_S)
 
     @peer_call("leases")

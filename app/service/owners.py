@@ -31,6 +31,10 @@ class Owners:
             raise UnavailableError(f"partition {number} is not served here right now; try again")
         return owned
 
+    def hurry(self) -> None:
+        """The caller waits for records of a partition here that are not read yet."""
+        self._ownership.hurry()
+
     async def ask(
         self,
         number: int,

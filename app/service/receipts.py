@@ -2,7 +2,7 @@
 
 A receipt is 39 bytes in base64: the place of the message, the delivery, and a keyed hash of both. Nobody can make one
 without the installation's secret, so a receipt with a valid hash was given out by a worker. All workers share the
-secret.
+secret. A later format needs another length, or another `_PERSON`, so that this one refuses it.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Receipts:
         if len(receipt) != LENGTH:
             shown = receipt if len(receipt) <= SHOWN else receipt[:SHOWN] + "…"
             raise BadReceiptError(
-                f"not a receipt: {shown!r} has {len(receipt)} characters, not {LENGTH}; each message that is received "
-                "comes with one"
+                f"not a receipt: {shown!r} has {len(receipt)} characters, not {LENGTH} as those of this version; each "
+                "message that is received comes with one"
             )
         try:
             data = a2b_base64(receipt, strict_mode=True)
@@ -93,7 +93,10 @@ class Receipts:
         for key in (self._key, *self._other_keys):
             if compare_digest(hashed, blake2b(body, key=key, digest_size=_HASH_BYTES).digest()):
                 return _BODY.unpack(body)
-        raise BadReceiptError(f"{receipt!r} was not given out by this installation, or is damaged")
+        raise BadReceiptError(
+            f"{receipt!r} was not given out by this installation, or by a later version of marq, or is damaged; its "
+            "message comes again"
+        )
 
 
 def _key_of(secret: bytes) -> bytes:

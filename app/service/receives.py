@@ -47,6 +47,8 @@ ANSWER_AFTER_S = 0.02
 LONG_MS = 250
 #: One of this many receives asks the other workers first, so that their messages don't wait for ever.
 ELSEWHERE_FIRST = 8
+#: When the worker stops: most seconds for answers of other workers that were asked for messages.
+ASKED_S = 3.0
 #: Bytes of messages in one answer; the first message may be larger. Further messages are released uncounted.
 ANSWER_BYTES = 32 * 1024 * 1024
 #: Refused receivers, by name and lease, and skipped receives, after which a partition is not asked for more.
@@ -99,6 +101,7 @@ class Receives:
         self.polling = PeerPolling(self, peers, lambda coroutine: ownership.spawn(coroutine))
         self._waiting: dict[str, deque[Waiter]] = {}
         self._asking: dict[Waiter, None] = {}  # those with starts on their way
+        self._fetching = 0  # calls to other workers whose answers may have messages
         self._turn = random.randrange(1 << 16)
         self._receives = 0
         ownership.receivers.append(self)
@@ -129,9 +132,12 @@ class Receives:
         self._take_in_turn(waiter)
         if waiter.pending:
             self.polling.served_here(queue)
+        else:
+            self.ownership.hurry()
         if not waiter.pending and (wait_ms < LONG_MS or self.closing):
             await self._last_look(waiter)
             if waiter.messages or wait_ms <= 0 or self.closing:
+                waiter.done = True
                 return self._answer_in_time(waiter)
             self._take_in_turn(waiter)
         if not waiter.pending:
@@ -172,9 +178,13 @@ class Receives:
                 timer.cancel()
             self._leave_line(waiter)
             if not waiter.messages and not waiter.gone():
-                waiter.over = False
+                waiter.over = waiter.away = False
+                # what a poll is fetching for it comes too late now, and is given back
                 waiter.future = asyncio.get_running_loop().create_future()
                 await self._fetch_from(waiter, await elsewhere, read_up=True)
+        except BaseException:
+            waiter.done = True
+            raise
         finally:
             elsewhere.cancel()
             here.cancel()
@@ -284,12 +294,15 @@ class Receives:
         if not line:
             return Fetched(0, 0)
         waiter = line.popleft()
-        waiter.away = True
+        waiter.away, future = True, waiter.future
         asked_ms = now_ms()  # their leases began later
         found = await self._fetch(url, waiter, watch=True)
         messages = found or []
+        if waiter.done or waiter.future is not future:  # it waits for something else by now
+            self._give_back(messages)
+            return Fetched(waiter.limit, None if found is None else len(messages))
         waiter.away = False
-        if messages and (waiter.done or waiter.future.done()):
+        if messages and future.done():
             self._give_back(messages)
         elif messages:
             waiter.messages, waiter.until = messages, [(asked_ms + (waiter.lease_ms or HAND_OUT_MS), len(messages))]
@@ -304,7 +317,9 @@ class Receives:
     async def _fetch(
         self, url: str, waiter: Waiter, read_up: bool = False, watch: bool = False
     ) -> list[Received] | None:
-        """What another worker has now; None if it does not answer."""
+        """What another worker has now; None if it does not answer, or this worker stops."""
+        if self.closing:
+            return None
         asked = ReceiveHere(
             waiter.queue,
             waiter.limit,
@@ -314,11 +329,14 @@ class Receives:
             read_up,
             self.peers.url if watch else "",
         )
+        self._fetching += 1
         try:
             return await self.peers.call(url, self.receive_here, asked)
         except MarqError as exc:
             log.info("%s", exc)
             return None
+        finally:
+            self._fetching -= 1
 
     def waited_for(self) -> list[str]:
         """Queues that receivers wait for here."""
@@ -527,10 +545,12 @@ class Receives:
         if self._waiting:
             for queue in list(self._waiting):
                 if has_ready(queue):
+                    self.ownership.hurry()  # who waited for this may want more
                     self._serve_from(owned, queue)
         if self.polling.watchers:
             for queue in list(self.polling.watchers):
                 if has_ready(queue):
+                    self.ownership.hurry()
                     self.polling.tell(queue)
 
     def starving(self, owned: OwnedPartition) -> bool:
@@ -551,9 +571,16 @@ class Receives:
                 if not waiter.done:
                     self._settled(waiter)
 
-    def close(self) -> None:
-        """Answer all receives that wait, with nothing: another worker will serve them."""
+    async def close(self) -> None:
+        """Answer all receives that wait: another worker will serve them.
+
+        Those that wait for the answer of another worker get what is in it: its messages count as received.
+        """
         self.closing = True
         for line in list(self._waiting.values()):
             for waiter in list(line):
                 self._give_up(waiter)
+        deadline = asyncio.get_running_loop().time() + ASKED_S
+        while self._fetching and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # what nobody waited for is given back

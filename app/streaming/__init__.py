@@ -12,6 +12,7 @@ Everything that reaches into the internals of either library is here. May import
 `compression`      decompresses batches
 `fetching`         puts our decoder into aiokafka's fetcher
 `fetch_plan`       decides what to fetch next, in sessions
+`gathering`        pauses between fetches while nobody waits
 `paced_client`     asks for leaders at a bounded rate
 `codec`            encodes and decodes requests and answers that come all the time
 `producer`         appends idempotently

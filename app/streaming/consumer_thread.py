@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import aiokafka
@@ -27,6 +28,7 @@ from app.streaming.chunks import Chunk, Reader
 from app.streaming.faults import is_expected, stop_if_reading_ends, stop_on_faults
 from app.streaming.fetch_plan import FetchPlan
 from app.streaming.fetching import decode_with
+from app.streaming.gathering import Gathering
 from app.streaming.paced_client import PacedClient
 from marq.errors import InternalError
 
@@ -58,6 +60,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self._committing: asyncio.Future[Any] | None = None
         self._leaving: asyncio.Future[None] | None = None
         self.plan: FetchPlan | None = None
+        self.gathering = Gathering(self.call_soon)
 
     @property
     def _chunked(self) -> frozenset[str]:
@@ -123,14 +126,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self.plan = FetchPlan(fetcher)
         # Chunks are taken in the step in which the response arrives. Otherwise the fetcher would ask again at once,
         # without the partitions that have data, and these would wait until that fetch ends.
-        fetch = fetcher._proc_fetch_request
-
-        async def fetch_and_hand_over(*args: Any) -> bool:
-            has_data: bool = await fetch(*args)
-            self._hand_over(fetcher)
-            return has_data
-
-        fetcher._proc_fetch_request = fetch_and_hand_over
+        fetcher._proc_fetch_request = partial(self._fetch_and_hand_over, fetcher, fetcher._proc_fetch_request)
         fetcher._prefetch_backoff = FETCH_HOLD_S
 
     def _fail_worker(self, exc: BaseException) -> None:
@@ -284,6 +280,14 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
             else:
                 await asyncio.sleep(0)
 
+    async def _fetch_and_hand_over(self, fetcher: Any, fetch: Callable[..., Awaitable[bool]], *args: Any) -> bool:
+        """Carry out a fetch; the broker gets no other one until this has returned."""
+        has_data = await fetch(*args)
+        if self._hand_over(fetcher) and not fetcher._records:
+            # while data is left, its readers wait for room, and Faust's own readers for the end of this call
+            await self.gathering.pause()
+        return has_data
+
     def _hand_over(self, fetcher: Any) -> bool:
         """Give the main thread what can be taken now; one call for all partitions."""
         chunks = self._take(fetcher)
@@ -358,7 +362,8 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         self._committing = asyncio.ensure_future(consumer.commit(due))
         try:
             # also limited in the thread that asked: an endless commit would hold up all its later calls
-            await asyncio.wait_for(self._committing, COMMIT_TIMEOUT_S)
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                await self._committing
         except TimeoutError:
             return False
         except (CommitFailedError, IllegalStateError) as exc:

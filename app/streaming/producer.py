@@ -330,9 +330,8 @@ class IdempotentProducer(driver.Producer):
         error: Exception | None = None
         partitions: set[int] = set()
         try:
-            partitions = await asyncio.wait_for(
-                self._ensure_producer().client._wait_on_metadata(topic), self.request_timeout
-            )
+            async with asyncio.timeout(self.request_timeout):
+                partitions = await self._ensure_producer().client._wait_on_metadata(topic)
         except Exception as exc:
             error = exc
         self._known.update(TP(topic, p) for p in partitions)
@@ -389,7 +388,8 @@ class IdempotentProducer(driver.Producer):
         """Wait until Kafka has confirmed everything, but no longer than `FLUSH_TIMEOUT_S`."""
         try:
             lanes = (lane.flush() for lane in set(self.lanes.values()))
-            await asyncio.wait_for(asyncio.gather(super().flush(), *lanes), FLUSH_TIMEOUT_S)
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
+                await asyncio.gather(super().flush(), *lanes)
         except TimeoutError:
             self.log.warning("%s bytes still not confirmed by Kafka after %s s", self.pending_bytes, FLUSH_TIMEOUT_S)
 

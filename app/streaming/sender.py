@@ -133,7 +133,8 @@ class Sender(aiokafka_sender.Sender):
         await asyncio.sleep(self._retry_backoff)
         # send to the present leader, if we know it; otherwise the old one answers that it is none
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.client._maybe_wait_metadata(), METADATA_S)
+            async with asyncio.timeout(METADATA_S):
+                await self.client._maybe_wait_metadata()
         for batch in batches:
             self._message_accumulator.reenqueue(batch)
             self._muted_partitions.discard(batch.tp)

@@ -9,7 +9,8 @@ The way of a chunk, two threads and one hand-over:
     broker -> aiokafka's fetcher -> ChunkThread._pump -> ChunkConsumer.deliver -> queue of the agent -> agent
               (`consumer_thread`)                        (main thread)
 
-The fetcher's records are decoded by `app.streaming.batches`, also where they are damaged.
+The fetcher's records are decoded by `app.streaming.batches`, also where they are damaged. While nobody waits for more,
+the next fetch comes some milliseconds later (`app.streaming.gathering`).
 
 Rules, and who keeps them:
 - Gate: after an assignment nothing is delivered from a partition until `start_from` was called in this generation and
@@ -66,6 +67,8 @@ class ChunkConsumer(driver.Consumer):
         self._positions: dict[TP, int] = {}
         self._committed_positions: dict[TP, int] = {}
         self._plain_resumed = asyncio.Event()
+        #: Partitions of which a chunk has come, taken or dropped. Whoever looks at them empties this.
+        self.stirred: dict[int, None] = {}
         #: Chunks that were fetched and dropped, because of a seek or a rebalance.
         self.chunks_dropped = 0
         #: Offsets that could not be decoded, by topic; counted again when they are read again.
@@ -139,6 +142,10 @@ class ChunkConsumer(driver.Consumer):
             self._thread.call_soon(self._thread.set_paused, reader, paused)
         return True
 
+    def hurry(self) -> None:
+        """Somebody waits for records that are not read yet: fetch them at once, and without pauses for a while."""
+        self._thread.gathering.hurry()
+
     def leave_group(self) -> None:
         """Leave the group, so that others get the partitions, and read on until somebody takes them."""
         self._thread.call_soon(self._thread.leave_group)
@@ -165,6 +172,7 @@ class ChunkConsumer(driver.Consumer):
         index = app.topics._tp_index
         for chunk in chunks:
             reader = chunk._reader
+            self.stirred[chunk.partition] = None
             channels = index.get(reader.tp)
             if not live or not channels or chunk.generation != generation or chunk._epoch != reader.want_epoch:
                 reader.give_back()
@@ -221,7 +229,8 @@ class ChunkConsumer(driver.Consumer):
             return False
         try:
             timeout_s = LAST_COMMIT_TIMEOUT_S if self.app.should_stop else COMMIT_TIMEOUT_S
-            done = await asyncio.wait_for(self._thread.commit_positions(due, generation), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                done = await self._thread.commit_positions(due, generation)
         except TimeoutError:
             self.log.warning("Commit took more than %s s, the next one tries again", timeout_s)
             return False
@@ -252,7 +261,8 @@ class ChunkConsumer(driver.Consumer):
             return await self._getmany(active, timeout), active
         # an empty set would mean all partitions to aiokafka
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._plain_resumed.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._plain_resumed.wait()
         return {}, active
 
     @Service.task

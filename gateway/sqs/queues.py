@@ -17,6 +17,7 @@ from gateway.sqs.call import Call
 from gateway.sqs.errors import NO_QUEUE, SqsError, bad_value, missing
 from gateway.sqs.limits import Limits
 from gateway.sqs.urls import queue_of
+from marq.core.policies import name_problem
 from marq.errors import NotAllowedError
 
 if TYPE_CHECKING:
@@ -344,9 +345,13 @@ def _page_of(request: Any) -> tuple[int, str]:
     if limit is None:
         raise SqsError("InvalidParameterValue", "NextToken needs MaxResults to be set.")
     try:
-        return limit, b64decode(request.NextToken.encode(), altchars=b"-_", validate=True).decode()
+        after = b64decode(request.NextToken.encode(), altchars=b"-_", validate=True).decode()
     except ValueError:
-        raise SqsError("InvalidParameterValue", "Invalid or expired next token.") from None
+        after = ""
+    # the token of a later version must not be taken for a name: such tokens begin with a character that no name has
+    if name_problem(after) is not None:
+        raise SqsError("InvalidParameterValue", "Invalid or expired next token.")
+    return limit, after
 
 
 def _told(call: Call, names: list[str], more: str, request: Any, member: str) -> dict[str, Any]:

@@ -166,6 +166,7 @@ class Owner:
     def _use(self, partition: Partition, orphans: Iterable[str] = (), old_manifests: Iterable[str] = ()) -> None:
         """Use this state, and make everything that depends on it."""
         self.partition = partition
+        partition.on_damage = self._touch
         self.flow = FlowControl(partition, self.limits.partitions, self.settings_of, self._breaker_of)
         self.checkpoints = CheckpointCycle(partition, self.nonce, self.limits, orphans, old_manifests)
         self.ticker = Ticker(partition)
@@ -306,6 +307,11 @@ class Owner:
             return
         self._acked[offset] = (timestamp_ms, m.Batch(m.VERSION, markers, self.nonce, seq))
         self._fold_acked(now_ms)
+
+    @property
+    def is_behind(self) -> bool:
+        """True if own records are in the log that are not folded, because those before them have to be read first."""
+        return bool(self._acked)
 
     def failed(self, seq: int) -> None:
         """The append of record ``seq`` failed or timed out, but it may still land.

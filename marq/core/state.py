@@ -178,6 +178,7 @@ class State:
         self.estimate_ms = -1  # broker time now, by the owner's own clock since it was told; -1: not known
         # a row could not be read, or a fold raised: what is in memory is no state to go on from
         self.damage: Exception | None = None
+        self.on_damage: Callable[[], None] = lambda: None
         self.counts: dict[str, QueueCounts] = {}
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
@@ -240,6 +241,7 @@ class State:
                 self._loaded = (segment.key, {r.offset: r for r in rows.decode_messages(value).records()})
             except RowError as exc:
                 self.damage = exc
+                self.on_damage()  # whoever has asked for the record may only pass the error on
                 raise
         return self._loaded[1]
 

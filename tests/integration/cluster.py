@@ -122,6 +122,7 @@ class Worker:
     def __init__(self, folder: Path, environment: dict[str, str], code: Path = ROOT) -> None:
         self.folder = folder
         self.environment = environment
+        self.code = code
         self.data_dir = Path(environment["MARQ_DATA_DIR"])
         self.log_file = folder / "log"
         self.ending = False  # on purpose: killed or asked to stop

@@ -94,7 +94,8 @@ def test_states_have_the_names_of_the_api_too(marq: Command, queue: str) -> None
         (
             ("ack", "abc"),
             1,
-            "not a receipt: 'abc' has 3 characters, not 52; each message that is received comes with one",
+            "not a receipt: 'abc' has 3 characters, not 52 as those of this version; each message that is received "
+            "comes with one",
         ),
     ],
 )

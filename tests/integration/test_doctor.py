@@ -17,7 +17,7 @@ import trustme
 from click.testing import CliRunner
 
 from app.commands import doctor
-from app.doctor import data_folder, file_limit
+from app.doctor import data_folder, dispensed, file_limit
 from app.settings import Settings
 from marq.cli.checks import Facts, Level, examine
 from marq.cli.doctor import certificate_days
@@ -198,3 +198,13 @@ def test_a_limit_of_open_files_below_the_connections_is_named() -> None:
     assert file_limit(Settings(), 1_024).level is Level.WARNING
     assert file_limit(Settings(), 65_536).level is Level.OK
     assert file_limit(Settings(max_connections=10), 1_034).level is Level.OK
+
+
+def test_what_a_missing_permission_costs_is_said() -> None:
+    both = list(dispensed(Settings(kafka_without="DescribeConfigs,Delete")))
+    assert {one.level for one in both} == {Level.WARNING}
+    assert ["retention.ms" in one.mend for one in both] == [True, True]
+    (delete,) = dispensed(Settings(kafka_without="Delete"))
+    assert delete.what == "without Delete, no old record is deleted"
+    assert "leave retention.ms at -1" in delete.mend
+    assert list(dispensed(Settings())) == []

@@ -32,7 +32,7 @@ def served_by(workers: list[Worker]) -> dict[int, int]:
 def test_partitions_that_stay_are_served_while_the_group_rejoins_and_are_not_taken_anew(
     kafka: str, tmp_path: Path
 ) -> None:
-    with Cluster(kafka, tmp_path, partitions=6, session_timeout_ms=6000) as cluster:
+    with Cluster(kafka, tmp_path, partitions=6, session_timeout_ms=30_000) as cluster:
         a, b, still = cluster.start_many(3)
         cluster.send("parked", 300)  # without a handler
         cluster.send("work-a", 60)
@@ -40,7 +40,7 @@ def test_partitions_that_stay_are_served_while_the_group_rejoins_and_are_not_tak
         before, owned = served_by([a, b, still]), owns(cluster)
         epochs = {number: state["epoch"] for number, state in cluster.partition_states().items()}
 
-        # the group waits for the worker that stands still before it assigns partitions to the new one
+        # the group waits for the worker that stands still, for a session, before it assigns partitions to the new one
         still.signal(signal.SIGSTOP)
         joining = cluster.start(ready=False)
         for worker in (a, b):

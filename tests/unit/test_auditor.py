@@ -10,7 +10,7 @@ import pytest
 from marq.core import rows
 from marq.core.history import Envelope
 from marq.core.markers import Tick, encode
-from pipeline.auditor import SUMMARY, Auditor, Plan, Summary
+from pipeline.auditor import ABSENT, SUMMARY, Auditor, Plan, Summary
 from pipeline.verdict import Found, Verdict, as_json, lines
 from pipeline.walker import SKEW_MS
 from tests.simulation.simulator import Simulator, run
@@ -44,7 +44,7 @@ def audited(simulator: Simulator, queue_start: int, markers_start: int) -> tuple
     rows = [row for batch in auditor.results() for row in batch.to_pylist()]
     (summary,) = [msgspec.msgpack.decode(row["data"], type=Summary) for row in rows if row["kind"] == SUMMARY]
     # the simulated log skips offsets, as if others had transactions there; a real one that does is a fault
-    return summary, [row for row in rows if row["kind"] not in (SUMMARY, "markers gone")]
+    return summary, [row for row in rows if row["kind"] not in (SUMMARY, ABSENT, "markers gone")]
 
 
 def in_time_order(simulator: Simulator, queue_start: int, markers_start: int) -> list[tuple[Any, bool]]:

@@ -6,23 +6,26 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvloop
 from aiokafka.conn import AIOKafkaConnection
+from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     GroupCoordinatorNotAvailableError,
     KafkaConnectionError,
     KafkaError,
     NodeNotReadyError,
+    NotLeaderForPartitionError,
     RequestTimedOutError,
 )
 from aiokafka.protocol.admin import ApiVersionRequest
 
 from app.kafka import connection as module
-from app.kafka.connection import until_kafka_takes_it
+from app.kafka.connection import asked_again, until_kafka_takes_it
 from marq.errors import BrokerError
 
 
@@ -80,6 +83,28 @@ class Kafka:
         return "done"
 
 
+def test_a_consumer_whose_broker_leads_a_log_no_more_asks_who_does() -> None:
+    """Else it would ask the same broker for the edges of the log until its metadata is five minutes old."""
+
+    class Client:
+        asked = 0
+
+        async def send(self, node_id: int, request: Any) -> Any:
+            return SimpleNamespace(API_VERSION=1, topics=[("t", [(0, NotLeaderForPartitionError.errno, -1, -1)])])
+
+        def force_metadata_update(self) -> None:
+            self.asked += 1
+
+    async def scenario() -> None:
+        client = Client()
+        fetcher: Any = SimpleNamespace(_client=client, _isolation_level=0)
+        with pytest.raises(NotLeaderForPartitionError):
+            await Fetcher._proc_offset_request(fetcher, 1, {"t": [(0, -2)]})
+        assert client.asked == 1
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "error",
     [NodeNotReadyError("2"), KafkaConnectionError("2"), RequestTimedOutError(), ConnectionRefusedError()],
@@ -114,4 +139,22 @@ def test_kafka_is_asked_again_for_long_if_it_says_so_and_no_longer(monkeypatch: 
     kafka = Kafka(GroupCoordinatorNotAvailableError(), 10)
     with pytest.raises(BrokerError):
         asyncio.run(until_kafka_takes_it(kafka.ask, 0, kafka.said.append))
+    assert kafka.times == 9
+
+
+@pytest.mark.parametrize("error", [NodeNotReadyError("1"), GroupCoordinatorNotAvailableError()])
+def test_a_command_asks_again_what_kafka_can_not_tell_yet(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker with a ZooKeeper answers before it knows of any broker, itself included."""
+    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0)
+    assert asyncio.run(asked_again(Kafka(error, 3).ask)) == "done"
+    monkeypatch.setattr(module, "COMMAND_S", 0)
+    with pytest.raises(BrokerError):
+        asyncio.run(asked_again(Kafka(error, 10).ask))
+
+
+@pytest.mark.parametrize("error", [KafkaConnectionError("away"), ClusterAuthorizationFailedError()])
+def test_a_command_does_not_wait_for_a_kafka_that_is_away(error: Exception) -> None:
+    kafka = Kafka(error, 10)
+    with pytest.raises(BrokerError):
+        asyncio.run(asked_again(kafka.ask))
     assert kafka.times == 9

@@ -343,10 +343,13 @@ def test_who_reads_a_row_that_is_damaged_stops_the_owner() -> None:
     damage(worker.table)
     worker.owner.partition._unfinished(0)
     worker.appends.append(m.Tick())
+    told: list[bool] = []
+    worker.owner.partition.on_damage = lambda: told.append(worker.owner.serving)
 
     with pytest.raises(RowError):
         worker.owner.partition.record(0)
 
+    assert told == [False], "the timer looks at the partition"
     assert not worker.owner.serving
     assert worker.appends == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,3 +107,30 @@ def test_a_partition_that_is_moved_is_looked_at_again() -> None:
     reader.returned = reader.taken
     lab.thread.seek_reader(reader, 0, 2)
     assert [chunk.partition for chunk in lab.take()] == [1]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "is_paused", "pauses"),
+    [(1, False, 1), (2, False, 0), (1, True, 0)],
+    ids=["all is handed over", "some is left", "nobody takes it"],
+)
+def test_the_next_fetch_comes_later_only_if_all_was_handed_over(chunks: int, is_paused: bool, pauses: int) -> None:
+    lab = Lab(1, chunks)
+    delivered: list[Any] = []
+    paused: list[bool] = []
+
+    async def fetch(*args: Any) -> bool:
+        return True
+
+    async def pause() -> None:
+        paused.append(True)
+
+    lab.thread.gathering = SimpleNamespace(pause=pause)  # type: ignore[assignment]
+    lab.thread.consumer = SimpleNamespace(deliver=delivered)
+    lab.thread.parent_loop = SimpleNamespace(call_soon_threadsafe=lambda deliver, found: deliver.extend(found))  # type: ignore[assignment]
+    if is_paused:
+        lab.thread.set_paused(lab.thread.readers[TP("q", 0)], True)
+
+    assert asyncio.run(lab.thread._fetch_and_hand_over(lab.fetcher, fetch))
+
+    assert (len(delivered), len(paused)) == (0 if is_paused else 1, pauses)

@@ -61,6 +61,7 @@ class Desk:
             settings=SimpleNamespace(backoff_ms=100, backoff_max_ms=1000),
             ownership=SimpleNamespace(
                 owned={},
+                hurry=lambda: None,
                 outbox=lambda number: self.outbox,
                 throttle=SimpleNamespace(room=lambda owned, wanted, lease_ms: wanted),
                 catalog=SimpleNamespace(settings_of=lambda queue: self.queue),

@@ -45,7 +45,11 @@ class Desk:
             require_receivable=lambda queue: None,
         )
         self.ownership = Ownership(
-            SimpleNamespace(fail=lambda exc: None, producer=SimpleNamespace(waits=lambda s: {})),  # type: ignore[arg-type]
+            SimpleNamespace(  # type: ignore[arg-type]
+                fail=lambda exc: None,
+                producer=SimpleNamespace(waits=lambda s: {}),
+                consumer=SimpleNamespace(hurry=lambda: None),
+            ),
             Settings(kafka="kafka://nowhere:1"),
             lambda: topics,  # type: ignore[arg-type, return-value]
             {},
@@ -53,7 +57,7 @@ class Desk:
             peers,
         )
         monkeypatch.setattr(self.ownership.read_ahead, "regulate", lambda owned: None)
-        monkeypatch.setattr(self.ownership.progress, "read_again", lambda owned, now: None)
+        monkeypatch.setattr(self.ownership.progress, "look_after_some", lambda partitions, now: None)
         self.said: list[Any] = []
         self.outbox = SimpleNamespace(late_s=0.0, put=lambda markers: self.core.outbox.extend(markers))
         self.owned = OwnedPartition(0, 1, self.core.owner, self.outbox)  # type: ignore[arg-type]

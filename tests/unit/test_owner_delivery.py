@@ -84,6 +84,20 @@ def test_appends_that_were_acknowledged_out_of_order_are_folded_in_order() -> No
     assert given(worker) == [[0], [1]]
 
 
+def test_an_owner_whose_append_comes_behind_an_unread_record_says_so_until_that_is_read() -> None:
+    worker = serving(1)
+    worker.broker.append(markers.encode([End(worker.owner.epoch, [0], "acked", 7)], "another worker", 1))
+    ask(worker, 1)
+    behind = [worker.owner.is_behind]
+
+    worker.confirm(*worker.append())
+    behind.append(worker.owner.is_behind)
+    worker.read_markers()
+    behind.append(worker.owner.is_behind)
+
+    assert behind == [False, True, False]
+
+
 def test_an_own_record_that_is_read_after_it_was_folded_is_skipped() -> None:
     worker = serving(2)
     worker.receive(1, lease_ms=5_000)

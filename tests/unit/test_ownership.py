@@ -21,7 +21,7 @@ from app.engine.read_ahead import SHED_PAUSE_MAX_MS
 from app.settings import Settings
 from marq.clock import now_ms
 from marq.core import markers as m
-from marq.core.markers import End, Own, Release
+from marq.core.markers import End, Own, Release, Tick
 from marq.core.owner import Owner, Phase
 from marq.core.policies import QueueSettings
 from marq.core.rows import Record
@@ -41,6 +41,9 @@ class Kafka:
         self.in_group = True
         self.silent: set[TP] = set()
         self.started: dict[TP, tuple[int, int]] = {}  # offset, generation
+        self.sought: list[tuple[TP, int]] = []
+        self.stirred: dict[int, None] = {}
+        self.hurried = 0  # times that somebody waited for what is not read yet
         self.refused: list[Exception] = []  # for the next appends to a table
 
     def append(self, topic: str, partition: int, value: bytes | None, *_: Any) -> asyncio.Future[Any]:
@@ -59,13 +62,19 @@ class Kafka:
     def start_from(self, tp: TP, offset: int, generation: int) -> None:
         self.started[tp] = (offset, generation)
 
+    def seek_chunks(self, tp: TP, offset: int, generation: int) -> None:
+        self.sought.append((tp, offset))
+
     def waits(self, longer_s: float) -> dict[TP, float]:
         return {}
+
+    def hurry(self) -> None:
+        self.hurried += 1
 
     def highwater(self, tp: TP) -> int:
         return len(self.logs[tp])
 
-    def __getattr__(self, name: str) -> Any:  # seek_chunks, pause_reading, resume_reading, set_commit_position
+    def __getattr__(self, name: str) -> Any:  # pause_reading, resume_reading, set_commit_position
         return lambda *_: True
 
 
@@ -457,6 +466,34 @@ def test_a_partition_with_a_row_that_cannot_be_read_is_filled_again_and_claimed_
         assert desk.ownership.owned[1] is other
         await desk.until(lambda: any(b"acked" in r.value or b"offsets" in r.value for r in desk.kafka.logs[TP("m", 0)]))
         assert not desk.failures
+
+    run(scenario)
+
+
+def test_records_that_were_deleted_once_they_were_folded_are_not_read() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        owned = desk.ownership.owned[0]
+        position = owned.owner.partition.markers_position
+        desk.kafka.sought.clear()
+
+        desk.ownership.on_offset_out_of_range(0, "m", position - 1)
+
+        assert desk.ownership.owned[0] is owned
+        assert desk.kafka.sought == [(TP("m", 0), position)]
+
+    run(scenario)
+
+
+def test_a_partition_whose_next_record_was_deleted_is_taken_over_again() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        owned = desk.ownership.owned[0]
+
+        desk.ownership.on_offset_out_of_range(0, "m", owned.owner.partition.markers_position)
+
+        assert 0 not in desk.ownership.owned
+        await desk.until(lambda: 0 in desk.ownership.owned and desk.ownership.owned[0].serving)
 
     run(scenario)
 
@@ -934,5 +971,21 @@ def test_a_row_of_a_later_version_stops_the_worker_and_says_which_version_is_nee
         await desk.until(lambda: desk.failures)
         assert str(desk.failures[0]).startswith(f"partition 0: {row} of version 3, and this worker reads up to")
         assert all(table.wiped == [] for table in desk.tables.values()), "there is nothing to mend"
+
+    run(scenario)
+
+
+def test_fetches_are_hurried_for_an_own_record_behind_one_that_is_not_read() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        owned = desk.ownership.owned[0]
+        ticks = []
+        for foreign in (False, True):
+            if foreign:
+                desk.kafka.append("m", 0, m.encode([End(owned.owner.epoch, [0], "acked", 7)], "other/1", 1))
+            before = desk.kafka.hurried
+            await owned.outbox.put_confirmed([Tick()])
+            ticks.append(desk.kafka.hurried - before)
+        assert ticks == [0, 1]
 
     run(scenario)

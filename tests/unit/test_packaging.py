@@ -100,7 +100,7 @@ def test_the_command_says_what_is_missing_where_only_the_client_is_installed() -
     [
         (["agents", "app", "gateway", "tables", "examples"], ["run"]),
         (["pipeline"], ["pipeline"]),
-        (["bench", "requirements", "tests"], ["dev"]),
+        (["bench", "requirements", "tests"], ["dev", "peers"]),
         (["tests/simulation", "tests/unit"], ["unit"]),
     ],
     ids=["run", "pipeline", "dev", "unit"],

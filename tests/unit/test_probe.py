@@ -100,12 +100,12 @@ OFFERED = {request.API_KEY: (0, 99) for request, _ in NEEDED}
     ("changed", "said"),
     [
         ({0: (0, 6), 1: (0, 8)}, "it is too old: it has no Produce of version 7"),  # Kafka 2.0
-        ({1: (0, 8)}, "it is too old: it has no Fetch of version 10"),
+        ({1: (0, 10)}, "it is too old: it has no Fetch of version 11"),  # Kafka 2.1
         ({22: None}, "it is too old: it has no InitProducerId of version 0"),
         ({1: (90, 99)}, "it is too new: it takes Fetch from version 90 on"),
         ({3: (90, 99)}, "it is too new: it takes Metadata from version 90 on"),
     ],
-    ids=["2.0", "an earlier fetch", "a request that it has not", "a later fetch", "later metadata"],
+    ids=["2.0", "2.1", "a request that it has not", "a later fetch", "later metadata"],
 )
 def test_a_kafka_that_is_too_old_or_too_new_is_told_so(changed: dict[int, tuple[int, int] | None], said: str) -> None:
     async def look() -> None:

@@ -15,12 +15,13 @@ from app.engine import read_up
 from app.engine.read_up import ReadUp
 from app.service import receives as module
 from app.service.meters import Meters
-from app.service.receipts import Receipts
+from app.service.receipts import Receipts, queue_crc
 from app.service.receives import ReceiveHere, Receives
 from marq.core.markers import End, Release, encode
 from marq.core.policies import QueueSettings
 from marq.core.starts import STALLED_MS
 from marq.errors import RowError
+from marq.protocol.messages import Received
 from tests.unit.core_helpers import DEFAULTS, LEASE_MS, Worker
 from tests.unit.peer_helpers import Network, alone
 
@@ -68,6 +69,7 @@ class Desk:
         monkeypatch.setattr(module, "now_ms", lambda: self.clock_ms)
         self.partitions = [Partition(0), Partition(1)]
         self.questions = 0  # where the logs end
+        self.hurried = 0  # times that somebody waited for what is not read yet
         receipts = Receipts(lambda: b"secret")
         self.given_back: list[Any] = []
         catalog = SimpleNamespace(require_receivable=lambda queue: None, settings_of=lambda queue: DEFAULTS)
@@ -76,6 +78,7 @@ class Desk:
         self.receives = Receives(
             SimpleNamespace(  # type: ignore[arg-type]
                 owned=owned,
+                hurry=self.hurry,
                 read_up=self.read_up,
                 copies=SimpleNamespace(are_dying=lambda owned, queue: False),
                 spawn=asyncio.ensure_future,
@@ -92,6 +95,9 @@ class Desk:
             Meters(),
             peers or alone(),
         )
+
+    def hurry(self) -> None:
+        self.hurried += 1
 
     async def ask(self, tps: Any) -> Any:
         self.questions += 1
@@ -327,7 +333,7 @@ def test_those_who_wait_are_served_in_their_order(monkeypatch: pytest.MonkeyPatc
 
 def test_a_worker_that_stops_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(desk: Desk) -> None:
-        desk.receives.close()
+        await desk.receives.close()
         assert await desk.receive() == []
         assert await desk.receives.receive_here(ReceiveHere("q", 10, LEASE_MS, "r")) == []
         assert not any(p.core.outbox or p.core.appends for p in desk.partitions)
@@ -527,6 +533,101 @@ def test_what_another_worker_has_not_read_is_found(monkeypatch: pytest.MonkeyPat
     run(scenario, monkeypatch)
 
 
+# -- what another worker has handed out is answered or given back
+
+
+class Elsewhere:
+    """Another worker with a message, which answers when the test says so."""
+
+    def __init__(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+        empty(desk)
+        self.answer: asyncio.Future[list[Received]] = asyncio.get_running_loop().create_future()
+        self.message = Received(desk.receives.receipts.make(7, 1, 1, 5, 1, queue_crc("q")), "q", "t", 7, 5, 1, 0, b"")
+        monkeypatch.setattr(desk.receives.peers, "call", self.call)
+
+    async def call(self, *_: Any, **__: Any) -> list[Received]:
+        return await self.answer
+
+    def hand_out(self) -> None:
+        self.answer.set_result([self.message])
+
+
+def test_what_comes_from_another_worker_after_the_last_look_goes_back_uncounted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A poll asks for the first one in line, also for one that waits only for its last look."""
+
+    async def scenario(desk: Desk) -> None:
+        elsewhere = Elsewhere(desk, monkeypatch)
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await asyncio.sleep(0)
+        fetch = asyncio.ensure_future(desk.receives.fetch("q", "http://b"))
+        assert await asked == []
+        elsewhere.hand_out()
+        await fetch
+        (release,) = desk.given_back
+        assert not release.counted
+
+    run(scenario, monkeypatch)
+
+
+def test_of_two_answers_for_one_receive_one_goes_back_uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        elsewhere = Elsewhere(desk, monkeypatch)
+        last_look: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        monkeypatch.setattr(desk.receives.polling, "ready_at", lambda *_, **__: last_look)
+        asked = asyncio.ensure_future(desk.receive(wait_ms=0))
+        await asyncio.sleep(0)
+        fetch = asyncio.ensure_future(desk.receives.fetch("q", "http://b"))
+        last_look.set_result(["http://c"])
+        await turns()
+        elsewhere.hand_out()
+        assert await asked == [elsewhere.message]
+        await fetch
+        (release,) = desk.given_back
+        assert not release.counted
+
+    run(scenario, monkeypatch)
+
+
+def test_a_worker_that_stops_waits_for_what_others_have_handed_out_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        elsewhere = Elsewhere(desk, monkeypatch)
+        asked = asyncio.ensure_future(desk.receive())
+        await turns()
+        fetch = asyncio.ensure_future(desk.receives.fetch("q", "http://b"))
+        await turns()
+        closing = asyncio.ensure_future(desk.receives.close())
+        await asyncio.sleep(0.05)
+        assert not closing.done()
+        elsewhere.hand_out()
+        assert await asked == [elsewhere.message]
+        await closing
+        assert fetch.done()
+
+    run(scenario, monkeypatch)
+
+
+def test_what_comes_to_a_worker_that_stops_for_nobody_goes_back_before_it_has_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        elsewhere, gone = Elsewhere(desk, monkeypatch), False
+        asked = asyncio.ensure_future(desk.receives.receive("q", 10, 5_000, LEASE_MS, "r", lambda: gone))
+        await turns()
+        fetch = asyncio.ensure_future(desk.receives.fetch("q", "http://b"))
+        await turns()
+        gone = True
+        closing = asyncio.ensure_future(desk.receives.close())
+        elsewhere.hand_out()
+        await closing
+        (release,) = desk.given_back
+        assert not release.counted
+        assert (await asked, fetch.done()) == ([], True)
+
+    run(scenario, monkeypatch)
+
+
 # -- oldest first
 
 
@@ -547,5 +648,28 @@ def test_a_receive_gives_the_oldest_messages_of_all_partitions_in_their_order(mo
         stamps = [one.sent_ms for one in got]
         assert len(stamps) == 8
         assert stamps == sorted(stamps)
+
+    run(scenario, monkeypatch)
+
+
+def test_who_finds_nothing_hurries_the_fetches_and_who_finds_something_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        asked = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        desk.confirm(0)
+        desk.confirm(1)
+        assert len(await asked) == 2
+        counts = [desk.hurried]
+        waiting = asyncio.ensure_future(desk.receive())
+        await asyncio.sleep(0)
+        counts.append(desk.hurried)
+        desk.partitions[0].core.send()
+        desk.read(0)
+        counts.append(desk.hurried)  # who waited wants more
+        assert counts == [0, 1, 2]
+        desk.confirm(0)
+        assert len(await waiting) == 1
 
     run(scenario, monkeypatch)

@@ -35,7 +35,9 @@ def ms_of(loop: VirtualLoop) -> int:
 def an_ownership() -> Ownership:
     """Without partitions: what the timer does with one that is due is tested elsewhere."""
     catalog = SimpleNamespace(settings_of=lambda queue: None, with_ttl=(), settings_changes=0)
-    app = SimpleNamespace(fail=lambda exc: None, producer=SimpleNamespace(waits=lambda s: {}))
+    app = SimpleNamespace(
+        fail=lambda exc: None, producer=SimpleNamespace(waits=lambda s: {}), consumer=SimpleNamespace(stirred={})
+    )
     topics = SimpleNamespace(queue="q", markers="m", partitions=1)
     settings = Settings(kafka="kafka://nowhere:1")
     return Ownership(app, settings, lambda: topics, {}, catalog, alone())  # type: ignore[arg-type, return-value]

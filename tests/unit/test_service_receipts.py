@@ -57,6 +57,7 @@ class Desk:
             catalog=catalog,
             owned=owned,
             receivers=[],
+            hurry=lambda: None,
             topics=SimpleNamespace(partitions=1, markers="m"),
             app=SimpleNamespace(producer=SimpleNamespace(waited_s=lambda topic, partition: 0.0)),
             outbox=lambda number: Outbox(self.worker, reads),

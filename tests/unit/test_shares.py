@@ -78,7 +78,7 @@ def test_receives_of_one_key_that_wait_leave_room_for_those_of_another(
         await until(lambda: http.app.operations.receives.count == 4)
 
         held[0][1].close()
-        http.app.operations.receives.close()
+        await http.app.operations.receives.close()
         for reader, _ in held[1:]:
             assert (await answer_of(reader))[0] == 200
 

@@ -8,6 +8,7 @@
 `network`    HTTP between workers
 `worker`     one worker: all its real parts, put together by the real composition root
 `clients`    who sends and receives, and what they were told
+`keyholders` who has keys with few permissions
 `faults`     what goes wrong
 `truth`      the guarantees, as code, by a reference of each partition (`tests.simulation.reference`)
 `audit`      the verdict of the audit at the end of a run

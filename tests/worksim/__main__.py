@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from tests.simulation.simulator import fresh_seed
+from tests.worksim.faults import THEMES
 from tests.worksim.mutations import MUTATIONS
 from tests.worksim.shrink import Shrinker, short_story
 from tests.worksim.truth import Violation
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=0, help="how many (default: until stopped)")
     parser.add_argument("--start", type=int, help="first seed (default: one that no run had before, printed)")
     parser.add_argument("--replay", type=int, metavar="SEED", help="run one seed and print what happens")
+    parser.add_argument("--theme", choices=sorted(THEMES), help="of all runs (default: drawn)")
     parser.add_argument("--lines", type=int, default=STORY_LINES, help="of the story, at its end (0: all)")
     parser.add_argument("--whole", action="store_true", help="do not make a failing run smaller")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="break this rule")
@@ -44,7 +46,7 @@ def main() -> int:
 
 def run(args: argparse.Namespace) -> int:
     if args.replay is not None:
-        return replay(args.replay, args.lines, args.whole)
+        return replay(args.replay, args.lines, args.whole, args.theme)
     first = fresh_seed() if args.start is None else args.start
     seeds = range(first, first + args.seeds) if args.seeds else itertools.count(first)
     print(f"from seed {first} on", flush=True)
@@ -54,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
     gc.freeze()
     try:
         for seed in seeds:
-            world = World(seed)
+            world = World(seed, Shape.of(seed, args.theme))
             try:
                 world.run()
             except Exception as exc:
                 if not args.keep_going:
-                    return replay(seed, args.lines, args.whole)
+                    return replay(seed, args.lines, args.whole, args.theme)
                 print(f"FAILED seed {seed}: {exc!r:.300}", flush=True)
                 failures.setdefault(getattr(exc, "rule", repr(exc)[:80]), []).append(seed)
             statistics.update(world.statistics)
@@ -80,11 +82,14 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failures else 0
 
 
-def replay(seed: int, lines: int, whole: bool) -> int:
-    """Run ``seed`` again, exactly. Print its story, or the short one of the smallest run that fails like it."""
-    shape: Shape | None = None
+def replay(seed: int, lines: int, whole: bool, theme: str | None = None) -> int:
+    """Run ``seed`` again, exactly. Print its story, or the short one of the smallest run that fails like it.
+
+    A run whose theme was not drawn is not made smaller.
+    """
+    shape = Shape.of(seed, theme) if theme is not None else None
     cut: Cut | None = None
-    if not whole:
+    if not whole and theme is None:
         found = Shrinker(seed, say=lambda line: print(line, file=sys.stderr, flush=True)).shrink()
         if found is not None:
             shape, cut = found.shape, found.cut
@@ -102,7 +107,8 @@ def replay(seed: int, lines: int, whole: bool) -> int:
         print(f"seed {seed} failed; {world.shape}", file=sys.stderr)
         if cut is not None:
             print(f"this is the smallest run that was found: {shape!r}, {cut!r}", file=sys.stderr)
-        print(f"replay: python -m tests.worksim --replay {seed}", file=sys.stderr)
+        of_theme = f" --theme {theme}" if theme is not None else ""
+        print(f"replay: python -m tests.worksim --replay {seed}{of_theme}", file=sys.stderr)
     else:
         print("\n".join(story[-lines:]))
         print(f"seed {seed} passed, trace {world.trace}", file=sys.stderr)

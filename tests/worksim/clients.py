@@ -11,10 +11,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.service.receipts import _BODY, Receipt, Receipts
-from marq.errors import MarqError
+from marq.errors import MarqError, TooLargeError
 from marq.protocol.messages import Entry, Received, Sent
 from tests.worksim.faults import THEMES
 from tests.worksim.handlers import QUEUES
+from tests.worksim.keyholders import Keyholders
 
 if TYPE_CHECKING:
     from tests.worksim.worker import Worker
@@ -22,8 +23,15 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-#: Seconds within which a gap in what was read is closed.
+#: Seconds within which a gap in what was read is closed, and within which the end of a log that was not read is.
 GAP_S = 0.5
+END_S = 6.0
+#: Seconds that Kafka may take for a fetch, and a receive sees all that was confirmed all the same: it waits for 0.2 s.
+FETCH_S = 0.06
+#: Bytes that headers and copies may add to a payload.
+ADDED_BYTES = 1_024
+#: Milliseconds of the lease of receivers that finish all that they get.
+CAREFUL_LEASE_MS = 60_000
 #: Of the operation that a client carries out now.
 _chance: ContextVar[Random] = ContextVar("chance")
 
@@ -40,6 +48,11 @@ class _Receipts(Receipts):
 
     def read(self, text: str) -> Receipt:
         return _BODY.unpack(a2b_base64(text)[: _BODY.size])
+
+
+def _origin_of(copy: Any) -> tuple[int, int]:
+    left, _, right = dict(copy.headers)["marq-origin"].decode().partition(":")
+    return int(left), int(right)
 
 
 class Clients:
@@ -60,16 +73,20 @@ class Clients:
         self.purged: set[str] = set()
         self.rejected: set[tuple[int, int]] = set()
         self.moving = False
+        self.accepts = False  # the acceptance at the end has begun
         self.copies: dict[tuple[int, int], tuple[int, int]] = {}  # of a message -> where its copy is
         self.group_at: dict[tuple[str, bytes], int] = {}
         self.sent = 0
         self.accepted: dict[bytes, str] = {}  # payload -> queue
+        self.refused: set[bytes] = set()  # payloads that are said to be in no log
+        self.quarantined: set[tuple[int, int]] = set()  # messages with a copy in the topic for poison
         self.places: dict[bytes, list[tuple[int, int]]] = {}
         self.outcomes: dict[tuple[int, int], str] = {}
         self.asked: set[tuple[int, int]] = set()  # some client has sent an ack for it, or something as final
         self.acked: set[tuple[int, int]] = set()
         self.open: dict[Any, Worker] = {}
         self.receipts = _Receipts()
+        self.keyholders = Keyholders(self)
         #: Queues that a good receiver is taking from.
         self.drains: set[str] = set()
 
@@ -121,6 +138,10 @@ class Clients:
             raise found
         return found  # type: ignore[no-any-return]
 
+    def wait_for(self, worker: Worker) -> bool:
+        """True if a client waits for an answer of a worker."""
+        return worker in self.open.values()
+
     def lost(self, worker: Worker) -> None:
         """A worker is no more."""
         for answer, asked in list(self.open.items()):
@@ -133,6 +154,7 @@ class Clients:
         for one in found:
             receipt = worker.operations.receipts.read(one.receipt)
             self.world.truths[one.partition].handed_out(worker, one, receipt)
+        self.keyholders.receipts.extend(found)
         self.world.tell("%s hands out %s", worker.process.name, [(o.partition, o.offset, o.attempt) for o in found])
         return found
 
@@ -144,7 +166,10 @@ class Clients:
             _chance.set(self.world.entropy.of("client", number, count))
             if (number, count) not in self.world.cut.operations:
                 self.happened.append((number, count))
-                await self._do()
+                if self.theme.careful:  # what has begun goes on when the faults are over
+                    await asyncio.shield(self.world.spawn(self._do()))
+                else:
+                    await self._do()
             await asyncio.sleep(self.random.random() * self.random.choice((0.01, 0.3, 2.0)) * self.theme.pause)
 
     async def _do(self) -> None:
@@ -152,8 +177,10 @@ class Clients:
             what = self.random.random()
             if what < 0.5:
                 await self._send()
-            elif what < 0.97:
+            elif what < 0.93 or self.theme.careful:
                 await self._receive()
+            elif what < 0.97:
+                await self.keyholders.ask()
             else:
                 await self._manage()
         except (Lost, MarqError) as exc:
@@ -174,15 +201,18 @@ class Clients:
         r = self.random
         self.sent += 1
         group = f"g{r.randrange(3)}" if queue in self.fifo else None
+        payload, large = b"m%d" % self.sent, self.world.kafka.odds.max_bytes
+        if large and r.random() < self.theme.large:
+            payload = payload.ljust(large + r.randrange(-ADDED_BYTES, 200), b".")
         return Entry(
-            b"m%d" % self.sent,
+            payload,
             delay_ms=r.choice((200, 3_000)) if r.random() < 0.1 and group is None else None,
             ttl_ms=r.choice((300, 5_000)) if r.random() < 0.05 else None,
             group=group,
             deduplication_id=str(self.sent) if group is not None else None,
         )
 
-    def _plain_entry(self) -> Entry:
+    def plain_entry(self) -> Entry:
         self.sent += 1
         return Entry(b"m%d" % self.sent)
 
@@ -192,11 +222,20 @@ class Clients:
             return
         results = await self.call(lambda worker: worker.operations.send(queue, entries), worker=worker)
         for entry, result in zip(entries, results, strict=True):
-            if isinstance(result, Sent):
+            if isinstance(result, TooLargeError):
+                self.refused.add(entry.payload)
+                self.world.count("too large")
+                if not self._may_be_too_large(len(entry.payload)) or self.places.get(entry.payload):
+                    self.world.violated("said", f"{entry.payload[:20]!r} is refused as too large: {result}")
+            elif isinstance(result, Sent):
                 self.accepted[entry.payload] = queue
                 self.world.count("accepted")
                 if result.offset >= 0 and (result.partition, result.offset) not in self.places[entry.payload]:
                     self.world.violated("G1 place", f"{entry} is said to be at {result}: {self.places[entry.payload]}")
+
+    def _may_be_too_large(self, size: int) -> bool:
+        """For Kafka, with the headers that a message or its copy has."""
+        return 0 < self.world.kafka.odds.max_bytes < size + ADDED_BYTES
 
     async def _produce(self, entries: list[Entry]) -> None:
         """Write to the topic without marq."""
@@ -205,6 +244,7 @@ class Clients:
         await world.kafka.trip()
         if log.is_away or log.stalled_until > world.loop.now:
             raise Lost
+        entries = [entry for entry in entries if not self._may_be_too_large(len(entry.payload) - ADDED_BYTES)]
         rows = []
         for entry in entries:
             headers = [("marq-delay-ms", b"%d" % entry.delay_ms)] if entry.delay_ms is not None else []
@@ -217,7 +257,7 @@ class Clients:
 
     async def _receive(self) -> None:
         r, queue = self.random, self.random.choice([queue for queue in self.queues if queue not in QUEUES])
-        lease_ms = r.choice((300, 2_000, 10_000))
+        lease_ms = CAREFUL_LEASE_MS if self.theme.careful else r.choice((300, 2_000, 10_000))
         over: list[int] = []
         try:
             found = await self.call(
@@ -236,6 +276,9 @@ class Clients:
             return
         self.world.count("received", len(found))
         what = r.random()
+        if self.theme.careful:
+            await self._ack_at_last(found)
+            return
         if self.theme.late_clients:
             await asyncio.sleep(lease_ms / 1000 * r.uniform(0.8, 1.05))
             what = r.choice((what, 0.7))
@@ -255,6 +298,15 @@ class Clients:
         elif what < 0.9:
             self.rejected.update((one.partition, one.offset) for one in found)
             await self.call(lambda worker: worker.operations.reject(receipts))
+
+    async def _ack_at_last(self, found: list[Received]) -> None:
+        """Acknowledge, again and again while no worker takes it."""
+        for pause_s in (0.1,) * 300:
+            try:
+                await self._ack(found)
+                return
+            except (Lost, MarqError):
+                await asyncio.sleep(pause_s)
 
     def _took_effect(self, what: str, found: list[Received], results: list[MarqError | None]) -> None:
         for one, result in zip(found, results, strict=True):
@@ -291,6 +343,8 @@ class Clients:
     # -- what became of it
 
     def is_in(self, number: int, record: Any) -> None:
+        if record.value in self.refused:
+            self.world.violated("G1 refused", f"{number}@{record.offset} was refused")
         self.places.setdefault(record.value, []).append((number, record.offset))
         truth = self.world.truths[number]
         message = truth.reference.messages[record.offset]
@@ -298,18 +352,19 @@ class Clients:
             here = self.group_at.setdefault((message.queue, message.group), number)
             if here != number:
                 self.world.violated("FIFO place", f"{number}@{record.offset} is of a group that is in {here}: {record}")
-        origin = dict(record.headers).get("marq-origin")
-        if origin is not None and not message.duplicate:
-            left, _, right = origin.decode().partition(":")
-            place = (int(left), int(right))
+        if "marq-origin" in dict(record.headers) and not message.duplicate:
+            place = _origin_of(record)
             if place in self.copies:
                 self.world.violated("one copy", f"{number}@{record.offset} is of {place}, as {self.copies[place]} is")
             self.copies[place] = (number, record.offset)
 
     def is_dead_letter(self, record: Any) -> None:
         """In topic mode, which has a topic for them."""
-        left, _, right = dict(record.headers)["marq-origin"].decode().partition(":")
-        self.copies.setdefault((int(left), int(right)), (-1, record.offset))
+        self.copies.setdefault(_origin_of(record), (-1, record.offset))
+
+    def is_poison(self, record: Any) -> None:
+        """A copy is in the topic for poison."""
+        self.quarantined.add(_origin_of(record))
 
     def is_done(self, number: int, offset: int, outcome: str) -> None:
         place = (number, offset)
@@ -320,7 +375,8 @@ class Clients:
         elif message is None:
             good = False
         elif outcome == "poison":
-            good = message.poison
+            size = len(message.record.value or b"")
+            good = place in self.quarantined and (message.poison or self._may_be_too_large(size))
         elif outcome == "purged":
             good = message.duplicate or message.queue in self.purged
         elif outcome == "expired":
@@ -347,15 +403,17 @@ class Clients:
                 lambda worker: self.receive(worker, queue, lambda: False, limit=10, wait_ms=1_000, lease_ms=20_000)
             )
             if found:
-                await self._ack(found)
+                await self._ack_at_last(found)
         except (Lost, MarqError):
             pass
 
     async def acceptance(self) -> None:
         """Without faults, the promises to users are kept at every worker."""
         world, r, queue = self.world, self.random, self.queues[0]
+        self.accepts = True
         up = world.up()
-        await self._deliver(queue, [self._plain_entry() for _ in range(r.choice((1, 5)))], r.choice(up))
+        world.kafka.fetch_s = r.choice((0.0, FETCH_S))
+        await self._deliver(queue, [self.plain_entry() for _ in range(r.choice((1, 5)))], r.choice(up))
         await self._counts_are(queue)
         found = await self._take(queue, 0, r.choice(up))
         if not found:
@@ -373,7 +431,7 @@ class Clients:
         waits = asyncio.ensure_future(self._take(queue, 5_000, r.choice(up)))
         await asyncio.sleep(r.random() * 2)
         began_s = world.loop.now
-        await self._deliver(queue, [self._plain_entry()], r.choice(up))
+        await self._deliver(queue, [self.plain_entry()], r.choice(up))
         found = await waits
         if not found or world.loop.now > began_s + 1.0:
             world.violated("wake", f"a receive waits, and gets {found}, {world.loop.now - began_s:.1f} s after a send")
@@ -381,6 +439,7 @@ class Clients:
         await self._counts_are(queue)
         if self.fifo:
             await self._gap(self.fifo[0])
+        await self._end_of_log(queue)
         world.count("acceptances")
 
     async def _gap(self, queue: str) -> None:
@@ -404,6 +463,18 @@ class Clients:
             )
         await self._ack(found)
         await self._ack(await self._take(queue, 1_000, self.random.choice(world.up())))
+
+    async def _end_of_log(self, queue: str) -> None:
+        """What was lost between the thread that reads and an agent is read again, though nothing shows a gap."""
+        world = self.world
+        world.kafka.drop_next = world.topics.queue
+        began_s = world.loop.now
+        await self._deliver(queue, [self.plain_entry()])
+        found = await self._take(queue, 10_000, self.random.choice(world.up()))
+        if not found or world.loop.now > began_s + END_S:
+            world.violated("gap", f"{queue}: a receive gets {found}, {world.loop.now - began_s:.1f} s after a send")
+        await self._ack(found)
+        world.kafka.drop_next = None
 
     def _unfinished(self, queue: str) -> list[tuple[int, int]]:
         return [

@@ -49,6 +49,11 @@ class Theme(NamedTuple):
     pause: float = 1.0  # by which what faults and clients do is slower
     slow: float = 0.0  # seconds by which each request to Kafka takes longer, at random
     late_clients: bool = False  # they extend their leases at the last moment
+    refused: float = 0.0  # of batches, for ever: `Odds.refused`
+    deletes: bool = False  # each checkpoint deletes old records; else one in 30 s, and a part of the workers keeps some
+    stands: float = 0.0  # how often a worker stands still once it has read the tables
+    large: float = 0.03  # of messages: Kafka may find them, or their copies, too large
+    careful: bool = False  # Kafka and network are well, and receivers finish what they get: no attempt may be burned
 
 
 THEMES = {
@@ -64,19 +69,27 @@ THEMES = {
     ),
     # what a receiver says comes when its lease ends
     "late": Theme({"stall markers": 0.5, "stand": 2.0, "worker clock": 0.5}, slow=0.15, late_clients=True),
+    # partitions change hands all the time, which takes long
+    "moves": Theme({"end": 6.0, "kill": 2.0}, seconds=60.0, slow=0.05, stands=0.5, deletes=True),
+    # Kafka refuses batches for ever
+    "refused": Theme(
+        {"stall": 2.0, "stall markers": 1.0, "kill": 1.0, "end": 1.0, "damage": 1.0}, refused=0.1, large=0.3
+    ),
     # the store of a worker loses rows, has no room, or can't be read
     "disks": Theme(
         {"power": 3.0, "rot": 3.0, "store": 2.0, "full disk": 1.0, "kill": 1.0, "end": 1.0, "compaction": 1.0}
     ),
     # somebody repeats what workers say to each other, and makes it up
     "strangers": Theme({"strangers": 6.0, "network": 1.0, "kill": 1.0, "end": 1.0}),
+    # as in a deploy
+    "restarts": Theme({"end": 1.0}, careful=True),
     # all is well
     "calm": Theme({}),
     # little happens, for long
     "long": Theme(WEIGHTS, seconds=900.0, pause=20.0),
 }
 #: The themes of runs, as often as they are drawn.
-DRAWN_THEMES = ("mixed",) * 9 + ("rows", "outboxes", "late", "disks", "strangers", "long", "long")
+DRAWN_THEMES = ("mixed",) * 9 + ("rows", "outboxes", "late", "moves", "refused", "disks", "strangers", "long", "long")
 #: Bytes that no marker looks like.
 NO_MARKER = b"\xffno marker"
 
@@ -94,8 +107,8 @@ class Faults:
         self.store_odds = 0.0
         self.foreign = 0
         self.full_until: dict[int, float] = {}  # disks, by the slots of their workers
-        self.ambush = random.choice((0.0, 0.01, 0.05)) if world.cut.ambushes else 0.0
         self.theme = THEMES[world.shape.theme]
+        self.ambush = random.choice((0.0, 0.01, 0.05)) if world.cut.ambushes else 0.0
         self.weights = {name: weight * random.choice((0, 1, 1, 4)) for name, weight in self.theme.weights.items()}
         self.pause_s = random.choice((0.5, 3.0, 10.0)) * self.theme.pause
 
@@ -139,7 +152,7 @@ class Faults:
         owner = next((w for w in self.world.up() if number in w.ownership.owned), None)
         if owner is None or owner.process.state != Process.RUNS:
             return
-        what = self.random.choice(("stand", "kill", "leave"))
+        what = "leave" if self.theme.careful else self.random.choice(("stand", "kill", "leave"))
         self.world.count(f"ambush: {what}")
         if what == "stand":
             seconds = self.random.choice((0.4, 1.5, 5.0))
@@ -150,6 +163,15 @@ class Faults:
             self.world.kafka.later(0.0, self._kill_it, owner)
         else:
             self._end_it(owner)
+
+    def has_read(self, process: Process) -> None:
+        """A worker has read tables, and is about to claim their partition."""
+        if self.world.healing or not self.theme.stands or process.state != Process.RUNS:
+            return
+        if self._random.random() < self.theme.stands:
+            self.world.count("ambush: has read")
+            process.stand()
+            self.world.kafka.later(self._random.choice((0.4, 1.5, 2.0)), process.go_on)
 
     def _one(self) -> Worker | None:
         up = [w for w in self.world.workers if w is not None and w.process.state == Process.RUNS]

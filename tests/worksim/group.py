@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 #: Seconds: as the settings of a worker say.
 SESSION_S, HEARTBEAT_S = 10.0, 0.5
 REBALANCE_S = 30.0
+#: Seconds between looks for members that are silent.
+LOOK_S = 1.0
 
 
 class Member:
@@ -110,7 +113,7 @@ class Group:
                 if member.joined is None:
                     del self.members[member.id]
             self._finish()
-        self.kafka.later(0.5, self._look)
+        self.kafka.later(LOOK_S, self._look)
 
     def _finish(self) -> None:
         if not self.rebalancing or not all(member.joined for member in self.members.values()):
@@ -154,6 +157,21 @@ class _Fetched:
         raise StopIteration
 
 
+class _Main:
+    """The event loop of the main thread, as the thread that fetches knows it. It may be busy for a while."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._free_s = 0.0
+
+    def call_soon_threadsafe(self, function: Any, *args: Any) -> None:
+        kafka = self._worker.kafka
+        now, busy_s = kafka.loop.now, kafka.odds.busy_s
+        if busy_s:
+            self._free_s = max(self._free_s, now + kafka.random.random() * busy_s)
+        self._worker.process.call(function, *args, delay_s=self._free_s - now)
+
+
 class Thread:
     """The thread that fetches: the rules are `ChunkThread`'s, the fetches are not."""
 
@@ -173,7 +191,7 @@ class Thread:
         self.worker = worker
         self.app = worker
         self.kafka = worker.kafka
-        self.parent_loop = worker.kafka.loop
+        self.parent_loop = _Main(worker)
         self.readers: dict[TP, Any] = {}
         self._blocked: set[TP] = set()
         self.consumer: Any = None
@@ -195,6 +213,8 @@ class Thread:
     @property
     def assignment(self) -> Any:
         return self._consumer._subscription.subscription.assignment
+
+    gathering = SimpleNamespace(hurry=lambda: None)  # its fetches are late at random
 
     def call_soon(self, function: Any, *args: Any) -> None:
         self.worker.process.call(function, *args, delay_s=self.kafka.random.random() * 0.0005)
@@ -247,9 +267,10 @@ class Thread:
         if log.is_away or self.kafka.chance(self.kafka.odds.read_error):
             self.kafka.later(0.1, self._at_broker, tp, asked, position)
         elif log.start <= position < log.end or not log.start <= position <= log.end:
-            self.worker.process.call(self._answered, tp, asked, position, delay_s=self.kafka.latency())
+            delay_s = self.kafka.latency() + self.kafka.fetch_s
+            self.worker.process.call(self._answered, tp, asked, position, delay_s=delay_s)
         else:
-            log.watchers[self, tp] = lambda: self.kafka.later(0.0, self._at_broker, tp, asked, position)
+            log.watchers[self, tp] = partial(self._at_broker, tp, asked, position)
 
     def _answered(self, tp: TP, asked: object, position: int) -> None:
         if self.fetching.get(tp) is not asked:
@@ -258,7 +279,7 @@ class Thread:
         reader, log = self.readers.get(tp), self.kafka.log(*tp)
         if reader is None:
             return
-        if reader.paused or reader.state.position != position:
+        if reader.state.position != position:
             self._fetch(tp)
             return
         reader.state.highwater = log.end
@@ -332,6 +353,7 @@ class Consumer(ChunkConsumer):
         self._starts = {}
         self._positions = {}
         self._committed_positions = {}
+        self.stirred = {}
         self.chunks_dropped = 0
         self.unreadable = Counter()
         self.flow_active = False
@@ -350,6 +372,7 @@ class Consumer(ChunkConsumer):
                 kafka.drop_next = None
                 self.app.world.count("chunks dropped")
                 chunks.remove(chunk)
+                self.stirred[chunk.partition] = None
                 chunk._reader.pending = None
                 chunk._reader.give_back()
         super().deliver(chunks)

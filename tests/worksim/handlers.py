@@ -8,6 +8,9 @@ from typing import Any
 from marq.handlers import Handler, Retry
 from tests.worksim.clock import current
 
+#: Most seconds of a call where no attempt may be burned.
+CAREFUL_S = 1.0
+
 
 async def _one(message: Any) -> None:
     await _work([message])
@@ -17,7 +20,11 @@ async def _many(messages: list[Any]) -> None:
     await _work(messages)
 
 
-async def _work(messages: list[Any]) -> None:
+async def _quick(message: Any) -> None:
+    await _work([message], (0.001, 0.02, 0.3))
+
+
+async def _work(messages: list[Any], at_most_s: tuple[float, ...] = (0.001, 0.1, 4.0)) -> None:
     process = current()
     world = process.world
     for message in messages:
@@ -29,16 +36,18 @@ async def _work(messages: list[Any]) -> None:
     for message, running in zip(messages, calls, strict=True):
         running[message.offset] += 1
     try:
-        await _take_time(world)
+        await _take_time(world, at_most_s)
     finally:
         for message, running in zip(messages, calls, strict=True):
             running[message.offset] -= 1
 
 
-async def _take_time(world: Any) -> None:
+async def _take_time(world: Any, at_most_s: tuple[float, ...]) -> None:
     r = world.clients.random
-    if not world.healing:
-        await asyncio.sleep(r.random() * r.choice((0.001, 0.1, 4.0)))
+    if world.clients.theme.careful:
+        await asyncio.sleep(r.random() * min(r.choice(at_most_s), CAREFUL_S))
+    elif not world.healing:
+        await asyncio.sleep(r.random() * r.choice(at_most_s))
         if r.random() < 0.1:
             raise Retry(r.choice((None, 100)))
         if r.random() < 0.1:
@@ -46,8 +55,9 @@ async def _take_time(world: Any) -> None:
 
 
 #: The queues that have a handler in each worker.
-QUEUES = ("work", "batches")
+QUEUES = ("work", "batches", "quick")
 HANDLERS = [
     Handler(_one, ("work",), 0, 2, 2_000, 5, 200, 1_000),
     Handler(_many, ("batches",), 10, 1, 3_000, None, 200, 1_000),  # type: ignore[arg-type]
+    Handler(_quick, ("quick",), 0, 1, 1_000, 5, 200, 1_000),  # so quick that it takes messages ahead
 ]

@@ -15,7 +15,13 @@ from random import Random
 from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, RecordTooLargeError
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+)
 from aiokafka.structs import OffsetAndTimestamp, RecordMetadata
 from faust.types import TP
 
@@ -28,6 +34,14 @@ DELIVERY_TIMEOUT_S = 30.0
 #: Seconds before a request is repeated that was refused, or not answered.
 RETRY_S = 0.1
 REQUEST_TIMEOUT_S = 10.0
+#: Bytes of a batch of several records, as of aiokafka's producer.
+BATCH_BYTES = 16_384
+#: Bytes of a batch that some brokers take at most.
+MAX_BYTES = 2 * BATCH_BYTES
+#: How much less often it is a batch of a changelog that a broker never takes.
+OF_TABLES = 0.1
+#: Why it does not take it.
+REFUSALS = (UnknownError, TopicAuthorizationFailedError)
 
 
 class Stored(NamedTuple):
@@ -54,6 +68,7 @@ class Log:
         self.clock_ms = 0  # by which its leader's clock is wrong
         self.away_until = 0.0  # it has no leader
         self.stalled_until = 0.0  # too few replicas are in sync
+        self.max_bytes = 0  # of a batch; 0: whatever the producer takes
         self.watchers: dict[object, Callable[[], None]] = {}
         self.on_append: Callable[[Any], None] = lambda record: None
 
@@ -123,6 +138,9 @@ class Odds(NamedTuple):
     fetch_max: int = 50
     read_error: float = 0.0
     dropped: float = 0.0  # of chunks, between the thread that fetches and the agent: as Faust does in a rebalance
+    busy_s: float = 0.0  # after which the main thread of a worker takes what the one that fetches has for it
+    refused: float = 0.0  # of batches: they never land, and of half of those that were not confirmed in time
+    max_bytes: int = 0  # of a batch in the topics of messages; 0: whatever the producer takes
 
     @classmethod
     def draw(cls, r: Random) -> Odds:
@@ -136,6 +154,9 @@ class Odds(NamedTuple):
             fetch_max=r.choice((2, 20, 500)),
             read_error=r.choice((0.0, 0.02)),
             dropped=r.choice((0.0, 0.0, 0.03)),
+            busy_s=r.choice((0.0, 0.0, 0.03, 0.3)),
+            refused=r.choice((0.0, 0.0, 0.003, 0.03)),
+            max_bytes=r.choice((0, 0, MAX_BYTES)),
         )
 
 
@@ -149,7 +170,11 @@ class Kafka:
         self.logs: dict[TP, Log] = {}
         self.ahead_ms = 0
         self.slow_s = 0.0  # by which each request may take longer
+        self.fetch_s = 0.0  # by which each fetch takes longer
         self.drop_next: str | None = None  # a topic whose next chunk is dropped
+        self.of_tables: frozenset[str] = frozenset()  # changelogs
+        #: Topics in which a batch may have `Odds.max_bytes`.
+        self.of_messages: frozenset[str | None] = frozenset()
         self.patience = 1  # by which an empty fetch takes longer than its wait
         self.tell: Callable[..., None] = lambda *_: None
 
@@ -158,7 +183,7 @@ class Kafka:
 
     def calm(self) -> None:
         """Faults are over."""
-        self.odds = Odds(fetch_max=self.odds.fetch_max)
+        self.odds = Odds(fetch_max=self.odds.fetch_max, max_bytes=self.odds.max_bytes)
         self.slow_s = 0.0
         now_ms = int((EPOCH_S + self.loop.now) * 1000)
         # all clocks agree again, at or after every timestamp so far: everything that was due by these is due now
@@ -175,6 +200,8 @@ class Kafka:
         if found is None:
             found = self.logs[tp] = Log(self, topic, number)
             found.clock_ms = self.ahead_ms
+            if topic in self.of_messages:
+                found.max_bytes = self.odds.max_bytes
         return found
 
     def latency(self) -> float:
@@ -200,7 +227,7 @@ class Kafka:
 class Batch:
     """Records of one request."""
 
-    __slots__ = ("bytes", "expiry", "futures", "landed", "rows")
+    __slots__ = ("bytes", "expired", "expiry", "futures", "landed", "rows")
 
     def __init__(self) -> None:
         self.rows: list[tuple[Any, Any, Any]] = []
@@ -208,6 +235,7 @@ class Batch:
         self.bytes = 0
         self.landed: tuple[int, int] | None = None
         self.expiry: asyncio.TimerHandle | None = None
+        self.expired = False
 
 
 class Line:
@@ -251,7 +279,7 @@ class Producer:
         future: asyncio.Future[RecordMetadata] = self.kafka.loop.create_future()
         size = len(value or b"") + len(key or b"") + sum(len(n) + len(v or b"") for n, v in headers or ())
         if size > self.max_bytes:
-            future.set_exception(RecordTooLargeError(f"{size} bytes"))
+            future.set_exception(MessageSizeTooLargeError(f"{size} bytes"))
             return future
         if self.pending_bytes > MAX_PENDING_BYTES:
             future.set_exception(ProducerFull("full"))
@@ -261,7 +289,8 @@ class Producer:
         if line is None:
             line = self.lines[tp] = Line(self.kafka.log(topic, partition))
         batch = line.batches[-1] if line.batches else None
-        if batch is None or (line.sending and len(line.batches) == 1):
+        is_full = batch is not None and batch.bytes + size > BATCH_BYTES
+        if batch is None or is_full or (line.sending and len(line.batches) == 1):
             batch = Batch()
             batch.expiry = self.kafka.loop.call_later(DELIVERY_TIMEOUT_S, _expire, batch, tp)
             if not line.batches:
@@ -317,6 +346,10 @@ class Producer:
             return
         offset_known = True
         if batch.landed is None:
+            error = self._refusal(log, batch)
+            if error is not None:
+                self.process.call(self._refused, tp, line, batch, error, delay_s=kafka.latency())
+                return
             batch.landed = log.append(batch.rows)
         else:
             offset_known = not kafka.chance(kafka.odds.forgotten)
@@ -325,12 +358,36 @@ class Producer:
             return
         self.process.call(self._confirmed, tp, line, batch, offset_known, delay_s=kafka.latency())
 
-    def _confirmed(self, tp: TP, line: Line, batch: Batch, offset_known: bool) -> None:
-        assert batch.landed is not None and batch.expiry is not None
+    def _refusal(self, log: Log, batch: Batch) -> Exception | None:
+        """Why a batch never lands."""
+        kafka, odds = self.kafka, self.kafka.odds
+        if log.max_bytes and batch.bytes > log.max_bytes:
+            return MessageSizeTooLargeError(f"{batch.bytes} bytes for {log}")
+        refused = 0.5 if batch.expired and odds.refused else odds.refused
+        if log.topic in kafka.of_tables:
+            refused *= OF_TABLES  # a worker stops, and is started again
+        if not kafka.chance(refused):
+            return None
+        kafka.tell("%s refuses a batch of %s for ever", log, self.process.name)
+        return kafka.random.choice(REFUSALS)("planted")
+
+    def _refused(self, tp: TP, line: Line, batch: Batch, error: Exception) -> None:
+        self._is_over(line, batch)
+        for future in batch.futures:
+            if not future.done():
+                future.set_exception(error)
+        self._send(tp, line)
+
+    def _is_over(self, line: Line, batch: Batch) -> None:
+        assert batch.expiry is not None
         batch.expiry.cancel()
         line.batches.popleft()
-        line.since = self.kafka.loop.now
         self.pending_bytes -= batch.bytes
+
+    def _confirmed(self, tp: TP, line: Line, batch: Batch, offset_known: bool) -> None:
+        assert batch.landed is not None
+        self._is_over(line, batch)
+        line.since = self.kafka.loop.now
         first, stamp = batch.landed
         for i, future in enumerate(batch.futures):
             if not future.done():
@@ -340,6 +397,7 @@ class Producer:
 
 
 def _expire(batch: Batch, tp: TP) -> None:
+    batch.expired = True
     for future in batch.futures:
         if not future.done():
             future.set_exception(KafkaTimeoutError(f"not confirmed within {DELIVERY_TIMEOUT_S} s: {tp}"))
@@ -385,6 +443,7 @@ class PlainConsumer:
 
     def unsubscribe(self) -> None:
         self.positions = {}
+        self.process.world.faults.has_read(self.process)
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         self.positions[tp] = offset

@@ -11,7 +11,7 @@ from aiohttp import ClientConnectionError, web
 
 from marq.errors import MarqError
 from marq.protocol import problems
-from tests.worksim.clock import Process, current
+from tests.worksim.clock import current
 
 if TYPE_CHECKING:
     from tests.worksim.worker import Worker
@@ -23,13 +23,14 @@ class Session:
 
     def __init__(self, **options: Any) -> None:
         self.process = current()
-        self.closed = False
+        self.open: dict[_Exchange, None] = {}
 
     def post(self, url: str, **options: Any) -> _Exchange:
-        return _Exchange(self.process, url, **options)
+        return _Exchange(self, url, **options)
 
     async def close(self) -> None:
-        self.closed = True
+        for exchange in list(self.open):
+            exchange.cut()
 
 
 class _Content:
@@ -50,10 +51,10 @@ class _Exchange:
     """One request, and its answer."""
 
     def __init__(
-        self, process: Process, url: str, *, data: bytes, headers: dict[str, str], timeout: Any, allow_redirects: bool
+        self, session: Session, url: str, *, data: bytes, headers: dict[str, str], timeout: Any, allow_redirects: bool
     ) -> None:
-        self.process = process
-        self.world: World = process.world
+        self.session = session
+        self.world: World = session.process.world
         self.base, _, path = url.partition("/v1/")
         self.path = "/v1/" + path
         self.data = data
@@ -66,6 +67,7 @@ class _Exchange:
         net = self.world.net
         self.world.calls[self.path.rpartition("/")[2]] += 1
         self.answer = self.world.loop.create_future()
+        self.session.open[self] = None
         if net.loses():
             pass  # the request: nobody answers
         else:
@@ -76,6 +78,8 @@ class _Exchange:
         except BaseException:
             self.is_over = True
             raise
+        finally:
+            self.session.open.pop(self, None)
         if isinstance(found, Exception):
             raise found
         return found
@@ -119,6 +123,11 @@ class _Exchange:
         if response.status < 400:
             world.violated("strangers", f"{worker.process.name} answers {self.path} to a stranger: {headers}")
         world.count("strangers refused")
+
+    def cut(self) -> None:
+        """The caller closes the connection: what was answered and has not arrived is lost."""
+        self.is_over = True
+        self._give(ClientConnectionError("this worker has closed the connection"))
 
     def broken(self) -> None:
         """The called process has ended."""

@@ -19,7 +19,8 @@ SALTS = 3
 #: Lines of a story that say what the workers, Kafka and the faults did, whatever the message.
 OF_ALL = re.compile(
     r" starts$| is killed| stands still| is told to end| has ended| fails: |generation |gives .* up|VIOLATED|"
-    r"no leader|is away|below its minimum|clock of|faults are over|is new$|learns that|store of|is full|no right"
+    r"no leader|is away|below its minimum|clock of|faults are over|is new$|learns that|store of|is full|"
+    r"no right|refuses a batch"
 )
 
 

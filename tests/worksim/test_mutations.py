@@ -20,6 +20,8 @@ SOON = (
     "not read on",
     "owner's markers are kept",
     "rows are lost",
+    "not read again",
+    "any key will do",
 )
 SOON_SEEDS = 40
 SEEDS_MAX = 2_000

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Of looks at a state in which nothing seems to have happened since the last one: how many are left out.
 UNCHANGED = 0.9
+#: Bytes of a payload that a story tells.
+VALUE_BYTES = 40
 NO_MARKERS = Batch(v=1, by="", seq=0, markers=[])
 
 
@@ -64,7 +66,7 @@ class Truth:
 
     def _sent(self, record: Any) -> None:
         self.reference.send(record)
-        self.world.tell("queue %s @%s %s", self.number, record.offset, record.value)
+        self.world.tell("queue %s @%s %s", self.number, record.offset, (record.value or b"")[:VALUE_BYTES])
         self.world.message_is_in(self.number, record)
 
     def _marked(self, record: Any) -> None:
@@ -146,6 +148,7 @@ class Truth:
             self._violated("G2", f"{who}, which ended at {ref.ended_at[offset]}, before {started.position}")
         if one.attempt != started.receives:
             self._violated("G4 told", f"{who}, attempt {one.attempt}; the log says {started.receives}")
+        self._burned(who, one.attempt)
         message = ref.messages[offset]
         if message.poison or message.duplicate:
             self._violated("G3 early", f"{who}: {message}")
@@ -175,11 +178,18 @@ class Truth:
             self._violated("G2", f"{who} calls a handler with @{offset}, which ended before")
         if ref.messages[offset].record.value != message.payload:
             self._violated("G1 payload", f"{who} calls a handler with @{offset} and another payload")
+        self._burned(f"{who} calls a handler with @{offset}", message.attempt)
         if self.calls[offset] and not self.world.shape.faults:
             self._violated("duplicate", f"{who} calls a handler with @{offset} beside another call, without any fault")
         self.handed[offset] += 1
         self.world.count("handled")
         self.world.count("handed out again", self.handed[offset] > 1)
+
+    def _burned(self, who: str, attempt: int) -> None:
+        """Where each receiver finishes what it gets, only an answer that got lost costs an attempt."""
+        clients = self.world.clients
+        if attempt > 1 and clients.theme.careful and not clients.accepts:
+            self._violated("G4 burned", f"{who}, attempt {attempt}")
 
     # -- what workers know
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,12 +17,13 @@ from app.kafka.topics import TABLES, Topics
 from app.service.meters import Meters
 from app.settings import Settings
 from app.streaming.chunks import ChunkQueue
-from app.worker import WorkerApp
+from app.worker import ANSWERS_S, WorkerApp
 from gateway.auth import Keys
 from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.worksim.clock import Process
 from tests.worksim.group import Consumer, Thread
 from tests.worksim.kafka import Producer
+from tests.worksim.keyholders import Gateway
 from tests.worksim.store import Table
 
 if TYPE_CHECKING:
@@ -58,7 +60,11 @@ class Leavings:
         return False
 
     def forget(self, owned: Any) -> None:
-        self._worker.world.truths[owned.number].left(self._worker, owned)
+        worker = self._worker
+        worker.world.truths[owned.number].left(worker, owned)
+        for waiter in worker.operations.receives._asking:
+            if any(one is owned for one, _ in waiter.pending):
+                worker.world.violated("receives", f"{worker.process.name}: one waits for {owned.number}, that left")
 
 
 class Worker(WorkerApp):
@@ -142,6 +148,10 @@ class Worker(WorkerApp):
             self.failure = exc
             self.world.worker_failed(self, exc)
 
+    @cached_property
+    def gateway(self) -> Gateway:
+        return Gateway(self)
+
     def store_fails(self) -> bool:
         return self.world.store_fails(self)
 
@@ -191,10 +201,13 @@ class Worker(WorkerApp):
         await self.leave()
         self.stopping = True
         await self.stop_parts()
-        self.listens = False
         if self.reads is not None and not self.thread.left:
             self.thread.leave_group()
         await asyncio.gather(self.ownership.stop(), self.catalog.stop())
+        self.listens = False
+        until = self.world.loop.now + ANSWERS_S
+        while (self.open_exchanges or self.world.clients.wait_for(self)) and self.world.loop.now < until:
+            await asyncio.sleep(0.01)
         self.world.worker_ended(self)
 
     # -- rebalances: in the order in which Faust and `WorkerApp` do it

@@ -28,6 +28,7 @@ import app.service.move_tasks
 import app.streaming.raw_table
 import app.worker
 import marq.handlers
+from app.engine.changelogs import TRIM_INTERVAL_MS
 from app.engine.ownership import TIMER_MS
 from app.settings import Settings
 from app.streaming.faults import is_expected
@@ -39,7 +40,7 @@ from tests.worksim.clock import Entropy, Process, Stuck, VirtualLoop, virtual
 from tests.worksim.faults import DRAWN_THEMES, THEMES, Faults
 from tests.worksim.group import Group
 from tests.worksim.handlers import HANDLERS
-from tests.worksim.kafka import Admin, Edges, Kafka, Odds, PlainConsumer, PlainProducer
+from tests.worksim.kafka import MAX_BYTES, Admin, Edges, Kafka, Odds, PlainConsumer, PlainProducer
 from tests.worksim.network import Network, Session
 from tests.worksim.store import NO_SPACE, Rows, WriteBatch
 from tests.worksim.truth import Truth, Violation
@@ -55,6 +56,10 @@ SETTLED_S = 12.0
 STEP_MAX_MS = 10_000
 #: The queue of a topic that is not marq's own.
 TOPIC_QUEUE = "everything"
+#: In the reason why a partition is not served whose log begins beyond what is known of it.
+DELETED = "deleted unread"
+#: In the error of a worker that stops because Kafka refuses a row of a table.
+NOT_WRITTEN = "was not written"
 #: Lines of a story.
 STORY_LINES = 60
 
@@ -119,6 +124,7 @@ class World:
         self.story = story
         self._hash = blake2b(digest_size=16)
         self.violation: Violation | None = None
+        theme = THEMES[self.shape.theme]
         self.loop = VirtualLoop()
         self.loop.on_error = self.callback_failed
         self.starts = 0
@@ -139,34 +145,40 @@ class World:
             checkpoint_ms=draws.choice((300, 2_000)),
             persist_after_ms=draws.choice((500, 10_000)),
             window_offsets=draws.choice((20, 100_000)),
-            retention_history_ms=draws.choice((0, 5_000)),
+            retention_history_ms=0 if theme.deletes else draws.choice((0, 5_000)),
         )
         #: Workers look less often at due times and new queues than real ones, which costs less.
         self.lazy = draws.random() < 0.9 or self.shape.theme == "long"
         self.timer_ms = 200 if self.lazy else TIMER_MS
         self.topics = topics_of(self.settings)
-        odds = Odds.draw(draws)._replace(
-            **{name: Odds._field_defaults[name] for name in self.cut.odds & {*Odds._fields}}
-        )
-        if not self.shape.faults:
+        odds = Odds.draw(draws)
+        if theme.refused:
+            odds = odds._replace(refused=theme.refused, max_bytes=MAX_BYTES)
+        odds = odds._replace(**{name: Odds._field_defaults[name] for name in self.cut.odds & {*Odds._fields}})
+        careful = theme.careful
+        if not self.shape.faults or careful:
             odds = Odds()
+        self.refuses = odds.refused > 0
         self.kafka = Kafka(self.loop, self.entropy.stream("kafka"), odds)
         self.kafka.tell = self.tell
+        self.kafka.of_tables = frozenset(self.topics.changelogs.values())
+        self.kafka.of_messages = frozenset((self.topics.queue, self.topics.poison, self.topics.dead_letter))
         if self.shape.faults:
-            self.kafka.slow_s = THEMES[self.shape.theme].slow
+            self.kafka.slow_s = theme.slow
         self.kafka.patience = 25 if self.lazy else 1
         self.net = Network(self.entropy.stream("network"))
         if self.shape.faults:
             self.net.jitter_s = draws.choice((0.001, 0.001, 0.05, 0.8))
             self.net.loss = draws.choice((0.0, 0.0, 0.05))
-        if "network" in self.cut.odds:
-            self.net.jitter_s, self.net.loss = 0.001, 0.0
+        if "network" in self.cut.odds or careful:
+            self.net.jitter_s, self.net.loss = draws.choice((0.001, 0.05, 0.5)) if careful else 0.001, 0.0
         self.disks: list[dict[str, dict[int, Rows]]] = [{} for _ in range(self.shape.workers)]
         self.workers: list[Worker | None] = [None] * self.shape.workers
         self.truths = [Truth(self, number) for number in range(self.shape.partitions)]
         self.clients = Clients(self, self.entropy.stream("clients"))
         if self.topics.dead_letter is not None:
             self.kafka.log(self.topics.dead_letter, 0).on_append = self.clients.is_dead_letter
+        self.kafka.log(self.topics.poison, 0).on_append = self.clients.is_poison
         self.faults = Faults(self, self.entropy.stream("faults"))
         self.group: Group
 
@@ -225,6 +237,8 @@ class World:
         self.clients.lost(worker)
 
     def worker_ended(self, worker: Worker) -> None:
+        for truth in self.truths:
+            truth.nothing_is_stranded()
         self.tell("%s has ended", worker.process.name)
         worker.process.kill()
         self._gone(worker)
@@ -240,6 +254,10 @@ class World:
             return
         if NO_SPACE in repr(exc):
             self.count("stops for want of room")  # and the supervisor starts it again
+            self.worker_ended(worker)
+            return
+        if NOT_WRITTEN in str(exc) and self.refuses:
+            self.count("stops for a refused row")
             self.worker_ended(worker)
             return
         try:
@@ -262,6 +280,12 @@ class World:
 
     def is_fifo(self, queue: str) -> bool:
         return queue in self.clients.fifo
+
+    def spawn(self, coroutine: Any) -> asyncio.Task[Any]:
+        """Run something beside the rest."""
+        task: asyncio.Task[Any] = asyncio.ensure_future(coroutine)
+        self.loop.kept.append(task)
+        return task
 
     # -- what is in the logs
 
@@ -364,6 +388,9 @@ class World:
         for worker in self.workers:
             if worker is None or worker.process.state == Process.DEAD:
                 continue
+            for number, reason in worker.ownership.unserved.items():
+                if DELETED in reason:  # nobody but owners deletes records here
+                    self.violated("G1 deleted", f"{worker.process.name}, partition {number}: {reason}")
             for truth in self.truths:
                 if all_of_them or self.random.random() < 0.5:
                     truth.look(worker, all_of_them)
@@ -421,6 +448,7 @@ class World:
         patches: list[tuple[Any, str, Any]] = [
             (app.kafka.connection, "AIOKafkaConsumer", PlainConsumer),
             (app.engine.changelogs, "LogEdges", Edges),
+            (app.engine.changelogs, "TRIM_INTERVAL_MS", 0 if self.clients.theme.deletes else TRIM_INTERVAL_MS),
             (app.engine.changelogs, "release", PlainConsumer.unsubscribe),
             (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
             (app.engine.queues_topic, "AIOKafkaProducer", PlainProducer),
