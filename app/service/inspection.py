@@ -215,6 +215,7 @@ class Inspection:
         for queue in queues:
             own = counts.get(queue, none)
             dead_letters = counts.get(dead_queues[queue], none)
+            unfinished = own["ready"] + own["delayed"] + own["in_flight"]
             stats.append(
                 QueueStats(
                     queue=queue,
@@ -222,7 +223,8 @@ class Inspection:
                     delayed=own["delayed"],
                     in_flight=own["in_flight"],
                     dead=own.get("dead", sum(dead_letters.values())),
-                    oldest_ms=ages.get(queue),
+                    # ages are half a second old: what they don't know yet is younger than that
+                    oldest_ms=ages.get(queue, 0) if unfinished else None,
                     breaker=breakers.get(queue),
                     has_receiver=received[queue],
                 )

@@ -180,6 +180,22 @@ def test_the_age_is_that_of_the_oldest_in_memory_and_on_disk() -> None:
     run(scenario)
 
 
+def test_a_queue_has_an_age_exactly_while_it_has_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census_module, "OLDEST_KEPT_MS", 3_600_000)
+
+    async def scenario(desk: Desk) -> None:
+        desk.worker.send(queue="other")
+        assert (await desk.stats("q"))["oldest_ms"] is None  # from here on, these ages are reused
+        desk.worker.send()
+        assert (await desk.stats("q"))["oldest_ms"] == 0
+        (handout,) = desk.worker.receive(1)
+        desk.worker.owner.acked(handout.offsets, handout.receipt)
+        desk.worker.flush()
+        assert (await desk.stats("q"))["oldest_ms"] is None
+
+    run(scenario)
+
+
 def test_dead_letters_of_topic_mode_are_those_that_became_some() -> None:
     async def scenario(desk: Desk) -> None:
         desk.worker.send(3)
