@@ -37,6 +37,8 @@ MAX_CHUNK_RECORDS = 5_000
 #: Milliseconds that the broker waits before it answers a fetch without data. aiokafka has one fetch per broker under
 #: way, so a partition that was just resumed may wait as long while all others are idle.
 FETCH_WAIT_MS = 100
+#: The same for a fetch that leaves out none of our partitions, so that nobody can be waiting for the next one.
+WHOLE_FETCH_WAIT_MS = 500
 #: Seconds that aiokafka delays the fetch of a whole broker while data of one of its partitions waits for its reader.
 #: Otherwise the next fetch would leave that partition out, and take `FETCH_WAIT_MS` when all others are idle.
 FETCH_HOLD_S = 0.02
@@ -123,7 +125,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         fetcher = self._ensure_consumer()._fetcher
         fetcher._client = PacedClient(fetcher._client)
         decode_with(self._ensure_consumer(), self._chunked.__contains__, self._on_fault)
-        self.plan = FetchPlan(fetcher)
+        self.plan = FetchPlan(fetcher, self._chunked, WHOLE_FETCH_WAIT_MS)
         # Chunks are taken in the step in which the response arrives. Otherwise the fetcher would ask again at once,
         # without the partitions that have data, and these would wait until that fetch ends.
         fetcher._proc_fetch_request = partial(self._fetch_and_hand_over, fetcher, fetcher._proc_fetch_request)
@@ -197,6 +199,8 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         with self._listening():
+            if self.plan is not None:
+                self.plan.expects_partitions = True
             await super().on_partitions_revoked(revoked)
 
     async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:

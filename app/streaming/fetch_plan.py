@@ -14,7 +14,7 @@ an error of the session, the next request names everything again.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -147,10 +147,23 @@ class PlannedRequest(FetchRequest):  # type: ignore[misc]  # aiokafka has no typ
 
 
 class FetchPlan:
-    """Takes the place of a fetcher's `_get_actions_per_node`. Use it in the thread of the fetcher."""
+    """Takes the place of a fetcher's `_get_actions_per_node`. Use it in the thread of the fetcher.
 
-    def __init__(self, fetcher: Any) -> None:
+    Args:
+        fetcher: aiokafka's.
+        topics: those that are read all the time. Others are read for a while, and paused for good.
+        whole_wait_ms: milliseconds that a broker may wait for records when no partition of `topics` is left out. One
+            that is left out is fetched when the present fetch is over, so then the wait is the fetcher's own, which is
+            short.
+    """
+
+    def __init__(self, fetcher: Any, topics: Collection[str] = (), whole_wait_ms: int = 0) -> None:
         self._fetcher = fetcher
+        self._topics = topics
+        self._whole_wait_ms = whole_wait_ms
+        self._left_out: set[TopicPartition] = set()  # of these topics, those that the brokers are not asked for
+        #: Whether partitions may come soon: they should not wait for the end of a fetch.
+        self.expects_partitions = False
         self._nodes: dict[int, Node] = {}
         self._node_of: dict[TopicPartition, int] = {}
         self._assignment: Any = None
@@ -187,6 +200,8 @@ class FetchPlan:
         if assignment is not self._assignment:
             self._assignment = assignment
             self._node_of.clear()
+            self._left_out.clear()
+            self.expects_partitions = False
             for node in self._nodes.values():
                 node.wanted.clear()
                 node.lost()
@@ -222,6 +237,10 @@ class FetchPlan:
             elif not state.paused:
                 what = (state.position, fetcher._max_partition_fetch_bytes)
             self._want(tp, node_id, what)
+            if what is None and state is not None and tp.topic in self._topics:
+                self._left_out.add(tp)
+            else:
+                self._left_out.discard(tp)
         self.touched = again
         waits_s = self._waits_s(records)
         requests = [
@@ -230,6 +249,9 @@ class FetchPlan:
             if node.wanted and not (node_id in fetcher._in_flight or node_id in waits_s or node_id in awaiting_reset)
         ]
         pause_s = min(waits_s.values()) if waits_s else fetcher._fetcher_timeout
+        if len(fetcher._pending_tasks) < len(fetcher._in_flight):
+            # a fetch ended in the turn in which a touch woke aiokafka, which learns of the free broker in the next one
+            pause_s = 0.0
         return requests, awaiting_reset, pause_s, no_leader, []
 
     def _want(self, tp: TopicPartition, node_id: int | None, what: _Wanted | None) -> None:
@@ -256,9 +278,9 @@ class FetchPlan:
 
     def _request(self, node: Node) -> PlannedRequest:
         f = self._fetcher
-        return PlannedRequest(
-            self, node, f._fetch_max_wait_ms, f._fetch_min_bytes, f._fetch_max_bytes, f._isolation_level
-        )
+        is_whole = not self._left_out and not self.expects_partitions
+        wait_ms = max(self._whole_wait_ms, f._fetch_max_wait_ms) if is_whole else f._fetch_max_wait_ms
+        return PlannedRequest(self, node, wait_ms, f._fetch_min_bytes, f._fetch_max_bytes, f._isolation_level)
 
 
 def _by_topic(partitions: Iterable[tuple[TopicPartition, _Wanted]]) -> _Topics:

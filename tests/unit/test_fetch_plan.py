@@ -25,6 +25,7 @@ class Broker:
         self.sessions: dict[int, dict[str, Any]] = {}
         self.made = 0
         self.named = 0  # partitions in the last request
+        self.wait_ms = 0  # of the last request
 
     def answer(self, request: Any) -> Any:
         asked = {
@@ -32,6 +33,7 @@ class Broker:
             for topic, partitions in request.topics
             for p in partitions  # (partition, leader epoch, offset, start of the log, bytes)
         }
+        self.wait_ms = request.max_wait_time
         self.named = len(asked) + sum(len(numbers) for _, numbers in request.forgotten_topics_data)
         if request.session_epoch == 0:
             self.sessions.pop(request.session_id, None)
@@ -93,6 +95,7 @@ class Lab:
             _client=SimpleNamespace(cluster=SimpleNamespace(_last_successful_refresh_ms=1)),
             _records={},
             _in_flight=set(),
+            _pending_tasks=set(),
             _select_read_replica=lambda tp: 1,
             _max_partition_fetch_bytes=1_000,
             _fetch_max_wait_ms=100,
@@ -105,7 +108,7 @@ class Lab:
             seek_to=self._seek_to,
             request_offset_reset=lambda tps, strategy: None,
         )
-        self.plan = FetchPlan(self.fetcher)
+        self.plan = FetchPlan(self.fetcher, ["t"], 500)
 
     def _state(self, tp: TopicPartition) -> State | None:
         self.looked_at += 1
@@ -160,6 +163,49 @@ def test_a_fetch_without_news_names_no_partition_and_looks_at_none() -> None:
         assert lab.broker.named == 0
     assert lab.looked_at == 0
     assert lab.broker.made == 1
+
+
+def test_the_broker_may_wait_for_long_only_while_no_partition_is_left_out() -> None:
+    lab = Lab(3)
+    tp = TopicPartition("t", 1)
+    other = TopicPartition("changelog", 0)  # paused for good, as Faust leaves it after a recovery
+    lab.states[other], lab.broker.ends[other] = State(), 0
+    lab.states[other].paused = True
+    lab.assignment.tps.add(other)
+
+    def wait_ms() -> int:
+        lab.broker.wait_ms = 0
+        lab.fetch()
+        return lab.broker.wait_ms
+
+    assert wait_ms() == 500
+    lab.states[tp].paused = True
+    lab.plan.touch(tp)
+    assert wait_ms() == 100, "when it is resumed, it waits for the end of this fetch"
+    lab.states[tp].paused = False
+    lab.plan.touch(tp)
+    assert wait_ms() == 500
+    lab.broker.ends[tp] = 5
+    lab.fetch(room=False)
+    assert wait_ms() == 100, "when its reader has taken them, it waits for the end of this fetch"
+    lab.states[tp].position = 5
+    del lab.fetcher._records[tp]
+    assert wait_ms() == 500
+    lab.plan.expects_partitions = True
+    assert wait_ms() == 100, "those that come wait for the end of this fetch"
+    lab.assignment = SimpleNamespace(tps=set(lab.states), state_value=lab._state)
+    assert wait_ms() == 500
+
+
+def test_a_fetch_that_ended_while_something_else_woke_the_fetcher_does_not_hold_up_the_next_one() -> None:
+    lab = Lab(1)
+    lab.fetcher._in_flight.add(1)
+    lab.fetcher._pending_tasks.add("a fetch")
+    *_, pause_s, _, _ = lab.plan.actions(lab.assignment)
+    assert pause_s == 0.2
+    lab.fetcher._pending_tasks.clear()  # aiokafka drops the task at once, and frees the broker a turn later
+    *_, pause_s, _, _ = lab.plan.actions(lab.assignment)
+    assert pause_s == 0.0
 
 
 def test_only_the_partition_with_news_is_named() -> None:
