@@ -101,8 +101,10 @@ class CheckpointCycle:
         self._next_ms = now_ms + self._limits.checkpoint_ms
 
     def hurry(self) -> None:
-        """Memory is short: the next checkpoint comes at once, and writes all payloads."""
-        self._hurried = True
+        """Memory is short: the next checkpoint comes at once, unless it is put off, and writes all payloads."""
+        if not self._hurried:
+            # only the first time: one that waits for its turn is asked to hurry again and again
+            self._hurried, self._next_ms = True, 0
 
     @property
     def is_urgent(self) -> bool:
@@ -115,7 +117,7 @@ class CheckpointCycle:
 
     def is_due(self, now_ms: int) -> bool:
         """True if :meth:`step` would begin a checkpoint now."""
-        return self.state is CycleState.IDLE and (now_ms >= self._next_ms or self._hurried)
+        return self.state is CycleState.IDLE and now_ms >= self._next_ms
 
     @property
     def under_way(self) -> bool:
@@ -140,7 +142,7 @@ class CheckpointCycle:
             return now_ms if self.state in (CycleState.ROWS_WRITTEN, CycleState.RETIRING) else None
         if not self.has_to_write:
             return None
-        return now_ms if self._hurried else self._next_ms
+        return self._next_ms
 
     # ------------------------------------------------------------------ what happens
 

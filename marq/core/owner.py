@@ -554,12 +554,12 @@ class Owner:
     # ------------------------------------------------------------------ checkpoints
 
     def hurry_checkpoint(self) -> None:
-        """Memory is short: the next checkpoint comes at once, and writes all payloads."""
+        """Memory is short: the next checkpoint comes at once, unless it is put off, and writes all payloads."""
         self._touch()
         self.checkpoints.hurry()
 
     def put_off_checkpoint(self, until_ms: int) -> None:
-        """Others come first: the next checkpoint begins at this time, or later, unless memory is short."""
+        """Others come first: the next checkpoint begins at this time, or later."""
         self.checkpoints.put_off(until_ms)
 
     @property

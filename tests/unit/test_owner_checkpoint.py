@@ -393,7 +393,7 @@ def test_while_a_tick_is_not_folded_there_is_one_a_second() -> None:
     assert sum(wanted) == 2
 
 
-def test_a_checkpoint_that_was_put_off_begins_later_unless_memory_is_short() -> None:
+def test_a_checkpoint_that_was_put_off_begins_later_or_when_memory_gets_short() -> None:
     worker = Worker().serve()
     worker.send()
     now = worker.clock_ms + worker.owner.limits.checkpoint_ms
@@ -405,3 +405,20 @@ def test_a_checkpoint_that_was_put_off_begins_later_unless_memory_is_short() -> 
     assert not worker.owner.wants_checkpoint(now + 49), "it is not brought forward"
     worker.owner.hurry_checkpoint()
     assert worker.owner.wants_checkpoint(now)
+
+
+def test_an_urgent_checkpoint_that_waits_for_its_turn_appends_no_ticks() -> None:
+    worker = serving(limits=Limits(checkpoint_ms=1 << 40))
+    until_nothing_happens(worker)
+    now = worker.clock_ms + 1_000
+    worker.send()
+    worker.owner.hurry_checkpoint()
+    assert worker.owner.tick(now), "a step begins when a marker arrives"
+    worker.owner.put_off_checkpoint(now + 60_000)
+    worker.owner.hurry_checkpoint()  # memory is still short
+    worker.flush()
+
+    wanted = [worker.owner.tick(now + ms) for ms in range(200, 60_000, 100)]
+
+    assert not any(wanted)
+    assert worker.owner.wants_checkpoint(now + 60_000)
