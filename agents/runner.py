@@ -31,8 +31,10 @@ from marq.errors import RowError
 from marq.handlers import Handler, Retry
 from marq.message import Message
 
-#: Calls taken ahead for a handler faster than `SLOW_MS`, above its concurrency; more if they have few messages.
-AHEAD = 8
+#: Calls taken ahead for a handler faster than `SLOW_MS`, above its concurrency: as many as it makes in so many
+#: milliseconds, and at most this number; more if they have few messages. A start in each of many partitions is on its
+#: way meanwhile.
+AHEAD_MS, AHEAD = 800.0, 24
 AHEAD_MESSAGES = 2_000
 #: Messages in one start, if a call takes fewer.
 START_MESSAGES = 500
@@ -124,12 +126,19 @@ class Runner:
     @property
     def room(self) -> int:
         """Calls for which messages may be asked now."""
-        ahead = max(AHEAD, AHEAD_MESSAGES // (self.handler.batch or 1)) if self._mean_ms < SLOW_MS else 0
-        limit = self.handler.concurrency + ahead
+        limit = self.handler.concurrency + self._ahead
         if self.breaker.open_until_ms is not None:
             limit = self.breaker.room(now_ms()) or 0
         under_way = sum(self.asked.values()) + sum(self.fetching.values())
         return limit - self.running - len(self.waiting) - under_way
+
+    @property
+    def _ahead(self) -> int:
+        """Calls for which messages are taken before their turn comes."""
+        if self._mean_ms >= SLOW_MS:
+            return 0
+        calls = min(AHEAD, int(AHEAD_MS / max(1.0, self._mean_ms)))
+        return max(calls, AHEAD_MESSAGES // (self.handler.batch or 1))
 
     def has_ready(self, owned: OwnedPartition) -> bool:
         """Whether the partition may have something for this handler."""

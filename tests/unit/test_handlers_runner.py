@@ -274,6 +274,18 @@ def test_a_handler_of_names_goes_through_no_other_queue() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(("mean_ms", "ahead"), [(0.1, 24), (30.0, 24), (50.0, 16), (99.0, 8), (100.0, 0), (5_000.0, 0)])
+def test_a_handler_takes_ahead_what_it_works_off_in_less_than_a_second(mean_ms: float, ahead: int) -> None:
+    async def scenario() -> None:
+        async def work(messages: list[Any]) -> None: ...
+
+        desk = Desk(work, batch=500)
+        desk.runner._mean_ms = mean_ms
+        assert desk.runner.room == 1 + ahead
+
+    run(scenario)
+
+
 def test_room_comes_back_when_nothing_came_of_what_was_asked_for() -> None:
     async def scenario() -> None:
         async def work(message: Any) -> None: ...
