@@ -25,6 +25,7 @@ from bench import service as service_bench
 from bench import sqs as sqs_bench
 from bench import takeover as takeover_bench
 from bench import ui as ui_bench
+from bench import workers as workers_bench
 
 
 @click.group()
@@ -51,8 +52,8 @@ def scale() -> None:
     "--peer",
     "peers",
     multiple=True,
-    type=click.Choice(["share", "share-strict"]),
-    help="Run a share group too: batch_optimized, or record_limit.",
+    type=click.Choice(["share", "share-strict", "floor"]),
+    help="Run a share group too: batch_optimized, or record_limit; floor: the least latency of a durable start.",
 )
 def cycle(
     batch: int,
@@ -75,7 +76,7 @@ def cycle(
         runs=runs,
         rate=rate,
         seconds=seconds,
-        peers=[{"share": "batch_optimized", "share-strict": "record_limit"}[peer] for peer in peers],
+        peers=[{"share": "batch_optimized", "share-strict": "record_limit"}.get(peer, peer) for peer in peers],
     )
 
 
@@ -261,6 +262,25 @@ def partitions(count: int, seconds: float, messages: int, warm_up: int, phases: 
     """One worker with many partitions: its start, what it costs while idle, its rate with messages in all."""
     partitions_bench.run(
         count=count, seconds=seconds, messages=messages, warm_up=warm_up, phases=phases.split(","), profile=profile
+    )
+
+
+@bench.command()
+@click.option("--counts", default="1,2", show_default=True, help="Worker processes; the first number is compared with.")
+@click.option("--messages", default=1_000_000, show_default=True, help="Of the phase `handlers`.")
+@click.option("--sqs-messages", default=40_000, show_default=True, help="Of the phase `sqs`.")
+@click.option("--size", default=100, show_default=True, help="Payload, bytes.")
+@click.option("--runs", default=3, show_default=True, help="Repeat, in turns, and take the medians.")
+@click.option("--phases", default="handlers,sqs", show_default=True)
+def workers(counts: str, messages: int, sqs_messages: int, size: int, runs: int, phases: str) -> None:
+    """Several worker processes at one address: their rate, and the processor time of a message, against one."""
+    workers_bench.run(
+        counts=[int(count) for count in counts.split(",")],
+        messages=messages,
+        sqs_messages=sqs_messages,
+        size=size,
+        runs=runs,
+        phases=phases.split(","),
     )
 
 

@@ -21,7 +21,7 @@ from aiokafka import AIOKafkaProducer
 
 from app.kafka.broker import EmbeddedBroker
 from app.processes import WorkerProcess
-from bench.peers import share
+from bench.peers import floor, share
 
 PARTITIONS = 4
 
@@ -152,7 +152,7 @@ class Bench:
                 return time.time()
             if asked > deadline:
                 raise SystemExit(f"only {self.acked(worker)} of {total} acknowledged: {self.state(worker)}")
-            time.sleep(max(0.05, 10 * (time.monotonic() - asked)))  # with many partitions the question is work
+            time.sleep(max(0.05, 30 * (time.monotonic() - asked)))  # with many partitions the question is work
 
     def seen(self, name: str) -> dict[str, Any]:
         target = self.folder / name / "seen.json"
@@ -199,6 +199,11 @@ def run(
                         value = _memory(bench, phase, messages)
                     measured.setdefault(("marq", phase), []).append(value)
                 for mode in peers:
+                    if mode == "floor":
+                        if "latency" in phases:
+                            value = _floor(bench, rate, seconds)
+                            measured.setdefault((mode, "latency"), []).append(value)
+                        continue
                     found = share.run(
                         broker.bootstrap,
                         messages=messages,
@@ -283,10 +288,22 @@ def _latency(bench: Bench, batch: int, rate: int, seconds: float) -> float:
         total = asyncio.run(bench.send_at_rate(topic, rate, seconds))
         bench.wait_acked(worker, total)
         seen = bench.seen(name)
+    return _report_latency("marq", batch, rate, seen["latencies_ms"])
+
+
+def _floor(bench: Bench, rate: int, seconds: float) -> float:
+    name = bench.new_name("floor")
+    topic = asyncio.run(bench.create(name))
+    process = floor.Floor(bench.bootstrap, topic, f"{name}.markers")
+    total = asyncio.run(bench.send_at_rate(topic, rate, seconds))
+    return _report_latency("floor", 1, rate, process.latencies_ms(total))
+
+
+def _report_latency(system: str, batch: int, rate: int, latencies_ms: list[float]) -> float:
     # the first second only warms up connections and code
-    values = seen["latencies_ms"][rate:]
+    values = latencies_ms[rate:]
     result(
-        system="marq",
+        system=system,
         phase="latency",
         batch=batch,
         rate=rate,

@@ -33,8 +33,8 @@ SETTLE_S = 60.0
 WARM_S = 10.0
 #: Partitions that the rate is compared with.
 FEW = 8
-#: Batches that are sent at the same time.
-UNDER_WAY = 1_000
+#: Messages that are sent at the same time: a broker takes no request of more than 100 MB.
+UNDER_WAY = 400_000
 #: Seconds of a start that are profiled.
 PROFILED_S = 20
 
@@ -152,18 +152,20 @@ async def spread(bench: Bench, topic: str, count: int, messages: int) -> None:
     """The same number of messages in each partition."""
     producer = AIOKafkaProducer(bootstrap_servers=bench.bootstrap, acks="all", max_batch_size=512 * 1024)
     await producer.start()
-    left, payload, sent = messages, bytes(bench.size), []
+    left, payload, sent, under_way = messages, bytes(bench.size), [], 0
     for partition in range(count):
         share = left // (count - partition)
         left -= share
+        under_way += share
         while share:
             batch = producer.create_batch()
             while share and batch.append(key=b"q0", value=payload, timestamp=None) is not None:
                 share -= 1
             batch.close()
             sent.append(await producer.send_batch(batch, topic, partition=partition))
-            if len(sent) >= UNDER_WAY:
-                await asyncio.gather(*sent)
-                sent.clear()
+        if under_way >= UNDER_WAY:
+            await asyncio.gather(*sent)
+            sent.clear()
+            under_way = 0
     await asyncio.gather(*sent)
     await producer.stop()

@@ -39,15 +39,15 @@ CONCURRENT = 256
 
 
 class Clock:
-    """Wall time, and processor time of this process and of the worker."""
+    """Wall time, and processor time of this process and of the worker, or of all that its process started."""
 
-    def __init__(self, worker: WorkerProcess) -> None:
+    def __init__(self, worker: Any) -> None:
         self._pid = worker.process.pid
         self._began = self._now()
 
     def _now(self) -> tuple[float, float, float]:
         mine = resource.getrusage(resource.RUSAGE_SELF)
-        return time.monotonic(), mine.ru_utime + mine.ru_stime, _cpu_s(self._pid)
+        return time.monotonic(), mine.ru_utime + mine.ru_stime, _cpu_s_of_all(self._pid)
 
     def rates(self, count: int) -> dict[str, float]:
         """Messages a second, and processor time per message in microseconds on both sides."""
@@ -68,6 +68,15 @@ def _cpu_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _cpu_s_of_all(pid: int) -> float:
+    """Processor seconds of another process and those that it started and that still run."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        children = []
+    return _cpu_s(pid) + sum(_cpu_s_of_all(int(child)) for child in children)
 
 
 @contextmanager

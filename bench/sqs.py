@@ -14,8 +14,8 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -120,16 +120,16 @@ def run(
         systems: dict[str, Any] = {"sqs": stack.enter_context(stack.enter_context(workers(size))("sqs"))}
         for peer in peers:
             systems[peer] = stack.enter_context(ElasticMq(folder / peer, disk=peer == "elasticmq-disk"))
-        started = stack.enter_context(_clients(clients, batch, size))
+        started = stack.enter_context(Clients(clients, batch, size))
         for system in systems.values():
-            asyncio.run(_in_queue(_warm_up, "", system, "warm-up", batch, WARM_UP_MESSAGES, size))
+            warm_up(system, batch, WARM_UP_MESSAGES, size)
         for phase in phases:
             values: dict[str, list[float]] = {name: [] for name in systems}
             for i in range(runs):
                 for name, system in systems.items():
                     queue = f"bench-{phase}-{i}"
                     if phase == "cycle":
-                        value = _cycle(name, system, started, queue, batch, messages, size)
+                        value = cycle(name, system, started, queue, batch, messages, size)["rate"]
                     elif phase == "all":
                         value = asyncio.run(_in_queue(_all, name, system, queue, batch, messages, size))
                     else:
@@ -147,6 +147,11 @@ def run(
                     highest=round(max(found), 2),
                     marq_to_it=round(ratio, 2),
                 )
+
+
+def warm_up(server: Serving, batch: int, messages: int, size: int) -> None:
+    """Send, receive and delete so many messages."""
+    asyncio.run(_in_queue(_warm_up, "", server, "warm-up", batch, messages, size))
 
 
 async def _in_queue(
@@ -210,7 +215,7 @@ async def _carry_out(server: str, url: str, batches: int, left: Any, connections
     queue.close()
 
 
-class _Clients:
+class Clients:
     """Processes of clients."""
 
     def __init__(self, count: int, batch: int, size: int) -> None:
@@ -235,22 +240,19 @@ class _Clients:
         for pipe in self._pipes:
             pipe.recv()
 
-    def stop(self) -> None:
+    def __enter__(self) -> Clients:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             pipe.send(None)
             process.join()
 
 
-@contextmanager
-def _clients(count: int, batch: int, size: int) -> Iterator[_Clients]:
-    clients = _Clients(count, batch, size)
-    try:
-        yield clients
-    finally:
-        clients.stop()
-
-
-def _cycle(system: str, server: Any, clients: _Clients, name: str, batch: int, messages: int, size: int) -> float:
+def cycle(
+    system: str, server: Any, clients: Clients, name: str, batch: int, messages: int, size: int
+) -> dict[str, float]:
+    """All messages sent, then received and deleted: rates and processor time of both together."""
     batches = messages // batch // CONNECTIONS
     messages = batches * batch * CONNECTIONS
     queue = Queue(server, batch, size)
@@ -268,7 +270,7 @@ def _cycle(system: str, server: Any, clients: _Clients, name: str, batch: int, m
     rates = whole.rates(messages)
     result(system=system, phase="cycle", batch=batch, **rates)
     clients.wait()
-    return rates["rate"]
+    return rates
 
 
 async def _all(system: str, server: Any, queue: Queue, batch: int, messages: int) -> float:
