@@ -158,9 +158,9 @@ class Ownership(Service):
         """Seconds that the oldest ack, extension or release has waited for Kafka."""
         return max((outbox.late_s for outbox in self._outboxes.values()), default=0.0)
 
-    def hurry(self) -> None:
+    def hurry(self, *, lasting: bool = True) -> None:
         """Somebody waits for records that are not read yet: see `app.streaming.gathering`."""
-        self.app.consumer.hurry()
+        self.app.consumer.hurry(lasting=lasting)
 
     # ------------------------------------------------------------------ markers
 
@@ -430,7 +430,7 @@ class Ownership(Service):
             with self._alone(owned):
                 owner.acknowledged(seq, offset, timestamp_ms, markers, now_ms())
                 if owner.is_behind:
-                    self.hurry()
+                    self.hurry(lasting=False)
                 self.drain(owned)
 
     def stop_at_newer(self, error: NewerRowError) -> None:

@@ -6,7 +6,7 @@ reads: markers that it wrote itself and has folded already, and messages behind 
 
     records handed over ─► gather for `GATHER_S` ─► next fetch
                              │ hurry(): somebody waits
-                             └─► next fetch at once, and no gathering for `CALM_S`
+                             └─► next fetch at once, and no gathering for `CALM_S`, or not before the next one
 
 Whoever has to wait for a record that is not read yet calls `hurry`: a receive that finds nothing, an own append behind
 a record that is not folded. Where receivers are faster than senders there are no pauses at all. A call that is
@@ -32,11 +32,20 @@ class Gathering:
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         self._call_soon = call_soon
         self._hurried_s = float("-inf")
+        self._skips = False  # the next pause
         self._pauses: set[asyncio.Future[None]] = set()
 
-    def hurry(self) -> None:
-        """Somebody waits for what is not read yet. Called in the main thread."""
-        self._hurried_s = time.monotonic()
+    def hurry(self, *, lasting: bool = True) -> None:
+        """Somebody waits for what is not read yet. Called in the main thread.
+
+        Args:
+            lasting: more may be waited for soon, so there are no pauses for a while. Else one fetch brings all that is
+                waited for.
+        """
+        if lasting:
+            self._hurried_s = time.monotonic()
+        else:
+            self._skips = True  # the answer on its way may have been made too early
         if self._pauses:
             self._call_soon(self._end_all)
 
@@ -47,8 +56,10 @@ class Gathering:
         self._pauses.add(over)  # before the look at the time: `hurry` looks at both in the other order
         timer = loop.call_later(GATHER_S, _end, over)
         try:
-            if time.monotonic() - self._hurried_s >= CALM_S:
+            skips, self._skips = self._skips, False
+            if not skips and time.monotonic() - self._hurried_s >= CALM_S:
                 await over
+                self._skips = False
         finally:
             timer.cancel()
             self._pauses.discard(over)

@@ -142,9 +142,9 @@ class ChunkConsumer(driver.Consumer):
             self._thread.call_soon(self._thread.set_paused, reader, paused)
         return True
 
-    def hurry(self) -> None:
-        """Somebody waits for records that are not read yet: fetch them at once, and without pauses for a while."""
-        self._thread.gathering.hurry()
+    def hurry(self, *, lasting: bool = True) -> None:
+        """Somebody waits for records that are not read yet: see `Gathering.hurry`."""
+        self._thread.gathering.hurry(lasting=lasting)
 
     def leave_group(self) -> None:
         """Leave the group, so that others get the partitions, and read on until somebody takes them."""

@@ -73,6 +73,27 @@ def test_there_are_no_pauses_for_a_while_after_somebody_had_to_wait(monkeypatch:
     run(scenario, monkeypatch)
 
 
+def test_who_waits_for_one_record_ends_this_pause_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(lab: Lab) -> None:
+        pause = await lab.begin()
+        lab.gathering.hurry(lasting=False)
+        await pause
+        (await lab.begin()).cancel()
+
+    run(scenario, monkeypatch)
+
+
+def test_who_waits_for_one_record_while_it_is_fetched_prevents_one_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(lab: Lab) -> None:
+        lab.gathering.hurry(lasting=False)
+        await lab.gathering.pause()
+        (await lab.begin()).cancel()
+
+    run(scenario, monkeypatch)
+
+
 def test_who_begins_to_wait_while_a_pause_begins_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(lab: Lab) -> None:
         monkeypatch.setattr(gathering, "CALM_S", 0.0)  # the thread that fetches has looked too early

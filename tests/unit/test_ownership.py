@@ -68,7 +68,7 @@ class Kafka:
     def waits(self, longer_s: float) -> dict[TP, float]:
         return {}
 
-    def hurry(self) -> None:
+    def hurry(self, lasting: bool) -> None:
         self.hurried += 1
 
     def highwater(self, tp: TP) -> int:

@@ -214,7 +214,7 @@ class Thread:
     def assignment(self) -> Any:
         return self._consumer._subscription.subscription.assignment
 
-    gathering = SimpleNamespace(hurry=lambda: None)  # its fetches are late at random
+    gathering = SimpleNamespace(hurry=lambda lasting: None)  # its fetches are late at random
 
     def call_soon(self, function: Any, *args: Any) -> None:
         self.worker.process.call(function, *args, delay_s=self.kafka.random.random() * 0.0005)
