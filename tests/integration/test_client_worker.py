@@ -235,6 +235,7 @@ def test_a_batch_with_one_message_that_is_refused(queue: Queue) -> None:
     assert isinstance(first, Sent) and isinstance(third, Sent)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_when_the_worker_that_the_client_talks_to_is_killed(kafka: str, tmp_path: Path) -> None:
     with Cluster(kafka, tmp_path, partitions=4, handlers="") as cluster:
         cluster.start_many(2)

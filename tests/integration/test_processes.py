@@ -162,6 +162,7 @@ def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
             process.wait(60)
 
 
+@pytest.mark.slow
 def test_up_says_that_its_broker_has_died_and_stops(up: subprocess.Popen[str], tmp_path: Path) -> None:
     def log() -> str:
         return (tmp_path / "log").read_text()

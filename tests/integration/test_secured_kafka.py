@@ -99,6 +99,7 @@ def test_messages_go_round_through_http_and_through_handlers(cluster: Cluster) -
     assert cluster.assert_nothing_lost().lost == []
 
 
+@pytest.mark.slow
 def test_tables_are_written_and_read_again_after_a_kill(cluster: Cluster) -> None:
     worker = cluster.running[0]
     cluster.send("hold-a", 100)

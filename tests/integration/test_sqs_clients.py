@@ -358,6 +358,7 @@ def test_celery_does_each_task_once(celery: CeleryApp) -> None:
     assert sorted(done) == sorted(f"note-{i}" for i in range(20))
 
 
+@pytest.mark.slow
 def test_an_eta_longer_than_the_visibility_timeout_runs_once(celery: CeleryApp) -> None:
     seconds = VISIBILITY_S + 3
     celery.call(f"import time; open(tasks.os.environ['TEST_NOTES'] + '-eta', 'w').write(str(time.time())); "

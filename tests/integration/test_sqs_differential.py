@@ -19,7 +19,7 @@ from tests.integration.sqs_scripts import ACCOUNT, FifoScript, Script, Side
 from tests.kafka import unique
 
 STEPS = 150
-SEEDS = (1, 2)
+SEEDS = (1, pytest.param(2, marks=pytest.mark.slow))
 
 
 @pytest.fixture(scope="module")

@@ -272,6 +272,7 @@ def test_more_messages_are_in_flight_than_with_aws(relaxed: Worker, fifo: bool, 
     queue.sqs.delete_queue(QueueUrl=queue.url)
 
 
+@pytest.mark.slow
 def test_a_task_that_moves_messages_survives_its_worker(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     with Cluster(kafka, tmp_path_factory.mktemp("moves"), partitions=1, handlers="") as cluster:
         first = cluster.start()

@@ -85,6 +85,7 @@ def test_messages_and_markers_are_archived_as_they_were(spark: SparkSession, ins
     assert bytes(aside["markers", 1, 0].key) == b"key"
 
 
+@pytest.mark.slow
 def test_each_run_goes_on_where_the_last_one_ended(spark: SparkSession, installation: Make) -> None:
     here = installation()
     here.send(0, *[(b"q", b"%d" % i) for i in range(5)])

@@ -277,6 +277,7 @@ def test_the_archive_alone_is_proof_until_a_row_of_it_is_gone(
     assert "  0:3 - record gone: was delivered, but the queue topic no longer has its record" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_archive_without_queues_is_audited_without_the_order_of_groups_and_says_so(
     spark: SparkSession, installation: Callable[..., Installation]
 ) -> None:
@@ -337,6 +338,7 @@ def test_a_live_worker_agrees_and_a_log_without_one_of_its_ends_does_not(
         assert any("acked messages" in f.what for f in wrong)
 
 
+@pytest.mark.slow
 def test_records_of_every_kind_are_to_the_audit_what_they_are_to_the_worker(
     spark: SparkSession, installation: Callable[..., Installation]
 ) -> None:

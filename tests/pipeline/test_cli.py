@@ -128,6 +128,7 @@ def test_an_error_inside_spark_is_one_line_too(installation: Make) -> None:
     assert here.data in text
 
 
+@pytest.mark.slow
 def test_a_java_that_has_ended_is_one_line_too(installation: Make) -> None:
     here = installation()
     job = here.start_job("archive", "--interval", "0.2")
@@ -247,6 +248,7 @@ def _has_worker(ui: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_spark_submit_runs_it_on_a_cluster(spark: SparkSession, installation: Make, cluster: str) -> None:
     here = installation()
     here.send(0, *[(b"q", b"%d" % i) for i in range(50)], (None, b"poison"))

@@ -163,6 +163,7 @@ def test_markers_and_poison_too(broker: EmbeddedBroker, here: Installation, spar
     assert all("its checksum is wrong" in row.reason for row in aside)
 
 
+@pytest.mark.slow
 def test_the_metrics_count_what_can_be_decoded(
     broker: EmbeddedBroker, here: Installation, queue: Disk, spark: SparkSession
 ) -> None:

@@ -90,8 +90,10 @@ def test_a_row_tells_a_life_that_goes_over_several_runs(spark: SparkSession, ins
     ("key", "value", "why"),
     [
         ("walker", {"v": 2, "somewhere": [1]}, "has a state of version 2, and this marq reads up to 1; upgrade marq"),
-        ("walker", {"v": "x"}, "has a damaged state: .*restore the table"),
-        ("manifest", {"v": 77}, "manifest of version 77, and this worker reads up to version"),
+        pytest.param("walker", {"v": "x"}, "has a damaged state: .*restore the table", marks=pytest.mark.slow),
+        pytest.param(
+            "manifest", {"v": 77}, "manifest of version 77, and this worker reads up to version", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_state_of_a_later_version_is_named_in_a_line_and_left_as_it_is(

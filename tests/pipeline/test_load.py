@@ -140,6 +140,7 @@ def test_rows_for_a_fifo_queue_go_where_a_worker_would_put_them_in_the_order_of_
 # -- again ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_file_that_was_sent_is_not_sent_again_unless_the_job_has_another_name(
     target: Installation, job: Here, tmp_path: Path
 ) -> None:

@@ -273,6 +273,7 @@ def test_table_and_topic_say_the_same_and_a_batch_that_is_repeated_counts_once(
             assert row.waiting_p50_ms <= row.waiting_p95_ms <= row.waiting_p99_ms <= row.waiting_max_ms
 
 
+@pytest.mark.slow
 def test_a_state_of_a_later_version_is_named_in_a_line(spark: SparkSession, installation: Make) -> None:
     here = installation(partitions=1)
     some_traffic(here, 0, 2)

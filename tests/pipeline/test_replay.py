@@ -36,6 +36,7 @@ def replayed(target: Installation, least: int) -> dict[bytes, Record]:
     return found
 
 
+@pytest.mark.slow
 def test_a_message_is_sent_again_with_all_that_its_sender_gave_it(
     target: Installation, job: Here, capsys: pytest.CaptureFixture[str]
 ) -> None:
