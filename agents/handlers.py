@@ -27,7 +27,7 @@ from marq.core.segments import Segment
 from marq.errors import HandlerError
 from marq.message import ManualMessage, Message
 
-#: Seconds between two looks at leases of messages whose calls still run.
+#: Seconds between two looks at leases of messages whose calls wait or run, and at breakers that are open.
 EXTEND_S = 0.2
 
 
@@ -44,6 +44,9 @@ class Handlers(Service):
         meters.handlers += [runner.meter for runner in self.runners]
         self.elsewhere = Elsewhere(ownership, peers, self.runners)
         self.remote_handlers = self.elsewhere.remote_handlers
+        self._busy = asyncio.Event()  # a runner may have something to look after
+        for runner in self.runners:
+            runner.on_busy = self._busy.set
         self._routes: dict[str, Runner | None] = {}
         self._names: dict[bytes, str] = {}
         ownership.receivers.append(self)
@@ -130,6 +133,10 @@ class Handlers(Service):
     @Service.task
     async def _extend(self) -> None:
         while not self.should_stop:
+            if all(runner.is_idle for runner in self.runners):
+                self._busy.clear()
+                await self.wait(self._busy.wait())
+                continue
             await asyncio.sleep(EXTEND_S)
             for runner in self.runners:
                 runner.extend()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
 from typing import Any, Protocol
@@ -103,6 +103,8 @@ class Runner:
     def __init__(self, handler: Handler, service: Desk) -> None:
         self.handler = handler
         self.service = service
+        #: Called when this is not idle any more.
+        self.on_busy: Callable[[], None] = lambda: None
         self.running = 0
         self.waiting: deque[tuple[Delivery, list[Message]]] = deque()  # calls that wait for their turn
         # its queues, the next one in turn first; None: there are patterns, so those of a partition are gone through
@@ -266,6 +268,7 @@ class Runner:
     def _begin(self, delivery: Delivery, messages: list[Message], offsets: list[int]) -> None:
         """Queue the messages of a delivery for their calls."""
         self.settlement.begin(delivery, offsets)
+        self.on_busy()
         if not self.waiting:
             self._progress_ms = now_ms()  # nothing has waited until now
         size = self.handler.batch or 1
@@ -383,6 +386,11 @@ class Runner:
         self.service.log.exception("%s failed on %s%s", self.handler.name, messages[0], also)
 
     # -- leases, and the end
+
+    @property
+    def is_idle(self) -> bool:
+        """True if `extend` has nothing to do until messages come: a breaker opens only after a call."""
+        return not self.waiting and not self.settlement.live and self.breaker.open_until_ms is None
 
     def extend(self) -> None:
         """Extend the leases of waiting and running calls. If no call ends, give back the messages that wait."""

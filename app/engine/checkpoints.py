@@ -1,4 +1,8 @@
-"""Writes the checkpoints of partitions: the steps that `marq.core.checkpoint_cycle` asks for, in the tables."""
+"""Writes the checkpoints of partitions: the steps that `marq.core.checkpoint_cycle` asks for, in the tables.
+
+A row that Kafka refuses puts off the checkpoint of its partition, and nothing else. The partition is served from memory
+meanwhile, and listed as stalled with the reason. Its rows are written again from time to time, until Kafka takes them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,21 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from aiokafka.errors import KafkaTimeoutError
+from aiokafka.errors import (
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    TopicAuthorizationFailedError,
+)
 from faust.types import TP
 from mode.utils.logging import CompositeLogger
 
 from app.engine.changelogs import Changelogs
 from app.engine.owned_partition import OwnedPartition
+from app.engine.stalls import Stall
 from app.engine.turns import Turns
 from app.kafka.topics import Topics
+from app.streaming.faults import is_expected
 from app.streaming.faust_app import MarqApp
 from app.streaming.producer import ProducerFull
 from app.streaming.raw_table import SegmentTable
@@ -22,11 +33,14 @@ from marq.core.checkpoint_cycle import Retire, WriteManifest, WriteRows
 from marq.core.rows import table_of
 from marq.errors import InternalError
 from marq.protocol.limits import RECORD_MAX_BYTES
+from marq.text import reason_of
 
 #: Bytes of a manifest above which we log a warning: far more than usual, and far below the limit of a record.
 MANIFEST_WARN_BYTES = 512 * 1024
 #: Seconds before rows of a checkpoint that Kafka did not confirm are written again.
 WRITE_AGAIN_S = 1.0
+#: Seconds before rows that Kafka refused are written again: somebody has to change something first.
+REFUSED_AGAIN_S = 5.0
 
 #: A row of a checkpoint: table, key, value.
 _Row = tuple[SegmentTable, bytes, bytes]
@@ -65,6 +79,13 @@ class CheckpointWriter:
         self._ownership = ownership
         self._now_ms = now_ms
         self._turns = Turns()
+        #: By partition: the topic that refuses rows of its checkpoint, since when (milliseconds of `now_ms`), and why.
+        self._refusals: dict[int, tuple[str, int, str]] = {}
+
+    def refusals(self) -> dict[int, Stall]:
+        """The partitions whose checkpoints Kafka refuses."""
+        now = self._now_ms()
+        return {n: Stall(topic, (now - since) / 1000, why) for n, (topic, since, why) in self._refusals.items()}
 
     def may_begin(self, owned: OwnedPartition, now: int) -> bool:
         """False if a partition wants to begin a checkpoint, but others come first: it was put off.
@@ -125,6 +146,7 @@ class CheckpointWriter:
     def let_go(self, number: int) -> None:
         """Called when a partition is no longer served: others may begin a checkpoint."""
         self._turns.end(number, self._now_ms())
+        self._refusals.pop(number, None)
 
     def when_written(self, owned: OwnedPartition, rows: list[_Row], futures: list[asyncio.Future[Any]]) -> None:
         """Go on with the checkpoint once Kafka has confirmed these rows."""
@@ -135,28 +157,63 @@ class CheckpointWriter:
         if self._ownership.owned.get(owned.number) is not owned or not owned.serving:
             return
         failed = [(row, error) for row, error in zip(rows, results, strict=True) if isinstance(error, BaseException)]
+        now = self._now_ms()
         if not failed:
-            now = self._now_ms()
             self._turns.end(owned.number, now)
+            self._refusals.pop(owned.number, None)
             owned.owner.written(now)
             self._ownership.drain(owned)
             return
+        refused = False
         for row, error in failed:
-            if not isinstance(error, (KafkaTimeoutError, TimeoutError, ProducerFull)):
+            if isinstance(error, (KafkaTimeoutError, TimeoutError, ProducerFull)):
+                continue
+            if not is_expected(error):
                 self._ownership.app.fail(
                     InternalError(f"partition {owned.number}: row {row[1]!r} was not written: {error!r}")
                 )
                 return
+            if not refused:
+                self._note_refusal(owned, row, error, now)
+            refused = True
+        again = [row for row, _ in failed]
+        if refused:
+            self._ownership.spawn(self._write_refused_again(owned, again))
+            return
         self._ownership.log.warning(
             "Partition %s: Kafka has not confirmed %s rows, writing them again", owned.number, len(failed)
         )
-        self._ownership.spawn(self._write_again(owned, [row for row, _ in failed]))
+        self._ownership.spawn(self._write_again(owned, again))
 
     async def _write_again(self, owned: OwnedPartition, rows: list[_Row]) -> None:
         """Kafka was away. A row that is written twice is the same row; the next ones wait for it."""
         await asyncio.sleep(WRITE_AGAIN_S)
         if self._ownership.owned.get(owned.number) is owned and owned.serving:
             self.when_written(owned, rows, [t.write_again(owned.number, key, value) for t, key, value in rows])
+
+    def _note_refusal(self, owned: OwnedPartition, row: _Row, error: BaseException, now: int) -> None:
+        """Put off the rest of the checkpoint until its rows are written again. `Stalls` logs why."""
+        self._turns.end(owned.number, now)
+        owned.owner.checkpoints.stood_still(now + round(REFUSED_AGAIN_S * 1000))
+        table, key, value = row
+        topic = table.changelog_topic_name
+        _, since, _ = self._refusals.get(owned.number, (topic, now, ""))
+        size = len(key) + len(value)
+        why = f"{topic} refuses a row of its checkpoint ({reason_of(error)}): {_mend(error, topic, size)}"
+        self._refusals[owned.number] = (topic, since, why)
+
+    async def _write_refused_again(self, owned: OwnedPartition, rows: list[_Row]) -> None:
+        """Write rows again, each in a batch of its own: Kafka may have refused a batch that was too large together."""
+        await asyncio.sleep(REFUSED_AGAIN_S)
+        results: list[Any] = []
+        for table, key, value in rows:
+            if self._ownership.owned.get(owned.number) is not owned or not owned.serving:
+                return
+            results += await asyncio.gather(table.write_again(owned.number, key, value), return_exceptions=True)
+            if isinstance(results[-1], BaseException):
+                break  # the others are most likely refused as well
+        results += [results[-1]] * (len(rows) - len(results))
+        self._written(owned, rows, results)
 
     def retire(self, owned: OwnedPartition, step: Retire) -> None:
         """A checkpoint is complete: delete what it replaces, and commit its positions."""
@@ -184,3 +241,12 @@ class CheckpointWriter:
             if self._ownership.owned.get(owned.number) is not owned:
                 return  # the next owner finds them
             deleted = [(table, key, table.write_again(owned.number, key, None)) for table, key, _ in failed]
+
+
+def _mend(error: BaseException, topic: str, row_bytes: int) -> str:
+    """What to do about a row that Kafka refuses."""
+    if isinstance(error, MessageSizeTooLargeError | RecordListTooLargeError):
+        return f"set max.message.bytes of the topic to {RECORD_MAX_BYTES} (the row has {row_bytes} bytes)"
+    if isinstance(error, TopicAuthorizationFailedError):
+        return "grant Write on the topic"
+    return "see the log of the broker"

@@ -129,7 +129,7 @@ class Ownership(Service):
         self.copies = Copies(self, now_ms)
         self.read_ahead = ReadAhead(self, lambda: now_ms())
         self.checkpoints = CheckpointWriter(self, lambda: now_ms())
-        self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics)
+        self.stalls = Stalls(lambda longer_s: app.producer.waits(longer_s), topics, self.checkpoints.refusals)
         self.progress = Progress(app, topics, self.is_unserved)
         self.changelogs = Changelogs(app, settings)
         self.log_ends = LogEnds(settings)

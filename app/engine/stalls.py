@@ -1,7 +1,8 @@
 """Finds partitions in which Kafka confirms nothing, for example below the minimum of in-sync replicas.
 
 A stall concerns one partition. This worker sends nothing more there (`app.service.sends`) and starts no deliveries
-(`Owner.stalled`). The other partitions go on.
+(`Owner.stalled`). The other partitions go on. A partition whose checkpoints Kafka refuses is listed, too, with the
+reason: it is served, but its checkpoints wait (`app.engine.checkpoints`).
 """
 
 from __future__ import annotations
@@ -36,44 +37,58 @@ def stalled_error() -> UnavailableError:
 
 
 class Stall(msgspec.Struct):
-    """The oldest waiting record of a partition."""
+    """The oldest waiting record of a partition, or a checkpoint that waits because Kafka refuses it."""
 
     topic: str
     seconds: float
+    reason: str = ""  # of the refusal, and what to do
 
 
 class Stalls:
     """The stalls that this worker sees, in its own partitions and in others."""
 
-    def __init__(self, waits: Callable[[float], Mapping[TP, float]], topics: Callable[[], Topics]) -> None:
+    def __init__(
+        self,
+        waits: Callable[[float], Mapping[TP, float]],
+        topics: Callable[[], Topics],
+        refusals: Callable[[], dict[int, Stall]] = dict,
+    ) -> None:
         self._waits = waits  # (seconds) -> partitions whose oldest record has waited for longer
         self._topics = topics
-        self._named: set[int] = set()
+        self._refusals = refusals  # partitions whose checkpoints are refused
+        self._named: dict[int, str] = {}  # with the reason
 
     def now(self) -> dict[int, Stall]:
         """The present stalls, by the number of the partition."""
+        found = self._refusals()
         waits = self._waits(STALLED_S)
-        if not waits:
+        if not waits and not found:
             return {}
         topics = self._topics()
-        ours = {topics.queue, topics.markers, *topics.changelogs.values()}
-        found: dict[int, Stall] = {}
+        ours = {topics.queue, topics.markers, *topics.changelogs.values()} if waits else set()
         for tp, seconds in waits.items():
             before = found.get(tp.partition)
-            if tp.topic in ours and (before is None or before.seconds < seconds):
+            if tp.topic in ours and (before is None or before.reason or before.seconds < seconds):
                 found[tp.partition] = Stall(tp.topic, seconds)
         return dict(sorted(found.items()))
 
     def look(self) -> None:
         """Log stalls that are new, and stalls that are over."""
         stalled = self.now()
-        for number in sorted(stalled.keys() - self._named):
+        for number, stall in stalled.items():
+            if self._named.get(number) == stall.reason:
+                continue
+            if stall.reason:
+                log.warning("Partition %s makes no checkpoint, but goes on: %s", number, stall.reason)
+                continue
             log.warning(
                 "Partition %s is stalled: Kafka has confirmed nothing in %s for %.0f s. Sends go elsewhere meanwhile",
                 number,
-                stalled[number].topic,
-                stalled[number].seconds,
+                stall.topic,
+                stall.seconds,
             )
-        for number in sorted(self._named - stalled.keys()):
-            log.warning("Partition %s is not stalled any more", number)
-        self._named = set(stalled)
+        for number, reason in sorted(self._named.items()):
+            if number not in stalled:
+                over = "makes checkpoints again" if reason else "is not stalled any more"
+                log.warning("Partition %s %s", number, over)
+        self._named = {number: stall.reason for number, stall in stalled.items()}

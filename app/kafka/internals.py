@@ -1,12 +1,13 @@
-"""Reaches into aiokafka that every client needs: errors of its connections, and requests that it lacks.
+"""Reaches into aiokafka that every client needs: errors and time-outs of its connections, and requests that it lacks.
 
 Import this before a client connects.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -14,6 +15,15 @@ from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.api import Request
+from aiokafka.protocol.coordination import FindCoordinatorRequest
+from aiokafka.protocol.metadata import MetadataRequest
+
+#: Seconds to open a connection, and for the answers that say which broker to ask. The client's own time-out has to be
+#: longer than a rebalance: for so long a broker that is gone without closing its connections would keep us from asking
+#: another one. After a time-out the same address has twice as long, because Kafka may just be slow.
+ANSWER_S = 5.0
+#: Requests whose answers say which broker to ask. Any broker can answer them, and none waits for anything.
+_WHOM_TO_ASK = (MetadataRequest, FindCoordinatorRequest)
 
 
 def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +47,48 @@ def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-AIOKafkaConnection.send = _with_errors_of_kafka(AIOKafkaConnection.send)
+_patience_s: dict[tuple[str, int, str], float] = {}  # address, question -> seconds, where they are not `ANSWER_S`
+
+
+async def _in_time(connection: AIOKafkaConnection, question: str, answer: Awaitable[Any]) -> Any:
+    """The answer of a broker. Closes the connection and raises TimeoutError if it does not come soon."""
+    asked = (connection.host, connection.port, question)
+    patience_s = _patience_s.get(asked, ANSWER_S)
+    try:
+        async with asyncio.timeout(patience_s):
+            result = await answer
+    except TimeoutError:
+        _patience_s[asked] = min(2 * patience_s, max(ANSWER_S, connection._request_timeout))
+        # otherwise the next question may go to the same broker, on the same connection
+        connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
+        raise
+    _patience_s.pop(asked, None)
+    return result
+
+
+def _soon(send: Callable[..., Any]) -> Callable[..., Any]:
+    """As `send`, but a question whom to ask is answered soon, or the connection is given up."""
+
+    @functools.wraps(send)
+    def bounded(connection: AIOKafkaConnection, request: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = send(connection, request, *args, **kwargs)
+        return _in_time(connection, type(request).__name__, answer) if isinstance(request, _WHOM_TO_ASK) else answer
+
+    return bounded
+
+
+def _connected_soon(connect: Callable[..., Any]) -> Callable[..., Any]:
+    """As `connect`, but given up soon: meanwhile a client opens no other connection, because it opens one at a time."""
+
+    @functools.wraps(connect)
+    async def bounded(connection: AIOKafkaConnection) -> Any:
+        return await _in_time(connection, "connect", connect(connection))
+
+    return bounded
+
+
+AIOKafkaConnection.send = _soon(_with_errors_of_kafka(AIOKafkaConnection.send))
+AIOKafkaConnection.connect = _connected_soon(AIOKafkaConnection.connect)
 AIOKafkaConnection._send_sasl_token = _with_errors_of_kafka(AIOKafkaConnection._send_sasl_token)
 
 

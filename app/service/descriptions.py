@@ -29,7 +29,7 @@ class WorkerView(msgspec.Struct):
 
 
 class PartitionView(msgspec.Struct):
-    """A partition and its owner; or the reason why it can't be served."""
+    """A partition and its owner; `reason` says why it can't be served, or makes no checkpoints."""
 
     partition: int
     owner: str

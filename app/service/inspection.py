@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from faust.types import TP
+from msgspec import UNSET
 
 from app.cluster.peers import Peers, peer_call
 from app.engine.breakers import BreakerState
@@ -147,10 +148,12 @@ class Inspection:
     def _describe(self, owned: OwnedPartition) -> PartitionView:
         partition, now = owned.owner.partition, time.monotonic()
         topics = self._ownership.topics
+        refusal = self._ownership.checkpoints.refusals().get(owned.number)
         return PartitionView(
             partition=owned.number,
             owner=self._ownership.worker_name,
             phase=owned.owner.phase.value,
+            reason=refusal.reason if refusal is not None else UNSET,
             epoch=owned.owner.epoch,
             position=partition.position,
             lag=self._lag(TP(topics.queue, owned.number), partition.position),

@@ -164,7 +164,8 @@ class Api:
                 if number not in served:
                     found.append({"kind": "unserved", "partition": number, "reason": reasons.get(number, "")})
             for number, stall in {n: s for w in cluster.workers.values() for n, s in w.stalled.items()}.items():
-                found.append({"kind": "stalled", "partition": number, "topic": stall.topic, "seconds": stall.seconds})
+                one = {"kind": "stalled", "partition": number, "topic": stall.topic, "seconds": stall.seconds}
+                found.append(one | {"kind": "refused", "reason": stall.reason} if stall.reason else one)
             if "" in cluster.queues:
                 found.append({"kind": "poison", "count": cluster.queues[""].unfinished})
         breakers = {queue for worker in cluster.workers.values() for queue in worker.breakers}

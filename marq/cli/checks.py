@@ -321,6 +321,10 @@ def partitions(facts: Facts) -> Found:
         )
     for stuck, stall in sorted(facts.stalled.items()):
         seconds = stall.get("seconds", 0) if isinstance(stall, dict) else 0
+        if isinstance(stall, dict) and stall.get("reason"):
+            what, _, mend = str(stall["reason"]).rpartition(": ")
+            yield Level.PROBLEM, f"partition {stuck} makes no checkpoint: {what}", mend
+            continue
         yield (
             Level.PROBLEM,
             f"Kafka has confirmed nothing in partition {stuck} for {seconds:.0f} s",

@@ -138,7 +138,12 @@ def troubles_in(pages: Iterable[dict[str, Any]]) -> list[str]:
             f"partition {number} is not served: {reason}; its messages are not counted"
             for number, reason in sorted(unserved.items())
         ),
-        *(f"partition {number} is stalled: Kafka confirms nothing in it" for number in sorted(stalled)),
+        *(
+            f"partition {number} makes no checkpoint: {stall['reason']}"
+            if isinstance(stall, dict) and stall.get("reason")
+            else f"partition {number} is stalled: Kafka confirms nothing in it"
+            for number, stall in sorted(stalled.items())
+        ),
     ]
 
 

@@ -348,6 +348,16 @@ class Cluster:
         settings = Settings(kafka=f"kafka://{self.bootstrap}", name=self.name, partitions=self.partitions)
         return self.run(ensure_topics(settings, self.name))
 
+    def configure_topics(self, names: list[str], setting: str, value: str) -> None:
+        """Set a setting of topics, and leave the others as they are."""
+        from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+        resources = [ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry]) for name in names]
+        for future in admin.incremental_alter_configs(resources).values():
+            future.result(15)
+
     @property
     def queue_topic(self) -> str:
         return self.environment.get("MARQ_QUEUE_TOPIC", f"{self.name}.queue")

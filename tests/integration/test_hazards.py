@@ -10,8 +10,10 @@ import pytest
 from aiokafka.admin import NewPartitions, RecordsToDelete
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.structs import BrokerMetadata
 from faust.types import TP
 
+from app.kafka import internals
 from app.streaming import consumer_thread
 from app.streaming.chunks import MAX_BUFFERED_CHUNKS, Chunk
 from app.streaming.faust_app import CopartitionError
@@ -544,5 +546,32 @@ def test_a_late_acknowledgement_does_not_open_a_revoked_partition(kafka: str, tm
                 table.read(lost, b"row")
             assert table.persisted(kept) == 0
             assert other.table.read(lost, b"row") == b"value"
+
+    asyncio.run(scenario())
+
+
+def test_a_client_asks_another_broker_if_one_does_not_answer(kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """aiokafka would wait for the time-out of its requests, and open no other connection meanwhile."""
+    monkeypatch.setattr(internals, "ANSWER_S", 0.1)
+    monkeypatch.setattr(internals, "_patience_s", {})
+
+    async def scenario() -> None:
+        asked = asyncio.Event()
+
+        async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            asked.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(swallow, "127.0.0.1", 0)
+        client = AIOKafkaClient(bootstrap_servers=kafka, request_timeout_ms=600_000)
+        await client.bootstrap()
+        try:
+            while not asked.is_set():  # it asks brokers in any order
+                client.cluster._brokers[99] = BrokerMetadata(99, *server.sockets[0].getsockname(), None)
+                assert await client.force_metadata_update()
+        finally:
+            await client.close()
+            server.close()
 
     asyncio.run(scenario())

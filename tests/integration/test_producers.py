@@ -261,7 +261,8 @@ def test_the_topics_of_an_installation_may_be_compressed_by_the_broker(kafka: st
 
     with Cluster(kafka, tmp_path, partitions=2, checkpoint_ms=100, persist_after_ms=100) as cluster:
         topics = cluster.create_topics()
-        _set_compression(kafka, [topics.queue, topics.markers, topics.queues, *topics.changelogs.values()], codec)
+        names = [topics.queue, topics.markers, topics.queues, *topics.changelogs.values()]
+        cluster.configure_topics(names, "compression.type", codec)
         worker = cluster.start().wait_ready()
         delayed = cluster.send("work-a", 50, headers={"marq-delay-ms": "3000"}, size=5_000)
         cluster.send("work-a", 500)
@@ -273,13 +274,3 @@ def test_the_topics_of_an_installation_may_be_compressed_by_the_broker(kafka: st
         total = cluster.assert_nothing_lost()
         assert total.sent == 550 and delayed
         assert not cluster.errors_logged()
-
-
-def _set_compression(bootstrap: str, names: list[str], codec: str) -> None:
-    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-
-    admin = AdminClient({"bootstrap.servers": bootstrap})
-    entry = ConfigEntry("compression.type", codec, incremental_operation=AlterConfigOpType.SET)
-    resources = [ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry]) for name in names]
-    for future in admin.incremental_alter_configs(resources).values():
-        future.result(15)

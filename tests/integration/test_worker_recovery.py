@@ -12,6 +12,7 @@ import pytest
 import rocksdict
 
 from marq.core import rows as core_rows
+from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.integration.cluster import Cluster, Seen, Worker, by_id, until
 
 #: Settings with which messages get into the tables soon.
@@ -174,6 +175,52 @@ def test_rows_missing_rows_damaged_and_files_damaged_are_filled_again_from_the_c
 
 
 # -- little memory ------------------------------------------------------------------------------------
+
+
+def test_rows_that_kafka_refuses_put_off_the_checkpoints_of_one_partition_until_it_takes_them(
+    kafka: str, tmp_path: Path
+) -> None:
+    with Cluster(kafka, tmp_path, partitions=2, checkpoint_ms=200, persist_after_ms=200) as cluster:
+        changelog = cluster.create_topics().changelogs["messages"]
+        worker = cluster.start()
+        cluster.configure_topics([changelog], "max.message.bytes", "20000")
+        cluster.send("work-later", 30, partition=0, headers={"marq-delay-ms": "20000"}, size=5_000)
+        cluster.send("work-later", 30, partition=1, headers={"marq-delay-ms": "20000"})
+
+        until(lambda: changelog in worker.partitions()[0].get("reason", ""), "the reason is shown")
+        assert "set max.message.bytes" in worker.partitions()[0]["reason"]
+        assert worker.get("/health/ready")[1]["stalled"] == [0]
+        assert worker.get("/v1/stats")[1]["stalled"]["0"]["topic"] == changelog
+        cluster.send("work-a", 50, partition=0)
+        cluster.send("work-a", 50, partition=1)
+        until(lambda: len(cluster.finished("work-a")) == 100, "both partitions are served")
+        assert worker.serving() == {0, 1}
+        until(lambda: not worker.partitions()[1]["unsaved"], "the other partition makes checkpoints")
+        assert worker.partitions()[0]["unsaved"]
+
+        cluster.configure_topics([changelog], "max.message.bytes", str(RECORD_MAX_BYTES))
+        until(lambda: not worker.partitions()[0].get("reason"), "the reason is gone")
+        until(lambda: not worker.partitions()[0]["unsaved"], "everything is in a checkpoint")
+        worker.kill()
+        cluster.wipe(worker)
+        cluster.start()
+        cluster.assert_nothing_lost()
+        assert not cluster.errors_logged()
+
+
+def test_a_worker_that_is_killed_while_kafka_refuses_its_rows_loses_nothing(kafka: str, tmp_path: Path) -> None:
+    with Cluster(kafka, tmp_path, partitions=1, checkpoint_ms=200, persist_after_ms=200) as cluster:
+        changelog = cluster.create_topics().changelogs["messages"]
+        worker = cluster.start("one")
+        cluster.configure_topics([changelog], "max.message.bytes", "20000")
+        cluster.send("work-a", 50)
+        cluster.send("work-later", 30, headers={"marq-delay-ms": "10000"}, size=5_000)
+        until(lambda: changelog in worker.partitions()[0].get("reason", ""), "the reason is shown")
+        worker.kill()
+        cluster.configure_topics([changelog], "max.message.bytes", str(RECORD_MAX_BYTES))
+        cluster.start("one")
+        cluster.assert_nothing_lost()
+        assert not cluster.errors_logged()
 
 
 def test_a_queue_that_nobody_receives_from_blocks_no_other_and_stays_out_of_memory(kafka: str, tmp_path: Path) -> None:

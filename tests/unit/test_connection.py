@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,8 +23,11 @@ from aiokafka.errors import (
     RequestTimedOutError,
 )
 from aiokafka.protocol.admin import ApiVersionRequest
+from aiokafka.protocol.coordination import FindCoordinatorRequest
+from aiokafka.protocol.metadata import MetadataRequest
 
 from app.kafka import connection as module
+from app.kafka import internals
 from app.kafka.connection import asked_again, until_kafka_takes_it
 from marq.errors import BrokerError
 
@@ -67,6 +70,92 @@ def test_a_request_in_the_moment_of_a_reset_fails_as_any_other_on_a_broken_conne
         server.close()
 
     run(asyncio.wait_for(scenario(), 5))
+
+
+class BlackHole:
+    """A broker that takes connections and requests, and never answers."""
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("127.0.0.1", 0))  # the system accepts; nobody reads
+        self.port: int = self._socket.getsockname()[1]
+
+    def connection(self) -> AIOKafkaConnection:
+        return AIOKafkaConnection("127.0.0.1", self.port, request_timeout_ms=60_000)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def black_hole(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlackHole]:
+    monkeypatch.setattr(internals, "ANSWER_S", 0.05)
+    monkeypatch.setattr(internals, "_patience_s", {})
+    found = BlackHole()
+    yield found
+    found.close()
+
+
+def _versions_known(connection: AIOKafkaConnection) -> AIOKafkaConnection:
+    async def known() -> None:
+        connection._versions = {MetadataRequest.API_KEY: (0, 1), FindCoordinatorRequest.API_KEY: (0, 1)}
+
+    connection._do_version_lookup = known
+    return connection
+
+
+@pytest.mark.parametrize("question", [MetadataRequest([]), FindCoordinatorRequest("group", 0)], ids=["leader", "group"])
+def test_a_broker_that_does_not_say_whom_to_ask_is_given_up(black_hole: BlackHole, question: Any) -> None:
+    """Each later question could go to the same dead connection if it stayed open."""
+
+    async def scenario() -> None:
+        connection = _versions_known(black_hole.connection())
+        await connection.connect()
+        async with asyncio.timeout(5):
+            with pytest.raises(TimeoutError):
+                await connection.send(question)
+        assert not connection.connected()
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_takes_a_connection_and_says_nothing_is_given_up(black_hole: BlackHole) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(5):
+            with pytest.raises(TimeoutError):
+                await black_hole.connection().connect()
+
+    asyncio.run(scenario())
+
+
+def test_other_requests_have_the_time_of_the_client(black_hole: BlackHole) -> None:
+    """To join a group takes as long as a rebalance."""
+
+    async def scenario() -> None:
+        connection = _versions_known(black_hole.connection())
+        await connection.connect()
+        other = asyncio.ensure_future(connection.send(ApiVersionRequest()))
+        await asyncio.sleep(0.2)
+        assert not other.done()
+        assert connection.connected()
+        connection.close()
+        with pytest.raises(KafkaConnectionError):
+            await other
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_broker_gets_more_time_after_each_time_out(black_hole: BlackHole) -> None:
+    async def scenario() -> None:
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await black_hole.connection().connect()
+        assert internals._patience_s["127.0.0.1", black_hole.port, "connect"] == 8 * internals.ANSWER_S
+        connection = _versions_known(black_hole.connection())
+        await connection.connect()
+        assert not internals._patience_s
+        connection.close()
+
+    asyncio.run(scenario())
 
 
 class Kafka:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from agents import elsewhere, remote_handlers
+from agents import elsewhere, handlers, remote_handlers
 from agents.handlers import Handlers
+from agents.runner import Runner
 from app.service.meters import Meters
 from marq import handlers as registry
 from marq.core import markers as m
@@ -341,5 +342,41 @@ def test_a_worker_that_does_not_answer_takes_the_place_of_no_calls(monkeypatch: 
         stores.send(2)
         await until(lambda: seen)
         assert seen[0].partition == 2
+
+    run(scenario)
+
+
+def test_leases_are_looked_after_only_while_calls_wait_or_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "EXTEND_S", 0.001)
+    looked, goes_on = [0], asyncio.Event()
+    extend = Runner.extend
+
+    def counted(runner: Runner) -> None:
+        looked[0] += 1
+        extend(runner)
+
+    monkeypatch.setattr(Runner, "extend", counted)
+
+    async def scenario(cluster: Cluster) -> None:
+        @handler("q")
+        async def work(message: Any) -> None:
+            await goes_on.wait()
+
+        node = cluster.add("a", [0])
+        looking = asyncio.ensure_future(Handlers._extend.fun(node.handlers))
+        await asyncio.sleep(0.05)
+        assert not looked[0]
+        for _ in range(2):
+            goes_on.clear()
+            node.send(0)
+            before = looked[0]
+            await until(lambda before=before: looked[0] > before + 2)
+            goes_on.set()
+            await until(lambda: not left(node))
+            await asyncio.sleep(0.01)
+            before = looked[0]
+            await asyncio.sleep(0.05)
+            assert looked[0] == before
+        looking.cancel()
 
     run(scenario)

@@ -471,3 +471,38 @@ def test_of_many_queues_with_messages_a_handler_of_patterns_looks_at_those_that_
         assert len(looked_at) < 200
 
     run(scenario)
+
+
+def test_a_runner_has_something_to_look_after_from_a_delivery_until_its_calls_have_ended() -> None:
+    async def scenario() -> None:
+        goes_on, busy = asyncio.Event(), list[bool]()
+
+        async def work(message: Any) -> None:
+            await goes_on.wait()
+
+        desk = Desk(work, concurrency=1)
+        desk.runner.on_busy = lambda: busy.append(desk.runner.is_idle)
+        assert desk.runner.is_idle
+        desk.hand(3, 4)
+        assert busy == [False]
+        await asyncio.sleep(0.01)
+        assert not desk.runner.is_idle
+        goes_on.set()
+        await asyncio.sleep(0.01)
+        assert desk.runner.is_idle
+
+    run(scenario)
+
+
+def test_a_runner_whose_breaker_is_open_looks_whether_its_pause_is_over() -> None:
+    async def scenario() -> None:
+        async def work(message: Any) -> None:
+            raise ValueError
+
+        desk = Desk(work, concurrency=1, breaker_failures=1, breaker_pause_ms=60_000)
+        desk.hand(3)
+        await asyncio.sleep(0.01)
+        assert not desk.runner.settlement.live
+        assert not desk.runner.is_idle
+
+    run(scenario)

@@ -10,7 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError, MessageSizeTooLargeError
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+    UnknownError,
+)
 from faust.types import TP
 
 from app.engine import checkpoints, progress, takeover
@@ -28,7 +35,7 @@ from marq.core.rows import Record
 from marq.errors import NewerRowError, RowError
 from tests.unit.peer_helpers import alone
 
-TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2)
+TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2, changelogs={})
 
 
 class Kafka:
@@ -45,6 +52,7 @@ class Kafka:
         self.stirred: dict[int, None] = {}
         self.hurried = 0  # times that somebody waited for what is not read yet
         self.refused: list[Exception] = []  # for the next appends to a table
+        self.refusing: dict[int, Exception] = {}  # of a partition, each append to a table
 
     def append(self, topic: str, partition: int, value: bytes | None, *_: Any) -> asyncio.Future[Any]:
         future = asyncio.get_running_loop().create_future()
@@ -81,7 +89,8 @@ class Kafka:
 class Table:
     """Rows of one table."""
 
-    def __init__(self, kafka: Kafka) -> None:
+    def __init__(self, name: str, kafka: Kafka) -> None:
+        self.changelog_topic_name = f"{name}-changelog"
         self.kafka = kafka
         self.rows: dict[bytes, bytes] = {}
         self.wiped: list[int] = []
@@ -103,7 +112,10 @@ class Table:
 
     def write(self, key: bytes, value: bytes | None) -> asyncio.Future[Any]:
         future = asyncio.get_running_loop().create_future()
-        if self.kafka.refused:
+        number = int(key.split(b"/")[0])
+        if number in self.kafka.refusing:
+            future.set_exception(self.kafka.refusing[number])
+        elif self.kafka.refused:
             future.set_exception(self.kafka.refused.pop())
         else:
             future.set_result(None)
@@ -151,7 +163,7 @@ class Desk:
             consumer_generation_id=1,
             fail=self.failures.append,
         )
-        self.tables = {name: Table(self.kafka) for name in ("messages", "markers", "progress")}
+        self.tables = {name: Table(name, self.kafka) for name in ("messages", "markers", "progress")}
         catalog = SimpleNamespace(
             settings_of=lambda queue: QueueSettings(), with_ttl=(), settings_changes=0, keys_for=lambda purpose: ()
         )
@@ -205,6 +217,7 @@ class Desk:
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TAKE_BACK_S", 0.01)
     monkeypatch.setattr(checkpoints, "WRITE_AGAIN_S", 0.01)
+    monkeypatch.setattr(checkpoints, "REFUSED_AGAIN_S", 0.01)
     for name in ("AGAIN_S", "AGAIN_MAX_S"):
         monkeypatch.setattr(takeover, name, 0.01)
     # the event of an agent
@@ -512,10 +525,77 @@ def test_a_row_that_kafka_did_not_confirm_is_written_again() -> None:
     run(scenario)
 
 
-def test_a_row_that_kafka_refuses_stops_the_worker() -> None:
+@pytest.mark.parametrize(
+    ("error", "mend"),
+    [
+        (MessageSizeTooLargeError(), "max.message.bytes"),
+        (TopicAuthorizationFailedError(), "grant Write"),
+        (UnknownError(), "log of the broker"),
+    ],
+)
+def test_a_row_that_kafka_refuses_puts_off_the_checkpoint_of_its_partition_alone(error: KafkaError, mend: str) -> None:
     async def scenario(desk: Desk) -> None:
         await desk.serve()
-        desk.kafka.refused = [MessageSizeTooLargeError()]
+        owned, other = desk.ownership.owned[0], desk.ownership.owned[1]
+        progress = desk.tables["progress"]
+        desk.kafka.refusing[0] = error
+        await asyncio.sleep(0.11)
+        desk.ownership.on_timer()
+        await desk.until(lambda: len(progress.again) > 2 and other.checkpoint_s is not None)
+
+        assert not desk.failures
+        assert desk.ownership.owned == {0: owned, 1: other}
+        assert owned.serving
+        assert owned.checkpoint_s is None
+        stalled = desk.ownership.stalls.now()
+        assert stalled.keys() == {0}
+        assert stalled[0].topic == "progress-changelog"
+        assert str(error) in stalled[0].reason
+        assert mend in stalled[0].reason
+
+        desk.kafka.refusing.clear()  # somebody has mended it
+        await desk.until(lambda: owned.checkpoint_s is not None)
+        assert desk.ownership.owned[0] is owned
+        assert not desk.ownership.stalls.now()
+
+    run(scenario)
+
+
+def test_a_refused_row_is_no_step_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "REFUSED_AGAIN_S", 3600.0)
+
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        owned = desk.ownership.owned[0]
+        desk.kafka.refusing[0] = MessageSizeTooLargeError()
+        await asyncio.sleep(0.11)
+        desk.ownership.on_timer()
+        await desk.until(lambda: desk.ownership.stalls.now())
+
+        assert owned.owner.step(now_ms() + owned.owner.limits.step_timeout_ms + 1) is None
+
+    run(scenario)
+
+
+def test_a_partition_that_leaves_is_no_longer_listed_with_its_refused_checkpoint() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.kafka.refusing[0] = MessageSizeTooLargeError()
+        await asyncio.sleep(0.11)
+        desk.ownership.on_timer()
+        await desk.until(lambda: desk.ownership.stalls.now())
+
+        desk.ownership.on_assignment({1})
+
+        assert not desk.ownership.stalls.now()
+
+    run(scenario)
+
+
+def test_an_error_of_our_own_in_writing_a_row_stops_the_worker() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        desk.kafka.refused = [ValueError()]
         await asyncio.sleep(0.11)
         desk.ownership.on_timer()
         await desk.until(lambda: desk.failures)

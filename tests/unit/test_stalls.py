@@ -58,6 +58,28 @@ def test_a_stall_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixtu
     ]
 
 
+def test_a_refused_checkpoint_is_listed_with_its_reason_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    kafka = Kafka()
+    refused = {2: Stall("c", 1.0, "c refuses a row: raise its limit"), 4: Stall("c", 1.0, "c refuses a row: grant it")}
+    kafka.stalls = Stalls(kafka.waits, lambda: TOPICS, lambda: dict(refused))
+    caplog.set_level(logging.WARNING, "app.engine.stalls")
+
+    kafka.waited = {TP("m", 4): 9.0}
+    assert kafka.stalls.now() == {2: refused[2], 4: Stall("m", 9.0)}, "what stops a partition comes first"
+    kafka.waited = {}
+    refused.pop(4)
+    kafka.stalls.look()
+    kafka.stalls.look()
+    refused.clear()
+    kafka.stalls.look()
+
+    mine = [record for record in caplog.records if record.name == "app.engine.stalls"]
+    assert [record.getMessage() for record in mine] == [
+        "Partition 2 makes no checkpoint, but goes on: c refuses a row: raise its limit",
+        "Partition 2 makes checkpoints again",
+    ]
+
+
 def test_what_waits_in_a_lane_waits_as_well() -> None:
     async def scenario() -> None:
         loop = asyncio.get_running_loop()

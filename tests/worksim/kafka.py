@@ -38,8 +38,6 @@ REQUEST_TIMEOUT_S = 10.0
 BATCH_BYTES = 16_384
 #: Bytes of a batch that some brokers take at most.
 MAX_BYTES = 2 * BATCH_BYTES
-#: How much less often it is a batch of a changelog that a broker never takes.
-OF_TABLES = 0.1
 #: Why it does not take it.
 REFUSALS = (UnknownError, TopicAuthorizationFailedError)
 
@@ -172,7 +170,6 @@ class Kafka:
         self.slow_s = 0.0  # by which each request may take longer
         self.fetch_s = 0.0  # by which each fetch takes longer
         self.drop_next: str | None = None  # a topic whose next chunk is dropped
-        self.of_tables: frozenset[str] = frozenset()  # changelogs
         #: Topics in which a batch may have `Odds.max_bytes`.
         self.of_messages: frozenset[str | None] = frozenset()
         self.patience = 1  # by which an empty fetch takes longer than its wait
@@ -364,8 +361,6 @@ class Producer:
         if log.max_bytes and batch.bytes > log.max_bytes:
             return MessageSizeTooLargeError(f"{batch.bytes} bytes for {log}")
         refused = 0.5 if batch.expired and odds.refused else odds.refused
-        if log.topic in kafka.of_tables:
-            refused *= OF_TABLES  # a worker stops, and is started again
         if not kafka.chance(refused):
             return None
         kafka.tell("%s refuses a batch of %s for ever", log, self.process.name)

@@ -58,8 +58,6 @@ STEP_MAX_MS = 10_000
 TOPIC_QUEUE = "everything"
 #: In the reason why a partition is not served whose log begins beyond what is known of it.
 DELETED = "deleted unread"
-#: In the error of a worker that stops because Kafka refuses a row of a table.
-NOT_WRITTEN = "was not written"
 #: Lines of a story.
 STORY_LINES = 60
 
@@ -158,10 +156,8 @@ class World:
         careful = theme.careful
         if not self.shape.faults or careful:
             odds = Odds()
-        self.refuses = odds.refused > 0
         self.kafka = Kafka(self.loop, self.entropy.stream("kafka"), odds)
         self.kafka.tell = self.tell
-        self.kafka.of_tables = frozenset(self.topics.changelogs.values())
         self.kafka.of_messages = frozenset((self.topics.queue, self.topics.poison, self.topics.dead_letter))
         if self.shape.faults:
             self.kafka.slow_s = theme.slow
@@ -254,10 +250,6 @@ class World:
             return
         if NO_SPACE in repr(exc):
             self.count("stops for want of room")  # and the supervisor starts it again
-            self.worker_ended(worker)
-            return
-        if NOT_WRITTEN in str(exc) and self.refuses:
-            self.count("stops for a refused row")
             self.worker_ended(worker)
             return
         try:
