@@ -23,10 +23,10 @@ WAYS = {
     "handler": Cost(worker_us=2.8, batch=500),
     "client": Cost(worker_us=11.7, batch=500),
     "json": Cost(worker_us=20.0, batch=100),
-    "sqs": Cost(worker_us=137.0, batch=10),
+    "sqs": Cost(worker_us=87.0, batch=10),
 }
 #: Of a core: a worker with nothing to do, and what each partition adds. `bench pairs`, `bench partitions`.
-IDLE_CORE, IDLE_CORE_A_PARTITION = 0.016, 0.000_006
+IDLE_CORE, IDLE_CORE_A_PARTITION = 0.010, 0.000_005
 #: Bytes: a worker that is ready, and what each partition adds. `bench partitions`.
 WORKER_BYTES, PARTITION_BYTES = 93 * MIB, 63 * KIB
 #: Bytes of a message in flight, and of one that waits in a table. `bench cycle`, `growth`.

@@ -240,14 +240,14 @@ class Archiving(Streaming):
                 ends = json.loads(ends) if isinstance(ends, str) else ends
                 flow.positions |= {int(number): offset for number, offset in (ends or {}).get(flow.topic, {}).items()}
         if before != [flow.positions for flow in self.flows]:
-            self._publish()
+            self._publish(at_once=False)
 
-    def _publish(self) -> None:
+    def _publish(self, *, at_once: bool = True) -> None:
         """Commit the positions for retention, which keeps what is not archived yet; and copy the queues."""
         try:
             self.kafka.commit(self.job.settings.archive_group, {flow.topic: flow.positions for flow in self.flows})
             if self.queues is not None:
-                self.queues.update()
+                self.queues.update(at_once=at_once)
         except MarqError as error:
             # The next batch commits again; until then Kafka keeps more than it needs to.
             say(f"marq: positions and queues of the archive were not published: {error}", err=True)
@@ -260,6 +260,7 @@ class Archiving(Streaming):
         return f"archiving {flow.topic}"
 
     def outcome(self, spark: SparkSession) -> str:
+        self._publish()
         done = {flow.checkpoint: sum(flow.positions.values()) - sum(flow.began.values()) for flow in self.flows}
         return "Archived " + ", ".join(plural(count, name.removesuffix("s"), name) for name, count in done.items())
 

@@ -16,8 +16,8 @@ OPEN_TIMEOUT_S = 40.0
 LEADER_TIMEOUT_S = 10.0
 
 
-def records_of(client: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, bytes | None]]:
-    """Key and value of all records that are committed now, in order.
+def records_of(client: Mapping[str, Any], topic: str, start: int = 0) -> Iterator[tuple[bytes, bytes | None]]:
+    """Key and value of all records from an offset on that are committed now, in order.
 
     Records behind an open transaction can't be read before it ends, so this waits for those that are open now: a
     moment for those of living senders, at most `OPEN_TIMEOUT_S` for those of dead ones.
@@ -42,8 +42,8 @@ def records_of(client: Mapping[str, Any], topic: str) -> Iterator[tuple[bytes, b
         }
     )
     try:
-        end, position = _end(client, topic), 0
-        consumer.assign([TopicPartition(topic, 0, 0)])
+        end, position = _end(client, topic), start
+        consumer.assign([TopicPartition(topic, 0, start)])
         while position < end:
             if time.monotonic() - began > READ_TIMEOUT_S + OPEN_TIMEOUT_S:
                 raise BrokerError(f"{topic} could not be read to its end; try again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 #: Table of the archive with the records of queues.
 ARCHIVED = "archive/queues"
 ARCHIVED_VERSION = 1
+#: After the table was written, it is not written again for so many times as long.
+PAUSE_WRITES = 20
 _AUTO_PREFIX = b"\0auto/"
 #: Milliseconds by which the clock of a worker, which dates a queue, may be behind the brokers'.
 SKEW_MS = 5_000
@@ -143,8 +146,10 @@ def is_settings(key: bytes) -> bool:
 
 
 class QueuesArchive:
-    """Keeps the records of queues in the archive, where an audit without Kafka finds them. The table is a copy of the
-    topic, not its history: it is written anew when a queue has changed.
+    """Keeps the records of queues in the archive, where an audit without Kafka finds them.
+
+    The table is a copy of the topic, not its history: it is written anew when a queue has changed, which takes up to a
+    twentieth of the time. Of the topic only what is new is read.
     """
 
     def __init__(self, job: Job, spark: SparkSession) -> None:
@@ -153,8 +158,10 @@ class QueuesArchive:
         self._path = job.path(ARCHIVED)
         self._spark = spark
         self._end: int | None = None  # of the topic, when it was read last
+        self._next_s = 0.0  # when the table may be written again
         tables.check(spark, self._path, version=ARCHIVED_VERSION)
         self._written = dict(archived_queues(spark, job) or ())
+        self._records: dict[bytes, bytes] = {}
 
     def open(self) -> None:
         """Create or check the table. Raises `PipelineError`."""
@@ -162,21 +169,34 @@ class QueuesArchive:
         table = tables.open_table(self._spark, self._path, _schema(), version=ARCHIVED_VERSION, properties=properties)
         tables.vacuum_daily(self._spark, self._path, table)
 
-    def update(self) -> None:
-        """Copy what has changed. Raises `BrokerError`."""
-        _, end = self._kafka.bounds(self._topic)[0]
-        if end == self._end:
+    def update(self, *, at_once: bool) -> None:
+        """Copy what has changed, at once or if the time for it has come. Raises `BrokerError`."""
+        if not at_once and time.monotonic() < self._next_s:
             return
-        records: dict[bytes, bytes | None] = {}
-        for key, value in records_of(self._kafka.client_config(), self._topic):
-            if is_settings(key):
-                records[key] = value
-        records = {key: value for key, value in records.items() if value is not None}
-        if records != self._written:
-            rows = [(ARCHIVED_VERSION, key.decode(), bytearray(value or b"")) for key, value in sorted(records.items())]
+        start, end = self._kafka.bounds(self._topic)[0]
+        if end != self._end:
+            self._read(start, end)
+        if self._records != self._written:
+            began = time.monotonic()
+            records = sorted(self._records.items())
+            rows = [(ARCHIVED_VERSION, key.decode(), bytearray(value)) for key, value in records]
             self._spark.createDataFrame(rows, _schema()).write.format("delta").mode("overwrite").save(self._path)
-            self._written = records
-        self._end = end
+            self._written = dict(self._records)
+            self._next_s = time.monotonic() + PAUSE_WRITES * (time.monotonic() - began)
+
+    def _read(self, start: int, end: int) -> None:
+        """Take up what the topic has gained, or all of it: at first, and where what came last is gone."""
+        known, records = self._end, self._records
+        if known is None or not start <= known <= end:
+            known, records = 0, {}
+        for key, value in records_of(self._kafka.client_config(), self._topic, known):
+            if not is_settings(key):
+                continue
+            if value is None:
+                records.pop(key, None)
+            else:
+                records[key] = value
+        self._end, self._records = end, records
 
 
 def _schema() -> StructType:
@@ -191,7 +211,7 @@ def _schema() -> StructType:
     )
 
 
-def archived_queues(spark: SparkSession, job: Job) -> list[tuple[bytes, bytes | None]] | None:
+def archived_queues(spark: SparkSession, job: Job) -> list[tuple[bytes, bytes]] | None:
     """The records of queues that are in the archive; None if it was made by a version that did not keep them.
 
     Raises:

@@ -15,11 +15,13 @@ import pytest
 from pyspark.sql.types import ArrayType, StructField
 
 from app.engine.changelogs import Changelogs
+from app.kafka.connection import until_kafka_takes_it
 from app.kafka.topics import ensure_topics
 from marq.core.markers import End, Own, Start, Tick
 from marq.errors import PipelineError, TopicError
-from pipeline import archive, files, records, tables
+from pipeline import archive, files, queues, records, tables
 from pipeline.audit import audit
+from pipeline.compacted import records_of
 from pipeline.logs import Archive, Bounds, bounds, logs
 from pipeline.queues import ARCHIVED
 from tests.pipeline.lab import Installation
@@ -404,6 +406,36 @@ def test_the_queues_are_archived_as_they_are_now(spark: SparkSession, installati
     assert queue_records(spark, here) == {"orders": b"2", "mail": b"1"}
     history = spark.sql(f"DESCRIBE HISTORY delta.`{here.job.path(ARCHIVED)}`").collect()
     assert sum(row.operation == "WRITE" for row in history) == 2, "only what has changed is written"
+
+
+def test_queues_that_change_all_the_time_are_written_from_time_to_time_and_what_is_known_is_not_read_again(
+    spark: SparkSession, installation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = installation(partitions=1)
+    topic, read = here.settings.queues_topic, list[int]()
+
+    def noted(client: Any, topic: str, start: int) -> Any:
+        read.append(start)
+        return records_of(client, topic, start)
+
+    monkeypatch.setattr(queues, "records_of", noted)
+    monkeypatch.setattr(queues, "PAUSE_WRITES", 10_000)
+    here.write(topic, 0, [(b"orders", b"1"), (b"old", b"1"), (b"mail", b"1")])
+    copy = queues.QueuesArchive(here.job, spark)
+    copy.open()
+    copy.update(at_once=False)
+    here.write(topic, 0, [(b"orders", b"2"), (b"old", None)])
+    copy.update(at_once=False)
+    assert queue_records(spark, here) == {"orders": b"1", "old": b"1", "mail": b"1"}, "not so soon"
+    copy.update(at_once=True)
+    assert queue_records(spark, here) == {"orders": b"2", "mail": b"1"}
+    assert read == [0, 3]
+    here.kafka.admin.delete_topics([topic])[topic].result()
+    asyncio.run(until_kafka_takes_it(lambda: ensure_topics(here.settings, here.settings.name), 30, print))
+    here.write(topic, 0, [(b"new", b"1")])
+    copy.update(at_once=True)
+    assert queue_records(spark, here) == {"new": b"1"}, "a topic that was made anew is read from its beginning"
+    assert read == [0, 3, 0]
 
 
 def test_queues_of_a_later_version_are_refused_before_anything_is_written(
