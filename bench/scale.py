@@ -26,7 +26,7 @@ WAYS = {
     "sqs": Cost(worker_us=87.0, batch=10),
 }
 #: Of a core: a worker with nothing to do, and what each partition adds. `bench pairs`, `bench partitions`.
-IDLE_CORE, IDLE_CORE_A_PARTITION = 0.010, 0.000_005
+IDLE_CORE, IDLE_CORE_A_PARTITION = 0.006, 0.000_009
 #: Bytes: a worker that is ready, and what each partition adds. `bench partitions`.
 WORKER_BYTES, PARTITION_BYTES = 93 * MIB, 63 * KIB
 #: Bytes of a message in flight, and of one that waits in a table. `bench cycle`, `growth`.
