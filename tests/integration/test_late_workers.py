@@ -127,7 +127,12 @@ def test_a_worker_whose_acknowledgements_are_late_hands_out_less_then_nothing(
         os.kill(broker.pid, signal.SIGSTOP)
         try:
             unconfirmed = pool.submit(held.ack, first)
-            until(lambda: metric(worker, "marq_oldest_ack_seconds") > 4.0, "an ack is late")
+
+            def is_late() -> bool:
+                assert not unconfirmed.done(), f"Kafka stands still, and the ack was answered: {unconfirmed.result()}"
+                return metric(worker, "marq_oldest_ack_seconds") > 4.0
+
+            until(is_late, "an ack is late", 60.0)
             # more than a third of this lease
             assert asks_to_come_again(ask(client, "q", 100, 10_000))
             assert metric(worker, "marq_withheld_receives_total") == 1
