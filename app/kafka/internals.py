@@ -16,14 +16,18 @@ from aiokafka.consumer.fetcher import Fetcher
 from aiokafka.errors import KafkaConnectionError, KafkaError
 from aiokafka.protocol.api import Request
 from aiokafka.protocol.coordination import FindCoordinatorRequest
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.produce import ProduceRequest
 
-#: Seconds to open a connection, and for the answers that say which broker to ask. The client's own time-out has to be
-#: longer than a rebalance: for so long a broker that is gone without closing its connections would keep us from asking
-#: another one. After a time-out the same address has twice as long, because Kafka may just be slow.
+#: Seconds to open a connection, and for answers for which no broker waits long. The client's own time-out has to be
+#: longer than a rebalance: for so long a broker that is gone without closing its connections would hold up what it
+#: leads, and keep us from asking another one. After a time-out the same address has twice as long, because Kafka may
+#: just be slow, and after a slow answer twice what that took.
 ANSWER_S = 5.0
-#: Requests whose answers say which broker to ask. Any broker can answer them, and none waits for anything.
-_WHOM_TO_ASK = (MetadataRequest, FindCoordinatorRequest)
+#: How many times as long. Whom to ask, any broker can say. A produce request waits for replicas for 2 s at most, a
+#: fetch for half a second, but its answer may be large.
+_PROMPT = {MetadataRequest: 1, FindCoordinatorRequest: 1, ProduceRequest: 1, FetchRequest: 2}
 
 
 def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,32 +51,46 @@ def _with_errors_of_kafka(send: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-_patience_s: dict[tuple[str, int, str], float] = {}  # address, question -> seconds, where they are not `ANSWER_S`
+_Asked = tuple[str, int, str]  # address, question
+_patience_s: dict[_Asked, float] = {}  # seconds, where they are not those of `ANSWER_S`
 
 
-async def _in_time(connection: AIOKafkaConnection, question: str, answer: Awaitable[Any]) -> Any:
-    """The answer of a broker. Closes the connection and raises TimeoutError if it does not come soon."""
-    asked = (connection.host, connection.port, question)
-    patience_s = _patience_s.get(asked, ANSWER_S)
+async def _in_time(connection: AIOKafkaConnection, asked: _Asked, patience_s: float, answer: Awaitable[Any]) -> Any:
+    """The answer of a broker. Closes the connection if it does not come soon. Raises TimeoutError, as `answer` does."""
+    now = asyncio.get_running_loop().time
+    began_s = now()
     try:
-        async with asyncio.timeout(patience_s):
-            result = await answer
+        result = await answer
     except TimeoutError:
-        _patience_s[asked] = min(2 * patience_s, max(ANSWER_S, connection._request_timeout))
+        _patience_s[asked] = min(2 * patience_s, max(patience_s, connection._request_timeout))
         # otherwise the next question may go to the same broker, on the same connection
         connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
         raise
-    _patience_s.pop(asked, None)
+    took_s = now() - began_s
+    if 2 * took_s > ANSWER_S:
+        _patience_s[asked] = 2 * took_s
+    else:
+        _patience_s.pop(asked, None)
     return result
 
 
 def _soon(send: Callable[..., Any]) -> Callable[..., Any]:
-    """As `send`, but a question whom to ask is answered soon, or the connection is given up."""
+    """As `send`, but what brokers answer soon is answered soon, or the connection is given up."""
 
     @functools.wraps(send)
     def bounded(connection: AIOKafkaConnection, request: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = send(connection, request, *args, **kwargs)
-        return _in_time(connection, type(request).__name__, answer) if isinstance(request, _WHOM_TO_ASK) else answer
+        times = next((times for prompt, times in _PROMPT.items() if isinstance(request, prompt)), 0)
+        if not times:
+            return send(connection, request, *args, **kwargs)
+        asked = connection.host, connection.port, type(request).__name__
+        patience_s = max(times * ANSWER_S, _patience_s.get(asked, 0.0))
+        theirs = connection._request_timeout
+        connection._request_timeout = patience_s  # it is read once, in this call; a timer of our own would cost more
+        try:
+            answer = send(connection, request, *args, **kwargs)
+        finally:
+            connection._request_timeout = theirs
+        return _in_time(connection, asked, patience_s, answer)
 
     return bounded
 
@@ -82,7 +100,14 @@ def _connected_soon(connect: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(connect)
     async def bounded(connection: AIOKafkaConnection) -> Any:
-        return await _in_time(connection, "connect", connect(connection))
+        asked = connection.host, connection.port, "connect"
+        patience_s = _patience_s.get(asked, ANSWER_S)
+
+        async def connected() -> Any:
+            async with asyncio.timeout(patience_s):
+                return await connect(connection)
+
+        return await _in_time(connection, asked, patience_s, connected())
 
     return bounded
 

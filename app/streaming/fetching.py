@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.client import ConnectionGroup
-from aiokafka.conn import CloseReason
 from aiokafka.consumer.fetcher import FetchResult
-from aiokafka.errors import RequestTimedOutError
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.streaming.batches import BASE_LENGTH, Fault, FetchedRecords
@@ -18,33 +14,25 @@ from app.streaming.fetch_plan import PlannedRequest
 
 #: Bytes that a fetch of a partition may ask for if a batch is larger than usual.
 FETCH_MAX_BYTES = 64 * 1024 * 1024
-#: Seconds for the answer to a fetch, for which a broker waits a tenth of a second at most. A request that got lost on a
-#: connection that stays open would hold up all partitions of its broker for the time-out of the client, which has to be
-#: longer than a rebalance. After a slow answer the next one has twice as long: a large one may take its time.
-ANSWER_S = 10.0
 #: Fetches of one position without a usable record before its offset is given up: an answer may be cut short.
 PATIENCE = 3
 
 
 class _Client:
-    """aiokafka's client as its fetcher sees it.
-
-    It keeps back the records of some topics, and gives a connection up on which nothing is answered.
-    """
+    """aiokafka's client as its fetcher sees it. It keeps back the records of some topics."""
 
     def __init__(self, client: Any, topics: Callable[[str], bool]) -> None:
         self._client = client
         self._topics = topics
         #: By node: partition -> (end of the log, aborted transactions, batches).
         self.kept: dict[Any, dict[TopicPartition, tuple[int, Any, bytes]]] = {}
-        self._patience_s: dict[Any, float] = {}  # by node
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
     async def send(self, node_id: Any, request: Any, **options: Any) -> Any:
         try:
-            response = await self._answer(node_id, request, **options)
+            response = await self._client.send(node_id, request, **options)
         except BaseException:
             if isinstance(request, PlannedRequest):
                 request.lost()
@@ -59,21 +47,6 @@ class _Client:
                 else (topic, partitions)
                 for topic, partitions in response.topics
             ]
-        return response
-
-    async def _answer(self, node_id: Any, request: Any, **options: Any) -> Any:
-        now, patience_s = asyncio.get_running_loop().time, self._patience_s.get(node_id, ANSWER_S)
-        began_s = now()
-        try:
-            async with asyncio.timeout(patience_s):
-                response = await self._client.send(node_id, request, **options)
-        except TimeoutError:
-            self._patience_s[node_id] = 2 * patience_s
-            connection = self._client._conns.get((node_id, ConnectionGroup.DEFAULT))
-            if connection is not None:  # the next request opens it anew
-                connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
-            raise RequestTimedOutError from None
-        self._patience_s[node_id] = max(ANSWER_S, 2 * (now() - began_s))
         return response
 
     @staticmethod

@@ -24,7 +24,9 @@ from aiokafka.errors import (
 )
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.coordination import FindCoordinatorRequest
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.produce import ProduceRequest
 
 from app.kafka import connection as module
 from app.kafka import internals
@@ -97,14 +99,25 @@ def black_hole(monkeypatch: pytest.MonkeyPatch) -> Iterator[BlackHole]:
 
 def _versions_known(connection: AIOKafkaConnection) -> AIOKafkaConnection:
     async def known() -> None:
-        connection._versions = {MetadataRequest.API_KEY: (0, 1), FindCoordinatorRequest.API_KEY: (0, 1)}
+        connection._versions = {
+            kind.API_KEY: (0, 3) for kind in (MetadataRequest, FindCoordinatorRequest, FetchRequest, ProduceRequest)
+        }
 
     connection._do_version_lookup = known
     return connection
 
 
-@pytest.mark.parametrize("question", [MetadataRequest([]), FindCoordinatorRequest("group", 0)], ids=["leader", "group"])
-def test_a_broker_that_does_not_say_whom_to_ask_is_given_up(black_hole: BlackHole, question: Any) -> None:
+FETCH = FetchRequest(100, 1, 1_000_000, 0, [])
+PROMPT = {
+    "leader": MetadataRequest([]),
+    "group": FindCoordinatorRequest("group", 0),
+    "fetch": FETCH,
+    "produce": ProduceRequest(required_acks=-1, timeout=2_000, topics=[], transactional_id=None),
+}
+
+
+@pytest.mark.parametrize("question", PROMPT.values(), ids=PROMPT)
+def test_a_broker_that_does_not_answer_soon_is_given_up(black_hole: BlackHole, question: Any) -> None:
     """Each later question could go to the same dead connection if it stayed open."""
 
     async def scenario() -> None:
@@ -144,15 +157,44 @@ def test_other_requests_have_the_time_of_the_client(black_hole: BlackHole) -> No
     asyncio.run(scenario())
 
 
-def test_a_slow_broker_gets_more_time_after_each_time_out(black_hole: BlackHole) -> None:
+def test_a_slow_broker_gets_more_time_after_each_time_out(
+    black_hole: BlackHole, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         for _ in range(3):
             with pytest.raises(TimeoutError):
                 await black_hole.connection().connect()
         assert internals._patience_s["127.0.0.1", black_hole.port, "connect"] == 8 * internals.ANSWER_S
+        monkeypatch.setattr(internals, "ANSWER_S", 60)  # so any answer is a quick one
         connection = _versions_known(black_hole.connection())
         await connection.connect()
         assert not internals._patience_s
+        connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_who_answers_slowly_has_twice_that_time(black_hole: BlackHole, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large fetch over a slow line comes in the end."""
+
+    async def scenario() -> None:
+        connection = _versions_known(black_hole.connection())
+        await connection.connect()
+
+        async def answered_after(seconds: float) -> None:
+            answer = asyncio.ensure_future(connection.send(FETCH))
+            await asyncio.sleep(seconds)
+            connection._requests.pop()[2].set_result("answer")
+            assert await answer == "answer"
+
+        slow_s = internals.ANSWER_S
+        asked = connection.host, connection.port, "FetchRequest"
+        internals._patience_s[asked] = 60  # it is not given up, however slow this machine is
+        await answered_after(slow_s)
+        assert internals._patience_s[asked] >= 2 * slow_s
+        monkeypatch.setattr(internals, "ANSWER_S", 60)
+        await answered_after(0)
+        assert asked not in internals._patience_s
         connection.close()
 
     asyncio.run(scenario())
