@@ -200,8 +200,11 @@ def run(
                     measured.setdefault(("marq", phase), []).append(value)
                 for mode in peers:
                     if mode == "floor":
+                        if "process" in phases:
+                            value = _floor_process(bench, batch, messages)
+                            measured.setdefault((mode, "process"), []).append(value)
                         if "latency" in phases:
-                            value = _floor(bench, rate, seconds)
+                            value = _floor_latency(bench, rate, seconds)
                             measured.setdefault((mode, "latency"), []).append(value)
                         continue
                     found = share.run(
@@ -291,12 +294,22 @@ def _latency(bench: Bench, batch: int, rate: int, seconds: float) -> float:
     return _report_latency("marq", batch, rate, seen["latencies_ms"])
 
 
-def _floor(bench: Bench, rate: int, seconds: float) -> float:
+def _floor_process(bench: Bench, batch: int, messages: int) -> float:
+    name = bench.new_name("floor")
+    topic = asyncio.run(bench.create(name))
+    asyncio.run(bench.send(topic, messages))
+    [took] = floor.Floor(bench.bootstrap, topic, f"{name}.markers", batch).found(messages)
+    rate = messages / took
+    result(system="floor", phase="process", batch=batch, msgs=messages, secs=round(took, 2), rate=round(rate))
+    return rate
+
+
+def _floor_latency(bench: Bench, rate: int, seconds: float) -> float:
     name = bench.new_name("floor")
     topic = asyncio.run(bench.create(name))
     process = floor.Floor(bench.bootstrap, topic, f"{name}.markers")
     total = asyncio.run(bench.send_at_rate(topic, rate, seconds))
-    return _report_latency("floor", 1, rate, process.latencies_ms(total))
+    return _report_latency("floor", 1, rate, process.found(total))
 
 
 def _report_latency(system: str, batch: int, rate: int, latencies_ms: list[float]) -> float:
