@@ -54,7 +54,7 @@ def scale() -> None:
     "peers",
     multiple=True,
     type=click.Choice(["share", "share-strict", "floor"]),
-    help="Run a share group too: batch_optimized, or record_limit; floor: plain aiokafka, with durable starts and ends, and nothing else.",
+    help="Run a share group too: batch_optimized, or record_limit; floor: plain aiokafka with durable starts and ends.",
 )
 def cycle(
     batch: int,

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,26 +39,43 @@ CONCURRENT = 256
 
 
 class Clock:
-    """Wall time, and processor time of this process and of the worker, or of all that its process started."""
+    """Wall time, and processor time: of the clients, of the worker with all that it started, of all processes.
 
-    def __init__(self, worker: Any) -> None:
+    Args:
+        worker: with a `process`.
+        clients: process ids; without them this process is the client.
+    """
+
+    def __init__(self, worker: Any, clients: Sequence[int] = ()) -> None:
         self._pid = worker.process.pid
+        self._clients = clients
         self._began = self._now()
 
-    def _now(self) -> tuple[float, float, float]:
+    def _now(self) -> tuple[float, float, float, float]:
         mine = resource.getrusage(resource.RUSAGE_SELF)
-        return time.monotonic(), mine.ru_utime + mine.ru_stime, _cpu_s_of_all(self._pid)
+        clients_s = sum(map(_cpu_s, self._clients)) if self._clients else mine.ru_utime + mine.ru_stime
+        return time.monotonic(), clients_s, _cpu_s_of_all(self._pid), _busy_s()
 
     def rates(self, count: int) -> dict[str, float]:
-        """Messages a second, and processor time per message in microseconds on both sides."""
-        wall, mine, theirs = (now - began for now, began in zip(self._now(), self._began, strict=True))
+        """Messages a second, and processor time per message in microseconds."""
+        wall, clients, theirs, busy = (now - began for now, began in zip(self._now(), self._began, strict=True))
         return {
             "msgs": count,
             "secs": round(wall, 2),
             "rate": round(count / wall),
-            "client_us": round(mine / count * 1e6, 1),
+            "client_us": round(clients / count * 1e6, 1),
             "worker_us": round(theirs / count * 1e6, 1),
+            "all_us": round(busy / count * 1e6, 1),
         }
+
+
+def _busy_s() -> float:
+    """Processor seconds of the machine, with those that its host took away; 0 if /proc does not tell."""
+    try:
+        user, nice, system, _, _, *interrupts = map(int, Path("/proc/stat").read_text().split("\n")[0].split()[1:9])
+    except OSError:
+        return 0.0
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def _cpu_s(pid: int) -> float:

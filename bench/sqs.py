@@ -230,6 +230,11 @@ class Clients:
             self._pipes.append(ours)
             self._processes.append(process)
 
+    @property
+    def pids(self) -> list[int]:
+        """Those of the processes."""
+        return [process.pid for process in self._processes if process.pid is not None]
+
     def order(self, server: str, url: str, batches: int) -> None:
         """Let all of them begin."""
         for pipe in self._pipes:
@@ -257,11 +262,11 @@ def cycle(
     messages = batches * batch * CONNECTIONS
     queue = Queue(server, batch, size)
     asyncio.run(queue.make(name))
-    whole, clock = Clock(server), Clock(server)
+    whole, clock = Clock(server, clients.pids), Clock(server, clients.pids)
     clients.order(server.url, queue.url, batches)
     clients.wait()
     result(system=system, phase="send", batch=batch, **clock.rates(messages))
-    clock = Clock(server)
+    clock = Clock(server, clients.pids)
     clients.left.value = messages
     clients.order(server.url, queue.url, 0)
     while clients.left.value > 0:
