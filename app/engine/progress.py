@@ -4,11 +4,9 @@ advance is read again from its position.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from aiokafka.errors import KafkaError
 from faust.types import TP
 
 from app.engine.owned_partition import OwnedPartition
@@ -84,14 +82,13 @@ class Progress:
             (topics.markers, partition.markers_position),
         ):
             tp = TP(topic, owned.number)
-            with contextlib.suppress(KafkaError):  # not assigned any more
-                if position >= (consumer.highwater(tp) or 0):
-                    continue
-                unread = True
-                before, again_ms, pause_ms = owned.watched.get(topic, (-1, 0, 0))
-                if position != before:
-                    owned.watched[topic] = (position, 0, STUCK_MS)
-                elif now >= again_ms and not (owned.paused and topic == topics.queue):
-                    consumer.seek_chunks(tp, position, owned.generation)
-                    owned.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
+            if position >= (consumer.highwater(tp) or 0):
+                continue
+            unread = True
+            before, again_ms, pause_ms = owned.watched.get(topic, (-1, 0, 0))
+            if position != before:
+                owned.watched[topic] = (position, 0, STUCK_MS)
+            elif now >= again_ms and not (owned.paused and topic == topics.queue):
+                consumer.seek_chunks(tp, position, owned.generation)
+                owned.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
         return unread

@@ -173,10 +173,7 @@ class Inspection:
         )
 
     def _lag(self, tp: TP, position: int) -> int | None:
-        try:
-            highwater = self._ownership.app.consumer.highwater(tp)
-        except Exception:  # the consumer may have lost the partition a moment ago
-            return None
+        highwater = self._ownership.app.consumer.highwater(tp)
         return max(0, highwater - position) if highwater is not None else None
 
     async def digest(self, number: int) -> DigestView:

@@ -31,6 +31,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
+from aiokafka import TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 from faust.transport.consumer import RecordMap, ensure_TPset
 from faust.transport.drivers import aiokafka as driver
@@ -125,6 +126,17 @@ class ChunkConsumer(driver.Consumer):
             return False
         self._positions[tp] = offset
         return True
+
+    def highwater(self, tp: TP) -> int | None:  # type: ignore[override]
+        """The end of a log as the last fetch has told it; None if nothing was fetched, or it is not read here any more.
+
+        The thread may lose a partition between any two steps of the main thread; aiokafka's method fails then.
+        """
+        consumer = self._thread._consumer
+        subscription = consumer._subscription.subscription if consumer is not None else None
+        assignment = subscription.assignment if subscription is not None else None
+        state = assignment.state_value(TopicPartition(*tp)) if assignment is not None else None
+        return state.highwater if state is not None else None
 
     def _reader(self, tp: TP, generation: int | None) -> Reader | None:
         reader = self._thread.readers.get(tp)

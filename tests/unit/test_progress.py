@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.consumer.subscription_state import SubscriptionState
 from faust.types import TP
 
 from app.engine.progress import STUCK_MS, Progress
+from app.streaming.transport import ChunkConsumer
 
 LOGS = SimpleNamespace(queue="q", markers="m")
 
@@ -55,6 +59,28 @@ class Desk:
         for _ in range(0, ms, 100):
             self.now_ms += 100
             self.progress.look_after_some(self.owned, self.now_ms)
+
+
+def test_the_end_of_a_log_that_is_not_read_here_is_not_known() -> None:
+    """The thread of the consumer learns of a new assignment before the main thread does."""
+
+    async def scenario() -> None:
+        subscriptions, tp = SubscriptionState(), TP("q", 1)
+        consumer = ChunkConsumer.__new__(ChunkConsumer)
+        consumer._thread = SimpleNamespace(_consumer=None)  # type: ignore[assignment]
+        assert consumer.highwater(tp) is None
+        consumer._thread._consumer = SimpleNamespace(_subscription=subscriptions)
+        assert consumer.highwater(tp) is None
+        subscriptions.subscribe({"q"})
+        assert consumer.highwater(tp) is None
+        subscriptions.assign_from_subscribed([TopicPartition(*tp)])
+        assert consumer.highwater(tp) is None
+        subscriptions.subscription.assignment.state_value(tp).highwater = 7
+        assert consumer.highwater(tp) == 7
+        subscriptions.assign_from_subscribed([])
+        assert consumer.highwater(tp) is None
+
+    asyncio.run(scenario())
 
 
 @pytest.fixture

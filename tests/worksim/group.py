@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import TopicPartition
 from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.consumer.subscription_state import Assignment
-from aiokafka.errors import IllegalStateError
 from faust.types import TP
 
 from app.streaming.assignor import share_out
@@ -238,12 +237,6 @@ class Thread:
         self.fetching.clear()
         self._renew_readers(tps, generation)  # type: ignore[arg-type]
 
-    def highwater(self, tp: TP) -> int:
-        state = self.assignment.state_value(tp)
-        if state is None:
-            raise IllegalStateError(f"{tp} is not assigned")
-        return int(state.highwater or 0)
-
     # -- fetches
 
     def fetch(self) -> None:
@@ -361,9 +354,6 @@ class Consumer(ChunkConsumer):
 
     def assignment(self) -> set[TP]:  # type: ignore[override]
         return {TP(*tp) for tp in self._thread.assignment.tps}  # type: ignore[attr-defined]
-
-    def highwater(self, tp: TP) -> int:
-        return self._thread.highwater(tp)
 
     def deliver(self, chunks: list[Chunk]) -> None:
         kafka = self._thread.kafka  # type: ignore[attr-defined]
