@@ -96,6 +96,20 @@ def a_message_is_lost_that_only_the_tables_know(was: Copy) -> Expected:
     return [(26, "record gone"), (27, "record gone")]
 
 
+def the_end_of_the_log_is_lost_and_tables_know(was: Copy) -> Expected:
+    """As with a broker that was elected without being in sync."""
+    del was.queue[FIRST:]
+    return [(-1, "manifest")]
+
+
+def the_end_of_the_log_is_written_anew(was: Copy) -> Expected:
+    """Others have the offsets of messages that the tables know."""
+    for record in was.queue[FIRST - 2 :]:
+        assert record is not None
+        was.queue[record.offset] = record._replace(value=b"another one", timestamp=record.timestamp + 5)
+    return [(o, "tables") for o in range(FIRST - 2, ORDERS + 4) if o in UNFINISHED]
+
+
 def a_start_is_lost(was: Copy) -> Expected:
     """It is that of the first message of the FIFO queue, which was acknowledged."""
 
@@ -329,6 +343,8 @@ PLANTED: list[Callable[[Copy], Expected]] = [
     nothing,
     a_message_is_lost_that_was_delivered,
     a_message_is_lost_that_only_the_tables_know,
+    the_end_of_the_log_is_lost_and_tables_know,
+    the_end_of_the_log_is_written_anew,
     a_start_is_lost,
     an_ack_names_a_delivery_that_never_was,
     an_extension_and_a_release_name_one,
