@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -331,7 +332,8 @@ class Cluster:
     def wipe(self, worker: Worker) -> None:
         """Delete the data folder of a worker that has ended."""
         assert not worker.running
-        shutil.rmtree(worker.data_dir)
+        with suppress(FileNotFoundError):  # it may have been killed before it made it
+            shutil.rmtree(worker.data_dir)
 
     # -- Kafka, in a loop of its own thread
 
