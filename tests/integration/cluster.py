@@ -29,7 +29,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -332,7 +331,7 @@ class Cluster:
     def wipe(self, worker: Worker) -> None:
         """Delete the data folder of a worker that has ended."""
         assert not worker.running
-        with suppress(FileNotFoundError):  # it may have been killed before it made it
+        with contextlib.suppress(FileNotFoundError):  # it may have been killed before it made it
             shutil.rmtree(worker.data_dir)
 
     # -- Kafka, in a loop of its own thread
