@@ -505,9 +505,11 @@ async def read(body: bytes, content_type: str) -> Any:
     return await Body(Send, 1 << 30).read(make_mocked_request("POST", "/", headers, payload=content))
 
 
-@pytest.mark.parametrize("headers", [False, True], ids=["messages", "headers"])
-def test_more_values_than_are_good_for_a_request_are_not_decoded(headers: bool) -> None:
-    if headers:
+@pytest.mark.parametrize("kind", ["messages", "headers", "empty"])
+def test_more_values_than_are_good_for_a_request_are_not_decoded(kind: str) -> None:
+    if kind == "empty":
+        body = b'{"messages":[' + b"{}," * VALUES_MAX + b"{}]}"
+    elif kind == "headers":
         one = {"payload": "", "headers": {f"{i}": "" for i in range(99)}}
         body = json.dumps({"messages": [one] * (VALUES_MAX // 100 + 1)}).encode()
     else:
