@@ -14,7 +14,7 @@ from aiohttp.test_utils import make_mocked_request
 from app.engine.queue_records import Draft
 from gateway.auth import check_link
 from gateway.sqs import query_protocol as query
-from gateway.sqs.attributes import Attributes, Queues
+from gateway.sqs.attributes import POLICY_MAX, Attributes, Queues
 from gateway.sqs.errors import KINDS, SqsError
 from gateway.sqs.limits import STRICT
 from gateway.sqs.messages import (
@@ -211,6 +211,15 @@ def test_attributes_of_fifo_queues_need_one(attributes: Attributes, name: str) -
 
     assert error_of(lambda: made(attributes, **{name: "queue"})) == expected
     assert error_of(attributes.changed, "q", made(attributes), {name: "queue"}) == expected
+
+
+@pytest.mark.parametrize("name", ["Policy", "RedriveAllowPolicy"])
+def test_a_policy_has_a_largest_size(attributes: Attributes, name: str) -> None:
+    def padded(size: int) -> str:
+        return '{"Id":"' + "x" * (size - 9) + '"}'
+
+    made(attributes, **{name: padded(POLICY_MAX)})
+    assert error_of(lambda: made(attributes, **{name: padded(POLICY_MAX + 1)}))[0] == "InvalidAttributeValue"
 
 
 def test_the_attribute_that_differs_is_named(attributes: Attributes) -> None:
