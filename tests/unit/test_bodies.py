@@ -90,6 +90,16 @@ def test_a_request_to_sqs_that_is_too_large_is_refused_unread(tmp_path: Path, li
     attack(tmp_path, test, sqs_limits=limits)
 
 
+@pytest.mark.parametrize("limits", ["strict", "relaxed"])
+def test_a_form_is_smaller(tmp_path: Path, limits: str) -> None:
+    async def test(http: Http) -> None:
+        form = {"Content_Type": "application/x-www-form-urlencoded"}
+        reader, _ = await http.send(head_of("POST", "/", 4 * MIB + 1, **form))
+        assert (await answer_of(reader))[0] == 413
+
+    attack(tmp_path, test, sqs_limits=limits)
+
+
 @pytest.mark.parametrize("action", ["TagQueue", "ReceiveMessage", "DeleteMessageBatch", "NoSuchAction"])
 def test_a_request_to_sqs_that_carries_no_messages_is_smaller(tmp_path: Path, action: str) -> None:
     async def test(http: Http) -> None:
