@@ -24,7 +24,7 @@ from gateway.sqs.call import Call
 from gateway.sqs.deliveries import Deliveries
 from gateway.sqs.errors import SqsError, error_of
 from gateway.sqs.identity import Identity
-from gateway.sqs.limits import MIB, limits_of
+from gateway.sqs.limits import limits_of
 from gateway.sqs.messages import MessageIds
 from gateway.sqs.model import Action, actions, identity_action
 from gateway.sqs.moves import Moves
@@ -66,8 +66,6 @@ PERMISSIONS = {
 }
 #: Bytes of a request in JSON that carries no messages: a thousand receipts of a batch, or the tags of a queue.
 SMALL_BYTES = 640 * 1024
-#: Bytes of a form: decoding one of 4 MiB takes 0.4 s, and its action is known only then.
-FORM_BYTES = 4 * MIB
 REQUEST_ID = "x-amzn-RequestId"
 #: Paths of queue URLs. Paths of the JSON API, the health checks and the cockpit look similar.
 QUEUE_PATH = "/{account:(?!v1/|health/|ui/)[A-Za-z0-9_-]+}/{queue:[^/]+}"
@@ -102,7 +100,6 @@ class Server:
         self._signatures = Signatures(keys)
         self._body_bytes = min(limits.body_bytes or settings.max_body_bytes, settings.max_body_bytes)
         self._small_bytes = min(SMALL_BYTES, self._body_bytes)
-        self._form_bytes = min(FORM_BYTES, self._body_bytes)
         self._sends = {json_protocol.target_of(name) for name in ("SendMessage", "SendMessageBatch")}
         self._room = room
         tag = uuid4().hex
@@ -188,10 +185,8 @@ class Server:
             grants.require(permission, None)
 
     async def _body(self, request: web.Request, target: str | None) -> bytes:
-        if target is None:
-            limit_bytes = self._form_bytes
-        else:
-            limit_bytes = self._body_bytes if target in self._sends else self._small_bytes
+        # the action of a form is in its body
+        limit_bytes = self._body_bytes if target is None or target in self._sends else self._small_bytes
         try:
             return await bodies.read(request, limit_bytes, self._room)
         except web.HTTPRequestTimeout as exc:

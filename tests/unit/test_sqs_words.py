@@ -7,9 +7,12 @@ import re
 from base64 import b64encode
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.engine.queue_records import Draft
 from gateway.auth import check_link
@@ -383,3 +386,18 @@ def test_a_link_in_a_browser_asks_for_nothing(headers: dict[str, str]) -> None:
 )
 def test_a_script_asks_for_what_it_likes(headers: dict[str, str]) -> None:
     check_link({"Host": "localhost:9324", **headers})
+
+
+@given(st.lists(st.tuples(st.text(), st.text())), st.booleans())
+def test_a_form_is_read_as_it_was_written(pairs: list[tuple[str, str]], blank_as_plus: bool) -> None:
+    written = urlencode(pairs, quote_via=quote_plus if blank_as_plus else quote).encode()
+
+    assert list(query._pairs(written)) == pairs
+
+
+@pytest.mark.parametrize("form", [b"a=%", b"a=%4", b"a=%4z", b"a=%%41", b"%=a", b"a=%ff", b"a=\xff"])
+def test_a_form_with_an_invalid_escape_is_refused(form: bytes) -> None:
+    with pytest.raises(SqsError, match="can't be read"):
+        query.read("", b"Action=ListQueues&" + form, None)
+    with pytest.raises(SqsError, match="can't be read"):
+        query.read(form.decode("latin-1").replace("\xff", "%ff"), b"Action=ListQueues", None)
