@@ -255,6 +255,7 @@ class Runner:
             self.asked.pop(owned.number, None)
         if handout.offsets:
             delivery = Delivery(owned.number, handout.receipt, ask.lease_ms, handout.until_ms)
+            delivery.ended_by_others = owned.owner.partition.ended_by_others
             messages = self.service.messages(owned, handout.offsets, self.settlement.settler(delivery))
             self._begin(delivery, messages, handout.offsets)
         self.run()
@@ -315,6 +316,8 @@ class Runner:
                 # this process stood still, or Kafka was away: other receivers may have these messages by now
                 self.settlement.give_back_unread([(delivery, messages)])
                 continue
+            if delivery.ended_by_others >= 0 and not (messages := self._without_done(delivery, messages)):
+                continue
             if not self._spawning:
                 # runs as soon as this call waits for something, when another call can be made
                 self._spawning = True
@@ -330,6 +333,20 @@ class Runner:
                 await asyncio.sleep(0)
                 yield_at = loop.time() + TURN_S
         self.run()
+
+    def _without_done(self, delivery: Delivery, messages: list[Message]) -> list[Message]:
+        """The messages of a call, without those that ended while it waited: by a late ack, or a purge."""
+        owned = self.service.ownership.owned.get(delivery.number)
+        if owned is None or owned.owner.epoch != delivery.receipt[0]:
+            return messages  # it is served elsewhere now
+        partition = owned.owner.partition
+        if partition.ended_by_others == delivery.ended_by_others:
+            return messages
+        done = [message for message in messages if message.offset not in partition.deliveries]
+        if not done:
+            return messages
+        self.settlement.done(delivery, done)
+        return [message for message in messages if message.offset in partition.deliveries]
 
     async def _call(self, delivery: Delivery, messages: list[Message]) -> None:
         handler, loop = self.handler, asyncio.get_running_loop()

@@ -28,7 +28,7 @@ EXTEND_AFTER = 1 / 3
 class Delivery:
     """Messages of one start, for one call or several single calls."""
 
-    __slots__ = ("extend_at_ms", "lease_ms", "left", "number", "receipt", "until_ms")
+    __slots__ = ("ended_by_others", "extend_at_ms", "lease_ms", "left", "number", "receipt", "until_ms")
 
     def __init__(self, number: int, receipt: tuple[int, int], lease_ms: int, until_ms: int) -> None:
         self.number = number
@@ -37,6 +37,7 @@ class Delivery:
         self.lease_ms = lease_ms
         self.until_ms = until_ms  # no call begins later: another receiver may have the message
         self.extend_at_ms = now_ms() + int(lease_ms * EXTEND_AFTER)
+        self.ended_by_others = -1  # that of its partition, when its messages were last looked at; -1: it is elsewhere
 
 
 def _extended(delivery: Delivery, until_ms: int, confirmed: asyncio.Future[int]) -> None:

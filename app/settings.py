@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SecretStr,
@@ -61,11 +62,18 @@ def _comma_list(value: object) -> object:
     return value
 
 
+def _is_no_blank(secret: SecretStr) -> SecretStr:
+    text = secret.get_secret_value()
+    if len(text.strip()) < SECRET_MIN or not text.isprintable():
+        raise ValueError(f"needs {SECRET_MIN} characters, without blanks at its ends, and no control characters")
+    return secret
+
+
 TopicName = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Count = Annotated[int, Field(ge=1)]
 Milliseconds = Annotated[int, Field(ge=1)]
 Lease = Annotated[int, Field(ge=LEASE_MIN_MS, le=LEASE_MAX_MS)]
-Secret = Annotated[SecretStr, Field(min_length=SECRET_MIN)]
+Secret = Annotated[SecretStr, Field(min_length=SECRET_MIN), AfterValidator(_is_no_blank)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from bench import backlog as backlog_bench
+from bench import core as core_bench
 from bench import cycle as cycle_bench
 from bench import growth as growth_bench
 from bench import hol as hol_bench
@@ -38,6 +39,15 @@ def bench() -> None:
 def scale() -> None:
     """What installations of some sizes need, predicted from what the other benches measure."""
     scale_bench.run()
+
+
+@bench.command()
+@click.option("--messages", default=300_000, show_default=True)
+@click.option("--batches", default="1,10,500", show_default=True, help="Messages taken at once, comma-separated.")
+@click.option("--queues", default=1, show_default=True, help="Logical queues, whose messages come mixed.")
+def core(messages: int, batches: str, queues: int) -> None:
+    """What the core takes of a message, without Kafka."""
+    core_bench.run(messages=messages, batches=[int(size) for size in batches.split(",")], queues=queues)
 
 
 @bench.command()

@@ -34,7 +34,7 @@ from gateway.schemas import (
     SendResults,
     SettleResults,
     entries_of,
-    told_as,
+    told_all,
 )
 from marq.core.policies import QueueSettings
 from marq.errors import BadValueError, MarqError, NotAllowedError
@@ -68,7 +68,7 @@ class JsonApi:
 
     async def send(self, request: web.Request) -> web.Response:
         queue, body = request.match_info["queue"], await self._send.read(request)
-        messages = entries_of(body.messages, request.content_type == MSGPACK)
+        messages = await entries_of(body.messages, request.content_type == MSGPACK)
         self._make(request, queue)
         return answer(request, sent(await self.operations.send(queue, messages)))
 
@@ -90,8 +90,7 @@ class JsonApi:
             )
         if body.as_ == "base64":
             return answer(request, {"messages": messages})
-        is_msgpack = answers_msgpack(request)
-        return answer(request, {"messages": [told_as(message, body.as_, is_msgpack) for message in messages]})
+        return answer(request, {"messages": await told_all(messages, body.as_, answers_msgpack(request))})
 
     async def ack(self, request: web.Request) -> web.Response:
         body: Ack = await self._ack.read(request)

@@ -26,7 +26,7 @@ JSON = "application/json"
 MSGPACK = "application/msgpack"
 #: Routes that need no key.
 HEALTH = "/health/"
-#: Names with a value in a JSON request. Decoding more would delay all other requests.
+#: Names with a value in a JSON request, and objects. Decoding more would delay all other requests.
 VALUES_MAX = 200_000
 #: Content types of senders that named none: aiohttp's default, and curl's.
 UNNAMED = ("application/octet-stream", "application/x-www-form-urlencoded")
@@ -57,8 +57,10 @@ class Body(Generic[Read]):
             if content_type == MSGPACK:
                 return self._msgpack.decode(raw or b"\x80")
             if content_type == JSON or (content_type in UNNAMED and is_typed_by_hand(request.headers)):
-                if len(raw) > VALUES_MAX and raw.count(b":") > VALUES_MAX:
-                    raise TooLargeError(f"more than {VALUES_MAX} names with a value in one request: send several")
+                if len(raw) > VALUES_MAX and max(raw.count(b":"), raw.count(b"{")) > VALUES_MAX:
+                    raise TooLargeError(
+                        f"more than {VALUES_MAX} names with a value, or objects, in one request: send several"
+                    )
                 return self._json.decode(raw or b"{}")
             if not raw:
                 return self._json.decode(b"{}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 
@@ -9,12 +10,16 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from marq.core.policies import QUEUE_NAME_MAX, TTL_MAX_MS, Delay, Lease
-from marq.errors import BadValueError
+from marq.errors import BadValueError, TooLargeError
 from marq.protocol.limits import BATCH_MAX, HEADERS_MAX, MOVE_MAX, RECEIVE_MAX, WAIT_MAX_MS
 from marq.protocol.messages import Entry, Problem, QueueInfo, Received
 
 #: Bytes of request bodies without messages: `BATCH_MAX` receipts, `MOVE_MAX` places, settings and others.
 RECEIPTS_BYTES, PLACES_BYTES, SETTINGS_BYTES = 640 * 1024, 128 * 1024, 64 * 1024
+#: Bytes of a `json` in msgpack: each may be a value, which takes a hundred times as much memory.
+JSON_IN_MSGPACK_BYTES = 1024 * 1024
+#: Bytes of values that are converted before others get a turn.
+TURN_BYTES = 256 * 1024
 
 Name = Annotated[str, Meta(max_length=200)]
 Receipts = Annotated[list[str], Meta(min_length=1, max_length=BATCH_MAX)]
@@ -37,14 +42,37 @@ class Send(msgspec.Struct, forbid_unknown_fields=True):
     messages: Annotated[list[Message], Meta(min_length=1, max_length=BATCH_MAX)]
 
 
-def entries_of(messages: list[Message], is_msgpack: bool) -> list[Entry]:
-    """Messages with their payloads as bytes. Raises `BadValueError` for one that has no payload, or several."""
-    return [
-        _entry_of(message, i, is_msgpack)
-        if message.payload is UNSET or message.text is not UNSET or message.json
-        else message
-        for i, message in enumerate(messages)
-    ]
+async def entries_of(messages: list[Message], is_msgpack: bool) -> list[Entry]:
+    """Messages with their payloads as bytes.
+
+    Raises:
+        BadValueError: one has no payload, or several.
+        TooLargeError: the `json` of one is too large to be converted.
+    """
+    entries: list[Entry] = []
+    turn = Turn()
+    for i, message in enumerate(messages):
+        if message.payload is UNSET or message.text is not UNSET or message.json:
+            if is_msgpack and message.json:
+                await turn.use(memoryview(message.json).nbytes)
+            entries.append(_entry_of(message, i, is_msgpack))
+        else:
+            entries.append(message)
+    return entries
+
+
+class Turn:
+    """Gives others a turn after each `TURN_BYTES`."""
+
+    def __init__(self) -> None:
+        self._used_bytes = 0
+
+    async def use(self, size_bytes: int) -> None:
+        """Call before so many bytes are converted."""
+        if self._used_bytes and self._used_bytes + size_bytes > TURN_BYTES:
+            self._used_bytes = 0
+            await asyncio.sleep(0)
+        self._used_bytes += size_bytes
 
 
 def _entry_of(message: Message, place: int, is_msgpack: bool) -> Entry:
@@ -55,6 +83,10 @@ def _entry_of(message: Message, place: int, is_msgpack: bool) -> Entry:
         if isinstance(message.text, str):
             payload = message.text.encode()
         elif is_msgpack:
+            if memoryview(message.json).nbytes > JSON_IN_MSGPACK_BYTES:
+                raise TooLargeError(
+                    f"messages[{place}].json: more than {JSON_IN_MSGPACK_BYTES} bytes of msgpack; send it as payload"
+                )
             payload = msgspec.json.encode(msgspec.msgpack.decode(message.json))
         else:
             payload = bytes(message.json)
@@ -175,6 +207,16 @@ class Told(Received):
     json: Any = UNSET
 
 
+async def told_all(messages: list[Received], how: As, is_msgpack: bool) -> list[Told]:
+    """Returns the deliveries with their payloads as text or as JSON."""
+    told = []
+    turn = Turn()
+    for message in messages:
+        await turn.use(len(message.payload))
+        told.append(told_as(message, how, is_msgpack))
+    return told
+
+
 def told_as(message: Received, how: As, is_msgpack: bool) -> Told:
     """Returns the delivery with its payload as text or as JSON. Other bytes stay as they are."""
     payload = message.payload
@@ -183,7 +225,8 @@ def told_as(message: Received, how: As, is_msgpack: bool) -> Told:
     try:
         if how == "json":
             value = msgspec.json.decode(payload)  # also to know that it is some
-            json = value if is_msgpack else Raw(payload)
+            # not the value itself: those of many messages would take a hundred times as much memory
+            json = Raw(msgspec.msgpack.encode(value)) if is_msgpack else Raw(payload)
         else:
             text = payload.decode()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

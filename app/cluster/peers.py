@@ -329,8 +329,9 @@ class Peers(Service):
         )
 
     async def on_stop(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        session, self._session = self._session, None  # else a call that begins later fails with a RuntimeError
+        if session is not None:
+            await session.close()
 
 
 def _receiver(url: str) -> str:

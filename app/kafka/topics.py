@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,7 @@ class _Found:
     partitions: int
     replication: int
     config: Mapping[str, str] | None  # None: we may not read it
+    leaderless: tuple[int, ...] = ()  # partitions without a leader
 
 
 async def ensure_topics(settings: Settings, app_id: str) -> Topics:
@@ -90,17 +91,21 @@ async def ensure_topics(settings: Settings, app_id: str) -> Topics:
         needs = _needs(topics, topic_mode=settings.queue_id is not None)
         brokers = len((await admin.describe_cluster())["brokers"])
         replication = settings.replication or min(REPLICATION, brokers)
-        denied = await _create(admin, [need for need in needs if need.name not in existing], replication, brokers)
+        absent = [need for need in needs if need.name not in existing]
+        denied = await _create(admin, absent, replication, brokers)
         rights = _rights(settings, topics)
         missing = await missing_rights(admin, rights, _groups(settings, app_id))
         missing = {("topic", name): ["Create", *missing.pop(("topic", name), [])] for name in denied} | missing
         if missing:
             raise TopicError(*as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
-        found = await _describe(admin, [topics.queue, *(need.name for need in needs)], _may_read_configs(settings))
+        names = [topics.queue, *(need.name for need in needs)]
+        found = await _describe(admin, names, {need.name for need in absent}, _may_read_configs(settings))
     problems = _all_problems(settings, needs, found, replication)
     if problems:
         raise TopicError(*problems)
     _warn(settings, topics, needs, found)
+    for line in _leaderless(found):
+        log.warning("%s", line)
     return topics
 
 
@@ -123,8 +128,9 @@ async def topic_problems(settings: Settings, app_id: str) -> tuple[list[str], li
         lines = list(as_lines(missing, settings.kafka_username, resolve_bootstrap(settings)[0]))
         # topics that we may not describe are named above
         seen = [n for n in needs if n.name in existing and "DescribeConfigs" not in missing.get(("topic", n.name), ())]
-        found = await _describe(admin, [need.name for need in seen], _may_read_configs(settings)) if seen else {}
-    return absent, lines + _all_problems(settings, seen, found, replication)
+        names = [need.name for need in seen]
+        found = await _describe(admin, names, set(), _may_read_configs(settings)) if seen else {}
+    return absent, [*lines, *_all_problems(settings, seen, found, replication), *_leaderless(found)]
 
 
 def _topics(settings: Settings, app_id: str, existing: Mapping[str, int]) -> Topics:
@@ -245,30 +251,45 @@ async def _create(admin: AIOKafkaAdminClient, needs: list[_Need], replication: i
     return [name for name, code, _message in answer.topic_errors if code == TopicAuthorizationFailedError.errno]
 
 
-async def _describe(admin: AIOKafkaAdminClient, names: list[str], with_configs: bool) -> dict[str, _Found]:
-    """Describes the topics. Waits for those that were just created."""
+async def _describe(
+    admin: AIOKafkaAdminClient, names: list[str], created: Collection[str], with_configs: bool
+) -> dict[str, _Found]:
+    """Describes the topics. Waits for those that were just created, with all their leaders.
+
+    Others may lack a leader for long: a worker has to start all the same, for the other partitions.
+    """
     deadline = asyncio.get_running_loop().time() + VISIBLE_TIMEOUT_S
     while True:
         metadata = {topic["topic"]: topic for topic in await admin.describe_topics()}
         configs = await _configs(admin, names) if with_configs else dict.fromkeys(names)
-        missing = [name for name in names if name not in configs or not _has_leaders(metadata.get(name))]
-        if not missing:
+        unknown = [name for name in names if name not in configs or not metadata.get(name, {}).get("partitions")]
+        unknown += [name for name in created if name in metadata and _without_leader(metadata[name])]
+        if not unknown:
             break
         if asyncio.get_running_loop().time() > deadline:
             raise TopicError(
-                f"topic {missing[0]} has partitions without a leader, {VISIBLE_TIMEOUT_S:.0f} s after it was looked "
-                "for; check that all brokers run"
+                f"topic {unknown[0]} is not there, or is new and has partitions without a leader, "
+                f"{VISIBLE_TIMEOUT_S:.0f} s after it was looked for; check that all brokers run"
             )
         await asyncio.sleep(0.1)
     found = {}
     for name in names:
         parts = metadata[name]["partitions"]
-        found[name] = _Found(len(parts), min(len(part["replicas"]) for part in parts), configs[name])
+        replication = min(len(part["replicas"]) for part in parts)
+        found[name] = _Found(len(parts), replication, configs[name], _without_leader(metadata[name]))
     return found
 
 
-def _has_leaders(topic: Mapping[str, Any] | None) -> bool:
-    return topic is not None and bool(topic["partitions"]) and all(part["leader"] >= 0 for part in topic["partitions"])
+def _without_leader(topic: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(sorted(part["partition"] for part in topic["partitions"] if part["leader"] < 0))
+
+
+def _leaderless(found: Mapping[str, _Found]) -> Iterator[str]:
+    """A line for each topic of which partitions have no leader."""
+    for name, topic in found.items():
+        if topic.leaderless:
+            numbers = ", ".join(map(str, topic.leaderless[:10])) + (" and others" if topic.leaderless[10:] else "")
+            yield f"topic {name} has partitions without a leader: {numbers}; check that all brokers run"
 
 
 async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> dict[str, dict[str, str]]:

@@ -26,6 +26,8 @@ BESIDE = "sqs."
 _FIFO_ONLY = ("ContentBasedDeduplication", "DeduplicationScope", "FifoThroughputLimit")
 _SCOPES = {"queue": "queue", "messageGroup": "group"}
 _SOURCES_MAX = 10
+#: Characters of a policy, as in AWS: every worker keeps it in memory.
+POLICY_MAX = 8_192
 _ALLOW = "RedriveAllowPolicy"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -239,6 +241,15 @@ class Attributes:
         return NUMBERS[name].bounds(self._limits)[1]
 
 
+def target_in(given: dict[str, str]) -> str:
+    """The dead-letter queue that attributes name; empty if they name none. Raises `SqsError`."""
+    text = given.get("RedrivePolicy", "")
+    policy = _json_map("RedrivePolicy", text) if text.strip() else {}
+    if "deadLetterTargetArn" not in policy:
+        return ""
+    return queue_of_arn(str(policy["deadLetterTargetArn"]), "deadLetterTargetArn")
+
+
 def check_names(names: list[str]) -> None:
     """Raise `SqsError` for an unknown attribute."""
     known = enum_of("QueueAttributeName")
@@ -279,6 +290,8 @@ def _checked(name: str, text: str) -> str:
     if name in ("Policy", "RedriveAllowPolicy"):
         if not text.strip():
             return ""
+        if len(text) > POLICY_MAX:
+            raise _invalid(name, f"It has more than {POLICY_MAX} characters.")
         policy = _json_map(name, text)
         if name == "RedriveAllowPolicy":
             _check_allow_policy(text, policy)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Iterator
 from typing import Any
-from urllib.parse import parse_qsl
 from xml.sax.saxutils import escape
 
 import msgspec
@@ -86,8 +86,7 @@ def read(query: str, body: bytes, url: str | None) -> tuple[Action, Any]:
 def _nested(query: str, body: bytes) -> Nested:
     root = Nested()
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX)
-        pairs += parse_qsl(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=PARAMETERS_MAX)
+        pairs = [*_pairs(query.encode()), *_pairs(body)]
     except ValueError as exc:
         raise SqsError("Serialization", f"The parameters can't be read: {exc}") from None
     for name, text in pairs:
@@ -98,6 +97,32 @@ def _nested(query: str, body: bytes) -> Nested:
             node = node.setdefault(part, Nested())
         node.text = text
     return root
+
+
+def _pairs(form: bytes) -> Iterator[tuple[str, str]]:
+    """Names and values of a form. Raises `ValueError`.
+
+    `urllib.parse` takes 0.5 s and 400 MB for 4 MiB of escapes, and leaves an invalid one as it is.
+    """
+    if form.count(b"&") >= PARAMETERS_MAX:
+        raise ValueError(f"more than {PARAMETERS_MAX} parameters")
+    for part in form.split(b"&"):
+        if part:
+            name, _, value = part.partition(b"=")
+            yield _unquoted(name), _unquoted(value)
+
+
+def _unquoted(text: bytes) -> str:
+    """`%41` -> `A`, and `+` -> a blank. Raises `ValueError` for an invalid escape, and for what is not UTF-8."""
+    text = text.replace(b"+", b" ")
+    if b"%" in text:
+        # the only fast decoder of escapes that Python has; of others than `\\x`, nothing is left
+        escaped = text.replace(b"\\", b"\\\\").replace(b"%", b"\\x")
+        try:
+            text = escaped.decode("unicode_escape").encode("latin-1")
+        except UnicodeDecodeError:
+            raise ValueError("a % is not followed by two hexadecimal digits") from None
+    return text.decode()
 
 
 def _structure(shape: StructureShape, nested: Nested) -> dict[str, Any]:

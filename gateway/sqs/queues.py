@@ -93,6 +93,7 @@ class Queues:
         queue, given, tags = request.QueueName, request.Attributes or {}, request.tags or {}
         call.grants.require("manage", queue)
         _check_tags(queue, tags)
+        self._require_target(call, queue, given)
         draft = self._attributes.new(queue, given, tags)
         if not self.catalog.exists(queue):
             call.grants.make_queue()
@@ -113,6 +114,12 @@ class Queues:
 
         await self.catalog.edit(queue, made)
         return {"QueueUrl": call.place.url_of(queue)}
+
+    def _require_target(self, call: Call, queue: str, given: dict[str, str]) -> None:
+        """Refuse another dead-letter queue that the caller may not send to, before an error tells anything about it."""
+        target = attribute.target_in(given)
+        if target and target != self.operations.dead_letter_queue_of(queue):
+            call.grants.require("send", target)
 
     async def _check_deleted_recently(self, queue: str) -> None:
         if not self._limits.again_s:
@@ -188,6 +195,7 @@ class Queues:
         queue = await self.require(call, request.QueueUrl, "manage")
         if not request.Attributes:
             raise missing("Attribute.Name")
+        self._require_target(call, queue, request.Attributes)
 
         def changed(old: Draft) -> Draft:
             new = self._attributes.changed(queue, old, request.Attributes)
@@ -293,7 +301,9 @@ class Queues:
             policy["Statement"] = change([one for one in listed if isinstance(one, dict)])
             attributes = {k: v for k, v in old.attributes.items() if k != name}
             if policy["Statement"]:
-                attributes[name] = msgspec.json.encode(policy).decode()
+                text = attributes[name] = msgspec.json.encode(policy).decode()
+                if len(text) > attribute.POLICY_MAX:
+                    raise SqsError("OverLimit", f"The policy has more than {attribute.POLICY_MAX} characters.")
             return old._replace(attributes=attributes)
 
         await self.edit(queue, changed)

@@ -34,6 +34,8 @@ UNSIGNED = "UNSIGNED-PAYLOAD"
 _SIGNED_CHUNKS = ("STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER")
 _UNSIGNED_CHUNKS = "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 _EMPTY = sha256(b"").hexdigest()
+#: Chunks of a body: SDKs make them of 64 KiB and more. A body of very short ones would delay all other requests.
+CHUNKS_MAX = 10_000
 #: Headers that must be signed if they are present, because they change the meaning of the request.
 _TO_BE_SIGNED = ("x-amz-target", "x-amz-content-sha256", "x-amz-date")
 
@@ -245,7 +247,7 @@ def unframed(body: bytes, key: bytes | None, time: str, scope: str, signature: s
     """The content of chunks. With a `key`, each chunk is signed, the first one with the request's `signature`."""
     parts: list[bytes] = []
     at, previous = 0, signature
-    while True:
+    while len(parts) <= CHUNKS_MAX:
         head = _CHUNK.match(body, at)
         if head is None:
             raise SqsError("Serialization", "The chunks of the body are malformed.")
@@ -265,6 +267,7 @@ def unframed(body: bytes, key: bytes | None, time: str, scope: str, signature: s
             raise SqsError("Serialization", "The chunks of the body are malformed.")
         parts.append(data)
         at = end + 2
+    raise SqsError("Serialization", f"The body has more than {CHUNKS_MAX} chunks.")
 
 
 def _incomplete(message: str) -> SqsError:

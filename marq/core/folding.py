@@ -212,13 +212,19 @@ class Folding(Reading):
             persisted, size, topic = self.persisted, 0, self.queue_id is not None
             last_key: bytes | None = None  # of a run of messages that shared a delivery and a queue …
             last, counts, run, state = None, None, 0, MessageState.READY
+            acked: DeliveryState | None = None  # that the last message had
             for offset in flat(m.offsets):
                 delivered = deliveries.get(offset)
-                if (
-                    delivered is None
-                    or delivered.epoch < epoch
-                    or (delivered.epoch == epoch and delivered.delivery < delivery)
-                ):
+                if delivered is not acked:
+                    if (
+                        delivered is None
+                        or delivered.epoch < epoch
+                        or (delivered.epoch == epoch and delivered.delivery < delivery)
+                    ):
+                        continue
+                    acked = delivered
+                    self.ended_by_others += delivered.epoch != epoch or delivered.delivery != delivery
+                elif delivered is None:
                     continue
                 effect.append(offset)
                 if plain and offset >= persisted:
@@ -299,6 +305,7 @@ class Folding(Reading):
             self._count_out(offset)
             self._drop(offset)
             self.deliveries.pop(offset, None)
+        self.ended_by_others += bool(effect)
         self._touch(ranges_of(sorted(effect)))
         if self._blockers:
             self._moved(effect)

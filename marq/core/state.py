@@ -186,6 +186,7 @@ class State:
         self.woken: dict[str, None] = {}  # queues in which something became ready, in order
         # queues whose messages were read since somebody asked -> where the last run of them began
         self.named: dict[str, int] = {}
+        self.ended_by_others = 0  # grows when messages end whose present delivery did not end them
         self.isolated = False  # the last take() was smaller for the sake of a suspicious message
         self._by_key: dict[bytes, Backlog] = {}
         self._fifo: set[str] = set()  # queues that were taken from in the order of their groups

@@ -331,7 +331,8 @@ class Cluster:
     def wipe(self, worker: Worker) -> None:
         """Delete the data folder of a worker that has ended."""
         assert not worker.running
-        shutil.rmtree(worker.data_dir)
+        with contextlib.suppress(FileNotFoundError):  # it may have been killed before it made it
+            shutil.rmtree(worker.data_dir)
 
     # -- Kafka, in a loop of its own thread
 

@@ -497,6 +497,19 @@ def test_a_form_with_names_of_many_parts_costs_no_more_than_its_size() -> None:
     assert peak_bytes(lambda: query_protocol.read("", body, None), SqsError) < 10_000_000
 
 
+@pytest.mark.parametrize("escape", [b"%41", b"%4", b"%c3%a9"])
+def test_a_form_of_escapes_costs_no_more_than_its_size(escape: bytes) -> None:
+    size = MIB // len(escape)
+    body = b"Action=GetQueueUrl&QueueName=" + escape * size
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(SqsError):
+            query_protocol.read("", body, None)
+        assert tracemalloc.get_traced_memory()[1] < 10 * MIB
+    finally:
+        tracemalloc.stop()
+
+
 async def read(body: bytes, content_type: str) -> Any:
     content = StreamReader(Mock(_reading_paused=False), 1 << 30)
     content.feed_data(body)
@@ -505,9 +518,11 @@ async def read(body: bytes, content_type: str) -> Any:
     return await Body(Send, 1 << 30).read(make_mocked_request("POST", "/", headers, payload=content))
 
 
-@pytest.mark.parametrize("headers", [False, True], ids=["messages", "headers"])
-def test_more_values_than_are_good_for_a_request_are_not_decoded(headers: bool) -> None:
-    if headers:
+@pytest.mark.parametrize("kind", ["messages", "headers", "empty"])
+def test_more_values_than_are_good_for_a_request_are_not_decoded(kind: str) -> None:
+    if kind == "empty":
+        body = b'{"messages":[' + b"{}," * VALUES_MAX + b"{}]}"
+    elif kind == "headers":
         one = {"payload": "", "headers": {f"{i}": "" for i in range(99)}}
         body = json.dumps({"messages": [one] * (VALUES_MAX // 100 + 1)}).encode()
     else:

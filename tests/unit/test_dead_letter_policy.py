@@ -152,6 +152,44 @@ def test_naming_a_dead_letter_queue_needs_send_for_it(tmp_path: Path, key: str) 
     attack(tmp_path, test)
 
 
+def test_who_may_not_name_a_dead_letter_queue_learns_nothing_of_it(tmp_path: Path) -> None:
+    async def test(lab: Lab) -> None:
+        await lab.put("open")
+        await lab.put("closed", dead_letters_from=[])
+        await lab.put("other-type", fifo=True)
+        await lab.put("evil")
+
+        told = set()
+        for target in ("open", "closed", "other-type", "nowhere"):
+            attributes = lab.redrive(target)
+            for status, answer in (
+                await lab.sqs(EVIL, "SetQueueAttributes", QueueUrl="evil", Attributes=attributes),
+                await lab.sqs(EVIL, "CreateQueue", QueueName="evil-new", Attributes=attributes),
+                await lab.sqs(EVIL, "CreateQueue", QueueName="evil", Attributes=attributes),
+            ):
+                told.add((status, answer["message"].replace(target, "…")))
+        assert [status for status, _ in told] == [403], told
+
+    attack(tmp_path, test)
+
+
+def test_permissions_of_a_queue_do_not_grow_without_end(tmp_path: Path) -> None:
+    async def test(lab: Lab) -> None:
+        await lab.put("evil")
+
+        async def add(label: str, accounts: list[str]) -> Answer:
+            return await lab.sqs(
+                EVIL, "AddPermission", QueueUrl="evil", Label=label, AWSAccountIds=accounts, Actions=["*"]
+            )
+
+        assert (await add("one", ["1"]))[0] == 200
+        for accounts in (["1" * 10_000], ["1"] * 1_000):
+            status, answer = await add("many", accounts)
+            assert (status, answer["__type"]) == (403, "com.amazonaws.sqs#OverLimit")
+
+    attack(tmp_path, test)
+
+
 def test_who_may_send_there_may_name_it(tmp_path: Path) -> None:
     async def test(lab: Lab) -> None:
         await lab.put("evil-dead")

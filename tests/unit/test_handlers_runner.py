@@ -53,6 +53,9 @@ class Desk:
     def __init__(self, function: Callable[..., Any], *queues: str, **options: Any) -> None:
         self.outbox = Outbox()
         self.queue = QueueSettings()
+        #: What the partition has in flight, by offset, and what others have ended of it.
+        self.partition = SimpleNamespace(deliveries={}, ended_by_others=0)
+        self.owned = SimpleNamespace(number=0, owner=SimpleNamespace(epoch=RECEIPT[0], partition=self.partition))
         self.service = SimpleNamespace(
             closing=False,
             elsewhere=None,
@@ -77,7 +80,14 @@ class Desk:
         ask = Ask(self.runner, len(offsets) or 1, LEASE_MS)
         self.runner.asked[0] = self.runner.asked.get(0, 0) + ask.calls
         until_ms = now_ms() + LEASE_MS if until_ms is None else until_ms
-        self.runner.handed(ask, SimpleNamespace(number=0), Handout(self.runner, RECEIPT, list(offsets), until_ms))  # type: ignore[arg-type]
+        self.partition.deliveries.update(dict.fromkeys(offsets))
+        self.runner.handed(ask, self.owned, Handout(self.runner, RECEIPT, list(offsets), until_ms))  # type: ignore[arg-type]
+
+    def ended_by_others(self, *offsets: int) -> None:
+        """Others end these messages."""
+        for offset in offsets:
+            del self.partition.deliveries[offset]
+        self.partition.ended_by_others += 1
 
 
 def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -98,6 +108,35 @@ def test_what_a_call_returned_from_is_acknowledged() -> None:
         assert desk.outbox.markers == [End(5, [3, 5], "acked", 1)]
         assert not desk.runner.asked
         assert not desk.runner.settlement.live
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_what_others_have_ended_while_it_waited_is_not_called(served: bool) -> None:
+    """An earlier receiver may have acknowledged it late. Who does not own the partition any more can't know."""
+    called: list[int] = []
+
+    async def scenario() -> None:
+        release = asyncio.Event()
+
+        async def work(messages: list[Any]) -> None:
+            called.extend(message.offset for message in messages)
+            await release.wait()
+
+        desk = Desk(work, concurrency=1, batch=2)
+        if served:
+            desk.service.ownership.owned[0] = desk.owned
+        desk.hand(1, 2, 3, 4, 5, 6)
+        await asyncio.sleep(0.01)
+        assert called == [1, 2]
+        desk.ended_by_others(1, 3, 4, 6)
+        release.set()
+        await asyncio.sleep(0.01)
+        assert called == ([1, 2, 5] if served else [1, 2, 3, 4, 5, 6])
+        assert not desk.runner.settlement.live
+        acked = [offset for end in desk.outbox.of(End) for offset in end.offsets]
+        assert acked == ([1, 3, 5, 6] if served else [1, 3, 3, 7])
 
     run(scenario)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.markers import End, Own, Release, Start, Tick
+from marq.core.markers import End, Own, Purge, Release, Start, Tick
 from marq.core.state import MessageState
 from tests.unit.core_helpers import LEASE_MS, TwoLogs
 
@@ -42,6 +42,23 @@ def test_an_ack_finishes_it() -> None:
 
     assert logs.ack(delivery) == [message]
     assert logs.state(message) == "done"
+
+
+def test_messages_that_others_end_are_noted() -> None:
+    """Who has them waits for nothing any more: by a late ack of an earlier delivery, or a purge."""
+    logs, offsets = served(6)
+    early = logs.start(*offsets[:4], lease_ms=10)
+    logs.wait(10)
+    late = logs.start(*offsets[:3])
+    logs.ack(late, offsets[0])
+    assert logs.partition.ended_by_others == 0
+
+    logs.ack(early, *offsets[1:])
+    assert logs.partition.ended_by_others == 1
+
+    logs.start(*offsets[4:])
+    logs.mark(Purge(logs.partition.own, "q", offsets[-1] + 1))
+    assert logs.partition.ended_by_others == 2
 
 
 def test_when_its_lease_is_over_it_is_ready_again() -> None:

@@ -144,6 +144,17 @@ def test_a_worker_with_another_secret_is_nobody(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_worker_that_has_stopped_calls_nobody(tmp_path: Path) -> None:
+    """What was asked for before, as by a handler, may only now get to its call."""
+
+    async def test(called: Http, caller: Peers) -> None:
+        await caller.stop()
+        with pytest.raises(PeerError, match="stops"):
+            await caller.call(called.url, PART.echo, 1)
+
+    attack(tmp_path, test)
+
+
 def test_workers_with_clocks_hours_apart_understand_each_other(tmp_path: Path) -> None:
     async def test(called: Http, caller: Peers) -> None:
         seals: Seals = caller._seals

@@ -156,7 +156,9 @@ def test_a_password_in_an_address_is_not_shown(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["secret", "secret_previous"])
-@pytest.mark.parametrize("value", ["", "x", "hunter2" * 4])
+@pytest.mark.parametrize(
+    "value", ["", "x", "hunter2" * 4, " " * 40, "hunter2" + " " * 40, "\\u0000" * 40, "hunter2" * 5 + "\\n"]
+)
 def test_a_secret_that_can_be_guessed_is_refused_and_not_shown(
     name: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

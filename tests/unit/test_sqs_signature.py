@@ -13,7 +13,7 @@ from botocore.credentials import Credentials
 
 from gateway.auth import Keys
 from gateway.sqs.errors import SqsError
-from gateway.sqs.signature import Signatures, signing_key, unframed
+from gateway.sqs.signature import CHUNKS_MAX, Signatures, signing_key, unframed
 from marq.errors import SettingError
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
@@ -153,3 +153,9 @@ def test_unsigned_chunks_with_a_trailer_are_put_together() -> None:
 def test_access_keys_that_make_no_sense_are_refused(keys: Any) -> None:
     with pytest.raises(SettingError, match="MARQ_KEYS"):
         Keys(keys)
+
+
+def test_a_body_in_very_many_chunks_is_refused() -> None:
+    assert unframed(b"1\r\na\r\n" * CHUNKS_MAX + b"0\r\n\r\n", None, "", "", "") == b"a" * CHUNKS_MAX
+    with pytest.raises(SqsError, match=f"more than {CHUNKS_MAX} chunks"):
+        unframed(b"1\r\na\r\n" * (CHUNKS_MAX + 1) + b"0\r\n\r\n", None, "", "", "")

@@ -7,14 +7,17 @@ import re
 from base64 import b64encode
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.engine.queue_records import Draft
 from gateway.auth import check_link
 from gateway.sqs import query_protocol as query
-from gateway.sqs.attributes import Attributes, Queues
+from gateway.sqs.attributes import POLICY_MAX, Attributes, Queues
 from gateway.sqs.errors import KINDS, SqsError
 from gateway.sqs.limits import STRICT
 from gateway.sqs.messages import (
@@ -213,6 +216,15 @@ def test_attributes_of_fifo_queues_need_one(attributes: Attributes, name: str) -
     assert error_of(attributes.changed, "q", made(attributes), {name: "queue"}) == expected
 
 
+@pytest.mark.parametrize("name", ["Policy", "RedriveAllowPolicy"])
+def test_a_policy_has_a_largest_size(attributes: Attributes, name: str) -> None:
+    def padded(size: int) -> str:
+        return '{"Id":"' + "x" * (size - 9) + '"}'
+
+    made(attributes, **{name: padded(POLICY_MAX)})
+    assert error_of(lambda: made(attributes, **{name: padded(POLICY_MAX + 1)}))[0] == "InvalidAttributeValue"
+
+
 def test_the_attribute_that_differs_is_named(attributes: Attributes) -> None:
     queue = made(attributes, VisibilityTimeout="30", DelaySeconds="5")
 
@@ -374,3 +386,18 @@ def test_a_link_in_a_browser_asks_for_nothing(headers: dict[str, str]) -> None:
 )
 def test_a_script_asks_for_what_it_likes(headers: dict[str, str]) -> None:
     check_link({"Host": "localhost:9324", **headers})
+
+
+@given(st.lists(st.tuples(st.text(), st.text())), st.booleans())
+def test_a_form_is_read_as_it_was_written(pairs: list[tuple[str, str]], blank_as_plus: bool) -> None:
+    written = urlencode(pairs, quote_via=quote_plus if blank_as_plus else quote).encode()
+
+    assert list(query._pairs(written)) == pairs
+
+
+@pytest.mark.parametrize("form", [b"a=%", b"a=%4", b"a=%4z", b"a=%%41", b"%=a", b"a=%ff", b"a=\xff"])
+def test_a_form_with_an_invalid_escape_is_refused(form: bytes) -> None:
+    with pytest.raises(SqsError, match="can't be read"):
+        query.read("", b"Action=ListQueues&" + form, None)
+    with pytest.raises(SqsError, match="can't be read"):
+        query.read(form.decode("latin-1").replace("\xff", "%ff"), b"Action=ListQueues", None)

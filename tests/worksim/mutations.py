@@ -20,6 +20,7 @@ import app.engine.takeover
 import app.service.sends
 import gateway.auth
 import gateway.json_api
+from agents.runner import Runner
 from agents.settlement import Settlement
 from app.cluster.peers import peer_call
 from app.cluster.seals import Seals
@@ -255,6 +256,10 @@ MUTATIONS: dict[str, Mutation] = {
     "keys of nobody": Mutation(
         "A request has a key of the installation.",
         _replaced(gateway.auth.Keys, "digest_of", lambda keys, _: next(iter(keys.digests))),
+    ),
+    "done are called": Mutation(
+        "A handler is not called with what ended while it waited for its turn.",
+        _replaced(Runner, "_without_done", lambda _, __, messages: messages),
     ),
     "any seal will do": Mutation(
         "A call has the seal of a worker.",

@@ -165,6 +165,14 @@ class Truth:
         self.world.count("handed out")
         self.world.count("handed out again", self.handed[offset] > 1)
 
+    def _is_folded(self, who: str, position: int) -> bool:
+        """Whether a worker owns the partition, and has folded that record of the markers."""
+        for worker in self.world.workers:
+            if worker is not None and worker.process.name == who:
+                owned = worker.ownership.owned.get(self.number)
+                return owned is not None and owned.serving and owned.owner.partition.markers_position > position
+        return False
+
     def called(self, who: str, message: Any) -> None:
         """A handler is called."""
         ref, offset, now = self.reference, message.offset, self.world.loop.now
@@ -172,7 +180,10 @@ class Truth:
         if not names:
             self._violated("G3 valid", f"{who} calls a handler with @{offset}, attempt {message.attempt}; no start")
         began_s, lease_ms = self.starts[names[-1]]
-        if now >= began_s + lease_ms / 1000:
+        ended_at = ref.ended_at.get(offset)
+        if ended_at is not None and self._is_folded(who, ended_at):
+            self._violated("done", f"{who} calls a handler with @{offset}, which it knows to be done")
+        if ended_at is None and now >= began_s + lease_ms / 1000:
             self._violated("G3 late", f"{who} calls a handler with @{offset}, {now - began_s:.3f} s of {lease_ms} ms")
         if ref.ended_at.get(offset, 1 << 60) < ref.started[names[-1]].position:
             self._violated("G2", f"{who} calls a handler with @{offset}, which ended before")
