@@ -87,9 +87,13 @@ THEMES = {
     "calm": Theme({}),
     # little happens, for long
     "long": Theme(WEIGHTS, seconds=900.0, pause=20.0),
+    # hours in which next to nothing happens: what grows, ends or is forgotten by the clock alone
+    "hours": Theme(WEIGHTS, seconds=3 * 3_600.0, pause=300.0),
 }
+#: Themes of one kind of fault each.
+ALONE = ("rows", "outboxes", "late", "moves", "refused", "disks", "strangers")
 #: The themes of runs, as often as they are drawn.
-DRAWN_THEMES = ("mixed",) * 9 + ("rows", "outboxes", "late", "moves", "refused", "disks", "strangers", "long", "long")
+DRAWN_THEMES = (*("mixed",) * 9, *ALONE, "long", "long", "hours")
 #: Bytes that no marker looks like.
 NO_MARKER = b"\xffno marker"
 

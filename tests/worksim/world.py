@@ -87,7 +87,7 @@ class Shape(NamedTuple):
             partitions=r.choice((1, 2, 3, 4)),
             clients=r.choice((1, 2, 4)),
             seconds=THEMES[theme].seconds or r.choice((10.0, 30.0, RUN_S)),
-            faults=(r.random() < 0.9 or theme not in ("mixed", "long")) and bool(THEMES[theme].weights),
+            faults=(r.random() < 0.9 or theme not in ("mixed", "long", "hours")) and bool(THEMES[theme].weights),
             theme=theme,
             topic_mode=r.random() < 0.1,
         )
@@ -146,7 +146,7 @@ class World:
             retention_history_ms=0 if theme.deletes else draws.choice((0, 5_000)),
         )
         #: Workers look less often at due times and new queues than real ones, which costs less.
-        self.lazy = draws.random() < 0.9 or self.shape.theme == "long"
+        self.lazy = draws.random() < 0.9 or self.shape.theme in ("long", "hours")
         self.timer_ms = 200 if self.lazy else TIMER_MS
         self.topics = topics_of(self.settings)
         odds = Odds.draw(draws)
