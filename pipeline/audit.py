@@ -46,7 +46,8 @@ class Logs(NamedTuple):
 
     records: DataFrame
     bounds: dict[int, Bounds]
-    archived: dict[int, int]  # partition -> end of the markers that are read from the archive
+    archived: dict[int, Bounds]  # of the archive, if it is read
+    kafka: dict[int, Bounds]  # of Kafka, read after those of the archive; none: it is not read
 
 
 class _DeletedError(PipelineError):
@@ -155,6 +156,7 @@ def audit(
         rows = table_rows(spark, job.kafka, tables) if tables is not None else None
         try:
             summaries, found, absent = _collect(walk(spark, logs.records, plans, Auditor, FOUND, rows=rows))
+            others, more_others = _rewritten(spark, job, logs, damaged, found)
         except Exception:
             # damage that workers met in the queue topic is known; damage in the markers is looked for only now
             if offline or damaged or attempt == ATTEMPTS:
@@ -167,9 +169,11 @@ def audit(
         if not (missing and tables is not None and _outdated(tables, snapshot(job.kafka))):
             break
     count = len(faults) + sum(summary.faults for summary in summaries)
+    found, count = found + others, count + more_others
     if not offline:
         gone, more = _gone(job, absent, found)
-        found, count = sorted(found + gone, key=lambda f: (f.partition, f.offset)), count + more
+        found, count = found + gone, count + more
+    found.sort(key=lambda f: (f.partition, f.offset))
     seconds = time.monotonic() - began
     return Verdict(
         summaries,
@@ -189,6 +193,23 @@ def _fifo_since(spark: SparkSession, job: Job, *, offline: bool) -> dict[str, in
         return Queues.of(job.kafka).fifo_since()
     records = archived_queues(spark, job)
     return None if records is None else Queues(records).fifo_since()
+
+
+def _rewritten(
+    spark: SparkSession, job: Job, logs: Logs, damaged: Damaged, found: list[Found]
+) -> tuple[list[Found], int]:
+    """What the archive has and Kafka has not, or otherwise, unless that was found already."""
+    from pipeline.logs import Archive
+    from pipeline.rewritten import Sources, rewritten
+
+    if not (logs.archived and logs.kafka):
+        return [], 0
+    faults, count = rewritten(
+        Sources(spark, Archive(job.data), job.kafka, logs.archived, logs.kafka, damaged), FAULTS_MAX
+    )
+    known = {(fault.partition, fault.offset) for fault in found if fault.kind == "record gone"}
+    named = [fault for fault in faults if fault.kind != "record gone" or (fault.partition, fault.offset) not in known]
+    return named, count - (len(faults) - len(named))
 
 
 def _gone(job: Job, absent: Mapping[int, Ranges], found: list[Found]) -> tuple[list[Found], int]:
@@ -237,9 +258,8 @@ def _logs(spark: SparkSession, job: Job, states: States, damaged: Damaged, *, ar
     from pipeline.logs import Archive, Bounds, bounds, logs
 
     old = bounds(spark, Archive(job.data)) if archive else {}
-    ends = {n: bound.markers_end for n, bound in old.items()}
     if offline:
-        return Logs(logs(spark, Archive(job.data), prints=True), old, ends)
+        return Logs(logs(spark, Archive(job.data), prints=True), old, old, {})
     there = bounds(spark, job.kafka)
     found: dict[int, Bounds] = {}
     begin: dict[int, tuple[int, int]] = {}
@@ -254,7 +274,7 @@ def _logs(spark: SparkSession, job: Job, states: States, damaged: Damaged, *, ar
     stream = logs(spark, job.kafka, begin, end, prints=True, damaged=damaged)
     if old:
         stream = stream.unionByName(logs(spark, Archive(job.data), None, begin, prints=True))
-    return Logs(stream, found, ends)
+    return Logs(stream, found, old, there)
 
 
 def _stop(number: int, kafka: Bounds, state: Mapping[str, Any] | None) -> tuple[int, int]:
@@ -305,11 +325,12 @@ def _plan(
             markers_start=bound.markers_start,
             markers_stop=bound.markers_end,
             queue_id=job.settings.queue_id,
-            archived=logs.archived.get(number, 0),
+            archived=logs.archived[number].markers_end if number in logs.archived else 0,
             tables=tables is not None,
             manifest=None if newest is None else newest.value,
             live=None if state is None else dict(state),
             faults_max=FAULTS_MAX,
+            queue_end=logs.kafka[number].queue_end if logs.kafka else None,
             accept_loss=accept_loss,
             fifo=dict(fifo),
         )

@@ -40,6 +40,7 @@ class Plan(walker.Plan):
     manifest: bytes | None
     live: dict[str, Any] | None  # the answer of the worker, if one was asked
     faults_max: int
+    queue_end: int | None = None  # where the queue topic ends, read after the end of the markers; None: not known
     accept_loss: bool = False  # what a repair gave up is no fault
     fifo: dict[str, int] = msgspec.field(default_factory=dict)  # FIFO queues -> since when they are read in order
 
@@ -270,6 +271,7 @@ class Auditor(walker.Walker):
         if stored is not None:
             stored.ingest(stored.position, told.queue_stop, [])
             stored.skip_markers(told.markers_stop)
+        self._check_end()
         self._check_states()
         self.reference.check_order_at_end(self.partition.duplicates.__contains__)
         held = digest_of(entries(self.partition))
@@ -279,6 +281,16 @@ class Auditor(walker.Walker):
         if told.live is not None:
             live = self._check_live(held if self._is_whole or stored is None else digest_of(entries(stored)))
         self._summarize(held, live)
+
+    def _check_end(self) -> None:
+        """Check that the queue topic has all that markers name: an owner has read what it hands out."""
+        end = self.told.queue_end
+        if end is None:
+            return
+        states, early = self.reference.states, self.reference.early
+        for offset in sorted(o for o in {*states, *early} if o >= end):
+            became = "was delivered" if offset in states else f"is {early[offset]}"
+            self._fault(Fault("record gone", offset, None, f"{became}, but the queue topic ends at {end}"))
 
     def _check_states(self) -> None:
         """Check that every message read is done, or held by the core as the markers say."""

@@ -76,7 +76,9 @@ def bounds(spark: SparkSession, source: Source) -> dict[int, Bounds]:
         PipelineError: the topics differ in their number of partitions; there is no archive.
     """
     if isinstance(source, Kafka):
-        queue, markers = source.bounds(source.settings.queue_topic), source.bounds(source.settings.markers_topic)
+        # the markers first: what they name was in the queue topic before, so its end lies beyond
+        markers = source.bounds(source.settings.markers_topic)
+        queue = source.bounds(source.settings.queue_topic)
         if len(queue) != len(markers):
             raise PipelineError(
                 f"{source.settings.queue_topic} has {len(queue)} partitions and {source.settings.markers_topic} "

@@ -20,6 +20,7 @@ FAULTS = (
     "fold",
     "record gone",
     "markers gone",
+    "rewritten",
     "doubled",
     "no start",
     "two leases",

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 
 from marq.core import rows
 from marq.core.markers import End, Keepalive, Release, Start, Tick
+from marq.core.ranges import offsets_in
 from pipeline.audit import audit, command
 from pipeline.auditor import Auditor
 from pipeline.options import Job
@@ -99,7 +101,7 @@ def a_message_is_lost_that_only_the_tables_know(was: Copy) -> Expected:
 def the_end_of_the_log_is_lost_and_tables_know(was: Copy) -> Expected:
     """As with a broker that was elected without being in sync."""
     del was.queue[FIRST:]
-    return [(-1, "manifest")]
+    return [(-1, "manifest"), (FIRST, "record gone"), (SECOND, "record gone")]
 
 
 def the_end_of_the_log_is_written_anew(was: Copy) -> Expected:
@@ -108,6 +110,19 @@ def the_end_of_the_log_is_written_anew(was: Copy) -> Expected:
         assert record is not None
         was.queue[record.offset] = record._replace(value=b"another one", timestamp=record.timestamp + 5)
     return [(o, "tables") for o in range(FIRST - 2, ORDERS + 4) if o in UNFINISHED]
+
+
+def the_end_of_the_log_is_lost_and_only_markers_know(was: Copy) -> Expected:
+    """Two that were acknowledged. Nobody has ever handed out what came after them."""
+    del was.without_tables().queue[FIRST:]
+    return [(FIRST, "record gone"), (SECOND, "record gone")]
+
+
+def the_end_of_the_log_is_lost_with_messages_in_flight(was: Copy) -> Expected:
+    del was.without_tables().queue[IN_FLIGHT:]
+    starts = [m for _, batch in was.batches() for m in batch.markers if isinstance(m, Start)]
+    delivered = {o for start in starts for o in offsets_in(start.offsets)}
+    return [(o, "record gone") for o in sorted(delivered) if o >= IN_FLIGHT]
 
 
 def a_start_is_lost(was: Copy) -> Expected:
@@ -345,6 +360,8 @@ PLANTED: list[Callable[[Copy], Expected]] = [
     a_message_is_lost_that_only_the_tables_know,
     the_end_of_the_log_is_lost_and_tables_know,
     the_end_of_the_log_is_written_anew,
+    the_end_of_the_log_is_lost_and_only_markers_know,
+    the_end_of_the_log_is_lost_with_messages_in_flight,
     a_start_is_lost,
     an_ack_names_a_delivery_that_never_was,
     an_extension_and_a_release_name_one,
@@ -377,6 +394,31 @@ PLANTED: list[Callable[[Copy], Expected]] = [
 IN_THE_CORE = (the_core_ends_a_message_more, the_core_overlooks_an_extension)
 
 
+@pytest.fixture(scope="module")
+def worked(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Installation, Copy]:
+    here = Installation(kafka, tmp_path_factory.mktemp("worker"), partitions=1)
+    return here, a_worker_at_work(here)
+
+
+def copied(worked: tuple[Installation, Copy], folder: Path, copies: list[Copy], partitions: int) -> Installation:
+    """Another installation, with a copy in each partition."""
+    here, _ = worked
+    there = Installation(f"{here.settings.kafka}".removeprefix("kafka://"), folder, partitions=partitions)
+    keep_times(there)
+    for record in read(here, here.settings.queues_topic, 0):
+        there.write(there.settings.queues_topic, 0, [(record.key, record.value)])
+    write(there, copies)
+    return there
+
+
+#: What the archive alone can't tell: its two logs may end at different times.
+NOT_OFFLINE = (
+    *IN_THE_CORE,
+    the_end_of_the_log_is_lost_and_only_markers_know,
+    the_end_of_the_log_is_lost_with_messages_in_flight,
+)
+
+
 class Planted(NamedTuple):
     """An installation with a fault in each of its partitions, and its audit."""
 
@@ -387,17 +429,13 @@ class Planted(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def planted(spark: SparkSession, kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Planted:
-    here = Installation(kafka, tmp_path_factory.mktemp("worker"), partitions=1)
-    was = a_worker_at_work(here)
-    there = Installation(kafka, tmp_path_factory.mktemp("copies"), partitions=len(PLANTED) + 1)
-    keep_times(there)
-    for record in read(here, here.settings.queues_topic, 0):
-        there.write(there.settings.queues_topic, 0, [(record.key, record.value)])
-    copies = [copy.deepcopy(was) for _ in PLANTED]
+def planted(
+    spark: SparkSession, worked: tuple[Installation, Copy], tmp_path_factory: pytest.TempPathFactory
+) -> Planted:
+    copies = [copy.deepcopy(worked[1]) for _ in PLANTED]
     expected = [plant(copied) for plant, copied in zip(PLANTED, copies, strict=True)]
-    write(there, copies)
-    in_logs = {n for n, copied in enumerate(copies) if copied.manifest is None and PLANTED[n] not in IN_THE_CORE}
+    there = copied(worked, tmp_path_factory.mktemp("copies"), copies, len(PLANTED) + 1)
+    in_logs = {n for n, copy in enumerate(copies) if copy.manifest is None and PLANTED[n] not in NOT_OFFLINE}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("pipeline.audit.Auditor", Mistaken)
         return Planted(there, expected, in_logs, audit(spark, there.job))
@@ -425,6 +463,37 @@ def test_a_user_sees_each_with_its_partition_and_offset_and_status_1(
     for number, offset, kind in expected:
         place = f"{number}:{offset}" if offset >= 0 else f"partition {number}"
         assert re.search(rf"^  {place} \S+ {kind}: ", done.stderr, re.MULTILINE), (place, kind)
+
+
+def lost_in_flight(was: Copy) -> Expected:
+    """Kafka has lost the ends of both logs."""
+    del was.queue[IN_FLIGHT:], was.markers[-2:]
+    return [*((o, "record gone") for o in range(IN_FLIGHT, ORDERS + 4)), (-1, "markers gone")]
+
+
+def written_anew(was: Copy) -> Expected:
+    """And has others there."""
+    the_end_of_the_log_is_written_anew(was)
+    at_ms, value = was.markers[-1]
+    was.markers[-1] = at_ms + 1, value
+    return [*((o, "rewritten") for o in range(FIRST - 2, ORDERS + 4)), (-1, "rewritten")]
+
+
+def test_what_was_archived_and_is_not_in_kafka_any_more_or_is_another_record(
+    spark: SparkSession, worked: tuple[Installation, Copy], tmp_path: Path
+) -> None:
+    plants = [nothing, lost_in_flight, written_anew, nothing]
+    was = copy.deepcopy(worked[1]).without_tables()
+    before = copied(worked, tmp_path, [was] * len(plants), len(plants) + 1)
+    run_archive(spark, before.job)
+    copies = [copy.deepcopy(was) for _ in plants]
+    expected = [plant(copied) for plant, copied in zip(plants, copies, strict=True)]
+    after = copied(worked, tmp_path, copies, len(plants) + 1)
+    verdict = audit(spark, after.job, archive=True)
+    for number, faults in enumerate(expected):
+        found = [fault for fault in verdict.faults if fault.partition == number]
+        assert sorted((fault.offset, fault.kind) for fault in found) == sorted(faults), [*map(str, found)]
+    assert verdict.fault_count == len(verdict.faults)
 
 
 @pytest.mark.slow

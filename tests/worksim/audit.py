@@ -49,6 +49,7 @@ def faults_of(world: World, number: int) -> list[Fault]:
         manifest=newest[1] if newest is not None else None,
         live=_live(world, number),
         faults_max=FAULTS_MAX,
+        queue_end=queue.end,
         fifo=dict.fromkeys(world.clients.fifo, 0),
     )
     auditor = _Auditor(number, msgspec.msgpack.encode(plan))
