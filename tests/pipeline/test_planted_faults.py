@@ -34,6 +34,7 @@ from tests.pipeline.tables_lab import read, run_archive
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+AS_A_USER = ("--json", "-", "--faults", "1000")
 LEASE_S = 600
 ORDERS = 30
 #: The FIFO queue's messages follow those of the standard queue.
@@ -455,14 +456,27 @@ def test_a_user_sees_each_with_its_partition_and_offset_and_status_1(
 ) -> None:
     monkeypatch.setattr(Job, "session", lambda job, name: nullcontext())
     monkeypatch.setattr("pipeline.audit.audit", lambda *_, **__: planted.verdict)
-    done = CliRunner().invoke(command, ["--json", "-", "--faults", "1000"], env=planted.there.environment)
+    done = CliRunner().invoke(command, AS_A_USER, env=planted.there.environment)
     assert done.exit_code == 1, done.output
-    expected = sorted((number, *fault) for number, faults in enumerate(planted.expected) for fault in faults)
-    faults = json.loads(done.stdout)["faults"]
+    all_are_named(planted.expected, done.stdout, done.stderr)
+
+
+@pytest.mark.slow
+def test_a_user_sees_them_in_a_process_of_its_own(planted: Planted) -> None:
+    """But those of the core, which only make mistakes here."""
+    done = planted.there.run_job("audit", *AS_A_USER)
+    assert done.returncode == 1, done.stderr
+    real = [faults if PLANTED[n] not in IN_THE_CORE else [] for n, faults in enumerate(planted.expected)]
+    all_are_named(real, done.stdout, done.stderr)
+
+
+def all_are_named(planted: list[Expected], as_json: str, as_text: str) -> None:
+    expected = sorted((number, *fault) for number, faults in enumerate(planted) for fault in faults)
+    faults = json.loads(as_json)["faults"]
     assert sorted((fault["partition"], fault["offset"], fault["kind"]) for fault in faults) == expected
     for number, offset, kind in expected:
         place = f"{number}:{offset}" if offset >= 0 else f"partition {number}"
-        assert re.search(rf"^  {place} \S+ {kind}: ", done.stderr, re.MULTILINE), (place, kind)
+        assert re.search(rf"^  {place} \S+ {kind}: ", as_text, re.MULTILINE), (place, kind)
 
 
 def lost_in_flight(was: Copy) -> Expected:
