@@ -27,6 +27,7 @@ from app import bodies
 from app.cluster.members import Members
 from app.cluster.seals import HEADER, VERSION, Call, OtherVersionError, Seals, StaleCallError, hash_of
 from app.settings import Settings
+from marq.clock import now_ms
 from marq.errors import BadValueError, InternalError, MarqError, NotAuthenticatedError, UnavailableError
 from marq.protocol import problems
 from marq.text import reason_of
@@ -177,7 +178,7 @@ class Peers(Service):
 
     @cached_property
     def _seals(self) -> Seals:
-        return Seals(self._keys_for(_PERSON), lambda: time.time_ns() // 1_000_000)
+        return Seals(self._keys_for(_PERSON), now_ms)
 
     async def call(
         self,

@@ -5,8 +5,9 @@
     Marq-Peer: version=1                                                    to a call of a version not known here
 
 The seal of a call covers its method, path, receiver and the other fields, so it can be judged before the body is read.
-A receiver takes each number of a sender once, and only calls made within `FRESH_MS`, after its own start. The clocks of
-workers need not agree: a receiver that finds a call too old, or from the future, says its own time in a sealed answer.
+A receiver takes each number of a sender once, and only calls made within `FRESH_MS`. The time is the receiver's, which
+begins anywhere at each of its starts: so no call that was made to it before a restart is of its time. A receiver that
+finds a call too old, or from the future, says its time in a sealed answer.
 
 A receiver that does not know the version of a call says which one it knows. That answer has no seal, so a later version
 may fall back only to versions that are as safe.
@@ -29,6 +30,8 @@ VERSION = "1"
 OLD_VERSION = "0"
 #: Milliseconds after which a call is too old.
 FRESH_MS = 30_000
+#: Bits of the moment at which the time of a receiver begins, in milliseconds.
+BEGINNING_BITS = 50
 #: Numbers of one sender, above those that all came, that are remembered; calls that are late by more are refused.
 NUMBERS_MAX = 10_000
 
@@ -75,17 +78,21 @@ class Seals:
 
     Args:
         keys: the first one makes seals; seals of any of them are accepted.
-        now_ms: this worker's clock, milliseconds since 1970.
+        now_ms: a clock of this worker, which need not be anybody else's.
     """
 
     def __init__(self, keys: Sequence[bytes], now_ms: Callable[[], int]) -> None:
         self._keys = tuple(keys)
         self._now_ms = now_ms
-        self._began_ms = now_ms()
+        self._beginning_ms = secrets.randbits(BEGINNING_BITS)
         self._sender = secrets.token_hex(16)
         self._numbers: dict[str, int] = {}  # receiver -> last number
-        self._ahead_ms: dict[str, int] = {}  # receiver -> how far its clock is ahead of ours
+        self._ahead_ms: dict[str, int] = {}  # receiver -> how far its time is ahead of our clock
         self._seen: dict[str, _Seen] = {}  # by sender
+
+    def _time_ms(self) -> int:
+        """What senders have to learn: our clock, with another beginning."""
+        return self._now_ms() + self._beginning_ms
 
     # -- as a caller
 
@@ -108,7 +115,7 @@ class Seals:
             raise NotAuthenticatedError("an answer without the seal of a worker")
 
     def learn_time(self, call: Call, header: str) -> None:
-        """A checked answer says that the receiver's clock differs from ours."""
+        """A checked answer says the receiver's time."""
         self._ahead_ms[call.receiver] = int(_fields(header, _ANSWER_NAMES)["time"]) - self._now_ms()
 
     @property
@@ -142,12 +149,11 @@ class Seals:
 
     def take(self, call: Call) -> None:
         """Record a call. Raises `StaleCallError` if it is a repetition or too old."""
-        now_ms = self._now_ms()
+        now_ms = self._time_ms()
         for sender in [s for s, seen in self._seen.items() if seen.last_ms < now_ms - 2 * FRESH_MS]:
             del self._seen[sender]
-        self._began_ms = min(self._began_ms, now_ms)  # if the clock went back
-        if not max(now_ms - FRESH_MS, self._began_ms) <= call.time_ms <= now_ms + FRESH_MS:
-            raise StaleCallError(f"the call was made {now_ms - call.time_ms} ms ago by the clock of its receiver")
+        if abs(now_ms - call.time_ms) > FRESH_MS:
+            raise StaleCallError("the call is not of the present time of its receiver")
         seen = self._seen.get(call.sender)
         if seen is None:
             seen = self._seen[call.sender] = _Seen()
@@ -157,7 +163,7 @@ class Seals:
 
     def answer(self, call: Call, key: int, status: int, kind: str, body: bytes) -> str:
         """The header of the answer to a call."""
-        time = str(self._now_ms())
+        time = str(self._time_ms())
         return (
             f"version={VERSION},time={time},seal={_seal(self._keys[key], _answer_text(call, time, status, kind, body))}"
         )

@@ -57,6 +57,7 @@ async def two_workers(
 def attack(folder: Path, test: Test) -> None:
     async def main() -> None:
         async with two_workers(folder) as (called, caller):
+            await caller.call(called.url, PART.echo, "the caller learns the time")
             await test(called, caller)
 
     run(main)
@@ -155,12 +156,15 @@ def test_a_worker_that_has_stopped_calls_nobody(tmp_path: Path) -> None:
     attack(tmp_path, test)
 
 
-def test_workers_with_clocks_hours_apart_understand_each_other(tmp_path: Path) -> None:
+def test_a_worker_that_began_anew_is_understood_and_takes_no_call_from_before(tmp_path: Path) -> None:
     async def test(called: Http, caller: Peers) -> None:
-        seals: Seals = caller._seals
-        clock = seals._now_ms
-        seals._now_ms = lambda: clock() - 7_200_000
+        heard = sealed(caller, called.url, msgspec.msgpack.encode("heard"))
+        seals: Seals = called.app.peers._seals
+        began_anew = Seals(seals._keys, seals._now_ms)
+        called.app.peers._seals = began_anew  # type: ignore[misc]
 
+        status, _, _ = await called.request("POST", PATH, msgspec.msgpack.encode("heard"), **{HEADER: heard})
+        assert status == 401
         assert await caller.call(called.url, PART.echo, 1) == 1
         assert await caller.call(called.url, PART.echo, 2) == 2
 

@@ -27,9 +27,22 @@ class Clock:
 
 
 def workers(ahead_ms: int = 0) -> tuple[Seals, Seals, Clock, Clock]:
-    """A caller, a receiver, and their clocks."""
+    """A caller, a receiver whose time it knows, and their clocks."""
     mine, theirs = Clock(), Clock(NOW_MS + ahead_ms)
-    return Seals([KEY], mine), Seals([KEY], theirs), mine, theirs
+    caller, receiver = Seals([KEY], mine), Seals([KEY], theirs)
+    introduce(caller, receiver)
+    return caller, receiver, mine, theirs
+
+
+def introduce(caller: Seals, receiver: Seals) -> None:
+    """A caller makes its first call, whose time can only be wrong, and learns the right one."""
+    call, header = caller.call(*CALL, b"first")
+    opened, key = receiver.open(header, *CALL)
+    with pytest.raises(StaleCallError, match="not of the present time"):
+        receiver.take(opened)
+    answer = receiver.answer(opened, key, 401, "t", b"stale")
+    caller.check_answer(call, answer, 401, "t", b"stale")
+    caller.learn_time(call, answer)
 
 
 def test_a_call_is_taken_once() -> None:
@@ -121,9 +134,6 @@ def test_a_call_can_not_be_passed_off_as_one_of_another_version(monkeypatch: pyt
 @pytest.mark.parametrize("late_ms", [seals.FRESH_MS + 1, -seals.FRESH_MS - 1], ids=["old", "future"])
 def test_a_call_is_fresh_for_thirty_seconds(late_ms: int) -> None:
     caller, receiver, _, clock = workers()
-    clock.ms -= 2 * seals.FRESH_MS
-    receiver = Seals([KEY], clock)
-    clock.ms += 2 * seals.FRESH_MS
     _, header = caller.call(*CALL, b"body")
     clock.ms += late_ms
 
@@ -131,11 +141,12 @@ def test_a_call_is_fresh_for_thirty_seconds(late_ms: int) -> None:
         receiver.take(receiver.open(header, *CALL)[0])
 
 
-def test_a_receiver_that_began_anew_takes_nothing_from_before() -> None:
-    caller, _, mine, _ = workers()
+@pytest.mark.parametrize("later_ms", [1_000, 0, -seals.FRESH_MS], ids=["later", "at once", "with a clock set back"])
+def test_a_receiver_that_began_anew_takes_nothing_from_before(later_ms: int) -> None:
+    caller, _, _, clock = workers()
     _, header = caller.call(*CALL, b"body")
-    mine.ms += 1_000
-    receiver = Seals([KEY], mine)
+    clock.ms += later_ms
+    receiver = Seals([KEY], clock)
 
     with pytest.raises(StaleCallError):
         receiver.take(receiver.open(header, *CALL)[0])
@@ -146,24 +157,16 @@ def test_workers_whose_clocks_differ_understand_each_other_after_one_answer(ahea
     caller, receiver, mine, theirs = workers(ahead_ms)
     mine.ms += 5
     theirs.ms += 5
-    call, header = caller.call(*CALL, b"body")
-    opened, key = receiver.open(header, *CALL)
-    with pytest.raises(StaleCallError):
-        receiver.take(opened)
-    answer = receiver.answer(opened, key, 401, "t", b"stale")
-    caller.check_answer(call, answer, 401, "t", b"stale")
-
-    caller.learn_time(call, answer)
 
     receiver.take(receiver.open(caller.call(*CALL, b"body")[1], *CALL)[0])
 
 
-def test_a_clock_that_goes_back_refuses_nobody_for_long() -> None:
-    clock = Clock()
-    receiver = Seals([KEY], clock)
+def test_a_clock_that_is_set_refuses_nobody_for_longer_than_an_answer() -> None:
+    caller, receiver, _, clock = workers()
     clock.ms -= 3_600_000
+    introduce(caller, receiver)
 
-    receiver.take(receiver.open(Seals([KEY], clock).call(*CALL, b"")[1], *CALL)[0])
+    receiver.take(receiver.open(caller.call(*CALL, b"")[1], *CALL)[0])
 
 
 def test_calls_may_come_in_any_order_and_each_once() -> None:
@@ -192,8 +195,9 @@ def test_what_is_remembered_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch)
             receiver.take(receiver.open(header, *CALL)[0])
 
     clock.ms += 2 * seals.FRESH_MS + 1
-    _, header = Seals([KEY], clock).call(*CALL, b"")
-    receiver.take(receiver.open(header, *CALL)[0])
+    other = Seals([KEY], clock)
+    introduce(other, receiver)
+    receiver.take(receiver.open(other.call(*CALL, b"")[1], *CALL)[0])
     assert len(receiver._seen) == 1
 
 

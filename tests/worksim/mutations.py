@@ -261,6 +261,11 @@ MUTATIONS: dict[str, Mutation] = {
         "A handler is not called with what ended while it waited for its turn.",
         _replaced(Runner, "_without_done", lambda _, __, messages: messages),
     ),
+    "time begins with the clock": Mutation(
+        "No call that was made to a worker before it began anew is of its time.",
+        _replaced(app.cluster.seals, "BEGINNING_BITS", 0),
+        "strangers",
+    ),
     "any seal will do": Mutation(
         "A call has the seal of a worker.",
         _replaced(app.cluster.seals, "compare_digest", lambda *_: True),
