@@ -63,6 +63,10 @@ class DeletedError(RowError):
     """A log begins beyond the position up to which it was read: records were deleted unread."""
 
 
+class RewrittenError(RowError):
+    """A log ends before the position up to which it was read, or other records have these offsets now."""
+
+
 class InternalError(MarqError):
     """One of our own rules is broken. The worker stops before it can do harm."""
 

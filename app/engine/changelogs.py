@@ -15,6 +15,7 @@ from aiokafka.errors import KafkaError
 from app.kafka.connection import end_client, kafka_client_args, start_consumer
 from app.streaming.log_edges import LogEdges, release
 from marq.clock import now_ms
+from marq.core.recovery import Edges, LastRead
 
 if TYPE_CHECKING:
     from app.engine.owned_partition import OwnedPartition
@@ -57,6 +58,17 @@ def _sliced(rows: Iterable[_Row]) -> Iterator[list[_Row]]:
             found, size = [], 0
     if found:
         yield found
+
+
+async def first_newer(consumer: AIOKafkaConsumer, tp: TopicPartition, start: int, read: LastRead) -> int | None:
+    """The first record from `start` on, and below what was read, that is newer than all that was read, or None."""
+    consumer.assign([tp])
+    consumer.seek(tp, start)
+    while await consumer.position(tp) < read.position:
+        for record in (await consumer.getmany(timeout_ms=500)).get(tp, ()):
+            if record.offset < read.position and record.timestamp > read.newest_ms:
+                return int(record.offset)
+    return None
 
 
 class _Reader:
@@ -171,12 +183,36 @@ class Changelogs:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 await self._edges.end([TopicPartition(name, 0) for name in names])
 
-    async def log_starts(self, topics: Topics, number: int) -> tuple[int, int]:
-        """The first offsets of a partition's queue and markers logs."""
+    async def edges(self, topics: Topics, number: int, read: LastRead | None) -> Edges:
+        """Where both logs of a partition begin and end, and whether the queue topic has other records than were read.
+
+        Raises:
+            KafkaError, TimeoutError: Kafka did not answer.
+        """
         queue, markers = TopicPartition(topics.queue, number), TopicPartition(topics.markers, number)
         async with asyncio.timeout(READ_TIMEOUT_S):
-            starts = await self._edges.begin((queue, markers))
-        return starts[queue], starts[markers]
+            starts, ends, newer = await asyncio.gather(
+                self._edges.begin((queue, markers)), self._edges.end((queue, markers)), self._newer(queue, read)
+            )
+        return Edges((starts[queue], starts[markers]), (ends[queue], ends[markers]), newer)
+
+    async def _newer(self, tp: TopicPartition, read: LastRead | None) -> int | None:
+        """The first record below what was read that is newer than all that was read; None: there is none."""
+        if read is None:
+            return None
+        offset = await self._edges.since(tp, read.newest_ms + 1)
+        if not 0 <= offset < read.position:
+            return None
+        # it may be of a transaction that was aborted, which nobody reads
+        consumer = await start_consumer(self.settings, auto_offset_reset="none", isolation_level="read_committed")
+        try:
+            return await first_newer(consumer, tp, offset, read)
+        except KafkaError as exc:
+            if exc.retriable:
+                raise
+            return None  # damaged, or deleted meanwhile
+        finally:
+            self._end(consumer)
 
     @contextlib.asynccontextmanager
     async def _reader(self) -> AsyncIterator[_Reader]:

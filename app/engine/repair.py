@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from app.engine.changelogs import first_newer
 from app.kafka.connection import end_client, kafka_client_args
 from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
@@ -27,6 +28,7 @@ from marq.core import markers as m
 from marq.core.checkpoint_cycle import WriteManifest, WriteRows
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
+from marq.core.recovery import Edges, LastRead, last_read
 from marq.core.rows import Loss, Manifest, decode_manifest, table_of
 from marq.errors import BrokerError, NotPossibleError, RowError
 from marq.protocol.limits import RECORD_MAX_BYTES
@@ -91,7 +93,7 @@ async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -
     """Take the state as a worker does, up to the own marker (`own`: one that is not in the log). Returns the losses."""
     tables = await logs.tables()
     manifests = {key: value for key, value in tables.items() if key.count("/") == 1}
-    queue_start, markers_start = await logs.starts()
+    edges = await logs.edges(last_read(manifests.values(), owner.limits.queue_id))
 
     def load(key: str) -> bytes:
         if key not in tables:
@@ -99,7 +101,7 @@ async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -
         return tables[key]
 
     row_keys = [key for key in tables if key not in manifests]
-    owner.restore(manifests, row_keys, load, (queue_start, markers_start), own_offset, accept_loss=True)
+    owner.restore(manifests, row_keys, load, edges, own_offset, accept_loss=True)
     if owner.phase is Phase.LOST:
         raise NotPossibleError(f"a worker has taken partition {owner.number} meanwhile")
     position = owner.partition.markers_position
@@ -110,7 +112,7 @@ async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -
     if owner.phase is not Phase.SERVING:
         raise NotPossibleError(f"a worker has taken partition {owner.number} meanwhile")
     before = len(decoded.lost) if (decoded := newest_of(manifests)) is not None else 0
-    return owner.give_up(queue_start)[before:]
+    return owner.give_up(edges.start[0])[before:]
 
 
 def newest_of(manifests: dict[str, bytes]) -> Manifest | None:
@@ -153,7 +155,9 @@ class _Logs:
     @contextlib.asynccontextmanager
     async def opened(cls, settings: Settings, topics: Topics, number: int) -> AsyncIterator[_Logs]:
         args = kafka_client_args(settings)
-        consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="none", **args)
+        consumer = AIOKafkaConsumer(
+            enable_auto_commit=False, auto_offset_reset="none", isolation_level="read_committed", **args
+        )
         producer = AIOKafkaProducer(acks="all", enable_idempotence=True, max_request_size=RECORD_MAX_BYTES, **args)
         try:
             await consumer.start()
@@ -169,11 +173,17 @@ class _Logs:
     async def end(self, topic: str) -> int:
         return int((await self._consumer.end_offsets([self._tp(topic)]))[self._tp(topic)])
 
-    async def starts(self) -> tuple[int, int]:
-        """The first offsets of the queue log and the markers log."""
+    async def edges(self, read: LastRead | None) -> Edges:
+        """Where both logs begin and end."""
         queue, markers = self._tp(self.topics.queue), self._tp(self.topics.markers)
-        found = await self._consumer.beginning_offsets([queue, markers])
-        return found[queue], found[markers]
+        starts = await self._consumer.beginning_offsets([queue, markers])
+        ends = await self._consumer.end_offsets([queue, markers])
+        newer = None
+        if read is not None:
+            found = (await self._consumer.offsets_for_times({queue: read.newest_ms + 1}))[queue]
+            if found is not None and found.offset < read.position:
+                newer = await first_newer(self._consumer, queue, found.offset, read)
+        return Edges((starts[queue], starts[markers]), (ends[queue], ends[markers]), newer)
 
     async def read(self, topic: str, start: int, stop: int) -> list[Any]:
         """The existing records in `[start, stop)`."""

@@ -34,8 +34,9 @@ from app.streaming.raw_table import SegmentTable
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
+from marq.core.recovery import last_read
 from marq.core.rows import table_of
-from marq.errors import DeletedError, MarqError, NewerRowError, RowError, UnavailableError
+from marq.errors import DeletedError, MarqError, NewerRowError, RewrittenError, RowError, UnavailableError
 from marq.text import reason_of
 
 #: Seconds that Kafka may take to confirm an own marker before the claim is tried again, with a new nonce.
@@ -135,7 +136,7 @@ class TakeOver:
             except RowError as exc:
                 self.row_errors += 1
                 reason = str(exc)
-                if self.row_errors >= ATTEMPTS and not isinstance(exc, DeletedError):
+                if self.row_errors >= ATTEMPTS and not isinstance(exc, DeletedError | RewrittenError):
                     self._wipe()
                 if self.row_errors < 2 * ATTEMPTS:
                     self.ownership.log.warning(
@@ -211,12 +212,13 @@ class TakeOver:
         ownership, number, now = self.ownership, self.number, time.monotonic
         began_s = now()
         await self._read_tables()
-        starts = await ownership.changelogs.log_starts(ownership.topics, number)
-        read_s = now()
         manifests: dict[str, bytes] = {}
         keys: list[str] = []
         await _in_slices(self._read_keys(manifests, keys))
-        await _in_slices(claim.owner.restoring(manifests, keys, self._loader(), starts, claim.own_offset))
+        read = last_read(manifests.values(), ownership.settings.queue_id)
+        edges = await ownership.changelogs.edges(ownership.topics, number, read)
+        read_s = now()
+        await _in_slices(claim.owner.restoring(manifests, keys, self._loader(), edges, claim.own_offset))
         ownership.log.debug(
             "Partition %s: tables read in %.2f s, restored in %.2f s", number, read_s - began_s, now() - read_s
         )

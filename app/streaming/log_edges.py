@@ -1,4 +1,4 @@
-"""Where logs begin and end, for many partitions in one request to each broker.
+"""Where logs begin and end, or reach a time, for many partitions in one request to each broker.
 
     ask ─┐
     ask ─┼─ gathered for `GATHER_S` ─► one request to each leader ─► each asker gets its own partitions
@@ -28,7 +28,7 @@ GATHER_S = 0.002
 AGAIN_S = 0.1
 
 _READ_UNCOMMITTED = 0
-_Question = tuple[TopicPartition, int]
+_Question = tuple[TopicPartition, int]  # BEGIN, END, or milliseconds since 1970
 
 
 class LogEdges:
@@ -46,6 +46,10 @@ class LogEdges:
     async def end(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset behind the last one of each log, at a time after this call. As `begin`."""
         return await self._ask(tps, END)
+
+    async def since(self, tp: TopicPartition, time_ms: int) -> int:
+        """The first offset with a timestamp that is not below `time_ms`; -1: there is none. As `begin`."""
+        return (await self._ask([tp], time_ms))[tp]
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -94,15 +98,15 @@ class LogEdges:
             else:
                 by_node[node][question] = future
         for node, questions in by_node.items():
-            for edge in (BEGIN, END):
-                if part := {q: future for q, future in questions.items() if q[1] == edge}:
-                    self._spawn(self._send(client, node, edge, part))
+            for part in _once(questions):
+                self._spawn(self._send(client, node, part))
         if again:
             self._spawn(self._again(client, again))
 
-    async def _send(self, client: Any, node: int, edge: int, asked: dict[_Question, asyncio.Future[int]]) -> None:
+    async def _send(self, client: Any, node: int, asked: dict[_Question, asyncio.Future[int]]) -> None:
         topics: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for tp, _ in asked:
+        edges = dict(asked.keys())
+        for tp, edge in asked:
             topics[tp.topic].append((tp.partition, edge))
         try:
             response = await client.send(node, OffsetRequest(-1, _READ_UNCOMMITTED, list(topics.items())))
@@ -118,7 +122,8 @@ class LogEdges:
         again: dict[_Question, asyncio.Future[int]] = {}
         for topic, partitions in response.topics:
             for number, code, _timestamp, offset, *_ in partitions:
-                question = (TopicPartition(topic, number), edge)
+                tp = TopicPartition(topic, number)
+                question = (tp, edges[tp])
                 future = asked.pop(question)
                 if not code:
                     _tell(future, offset)
@@ -143,6 +148,17 @@ class LogEdges:
             if not future.done():
                 newer = self._answer_to(question)
                 newer.add_done_callback(partial(_copy, future))
+
+
+def _once(asked: dict[_Question, asyncio.Future[int]]) -> list[dict[_Question, asyncio.Future[int]]]:
+    """Questions by request. An answer does not say what was asked, so each log is in a request once."""
+    requests: list[dict[TopicPartition, tuple[_Question, asyncio.Future[int]]]] = []
+    for question, future in asked.items():
+        request = next((request for request in requests if question[0] not in request), None)
+        if request is None:
+            requests.append(request := {})
+        request[question[0]] = question, future
+    return [dict(request.values()) for request in requests]
 
 
 def _tell(future: asyncio.Future[int], offset: int) -> None:

@@ -120,6 +120,7 @@ class Checkpoints(Restoring):
             origins_skipped=self.origins.skipped(),
             broker_ms=self.broker_ms,
             tick_ms=self.tick_ms,
+            newest_ms=self.newest_ms,
         )
         encoded = rows.encode_manifest(manifest)
         return Checkpoint(new_rows, encoded, obsolete, self.persisted, self.markers_position, partial)

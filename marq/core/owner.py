@@ -28,7 +28,7 @@ from marq.core.partition import Partition
 from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Unreadable
-from marq.core.recovery import give_up, recovering
+from marq.core.recovery import Edges, give_up, recovering
 from marq.core.starts import Pending, Starts
 from marq.core.state import no_rows
 from marq.core.ticker import TICK_MAX_MS, Ticker
@@ -96,7 +96,7 @@ class Owner:
         manifests: dict[str, bytes],
         row_keys: Iterable[str],
         load: Callable[[str], bytes],
-        log_start: tuple[int, int],
+        edges: Edges,
         own_offset: int = -1,
         *,
         accept_loss: bool = False,
@@ -109,7 +109,7 @@ class Owner:
             manifests: all manifests of this partition.
             row_keys: the keys of all its rows.
             load: reads a row by its key.
-            log_start: the first offsets that the queue and markers topics still have.
+            edges: where both logs begin and end.
             own_offset: the offset of the own marker.
             accept_loss: go on without records that were deleted before an owner had read them. Once the own marker is
                 folded, :meth:`give_up` says what is gone.
@@ -118,8 +118,9 @@ class Owner:
             RowError: a row that the manifest names is missing or damaged.
             DeletedError: a log begins beyond the position of the manifest. Another owner has gone on (recover again),
                 or somebody has deleted unread records.
+            RewrittenError: a log has lost what was read.
         """
-        for _ in self.restoring(manifests, row_keys, load, log_start, own_offset, accept_loss=accept_loss):
+        for _ in self.restoring(manifests, row_keys, load, edges, own_offset, accept_loss=accept_loss):
             pass
 
     def restoring(
@@ -127,7 +128,7 @@ class Owner:
         manifests: dict[str, bytes],
         row_keys: Iterable[str],
         load: Callable[[str], bytes],
-        log_start: tuple[int, int],
+        edges: Edges,
         own_offset: int = -1,
         *,
         accept_loss: bool = False,
@@ -140,7 +141,7 @@ class Owner:
             manifests,
             row_keys,
             load,
-            log_start,
+            edges,
             own_offset=own_offset,
             queue_id=self.limits.queue_id,
             origin_keys=self.limits.origin_keys,

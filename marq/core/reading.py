@@ -124,6 +124,7 @@ class Reading(Lanes):
             self._absent(expected, stop)
         if records:
             self.queue_timestamp_ms = records[-1].timestamp
+            self.newest_ms = max(self.newest_ms, max([record.timestamp for record in records]))
             for ids in (self.recent, self.origins):
                 ids.pass_time(records[-1].offset, self.queue_timestamp_ms)
         self.bytes += size

@@ -8,10 +8,19 @@ from typing import NamedTuple
 from marq.core import rows
 from marq.core.partition import Partition
 from marq.core.ranges import count
-from marq.errors import DeletedError
+from marq.core.restoring import newest_read_ms
+from marq.errors import DeletedError, RewrittenError
 
 #: Losses that a manifest has one by one. When there are more, the two oldest of a log become one.
 LOSSES_MAX = 1_000
+
+
+class Edges(NamedTuple):
+    """What the logs of a partition have now, told after its tables were read. The queue topic's offset comes first."""
+
+    start: tuple[int, int]  # first offsets
+    end: tuple[int, int] | None = None  # offsets behind the last ones; None: not known
+    newer: int | None = None  # record of the queue topic below what was read, and newer than all that was read
 
 
 class Recovered(NamedTuple):
@@ -27,7 +36,7 @@ def recovering(
     manifests: dict[str, bytes],
     row_keys: Iterable[str],
     load: Callable[[str], bytes],
-    log_start: tuple[int, int],
+    edges: Edges,
     *,
     own_offset: int = -1,
     queue_id: str | None = None,
@@ -42,20 +51,34 @@ def recovering(
     newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
     if newest is None:
         partition = Partition(number, queue_id=queue_id, load=load, origin_keys=origin_keys)
-        return Recovered(_begun(partition, log_start, accept_loss), list(row_keys), [])
+        return Recovered(_begun(partition, edges.start, accept_loss), list(row_keys), [])
     manifest = decoded.pop(newest)
+    _check_log_ends(number, manifest, edges)
     if manifest.epoch > own_offset >= 0:
         return None  # its owner has read past our own marker, so we would never fold it
     if not accept_loss:
-        _check_log_starts(number, manifest, log_start)
+        _check_log_starts(number, manifest, edges.start)
     present = set(row_keys)
     yield
     partition = yield from Partition.restoring(
         number, manifest, load, queue_id=queue_id, present=present, origin_keys=origin_keys
     )
     if accept_loss:
-        _skip_deleted_markers(partition, log_start[1])
+        _skip_deleted_markers(partition, edges.start[1])
     return Recovered(partition, sorted(present.difference(partition.named_keys())), [newest, *decoded])
+
+
+class LastRead(NamedTuple):
+    """Up to which offset the newest manifest has read the queue topic, and the greatest timestamp there."""
+
+    position: int
+    newest_ms: int
+
+
+def last_read(manifests: Iterable[bytes], queue_id: str | None = None) -> LastRead | None:
+    """None: there is no manifest."""
+    newest = max(map(rows.decode_manifest, manifests), key=lambda one: one.epoch, default=None)
+    return None if newest is None else LastRead(newest.position, newest_read_ms(newest, queue_id))
 
 
 def give_up(partition: Partition, queue_start: int) -> None:
@@ -108,6 +131,26 @@ def _check_log_starts(number: int, manifest: rows.Manifest, log_start: tuple[int
                 f"manifest (epoch {manifest.epoch}): records were deleted unread; "
                 f"`python -m app repair --partition {number}` names them"
             )
+
+
+def _check_log_ends(number: int, manifest: rows.Manifest, edges: Edges) -> None:
+    """Raises :exc:`RewrittenError` if a log does not have what was read, or has given out its offsets once more.
+
+    Whoever served such a partition would pass over what was written there since.
+    """
+    said = f"of the newest manifest (epoch {manifest.epoch})"
+    why = "the topic was made anew or restored, or has lost its end (docs/operations.md)"
+    positions = (manifest.position, manifest.markers_position)
+    for name, position, end in zip(("queue", "markers"), positions, edges.end or positions, strict=True):
+        if end < position:
+            raise RewrittenError(
+                f"partition {number}: the {name} topic ends at {end}, before the position {position} {said}: {why}"
+            )
+    if edges.newer is not None and edges.newer < manifest.position:
+        raise RewrittenError(
+            f"partition {number}: record {edges.newer} of the queue topic is newer than all that were read there up to "
+            f"the position {manifest.position} {said}: {why}"
+        )
 
 
 def _skip_deleted_markers(partition: Partition, start: int) -> None:

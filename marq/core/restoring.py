@@ -18,6 +18,11 @@ from marq.errors import RowError
 #: Segments in one slice of a restore: 0.005 s with a thousand queues in each.
 SLICE_SEGMENTS = 2
 
+#: Milliseconds by which the clocks of brokers may differ, while no manifest says how new the read messages are.
+SKEW_MS = 3_600_000
+#: Later than any timestamp.
+NEVER_MS = 1 << 62
+
 #: Lane (queue and group) -> the one object that stands for all equal lanes.
 _Lanes = dict[tuple[str | None, int], tuple[str | None, int]]
 
@@ -125,6 +130,7 @@ class Restoring(Deliveries):
         self.purges = dict(manifest.purges)
         self.counters = Counter(manifest.counters)
         self.lost = list(manifest.lost)
+        self.newest_ms = newest_read_ms(manifest, self.queue_id)
 
     def _restore_ids(self, ids: Iterable[tuple[int, str, int, Any]], manifest: rows.Manifest) -> Iterator[None]:
         """``ids``: first offset, key, checksum and content of rows, ascending."""
@@ -237,3 +243,12 @@ class Restoring(Deliveries):
                 f"rows hold {found}"
             )
         self._dirty.update(self._marker_rows)
+
+
+def newest_read_ms(manifest: rows.Manifest, queue_id: str | None) -> int:
+    """At least the greatest timestamp of the queue topic's records that were read."""
+    if manifest.newest_ms is not None:
+        return manifest.newest_ms
+    if queue_id is not None or manifest.last_timestamp_ms < 0:
+        return NEVER_MS  # its producers may write any
+    return manifest.last_timestamp_ms + SKEW_MS

@@ -177,6 +177,7 @@ class Manifest(msgspec.Struct):
     # of version 0.1: offset, elsewhere "partition:offset" -> first copy's offset, clock_ms; rows of "origins" since
     copied: dict[int | str, tuple[int, int]] = {}
     lost: list[Loss] = []
+    newest_ms: int | None = None  # greatest timestamp of the queue topic's records that were read; None: not known
 
 
 _encode = msgspec.msgpack.Encoder().encode

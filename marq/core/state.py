@@ -158,6 +158,7 @@ class State:
         self.tick_ms = -1  # stamp of the last tick that tells it; -1: none since the last own marker
         self.agreed = False  # that tick and the one before it agree; not kept
         self.queue_timestamp_ms = -1  # of the queue log's record that was read last; not kept
+        self.newest_ms = -1  # greatest timestamp of the queue log's records that were read
         self.own = -1  # offset of the last own marker
         self.delivery = 0  # highest delivery number seen in its epoch
         self.messages: dict[int, Any] = {}  # unfinished offset -> record, or its Segment when the payload is on disk

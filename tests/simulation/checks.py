@@ -14,6 +14,7 @@ from marq.core.segments import Segment
 from marq.core.starts import Pending
 from marq.core.state import size_of
 from marq.errors import RowError
+from tests.simulation.logs import edges_of
 
 if TYPE_CHECKING:
     from tests.simulation.logs import Lane
@@ -474,7 +475,8 @@ class Checks:
 
         probe = Owner(sim.number, "probe", "probe", limits=sim.limits, load=load)
         try:
-            probe.restore(dict(content), list(both), load, (sim.queue.start, sim.markers.start))
+            edges = edges_of(sim.queue, sim.markers, content.values(), sim.limits.queue_id)
+            probe.restore(dict(content), list(both), load, edges)
         except RowError as exc:
             self._bad("G1 rows", f"a recovery fails: {exc}")
         p = probe.partition

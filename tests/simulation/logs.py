@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from marq.core.recovery import Edges, last_read
 from marq.core.rows import Record
 
 
@@ -36,6 +37,16 @@ class Log:
     def at(self, offset: int) -> Record:
         """The record at ``offset``."""
         return self.records[bisect_left(self._offsets, offset)]
+
+
+def edges_of(queue: Log, markers: Log, manifests: Iterable[bytes], queue_id: str | None) -> Edges:
+    """What `app.engine.changelogs.Changelogs.edges` asks Kafka for."""
+    read = last_read(manifests, queue_id)
+    newer = None
+    if read is not None:
+        below = queue.read(queue.start, max(0, read.position - queue.start))[1]
+        newer = next((r.offset for r in below if r.offset < read.position and r.timestamp > read.newest_ms), None)
+    return Edges((queue.start, markers.start), (queue.end, markers.end), newer)
 
 
 class Changelog:

@@ -12,7 +12,7 @@ from marq.core.owner import Owner, Phase
 from marq.core.rows import Record, table_of
 from marq.core.starts import Pending
 from marq.errors import RowError, StepTimeoutError
-from tests.simulation.logs import Lane, Sent, Table
+from tests.simulation.logs import Lane, Sent, Table, edges_of
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import Simulator
@@ -201,7 +201,8 @@ class Worker:
         manifests = dict(self.tables["progress"].content)
         sim.count("recoveries")
         try:
-            owner.restore(manifests, keys, self.load, (sim.queue.start, sim.markers.start), self.own_offset)
+            edges = edges_of(sim.queue, sim.markers, manifests.values(), sim.limits.queue_id)
+            owner.restore(manifests, keys, self.load, edges, self.own_offset)
         except RowError as exc:
             sim.count("recoveries repeated")
             sim.note("w%d can't restore: %s", self.number, exc)

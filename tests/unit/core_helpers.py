@@ -13,6 +13,7 @@ from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
 from marq.core.policies import Limits, QueueSettings
 from marq.core.ranges import ranges_of
+from marq.core.recovery import Edges
 from marq.core.rows import Record
 from marq.core.segments import Segment
 from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES
@@ -375,10 +376,16 @@ class Worker:
 
         return self.broker.append(markers.encode([self.owner.claim()], self.owner.nonce, 0))
 
-    def restore(self, log_start: tuple[int, int] = (0, 0), own_offset: int = -1) -> None:
+    def restore(
+        self,
+        log_start: tuple[int, int] = (0, 0),
+        own_offset: int = -1,
+        end: tuple[int, int] | None = None,
+        newer: int | None = None,
+    ) -> None:
         manifests = {key: value for key, value in self.table.items() if key.count("/") == 1}
         row_keys = [key for key in self.table if key not in manifests]
-        self.owner.restore(manifests, row_keys, self.load, log_start, own_offset)
+        self.owner.restore(manifests, row_keys, self.load, Edges(log_start, end, newer), own_offset)
 
     def serve(self) -> Worker:
         """Claim, restore, catch up."""

@@ -106,9 +106,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scenario], None]:
 def test_partitions_that_kafka_does_not_answer_for_keep_no_other_from_being_read(run: Any) -> None:
     async def scenario(desk: Desk) -> None:
         desk.kafka.silent = set(range(READERS + 2))
-        silent = [asyncio.ensure_future(desk.changelogs.log_starts(TOPICS, number)) for number in desk.kafka.silent]
+        silent = [asyncio.ensure_future(desk.changelogs.edges(TOPICS, number, None)) for number in desk.kafka.silent]
         await asyncio.sleep(0)  # they ask together
-        assert await desk.changelogs.log_starts(TOPICS, 99) == (0, 0)
+        assert (await desk.changelogs.edges(TOPICS, 99, None)).start == (0, 0)
         assert not any(one.done() for one in silent)
         for one in silent:
             one.cancel()

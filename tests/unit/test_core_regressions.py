@@ -12,6 +12,7 @@ from marq.core.digest import digest_of, entries
 from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
 from marq.core.policies import Limits, QueueSettings
+from marq.core.recovery import Edges
 from marq.core.rows import Record
 from marq.core.starts import DEAD_LEASE_MS, DEAD_RECEIVER
 from marq.core.state import MessageState
@@ -124,7 +125,7 @@ def test_a_claim_that_a_later_owner_has_overtaken_is_given_up() -> None:
     assert slow.table
 
     manifests = {key: value for key, value in table.items() if key.count("/") == 1}
-    slow.owner.restore(manifests, [], slow.load, (0, 0), own_offset)
+    slow.owner.restore(manifests, [], slow.load, Edges((0, 0)), own_offset)
 
     assert slow.owner.phase is Phase.LOST
 
@@ -132,14 +133,14 @@ def test_a_claim_that_a_later_owner_has_overtaken_is_given_up() -> None:
 @pytest.mark.parametrize("log_start", [(5, 0), (0, 5)])
 def test_logs_that_were_cut_need_a_manifest(log_start: tuple[int, int]) -> None:
     with pytest.raises(RowError, match="no manifest"):
-        Owner(0, "w", "n").restore({}, [], lambda key: b"", log_start)
+        Owner(0, "w", "n").restore({}, [], lambda key: b"", Edges(log_start))
 
 
 def test_an_existing_topic_may_begin_anywhere() -> None:
     worker = Worker()
     worker.owner.limits = worker.owner.limits._replace(queue_id="orders")
 
-    worker.owner.restore({}, [], worker.load, (5, 0))
+    worker.owner.restore({}, [], worker.load, Edges((5, 0)))
 
     assert worker.owner.partition.position == 5
 

@@ -12,7 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, NodeNotReadyError, NotLeaderForPartitionError, TopicAuthorizationFailedError
 
 from app.streaming import log_edges as module
-from app.streaming.log_edges import BEGIN, LogEdges
+from app.streaming.log_edges import BEGIN, END, LogEdges
 
 
 class Kafka:
@@ -42,7 +42,7 @@ class Kafka:
         self.requests.append((node, sum(len(wanted) for _, wanted in request._topics)))
         return SimpleNamespace(
             topics=[
-                (topic, [(n, self._code(n), -1, n if edge == BEGIN else 100 + n) for n, edge in wanted])
+                (topic, [(n, self._code(n), -1, {BEGIN: n, END: 100 + n}.get(edge, edge)) for n, edge in wanted])
                 for topic, wanted in request._topics
             ]
         )
@@ -92,6 +92,18 @@ def test_begin_and_end_are_told_apart(run: Any) -> None:
     async def scenario(kafka: Kafka, edges: LogEdges) -> None:
         begin, end = await asyncio.gather(edges.begin(tps(4)), edges.end(tps(4)))
         assert (list(begin.values()), list(end.values())) == ([4], [104])
+
+    run(scenario)
+
+
+def test_times_of_many_logs_are_asked_for_in_one_request_and_those_of_one_log_told_apart(run: Any) -> None:
+    async def scenario(kafka: Kafka, edges: LogEdges) -> None:
+        asked = [edges.since(TopicPartition("t", n), 5_000 + n) for n in range(0, 200, 2)]
+        assert await asyncio.gather(*asked) == [5_000 + n for n in range(0, 200, 2)]
+        assert kafka.requests == [(0, 100)]
+        (tp,) = tps(4)
+        found = await asyncio.gather(edges.since(tp, 1), edges.since(tp, 2), edges.end([tp]), edges.begin([tp]))
+        assert found == [1, 2, {tp: 104}, {tp: 4}]
 
     run(scenario)
 

@@ -9,7 +9,10 @@ from marq.core.markers import End, Own, Release, Start, Tick
 from marq.core.owner import Phase
 from marq.core.policies import Limits
 from marq.core.reading import Unreadable
-from marq.errors import RowError
+from marq.core.recovery import last_read
+from marq.core.restoring import NEVER_MS, SKEW_MS
+from marq.core.rows import Record, decode_manifest, encode_manifest
+from marq.errors import RewrittenError, RowError
 from tests.unit.core_helpers import EPOCH_MS, LEASE_MS, Broker, Worker
 
 
@@ -274,6 +277,57 @@ def test_a_log_that_begins_beyond_the_manifest_is_a_loud_error(log_start: tuple[
 
     with pytest.raises(RowError, match=f"the {topic} topic begins at"):
         second.restore(log_start)
+
+
+@pytest.mark.parametrize(
+    ("end", "newer", "what"),
+    [
+        ((1, 99), None, "the queue topic ends at 1, before the position 2"),
+        ((2, 0), None, "the markers topic ends at 0, before the position"),
+        ((9, 99), 1, "record 1 of the queue topic is newer than all that were read there"),
+    ],
+    ids=["queue", "markers", "written anew"],
+)
+def test_a_log_that_has_lost_what_was_read_is_a_loud_error(end: tuple[int, int], newer: int | None, what: str) -> None:
+    """Whoever went on would pass over the messages that get these offsets now."""
+    first = Worker().serve()
+    first.send(2)
+    first.owner.hurry_checkpoint()
+    first.checkpoint()
+    second = Worker(first.broker, name="w2", table=first.table)
+    second.claim()
+
+    with pytest.raises(RewrittenError, match=what):
+        second.restore(end=end, newer=newer)
+    second.restore(end=(2, 99), newer=2)  # what comes after it is new, of course
+
+
+def test_the_newest_of_all_that_was_read_is_remembered() -> None:
+    first = Worker().serve()
+    times = [5_000, 9_000, 7_000]
+    records = [Record(i, at_ms, b"q", b"x") for i, at_ms in enumerate(times)]
+    first.owner.partition.ingest(0, 3, records)
+    first.owner.hurry_checkpoint()
+    first.checkpoint()
+    assert last_read(v for k, v in first.table.items() if k.count("/") == 1) == (3, 9_000)
+
+    second = Worker(first.broker, name="w2", table=first.table, queue_log=first.queue_log).serve()
+    second.owner.partition.ingest(3, 4, [Record(3, 8_000, b"q", b"x")])
+    second.owner.hurry_checkpoint()
+    second.checkpoint()
+    assert last_read(v for k, v in second.table.items() if k.count("/") == 1) == (4, 9_000)
+
+
+@pytest.mark.parametrize(("queue_id", "newest_ms"), [(None, 5_000 + SKEW_MS), ("topic", NEVER_MS)])
+def test_a_manifest_of_an_earlier_version_knows_it_at_least(queue_id: str | None, newest_ms: int) -> None:
+    first = Worker().serve()
+    first.send(2)
+    first.owner.hurry_checkpoint()
+    first.checkpoint()
+    (key,) = [key for key in first.table if key.count("/") == 1]
+    manifest = decode_manifest(first.table[key])
+    manifest.newest_ms, manifest.last_timestamp_ms = None, 5_000
+    assert last_read([encode_manifest(manifest)], queue_id) == (2, newest_ms)
 
 
 def test_a_named_row_that_is_missing_is_an_error() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from marq.core import rows
 from marq.core.owner import Phase
-from marq.core.recovery import note_loss
+from marq.core.recovery import Edges, note_loss
 from marq.core.rows import Loss
 from marq.errors import DeletedError
 from tests.unit.core_helpers import Worker
@@ -42,7 +42,7 @@ def repaired(worker: Worker, queue_start: int, markers_start: int = 0) -> tuple[
         manifests,
         [key for key in owner.table if key not in manifests],
         owner.load,
-        (queue_start, markers_start),
+        Edges((queue_start, markers_start)),
         accept_loss=True,
     )
     owner.read_markers()
@@ -107,7 +107,7 @@ def test_finished_messages_whose_progress_was_deleted_come_again_and_are_counted
     manifests = {key: value for key, value in owner.table.items() if key.count("/") == 1}
     keys = [key for key in owner.table if key not in manifests]
 
-    owner.owner.restore(manifests, keys, owner.load, (0, end), accept_loss=True)
+    owner.owner.restore(manifests, keys, owner.load, Edges((0, end)), accept_loss=True)
     owner.read_markers()
     owner.read_queue()
     (loss,) = owner.owner.give_up(0)

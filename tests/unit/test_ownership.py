@@ -31,6 +31,7 @@ from marq.core import markers as m
 from marq.core.markers import End, Own, Release, Tick
 from marq.core.owner import Owner, Phase
 from marq.core.policies import QueueSettings
+from marq.core.recovery import Edges, LastRead
 from marq.core.rows import Record
 from marq.errors import NewerRowError, RowError
 from tests.unit.peer_helpers import alone
@@ -142,8 +143,8 @@ class Changelogs:
         if self.errors:
             raise self.errors.pop()
 
-    async def log_starts(self, topics: Any, number: int) -> tuple[int, int]:
-        return (0, 0)
+    async def edges(self, topics: Any, number: int, read: LastRead | None) -> Edges:
+        return Edges((0, 0))
 
     async def trim(self, *_: Any) -> None: ...
 

@@ -12,6 +12,7 @@ from faust.types import TP
 
 from app.engine import ownership
 from app.engine.turns import AT_ONCE
+from marq.core.recovery import Edges, LastRead
 from marq.core.rows import Record
 from marq.protocol.limits import RECORD_MAX_BYTES
 from tests.unit.test_ownership import TOPICS, Desk, _no_waiting
@@ -121,10 +122,10 @@ def test_a_manifest_that_gets_large_is_said_once_long_before_it_is_too_large(
 
 def test_a_partition_whose_unread_records_were_deleted_is_unserved_with_its_reason_and_the_others_are_served() -> None:
     async def scenario(desk: Desk) -> None:
-        async def log_starts(topics: Any, number: int) -> tuple[int, int]:
-            return (7, 0) if number == 1 else (0, 0)
+        async def edges(topics: Any, number: int, read: LastRead | None) -> Edges:
+            return Edges((7, 0) if number == 1 else (0, 0))
 
-        desk.changelogs.log_starts = log_starts  # type: ignore[method-assign]
+        desk.changelogs.edges = edges  # type: ignore[method-assign]
         desk.ownership.on_assigned(1)
         await desk.until(lambda: 1 in desk.ownership.unserved and len(desk.ownership.owned) == PARTITIONS - 1)
         await desk.until(lambda: all(owned.serving for owned in desk.ownership.owned.values()))

@@ -12,6 +12,7 @@ from app.engine import repair as module
 from app.engine.repair import Repair, lines_of
 from marq.core import markers as m
 from marq.core.markers import Own
+from marq.core.recovery import Edges, LastRead
 from marq.core.rows import Loss
 from marq.errors import NotPossibleError
 from tests.unit.core_helpers import Worker
@@ -40,8 +41,8 @@ class Logs:
     async def tables(self) -> dict[str, bytes]:
         return dict(self.worker.table)
 
-    async def starts(self) -> tuple[int, int]:
-        return self.begin
+    async def edges(self, read: LastRead | None) -> Edges:
+        return Edges(self.begin)
 
     async def end(self, topic: str) -> int:
         return len(self.worker.broker.log)

@@ -516,6 +516,10 @@ class Edges:
     async def begin(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return await self._consumer.beginning_offsets(tps)
 
+    async def since(self, tp: TopicPartition, time_ms: int) -> int:
+        found = (await self._consumer.offsets_for_times({tp: time_ms}))[tp]
+        return -1 if found is None else int(found.offset)
+
     def close(self) -> None:
         pass
 
