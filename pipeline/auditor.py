@@ -14,6 +14,8 @@ from marq.core.history import Envelope, Histories
 from marq.core.markers import Batch
 from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
+from marq.core.recovery import LastRead
+from marq.core.restoring import NEVER_MS, newest_read_ms
 from marq.errors import NewerRowError, RowError
 from pipeline import walker
 from pipeline.fingerprints import fingerprints, without_payloads
@@ -91,6 +93,7 @@ class Auditor(walker.Walker):
         self._stored: dict[int, int | None] = {}  # unfinished messages of the tables -> fingerprint
         self._compared = 0
         self._recovered_count: int | None = None
+        self._last_read = LastRead(0, NEVER_MS)
         self._since_ms: int | None = None
         self._faults: list[Fault] = []
         self._fault_count = 0
@@ -129,6 +132,7 @@ class Auditor(walker.Walker):
 
     def _recover(self, manifest: rows.Manifest) -> None:
         told = self.told
+        self._last_read = LastRead(manifest.position, newest_read_ms(manifest, told.queue_id))
         for loss in manifest.lost:
             self._deleted.append(Deleted(loss.log, loss.start, loss.stop, loss.unfinished, given_up=True))
             if not told.accept_loss:
@@ -189,6 +193,7 @@ class Auditor(walker.Walker):
 
     def on_passed(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
         if envelopes:
+            self._check_times(envelopes)
             self._recover_read(envelopes, prints)
 
     def on_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
@@ -198,7 +203,17 @@ class Auditor(walker.Walker):
         if self._since_ms is None and not self._is_whole:
             self._since_ms = envelopes[0].timestamp
         self.reference.read(envelopes)
+        self._check_times(envelopes)
         self._recover_read(envelopes, prints)
+
+    def _check_times(self, envelopes: Sequence[Envelope]) -> None:
+        """Check that what the newest manifest counts as read is not newer than all that was read."""
+        position, newest_ms = self._last_read
+        if envelopes[0].offset < position and max(e.timestamp for e in envelopes) > newest_ms:
+            for envelope in envelopes:
+                if envelope.offset < position and envelope.timestamp > newest_ms:
+                    what = f"is newer than all that were read up to {position}, the position of the newest manifest"
+                    self._note(Fault("rewritten", envelope.offset, None, what))
 
     def on_absent(self, start: int, stop: int) -> None:
         self.reference.gone(start, stop)

@@ -109,8 +109,9 @@ def the_end_of_the_log_is_written_anew(was: Copy) -> Expected:
     """Others have the offsets of messages that the tables know."""
     for record in was.queue[FIRST - 2 :]:
         assert record is not None
-        was.queue[record.offset] = record._replace(value=b"another one", timestamp=record.timestamp + 5)
-    return [(o, "tables") for o in range(FIRST - 2, ORDERS + 4) if o in UNFINISHED]
+        was.queue[record.offset] = record._replace(value=b"another one", timestamp=record.timestamp + 3_600_000)
+    anew = range(FIRST - 2, ORDERS + 4)
+    return sorted([(o, "rewritten") for o in anew] + [(o, "tables") for o in anew if o in UNFINISHED])
 
 
 def the_end_of_the_log_is_lost_and_only_markers_know(was: Copy) -> Expected:
