@@ -146,14 +146,14 @@ def _named(found: DataFrame, most: int) -> tuple[list[Found], int]:
     faults: list[Found] = []
     count = 0
     for row in numbered.where(F.col("n") <= F.when(F.col("log") == QUEUE, most).otherwise(1)).collect():
-        what = "not in Kafka" if row.gone else "another one in Kafka"
+        what = "in the archive, but not in Kafka" if row.gone else "Kafka has another record here than the archive"
         if row.log == QUEUE:
             kind = "record gone" if row.gone else "rewritten"
-            faults.append(Found(row.partition, row.offset, None, kind, f"is in the archive, and {what}"))
+            faults.append(Found(row.partition, row.offset, None, kind, what))
             count += row.of if row.n == 1 else 0
         else:
             kind = "markers gone" if row.gone else "rewritten"
             of_them = f"{plural(row.of, 'record')} of the markers log, from {row.offset} on"
-            faults.append(Found(row.partition, -1, None, kind, f"{of_them}: in the archive, and {what}"))
+            faults.append(Found(row.partition, -1, None, kind, f"{of_them}: {what}"))
             count += 1
     return faults, count
