@@ -198,7 +198,7 @@ def _fifo_since(spark: SparkSession, job: Job, *, offline: bool) -> dict[str, in
 def _rewritten(
     spark: SparkSession, job: Job, logs: Logs, damaged: Damaged, found: list[Found]
 ) -> tuple[list[Found], int]:
-    """What the archive has and Kafka has not, or otherwise, unless that was found already."""
+    """What only the archive has, or Kafka has another record of, unless that was found already."""
     from pipeline.logs import Archive
     from pipeline.rewritten import Sources, rewritten
 
@@ -285,7 +285,8 @@ def _stop(number: int, kafka: Bounds, state: Mapping[str, Any] | None) -> tuple[
     if queue > kafka.queue_end or markers > kafka.markers_end:
         raise PipelineError(
             f"the worker is at {queue} and {markers} of partition {number}, where the logs end at {kafka.queue_end} "
-            f"and {kafka.markers_end}: it belongs to another Kafka, or has another MARQ_NAME"
+            f"and {kafka.markers_end}: it belongs to another Kafka, has another MARQ_NAME, or the logs have lost their "
+            "ends, which an audit without --worker names"
         )
     if queue < kafka.queue_start or markers < kafka.markers_start:
         raise _DeletedError(

@@ -103,6 +103,7 @@ def logs(
     *,
     prints: bool = False,
     damaged: Damaged | None = None,
+    may_vanish: bool = False,
 ) -> DataFrame:
     """The records of both logs, one a row (schema `LOGS`), in no order.
 
@@ -114,14 +115,21 @@ def logs(
         stop: positions to end before; by default each log's present end.
         damaged: all the damage that Spark can't read, if it is known (`pipeline.damage`).
         prints: add a column `print`: a fingerprint of the whole message (`fingerprints.fingerprint`), null for markers.
+        may_vanish: records that Kafka deletes before they are read are left out; by default that is an error.
     """
     if isinstance(source, Kafka):
-        return _from_kafka(spark, source, start or {}, stop or {}, prints, damaged)
+        return _from_kafka(spark, source, start or {}, stop or {}, prints, damaged, may_vanish)
     return _from_archive(spark, source, start or {}, stop or {}, prints)
 
 
 def _from_kafka(
-    spark: SparkSession, kafka: Kafka, start: Positions, stop: Positions, prints: bool, damaged: Damaged | None
+    spark: SparkSession,
+    kafka: Kafka,
+    start: Positions,
+    stop: Positions,
+    prints: bool,
+    damaged: Damaged | None,
+    may_vanish: bool,
 ) -> DataFrame:
     queue, markers = kafka.settings.queue_topic, kafka.settings.markers_topic
     there = bounds(spark, kafka)
@@ -133,8 +141,12 @@ def _from_kafka(
         for i, (topic, log_start, log_end) in enumerate(pairs):
             begin[topic][number] = log_start if first is None else first[i]
             end[topic][number] = log_end if last is None else last[i]
+            if may_vanish:
+                begin[topic][number] = max(begin[topic][number], min(log_start, end[topic][number]))
+                log_start = begin[topic][number]
             _check_range(topic, number, begin[topic][number], end[topic][number], log_start, log_end)
-    return from_records(records(spark, kafka, begin, end, damaged), queue, prints=prints)
+    options = {"failOnDataLoss": "false"} if may_vanish else {}
+    return from_records(records(spark, kafka, begin, end, damaged, **options), queue, prints=prints)
 
 
 def from_records(rows: DataFrame, queue_topic: str, *, prints: bool = False) -> DataFrame:

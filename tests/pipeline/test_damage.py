@@ -197,6 +197,10 @@ def test_an_audit_reads_around_damage_in_both_logs(
     assert summary.done["orders"] == {"acked": len(good)}
     assert all(fault.offset in UNREADABLE for fault in verdict.faults), verdict.faults
 
+    run_archive(spark, here.job)
+    archived = audit(spark, here.job, archive=True)
+    assert sorted(archived.faults) == sorted(verdict.faults), "what stands for damage is the same in archive and Kafka"
+
 
 def test_an_error_that_has_another_cause_ends_the_job(
     here: Installation, queue: Disk, spark: SparkSession, monkeypatch: pytest.MonkeyPatch

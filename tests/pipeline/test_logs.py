@@ -46,6 +46,21 @@ def test_a_range_leaves_out_what_is_before_and_after(
     assert sorted((r.log, r.offset) for r in found) == [("markers", 8), ("queue", 3), ("queue", 4)]
 
 
+def test_records_that_are_deleted_before_they_are_read_are_left_out_if_asked(
+    spark: SparkSession, installation: Callable[..., Installation]
+) -> None:
+    here = installation(partitions=1)
+    here.send(0, *[(b"q", b"%d" % i) for i in range(10)])
+    before = {0: (3, 0)}
+    planned = logs(spark, here.kafka, before, may_vanish=True)
+    here.delete_before({here.settings.queue_topic: 8}, 0)
+    for found in (planned, logs(spark, here.kafka, before, may_vanish=True)):
+        assert sorted(r.offset for r in found.collect()) == [8, 9]
+    assert logs(spark, here.kafka, before, {0: (5, 0)}, may_vanish=True).collect() == []
+    with pytest.raises(PipelineError, match="no longer in Kafka"):
+        logs(spark, here.kafka, before)
+
+
 def test_positions_of_another_topic_are_refused(spark: SparkSession, installation: Callable[..., Installation]) -> None:
     here = installation(partitions=1)
     here.send(0, (b"q", b"1"))

@@ -9,7 +9,7 @@ import pytest
 
 from marq.core import rows
 from marq.core.history import Envelope
-from marq.core.markers import Tick, encode
+from marq.core.markers import Marker, Start, Tick, encode
 from pipeline.auditor import ABSENT, SUMMARY, Auditor, Plan, Summary
 from pipeline.verdict import Found, Verdict, as_json, lines
 from pipeline.walker import SKEW_MS
@@ -67,8 +67,10 @@ def test_a_run_with_all_its_records_is_proven() -> None:
         assert sum(summary.sent.values()) == len(simulator.queue.records)
 
 
-def audited_from(queue_start: int, markers_start: int, manifest: rows.Manifest | None, **more: Any) -> Verdict:
-    """The verdict on logs that begin there, and hold nothing but ticks."""
+def audited_from(
+    queue_start: int, markers_start: int, manifest: rows.Manifest | None, last: Marker | None = None, **more: Any
+) -> Verdict:
+    """The verdict on logs that begin there, and hold nothing but ticks, and perhaps one more marker."""
     plan = Plan(
         queue_start=queue_start,
         queue_stop=max(queue_start, 10),
@@ -85,7 +87,7 @@ def audited_from(queue_start: int, markers_start: int, manifest: rows.Manifest |
     auditor = Auditor(3, msgspec.msgpack.encode(plan))
     auditor.begin()
     for offset in range(markers_start, 10):
-        auditor.fold(offset, 0, encode([Tick()]))
+        auditor.fold(offset, 0, encode([last if last is not None and offset == 9 else Tick()]))
     auditor.end()
     found = [row for batch in auditor.results() for row in batch.to_pylist()]
     summaries = [msgspec.msgpack.decode(row["data"], type=Summary) for row in found if row["kind"] == SUMMARY]
@@ -161,6 +163,16 @@ def test_what_a_repair_gave_up_is_a_fault_unless_that_is_accepted(accepted: bool
     assert "3:100 to 3:149 (50 records, 40 messages not known to be done), given up by a repair" in said(verdict)
     assert as_json(verdict)["deleted_unread"] == 50
     assert not accepted or "nothing is lost but the 50 records that a repair has given up" in said(verdict)
+
+
+def test_a_lost_end_is_named_though_the_logs_have_no_message_that_is_seen_whole() -> None:
+    """All that was sent since the markers begin is lost."""
+    verdict = audited_from(100, 5, None, last=Start(2, 1, [100, 103], 30_000), queue_end=100, queue_id="theirs")
+
+    assert [(f.offset, f.kind) for f in verdict.faults if f.offset >= 0] == [
+        (n, "record gone") for n in (100, 101, 102)
+    ]
+    assert verdict.summaries[0].faults == len(verdict.faults)
 
 
 def test_messages_from_before_the_logs_begin_are_left_out_and_the_rest_is_proven() -> None:
