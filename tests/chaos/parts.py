@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from app.kafka.broker import LOOPBACK, free_port
+from app.kafka.broker import LOOPBACK, port_is_free
 from tests.chaos.history import History, Name, WitnessReader
 from tests.chaos.network import Network
 from tests.chaos.traffic import Traffic, create_queues
@@ -51,8 +51,15 @@ FAILOVER = {
     "offsets.topic.num.partitions": "3",
     "controlled.shutdown.enable": "true",
 }
+#: Ports that the kernel gives to nobody who asks for any: a worker or broker that is killed finds its own again.
+LASTING_PORTS = range(20_000, 32_000)
 #: Kafka's numbers of these requests.
 _ELECT_LEADERS, _DESCRIBE_QUORUM = 43, 55
+
+
+def lasting_port() -> int:
+    """A port that is free, and that no connection takes meanwhile."""
+    return next(port for _ in itertools.count() if port_is_free(port := random.choice(LASTING_PORTS)))
 
 
 class Lab:
@@ -75,7 +82,7 @@ class Lab:
         listening = {"PLAINTEXT": port, "CONTROLLER": controller}
         advertised = {"PLAINTEXT": port}
         for name in ("REPLICA", *(name.upper() for name in NAMES)):
-            listening[name] = free_port()
+            listening[name] = lasting_port()
             link = self.network.link(f"{name.lower()}-broker-{n}", listening[name])
             advertised[name] = link.port
             self._worker_ports[name.lower(), n] = link.port
@@ -177,7 +184,7 @@ class Chapter(Cluster):
         self.history = History()
         self.exits: list[Exit] = []
         self._floods = itertools.count()
-        self._ports = {name: free_port() for name in NAMES}
+        self._ports = {name: lasting_port() for name in NAMES}
         self._witnessed = WitnessReader(self.witness, self.history)
         self._one_starts = threading.Lock()
         self._closed = threading.Event()
