@@ -207,10 +207,12 @@ class Changelogs:
         consumer = await start_consumer(self.settings, auto_offset_reset="none", isolation_level="read_committed")
         try:
             return await first_newer(consumer, tp, offset, read)
-        except KafkaError as exc:
-            if exc.retriable:
+        except TimeoutError:
+            raise
+        except Exception as exc:
+            if isinstance(exc, KafkaError) and exc.retriable:
                 raise
-            return None  # damaged, or deleted meanwhile
+            return None  # damaged, in whichever way, or deleted meanwhile: it proves nothing
         finally:
             self._end(consumer)
 

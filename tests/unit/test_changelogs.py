@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import CorruptRecordException, NotLeaderForPartitionError, OffsetOutOfRangeError
 
 from app.engine import changelogs as module
 from app.engine.changelogs import READERS, Changelogs
 from app.settings import Settings
+from marq.core.recovery import LastRead
 
 TOPICS: Any = SimpleNamespace(queue="q", markers="m")
 
@@ -178,5 +180,38 @@ def test_without_the_permission_no_record_is_deleted(run: Any) -> None:
         desk.changelogs.settings = Settings(kafka="kafka://nowhere:1", kafka_without="Delete")
         await desk.trim(2)
         assert desk.kafka.deleted == [1, 1]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("error", "proves"),
+    [
+        (ValueError("garbage"), None),
+        (CorruptRecordException(), None),
+        (OffsetOutOfRangeError(), None),
+        (NotLeaderForPartitionError(), "raised"),
+        (TimeoutError(), "raised"),
+    ],
+    ids=["garbage", "corrupt", "deleted", "no leader", "late"],
+)
+def test_a_record_that_can_not_be_read_does_not_prove_that_a_log_was_written_anew(
+    run: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, proves: str | None
+) -> None:
+    async def scenario(desk: Desk) -> None:
+        async def consumer(*_: Any, **__: Any) -> Kafka:
+            return desk.kafka
+
+        async def first_newer(*_: Any) -> int:
+            raise error
+
+        monkeypatch.setattr(module, "start_consumer", consumer)
+        monkeypatch.setattr(module, "first_newer", first_newer)
+        read = LastRead(position=5, newest_ms=1_000)  # and there is something newer, at offset 0
+        if proves is None:
+            assert (await desk.changelogs.edges(TOPICS, 0, read)).newer is None
+        else:
+            with pytest.raises(type(error)):
+                await desk.changelogs.edges(TOPICS, 0, read)
 
     run(scenario)
