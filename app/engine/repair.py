@@ -182,7 +182,8 @@ class _Logs:
         if read is not None:
             found = (await self._consumer.offsets_for_times({queue: read.newest_ms + 1}))[queue]
             if found is not None and found.offset < read.position:
-                newer = await first_newer(self._consumer, queue, found.offset, read)
+                async with asyncio.timeout(TIMEOUT_S):  # an open transaction may hide what it looks for
+                    newer = await first_newer(self._consumer, queue, found.offset, read)
         return Edges((starts[queue], starts[markers]), (ends[queue], ends[markers]), newer)
 
     async def read(self, topic: str, start: int, stop: int) -> list[Any]:
