@@ -250,6 +250,7 @@ class Folding(Reading):
             if counts is not None:
                 counts.total -= run
                 self._count_state(counts, state, -run)
+            self.reserved.difference_update(effect)
             self.bytes -= size
             if self.bytes < 0:
                 raise InternalError(f"partition {self.number}: {self.bytes} bytes of payload are left after an end")

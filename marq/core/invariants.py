@@ -86,8 +86,8 @@ def messages(p: State, most: int | None = None) -> None:
                 _broken(p, f"message {offset} is in no segment, persisted up to {p.persisted}")
         elif not segment.is_loose(offset) or (type(record) is Segment and record is not segment):
             _broken(p, f"message {offset} has an entry, its segment {segment.key} says otherwise")
-    for name, offsets in (("delays", p.delays), ("poison", p.poison), ("duplicates", p.duplicates)):
-        for offset in _some(offsets, most):
+    for name in ("delays", "poison", "duplicates", "reserved"):
+        for offset in _some(getattr(p, name), most):
             if offset not in p.messages:
                 _broken(p, f"{offset} in {name} is no message")
     for name, times in (("elapsed", p.elapsed), ("ttls", p.ttls)):

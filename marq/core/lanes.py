@@ -304,6 +304,7 @@ class Lanes(Counting):
         self.ttls.pop(offset, None)
         self.poison.pop(offset, None)
         self.duplicates.discard(offset)
+        self.reserved.discard(offset)
 
     def _touch(self, ranges: Sequence[int]) -> None:
         for i in range(0, len(ranges), 2):

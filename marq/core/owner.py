@@ -354,15 +354,11 @@ class Owner:
                     self.starts.folded(marker, effect, now_ms)  # type: ignore[arg-type]
             elif kind is Own:
                 self._owned(marker, offset, now_ms)  # type: ignore[arg-type]
-            elif kind is End:
-                if self._agenda.handouts:
-                    self._agenda.withdraw(effect)
-                if marker.outcome != "acked" and marker.epoch == self.epoch:  # type: ignore[union-attr]
-                    self.partition.unreserve(offsets_in(marker.offsets))  # type: ignore[union-attr]
             elif kind is Tick and self._phase is Phase.SERVING:
                 self.checkpoints.folded(marker)  # type: ignore[arg-type]
-            elif kind is Purge and self._agenda.handouts:
-                self._agenda.withdraw(effect)
+            elif kind is End or kind is Purge:
+                if self._agenda.handouts:
+                    self._agenda.withdraw(effect)
             elif (kind is Keepalive or kind is Release) and len(effect) < count(marker.offsets):  # type: ignore[union-attr]
                 self._ignored.note(offset, marker, effect)  # type: ignore[arg-type]
             if self.flow.in_flight and (kind is End or kind is Release or kind is Purge):

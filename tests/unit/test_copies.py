@@ -303,6 +303,26 @@ def test_a_rejection_that_kafka_does_not_confirm_is_unsure_and_the_message_comes
     run(scenario)
 
 
+def test_a_rejected_message_that_is_purged_while_its_copy_is_refused_leaves_nothing_behind() -> None:
+    async def scenario(desk: Desk) -> None:
+        message = desk.logs.send("q")
+        desk.logs.read()
+        delivery = desk.logs.start(message)
+        desk.kafka.refusals = [MessageSizeTooLargeError()]
+        confirmed = desk.copies._copier.confirmed
+
+        async def purged_meanwhile(*args: Any) -> Any:
+            desk.logs.purge("q")
+            return await confirmed(*args)
+
+        desk.copies._copier.confirmed = purged_meanwhile  # type: ignore[assignment]
+        await desk.copies.reject(desk.owned, [message], (delivery.epoch, delivery.delivery), "no")
+
+        assert not desk.logs.partition.reserved and not desk.kafka.copies
+
+    run(scenario)
+
+
 def test_a_rejected_message_is_done_and_that_of_an_older_delivery_is_neither() -> None:
     async def scenario(desk: Desk) -> None:
         first, second = desk.logs.send(), desk.logs.send()

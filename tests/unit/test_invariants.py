@@ -127,6 +127,7 @@ BROKEN: dict[str, tuple[Callable[[Partition], object], str]] = {
     "a delay of nothing": (lambda p: p.delays.update({1: 1 << 50}), "in {} is no message"),
     "poison that is no message": (lambda p: p.poison.update({99: "why"}), "in {} is no message"),
     "a duplicate that is no message": (lambda p: p.duplicates.add(99), "in {} is no message"),
+    "a reservation of nothing": (lambda p: p.reserved.add(99), "in {} is no message"),
     "a time to live of nothing": (lambda p: p.ttls.update({99: 1}), "in {} is no message"),
     "a delay that is over, of nothing": (lambda p: p.elapsed.update({99: 1}), "in {} is no message"),
     "a delay that is over": (lambda p: p.delays.update({6: p.broker_ms}), "waits until"),

@@ -126,6 +126,24 @@ def test_what_was_finished_is_not_put_back() -> None:
     logs.partition.put_back(taken)
 
     assert logs.take() == []
+
+
+@pytest.mark.parametrize("end", ["acked", "dead", "purged"])
+def test_the_end_of_a_message_ends_its_reservation(end: str) -> None:
+    """A rejected message is reserved while its dead letter is made, and may end meanwhile."""
+    logs = served()
+    (offset,) = logs.send_many(1)
+    logs.read()
+    delivery = logs.start(offset)
+    assert logs.partition.reserve_current([offset], delivery.epoch, delivery.delivery) == [offset]
+
+    if end == "acked":
+        logs.ack(delivery)
+    elif end == "dead":
+        logs.finish("dead", offset)
+    else:
+        logs.purge("q")
+
     assert logs.partition.reserved == set()
 
 
