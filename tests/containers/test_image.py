@@ -88,6 +88,8 @@ def test_a_message_is_sent_received_and_acknowledged_by_a_worker_without_rights(
             assert queue.receive(timeout=0.2) is None
         status, out = running.exec(["python", "-c", "import os; print(os.getuid(), os.access('/opt/marq', os.W_OK))"])
         assert (status, out.decode().split()) == (0, ["10001", "False"])
+        status, out = running.exec(["faust", "-A", "app", "tables"])
+        assert (status, b"progress" in out) == (0, True), out
         inner = running.get_wrapped_container()
         inner.stop(timeout=30)
         assert inner.wait()["StatusCode"] == 0, log(running)

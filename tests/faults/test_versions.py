@@ -11,6 +11,7 @@ import subprocess
 import time
 from pathlib import Path
 from shutil import copyfile, copytree, ignore_patterns
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
@@ -50,7 +51,7 @@ def former(tmp_path: Path) -> Path:
     return code
 
 
-def replaced(cluster: Cluster, name: str, code: Path, **settings: int) -> Worker:
+def replaced(cluster: Cluster, name: str, code: Path, **settings: Any) -> Worker:
     """Stop a worker, and start one of another version in its place. Returns when all partitions are served."""
     (former,) = [worker for worker in cluster.running if worker.folder.name == name]
     former.stop()

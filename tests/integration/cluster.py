@@ -26,7 +26,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,7 +119,13 @@ def by_id(seen: list[Seen]) -> dict[str, list[Seen]]:
 class Worker:
     """One worker process."""
 
-    def __init__(self, folder: Path, environment: dict[str, str], code: Path = ROOT) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environment: dict[str, str],
+        code: Path = ROOT,
+        command: Sequence[str] = (sys.executable, "-m", "app", "worker"),
+    ) -> None:
         self.folder = folder
         self.environment = environment
         self.code = code
@@ -128,7 +134,7 @@ class Worker:
         self.ending = False  # on purpose: killed or asked to stop
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "app", "worker"],
+                command,
                 cwd=code,
                 env=_environment(environment),
                 stdin=subprocess.DEVNULL,
@@ -268,7 +274,15 @@ class Cluster:
 
     # -- workers
 
-    def start(self, name: str | None = None, *, ready: bool = True, code: Path = ROOT, **settings: Any) -> Worker:
+    def start(
+        self,
+        name: str | None = None,
+        *,
+        ready: bool = True,
+        code: Path = ROOT,
+        command: Sequence[str] = (sys.executable, "-m", "app", "worker"),
+        **settings: Any,
+    ) -> Worker:
         """Start a worker; one with the `name` of an earlier one goes on in its data folder.
 
         `code`: another checkout, of another version.
@@ -278,7 +292,7 @@ class Cluster:
         folder.mkdir(exist_ok=True)
         environment = {"MARQ_DATA_DIR": str(folder / "data")} | self.environment
         environment |= _variables(settings)
-        worker = Worker(folder, environment, code)
+        worker = Worker(folder, environment, code, command)
         self.workers.append(worker)
         return worker.wait_ready() if ready else worker
 

@@ -83,6 +83,57 @@ def test_an_ordinary_rebalance_is_no_warning(cluster: Cluster) -> None:
         assert complaints(worker) == []
 
 
+# -- Faust's console script ------------------------------------------------------------------------------
+
+#: The command `faust` beside this Python, which has no current folder on its path.
+FAUST = str(Path(sys.executable).with_name("faust"))
+
+
+def faust(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"HOME": os.environ.get("HOME", "/"), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(
+        [FAUST, "-A", "app", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_workers_that_the_console_script_starts_share_the_work_and_show_their_tables(
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    with Cluster(kafka, tmp_path, partitions=2) as cluster:
+        workers = [cluster.start(ready=False, command=(FAUST, "-A", "app", "worker")) for _ in range(2)]
+        cluster.wait_served()
+        until(lambda: all(len(worker.serving()) == 1 for worker in workers), "each serves a partition")
+        cluster.send("work-a", 60)
+        cluster.send("nobody", 10)
+        until(lambda: len({seen.id for seen in cluster.finished("work-a")}) == 60, "all are handled")
+        assert {seen.pid for seen in cluster.finished("work-a")} <= {worker.pid for worker in workers}
+        for worker in workers:
+            until(lambda w=worker: w.get("/v1/queues/nobody/stats")[1].get("ready") == 10, "both count all")  # type: ignore[misc]
+            (number,) = worker.serving()
+            until(lambda w=worker, n=number: w.get(f"/v1/tables/progress/{n}")[1]["rows"], "its manifest is shown")  # type: ignore[misc]
+            for table in ("messages", "markers"):
+                status, page = worker.get(f"/v1/tables/{table}/{number}")
+                assert (status, list(page)) == (200, ["rows", "after"])
+        for worker in workers:
+            worker.stop()
+            assert worker.process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["--help"], "doctor"), (["tables"], "progress"), (["worker", "--help"], "loglevel")]
+)
+def test_the_console_script_finds_the_application_in_the_checkout(arguments: list[str], says: str) -> None:
+    done = faust(*arguments)
+    assert (done.returncode, says in done.stdout) == (0, True), done.stdout + done.stderr
+
+
 # -- the log of an ordinary life ------------------------------------------------------------------------
 
 
