@@ -101,5 +101,8 @@ audit:
 		$(UV) tool run pip-audit --strict --disable-pip --require-hashes -r $$file $(ARGS) || exit 1; \
 	done
 
+# What make made here. Messages and downloads stay: it says where.
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@echo "Kept: messages and topics in $${MARQ_DATA_DIR:-data}, downloaded jars in $${MARQ_CACHE_DIR:-~/.cache/marq}."
+	@echo "To remove them as well, stop all workers and delete these folders."

@@ -21,7 +21,7 @@ from faust.cli.base import cli
 
 from app.kafka.broker import EmbeddedBroker
 from app.kafka.broker_file import bootstrap_of
-from app.kafka.datadir import MAX_WORKERS
+from app.kafka.datadir import MAX_WORKERS, free_web_port, running_workers
 from app.kafka.folders import UMASK
 from app.processes import embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
@@ -30,7 +30,7 @@ from app.supervisor import Supervisor, end_for_dead, workers_for
 from marq import __version__
 from marq.cli.group import SETTINGS, SuggestingGroup
 from marq.errors import MarqError
-from marq.text import cleaned
+from marq.text import cleaned, plural
 
 
 class OwnGroup(SuggestingGroup):
@@ -109,6 +109,12 @@ def up(workers: int | None) -> None:
     embedded: EmbeddedBroker | None = None
     with contextlib.ExitStack() as stack:
         stopped = stack.enter_context(stop_signals())
+        if running := running_workers(settings.data_dir):
+            click.echo(
+                f"The installation in {settings.data_dir.resolve()} already has {plural(len(running), 'worker')}: "
+                "adding to it. For a separate one, set MARQ_DATA_DIR to another folder."
+            )
+        free_web_port(settings)  # an error before Kafka is started for nothing
         if settings.kafka is None and bootstrap_of(settings.data_dir) is None:
             click.echo("Starting Kafka …")
             embedded = stack.enter_context(embedded_broker(settings))

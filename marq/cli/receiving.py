@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from marq.cli.values import DELAY, DURATION, LEASE, Place, duration, number
 from marq.client import Consumer, Message
 from marq.client import operations as actions
 from marq.client.operations import Action
-from marq.errors import BadValueError, MarqError
+from marq.errors import BadValueError, MarqError, NotAllowedError
 from marq.protocol.limits import RECEIVE_MAX
 
 #: Seconds until a message whose command failed is delivered again.
@@ -41,7 +42,7 @@ RECEIPTS = 1_000
 @click.option("--exec", "program", metavar="CMD", help="Run CMD for each, with the payload as its standard input.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Commands at a time.")
 @click.option("--retry-delay", type=DELAY, default=str(RETRY_DELAY_S), help="Pause after a command that failed: 5s.")
-@click.option("--raw", is_flag=True, help="Write payloads only, byte for byte, each with a line end.")
+@click.option("--raw", is_flag=True, help="Write payloads only, byte for byte; with --max or --follow, one a line.")
 def receive(
     service: Connected,
     queue: str,
@@ -74,7 +75,12 @@ def receive(
     if follow and program is None and not ack:
         raise click.UsageError("--follow needs --ack or --exec CMD; `marq peek` looks without receiving")
     worker = _Receiver(
-        service, ack=ack, program=program, raw=raw, retry_delay=retry_delay, limit=limit or (0 if follow else 1)
+        service,
+        ack=ack,
+        program=program,
+        raw_end=(b"\n" if follow or limit else b"") if raw else None,
+        retry_delay=retry_delay,
+        limit=limit or (0 if follow else 1),
     )
     if follow or program is not None:
         timeout = None if follow else wait
@@ -82,6 +88,8 @@ def receive(
     else:
         _receive_once(worker, service, queue, wait, visibility_timeout)
     if not worker.count and not follow:
+        with contextlib.suppress(NotAllowedError):
+            service.queue(queue).get()  # a mistyped name is an error here
         say(f"no message in {queue!r}" + (f" within {duration(wait * 1000)}" if wait else ""))
         return 1
     return 1 if worker.failed else 0
@@ -96,14 +104,14 @@ class _Receiver:
         *,
         ack: bool,
         program: str | None,
-        raw: bool,
+        raw_end: bytes | None,
         retry_delay: float,
         limit: int,
     ) -> None:
         self._service = service
         self.ack = ack
         self._program = program
-        self._raw = raw
+        self._raw_end = raw_end  # what follows each payload; None: not raw
         self._retry_delay = retry_delay
         self.limit = limit  # 0: none
         self.count = 0
@@ -188,8 +196,8 @@ class _Receiver:
     def _show(self, message: Message) -> None:
         if self._service.as_json:
             out_json(as_object(message))
-        elif self._raw:
-            sys.stdout.buffer.write(message.payload + b"\n")
+        elif self._raw_end is not None:
+            sys.stdout.buffer.write(message.payload + self._raw_end)
         else:
             age = duration(max(0.0, time.time() * 1000 - message.sent_ms))
             group = f", group {message.group}" if message.group else ""

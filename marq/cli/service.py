@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import ssl
 from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +12,7 @@ import msgspec
 
 from marq.cli.values import Place
 from marq.client import Queue, wire
+from marq.client.connection import reason_of
 from marq.client.loop_thread import Runner
 from marq.client.operations import Action, Operations
 from marq.errors import MarqError, RequestError, SettingError, UnavailableError, UnreachableError
@@ -98,8 +97,8 @@ class Connected:
         else:
             assert failure is not None
             raise UnreachableError(
-                f"no worker answers at {' and '.join(self.address.urls)}: {_reason(failure)}; start one with "
-                "`python -m app up`, or name another with --url or MARQ_URL",
+                f"no worker answers at {' and '.join(self.address.urls)}: {reason_of(failure.__cause__)}; start one "
+                "with `python -m app up`, or name another with --url or MARQ_URL",
                 0.0,
             )
         self._has_answered = True
@@ -168,17 +167,6 @@ def key_in(file: Path | None) -> str | None:
     if "\n" in key:
         raise SettingError(f"the key file {str(file)!r} has several lines; a key is one")
     return key
-
-
-def _reason(error: UnreachableError) -> str:
-    """What the system says, if it does."""
-    cause = getattr(error.__cause__, "os_error", error.__cause__)
-    if isinstance(cause, socket.gaierror):
-        return "its name is not known here"
-    number = getattr(cause, "errno", None)
-    if isinstance(number, int) and number > 0:
-        return os.strerror(number).lower()
-    return f"it is no worker ({str(cause or error).lower()})"
 
 
 def _context(ca_file: Path | None) -> ssl.SSLContext | None:

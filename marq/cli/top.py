@@ -23,8 +23,8 @@ from marq.cli.values import DURATION, duration, number, rate
 from marq.errors import NotAllowedError, UnavailableError
 from marq.text import cleaned, plural
 
-#: Lines beside the rows of the table: the head, the titles, the foot.
-OTHER_LINES = 9
+#: Lines of the table beside its rows, and of the foot.
+TABLE_LINES = 6
 #: Counters of partitions that together say how many messages were finished.
 FINISHED = ("acked", "dead", "expired", "purged", "moved", "poison")
 #: Orders that the key s goes through.
@@ -146,36 +146,40 @@ def _screen(
     lines: list[Any] = [Text(f"marq  {service.url}  {time.strftime('%H:%M:%S')}", style="bold", no_wrap=True)]
     if now is not None:
         rates = rates_between(before, now)
-        lines.append(
-            Text(
-                f"sent {rate(rates.sent)}   delivered {rate(rates.delivered)}   finished {rate(rates.finished)}   "
-                f"redelivered {rate(rates.redelivered)}",
-                style="cyan",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-        )
+        flows = [f"{name} {rate(value)}" for name, value in rates._asdict().items()]
+        lines += [Text(line, style="cyan") for line in _packed(flows, console.width)]
         total = {name: sum(queue[name] for queue in now.queues) for name in ("ready", "delayed", "in_flight")}
         oldest = max((queue["oldest_ms"] or 0 for queue in now.queues), default=0)
-        lines.append(
-            Text(
-                f"{plural(len(now.queues), 'queue')}   {plural(sum(total.values()), 'message')}   "
-                f"{number(total['ready'])} ready   {number(total['in_flight'])} in flight   "
-                f"oldest {duration(oldest) if oldest else '-'}   {plural(now.workers, 'worker')}",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
-        )
+        counts = [
+            plural(len(now.queues), "queue"),
+            plural(sum(total.values()), "message"),
+            f"{number(total['ready'])} ready",
+            f"{number(total['in_flight'])} in flight",
+            f"oldest {duration(oldest) if oldest else '-'}",
+            plural(now.workers, "worker"),
+        ]
+        lines += [Text(line) for line in _packed(counts, console.width)]
         lines += [Text(cleaned(trouble), style="bold red") for trouble in now.troubles[:3]]
     if problem:
         lines.append(Text(cleaned(problem), style="bold red"))
     if now is not None:
         queues = sorted(now.queues, key=ORDERS[sort])
-        shown = queues[: max(1, console.height - OTHER_LINES - len(now.troubles[:3]))]
+        shown = queues[: max(1, console.height - TABLE_LINES - len(lines))]
         lines.append(table(STATS_TITLES, map(_coloured, shown), console.width))
         more = len(queues) - len(shown)
         lines.append(Text(f"by {sort}" + (f", {more} more" if more else "") + "    q quit   s sort", style="dim"))
     return Group(*lines)
+
+
+def _packed(parts: list[str], width: int) -> list[str]:
+    """Lines of `width` columns that hold all parts, three spaces apart."""
+    lines: list[str] = []
+    for part in parts:
+        if lines and len(lines[-1]) + 3 + len(part) <= width:
+            lines[-1] += "   " + part
+        else:
+            lines.append(part)
+    return lines
 
 
 def _coloured(queue: dict[str, Any]) -> list[Any]:

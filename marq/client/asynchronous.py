@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from marq.client import operations
 from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.operations import ACK, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
-from marq.client.wire import Deliveries, Located, Outgoing
+from marq.client.wire import Deliveries, Located, Outgoing, several
 from marq.errors import LeaseOverError, MarqError
 from marq.protocol.messages import Peeked, QueueCounts, QueueInfo, Sent
 
@@ -188,8 +188,8 @@ class AsyncQueue:
         self,
         payload: bytes | str,
         *,
-        key: bytes | None = None,
-        headers: dict[str, bytes] | None = None,
+        key: bytes | str | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
         delay: float | None = None,
         ttl: float | None = None,
         group: str | None = None,
@@ -210,10 +210,13 @@ class AsyncQueue:
     async def send_many(self, messages: Iterable[bytes | str | Outgoing]) -> list[Sent | MarqError]:
         """Send messages, in order. Returns per message its place, or the error.
 
+        Up to 500 messages of one request go to one partition, and the next request to the next one. For a few large
+        batches that many receivers should share, send smaller ones.
+
         Raises:
             MarqError: nothing was accepted.
         """
-        return await self._operations.send(self.name, list(messages))
+        return await self._operations.send(self.name, several(messages))
 
     async def receive(
         self, *, timeout: float | None = 0.0, visibility_timeout: float | None = None

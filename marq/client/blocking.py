@@ -15,7 +15,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -28,7 +28,7 @@ from marq.client.connection import RETRY_FOR_S, TIMEOUT_S, unwrap
 from marq.client.loop_thread import Runner
 from marq.client.operations import ACK, UNREAD, Action, Operations
 from marq.client.prefetch import MAX_IN_FLIGHT, PREFETCH, VISIBILITY_TIMEOUT_S, Prefetcher, Tracked
-from marq.client.wire import Deliveries, Located, Outgoing
+from marq.client.wire import Deliveries, Located, Outgoing, several
 from marq.errors import LeaseOverError, MarqError
 from marq.protocol.messages import Peeked, QueueCounts, QueueInfo, Sent
 
@@ -194,8 +194,8 @@ class Queue:
         self,
         payload: bytes | str,
         *,
-        key: bytes | None = None,
-        headers: dict[str, bytes] | None = None,
+        key: bytes | str | None = None,
+        headers: Mapping[str, bytes | str] | None = None,
         delay: float | None = None,
         ttl: float | None = None,
         group: str | None = None,
@@ -216,10 +216,13 @@ class Queue:
     def send_many(self, messages: Iterable[bytes | str | Outgoing]) -> list[Sent | MarqError]:
         """Send messages, in order. Returns per message its place, or the error.
 
+        Up to 500 messages of one request go to one partition, and the next request to the next one. For a few large
+        batches that many receivers should share, send smaller ones.
+
         Raises:
             MarqError: nothing was accepted.
         """
-        return self._runner.run(self._operations.send(self.name, list(messages)))
+        return self._runner.run(self._operations.send(self.name, several(messages)))
 
     def receive(self, *, timeout: float | None = 0.0, visibility_timeout: float | None = None) -> Message | None:
         """Receive one message, or None if there is none within `timeout` seconds (None: wait for one).

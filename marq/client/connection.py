@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache
@@ -141,7 +143,9 @@ class Connection:
         except (aiohttp.ClientConnectorSSLError, aiohttp.ClientConnectorCertificateError) as exc:
             raise NotAuthenticatedError(f"no secure connection to {self.addresses[used]}: {_tls_problem(exc)}") from exc
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as exc:
-            error = UnreachableError(f"{self.addresses[used]} does not answer: {_said(exc)}; is it running there?", 0.0)
+            error = UnreachableError(
+                f"{self.addresses[used]} does not answer: {reason_of(exc)}; is a worker running there?", 0.0
+            )
             error.__cause__ = exc
         except TimeoutError as exc:
             error = UnreachableError(
@@ -149,7 +153,7 @@ class Connection:
             )
             error.__cause__ = exc
         except aiohttp.ClientError as exc:
-            raise UnreachableError(f"the request to {self.addresses[used]} failed: {_said(exc)}", 0.0) from exc
+            raise UnreachableError(f"the request to {self.addresses[used]} failed: {reason_of(exc)}", 0.0) from exc
         if isinstance(error, UnavailableError) and used == self._current:
             self._current = (used + 1) % len(self.addresses)
         raise error
@@ -227,8 +231,17 @@ def _tls_problem(error: BaseException) -> str:
     return f"{error}; check the address, and the certificates that are trusted"
 
 
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+def reason_of(error: BaseException | None) -> str:
+    """Why a connection failed, in the system's words if there are any."""
+    cause = getattr(error, "os_error", error)
+    if isinstance(cause, socket.gaierror):
+        return "its name is not known here"
+    number = getattr(cause, "errno", None)
+    if isinstance(number, int) and number > 0:
+        return os.strerror(number).lower()
+    if isinstance(cause, TimeoutError):
+        return "it timed out"
+    return str(cause).lower() or type(cause).__name__
 
 
 def unwrap(result: Any) -> Any:

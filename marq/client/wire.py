@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Iterable, Mapping
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any, Generic, Protocol, TypeVar
@@ -35,7 +36,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     """A message to send, with more than a payload.
 
     Args:
-        payload: the message's content. A text is sent as UTF-8.
+        payload: the message's content. Text is sent as UTF-8, here and in the key and headers.
         key: the sender's own key.
         headers: the sender's headers.
         delay: seconds until it can be received. None: as the queue says.
@@ -46,8 +47,8 @@ class Outgoing(msgspec.Struct, frozen=True):
     """
 
     payload: bytes | str
-    key: bytes | None = None
-    headers: dict[str, bytes] = {}
+    key: bytes | str | None = None
+    headers: Mapping[str, bytes | str] = {}
     delay: float | None = None
     ttl: float | None = None
     group: str | None = None
@@ -137,15 +138,29 @@ _STATUSES: dict[int, type[MarqError]] = {
 
 def to_wire(message: bytes | str | Outgoing) -> Entry:
     """A message as it is sent. Raises `BadValueError` if it is invalid."""
-    if isinstance(message, bytes):
-        return Entry(message)
-    if isinstance(message, str):
-        return Entry(message.encode())
     if not isinstance(message, Outgoing):
-        raise BadValueError(f"a message is bytes, str or Outgoing, not {type(message).__name__}")
-    payload = message.payload.encode() if isinstance(message.payload, str) else message.payload
+        return Entry(_as_bytes(message, "a message"))
+    payload = _as_bytes(message.payload, "a message")
+    key = None if message.key is None else _as_bytes(message.key, "a key")
+    headers = {name: _as_bytes(value, f"the value of header {name!r}") for name, value in message.headers.items()}
     delay_ms, ttl_ms = ms(message.delay), ms(message.ttl)
-    return Entry(payload, message.key, message.headers, delay_ms, ttl_ms, message.group, message.deduplication_id)
+    return Entry(payload, key, headers, delay_ms, ttl_ms, message.group, message.deduplication_id)
+
+
+def several(messages: Iterable[bytes | str | Outgoing]) -> list[bytes | str | Outgoing]:
+    """The messages of one call. Raises `BadValueError` for a single text, which would be a message per character."""
+    if isinstance(messages, str | bytes):
+        raise BadValueError("send_many takes several messages; use send for one")
+    return list(messages)
+
+
+def _as_bytes(value: Any, what: str) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    # the service would take other values for base64, and may succeed
+    if isinstance(value, bytes | bytearray | memoryview):
+        return value  # type: ignore[return-value]  # it is only written out
+    raise BadValueError(f"{what} is bytes or text, not {type(value).__name__}; to send JSON, use json.dumps")
 
 
 def ms(seconds: float | None) -> int | None:

@@ -65,11 +65,28 @@ def test_an_address_that_is_no_workers_is_explained(marq: Command, kafka: str) -
     for url, said in (
         (f"{marq.url}/v1", "does not answer like a worker (404: Not Found); give the address of one"),
         (marq.url.replace("http:", "https:"), "it speaks no TLS on this port; use http://"),
-        (f"http://{kafka}", "it is no worker (server disconnected); start one with"),
+        (f"http://{kafka}", "server disconnected; start one with"),
     ):
         done = marq("stats", "--url", url)
         assert (done.status, done.out, len(done.err.splitlines())) == (2, "", 1), done
         assert said in done.err
+
+
+def test_a_receive_from_a_queue_that_does_not_exist_says_so(marq: Command, queue: str) -> None:
+    done = marq("receive", queue)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith(f"marq: there is no queue {queue!r}")
+    assert marq("create", queue).status == 0
+    done = marq("receive", queue)
+    assert (done.status, done.err) == (1, f"marq: no message in {queue!r}\n")
+
+
+def test_one_raw_payload_is_written_byte_for_byte(marq: Command, queue: str) -> None:
+    for payload in ("a", "b", "c"):
+        assert marq("send", queue, payload).status == 0
+    assert len(marq("receive", queue, "--raw", "--ack", "--wait", "10s").out) == 1
+    line = marq("receive", queue, "--raw", "--ack", "--wait", "10s", "--max", "1").out
+    assert len(line) == 2 and line.endswith("\n")
 
 
 def test_states_have_the_names_of_the_api_too(marq: Command, queue: str) -> None:

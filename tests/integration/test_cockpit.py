@@ -111,6 +111,7 @@ def test_a_message_that_is_sent_there_is_seen_as_json_text_and_hex(cockpit: Cock
     cockpit.click("Make it")
     cockpit.sees("Visibility timeout")
     cockpit.click("Send a message")
+    assert focused(cockpit) == "Payload"
     cockpit.click("JSON")
     cockpit.fill("Payload", "{no json")
     cockpit.click("Send")
@@ -192,6 +193,18 @@ def test_settings_are_a_form_with_meaning_and_bounds(cockpit: Cockpit, client: C
     cockpit.sees("Version 2")
     settings = client.request("GET", f"/v1/queues/{queue}").body["settings"]
     assert (settings["visibility_timeout_ms"], settings["max_receives"]) == (90_000, 4)
+
+
+def test_unsaved_settings_survive_a_look_at_another_tab(cockpit: Cockpit, client: Client, queue: str) -> None:
+    client.request("PUT", f"/v1/queues/{queue}", {})
+    cockpit.queue(queue, "settings")
+    cockpit.fill("Maximum receives", "7")
+    cockpit.click("Messages", "link")
+    cockpit.sees("The queue is empty")
+    cockpit.click("Settings", "link")
+    assert cockpit.page.get_by_label("Maximum receives", exact=True).input_value() == "7"
+    cockpit.click("Undo")
+    assert cockpit.page.get_by_label("Maximum receives", exact=True).input_value() != "7"
 
 
 def test_to_purge_and_to_delete_ask_for_the_name_of_the_queue(cockpit: Cockpit, client: Client, queue: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -71,6 +73,8 @@ def test_a_key_lets_in_and_the_session_is_good_at_every_worker(
 ) -> None:
     first, second = cluster.running
     with looking(browser, first.url) as cockpit:
+        cockpit.open("/")
+        assert cockpit.page.evaluate("() => document.activeElement.name") == "key", "one can type at once"
         sign_in(cockpit, "x" * 30)
         cockpit.sees("This key is not known here.")
         cockpit.fill("Key", ADMIN)
@@ -91,6 +95,28 @@ def test_a_key_lets_in_and_the_session_is_good_at_every_worker(
         cockpit.page.get_by_label("Key").wait_for()
         cockpit.asked.clear()
         assert not cockpit.page.context.cookies()
+
+
+def test_an_offered_command_has_the_key_and_nothing_covers_it(
+    browser: Browser, cluster: Cluster, admin: Client
+) -> None:
+    queue = unique("empty")
+    assert admin.request("PUT", f"/v1/queues/{queue}", {}).status == 201
+    with signed_in(browser, cluster.running[0].url) as cockpit:
+        cockpit.queue(queue, "messages")
+        code = cockpit.page.get_by_label("With curl", exact=True)
+        command, text = code.inner_text(), code.bounding_box()
+        copy = cockpit.page.locator(".code button").bounding_box()
+        assert text is not None and copy is not None
+        assert text["x"] + text["width"] <= copy["x"]
+        done = subprocess.run(
+            ["bash", "-c", f"{command} --silent --fail --show-error"],
+            env=os.environ | {"MARQ_KEY": ADMIN},
+            check=True,
+            capture_output=True,
+        )
+        assert b'"offset"' in done.stdout
+        cockpit.sees("hello")
 
 
 def test_what_a_key_may_do_decides_what_is_shown(browser: Browser, cluster: Cluster, admin: Client) -> None:

@@ -6,10 +6,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -197,14 +199,24 @@ def test_a_worker_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
 # -- `up` ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def own_environment(**settings: str) -> dict[str, str]:
+    """The environment, with only these settings of marq."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("MARQ_") or k == "MARQ_CACHE_DIR"} | settings
+
+
+def run_up(folder: Path, output: IO[bytes], **settings: str) -> subprocess.Popen[bytes]:
+    """`up` with only these settings of marq."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_") or k == "MARQ_CACHE_DIR"}
-    environment |= {"MARQ_DATA_DIR": str(tmp_path), "MARQ_WEB_PORT": "0", "MARQ_NAME": unique(), "MARQ_PARTITIONS": "1"}
+    environment |= {"MARQ_DATA_DIR": str(folder), "MARQ_WEB_PORT": "0", **settings}
+    return subprocess.Popen(
+        [sys.executable, "-m", "app", "up"], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+    )
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "app", "up"], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
-        )
+        process = run_up(tmp_path, log, MARQ_NAME=unique(), MARQ_PARTITIONS="1")
     try:
         yield process
     finally:
@@ -214,7 +226,7 @@ def up(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.slow
-def test_up_says_that_its_broker_has_died_and_stops(up: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_up_says_that_its_broker_has_died_and_stops(up: subprocess.Popen[bytes], tmp_path: Path) -> None:
     def log() -> str:
         return (tmp_path / "log").read_text()
 
@@ -226,7 +238,7 @@ def test_up_says_that_its_broker_has_died_and_stops(up: subprocess.Popen[str], t
     assert running_workers(tmp_path) == []
 
 
-def test_up_says_how_its_worker_died_and_starts_it_again(up: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_up_says_how_its_worker_died_and_starts_it_again(up: subprocess.Popen[bytes], tmp_path: Path) -> None:
     def log() -> str:
         return (tmp_path / "log").read_text()
 
@@ -236,7 +248,28 @@ def test_up_says_how_its_worker_died_and_starts_it_again(up: subprocess.Popen[st
     assert "marq: the worker ended by signal SIGKILL, maybe for want of memory; starting it again (1 of 5)" in log()
 
 
-def test_ctrl_c_ends_up_and_all_that_it_started(up: subprocess.Popen[str], tmp_path: Path) -> None:
+def test_a_busy_port_is_noticed_before_kafka_is_started(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with socket.create_server(("127.0.0.1", 0)) as busy, log.open("wb") as output:
+        port = busy.getsockname()[1]
+        assert run_up(tmp_path / "data", output, MARQ_WEB_PORT=str(port)).wait(60) == 2
+    assert log.read_text() == f"marq: MARQ_WEB_PORT={port} is in use on 127.0.0.1; set another, or 0 for any free one\n"
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_second_up_says_that_it_joins_the_first(cluster: Cluster, tmp_path: Path) -> None:
+    data, log = cluster.start().folder / "data", tmp_path / "log"
+    line = "already has 1 worker: adding to it. For a separate one, set MARQ_DATA_DIR to another folder."
+    with log.open("wb") as output:
+        second = run_up(data, output, MARQ_KAFKA=f"kafka://{cluster.bootstrap}", MARQ_NAME=cluster.name)
+        try:
+            until(lambda: line in log.read_text(), "it says so", 60)
+        finally:
+            second.terminate()
+            second.wait(60)
+
+
+def test_ctrl_c_ends_up_and_all_that_it_started(up: subprocess.Popen[bytes], tmp_path: Path) -> None:
     log = tmp_path / "log"
     until(lambda: "marq is ready" in log.read_text(), "it is up", 60)
     up.send_signal(signal.SIGINT)

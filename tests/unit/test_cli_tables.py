@@ -10,6 +10,7 @@ from rich.console import Console
 from marq.cli.console import table
 from marq.cli.queues import STATS_TITLES
 from marq.cli.service import Address, Connected
+from marq.cli.top import _packed
 from marq.errors import UnreachableError
 
 ROW = ("orders", "1", "0", "0", "0", "12 s", "yes")
@@ -38,3 +39,11 @@ def test_a_name_that_nobody_knows_is_said_in_a_few_words(monkeypatch: pytest.Mon
         pytest.raises(UnreachableError, match=r"nobody\.invalid:1: its name is not known here; start one with"),
     ):
         service.require_answer()
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [(30, ["sent 1/s   delivered 2/s", "redelivered 3/s"]), (10, ["sent 1/s", "delivered 2/s", "redelivered 3/s"])],
+)
+def test_figures_are_wrapped_between_each_other(width: int, lines: list[str]) -> None:
+    assert _packed(["sent 1/s", "delivered 2/s", "redelivered 3/s"], width) == lines

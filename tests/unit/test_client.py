@@ -153,10 +153,26 @@ def test_receipts_are_answered_one_by_one(fake: FakeService, service: Service) -
         messages[1].ack()
 
 
-def test_what_is_no_message_is_refused_here(fake: FakeService, service: Service) -> None:
-    with pytest.raises(errors.BadValueError, match="int"):
-        service.queue("q").send_many([3])  # type: ignore[list-item]
+def test_a_payload_of_another_type_is_refused_before_it_is_sent(fake: FakeService, service: Service) -> None:
+    queue = service.queue("orders")
+    for wrong in ({"a": 1}, 5, None, [b"x"]):
+        with pytest.raises(errors.BadValueError, match="a message is bytes or text, not"):
+            queue.send(wrong)  # type: ignore[arg-type]
+    with pytest.raises(errors.BadValueError, match="the value of header 'n' is bytes or text, not int"):
+        queue.send(b"x", headers={"n": 1})  # type: ignore[dict-item]
+    with pytest.raises(errors.BadValueError, match="use send for one"):
+        queue.send_many("abc")
+    with pytest.raises(errors.BadValueError, match="not int"):
+        queue.send_many([3])  # type: ignore[list-item]
     assert fake.requests == []
+
+
+def test_text_in_keys_and_headers_is_sent_as_utf_8(fake: FakeService, service: Service) -> None:
+    """A service takes text for base64 in these places, so `abcd` would arrive as other bytes."""
+    service.queue("orders").send("ä", key="abcd", headers={"kind": "book"})
+    (request,) = fake.requests
+    (message,) = request.body["messages"]
+    assert (message["payload"], message["key"], message["headers"]) == ("ä".encode(), b"abcd", {"kind": b"book"})
 
 
 def test_a_queue_of_any_name_is_one_part_of_the_path(fake: FakeService, service: Service) -> None:

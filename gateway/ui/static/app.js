@@ -1,5 +1,5 @@
 // The frame: who looks, where they are, and what is around each page.
-import { Link, ask, changed, go, here, html, live, may, mayEverywhere, render, session, times, useChanges, useEffect, useState } from "./core.js";
+import { Link, ask, changed, go, here, html, live, may, mayEverywhere, render, session, times, useChanges, useEffect, useRef, useState } from "./core.js";
 import { Failed, Toasts, Waiting, nextTheme, theme } from "./parts.js";
 import { Overview } from "./overview.js";
 import { Queues } from "./queues.js";
@@ -28,7 +28,8 @@ export async function look() {
 }
 
 function SignIn() {
-  const [key, set] = useState(""), [error, setError] = useState(""), [busy, setBusy] = useState(false);
+  const [key, set] = useState(""), [error, setError] = useState(""), [busy, setBusy] = useState(false), field = useRef(null);
+  useEffect(() => { field.current.focus(); }, []);
   useEffect(() => { document.title = "Sign in · marq"; }, []);
   const submit = async (event) => {
     event.preventDefault();
@@ -48,7 +49,7 @@ function SignIn() {
     ${session.told.over ? html`<p class="banner" role="status">The session is over. Sign in again to go on where you were.</p>` : null}
     <p class="muted">Sign in with a key of this installation. What it may do decides what you see.</p>
     <label class="field"><span>Key</span>
-      <input type="password" name="key" autocomplete="current-password" required value=${key} onInput=${(e) => set(e.target.value)} /></label>
+      <input ref=${field} type="password" name="key" autocomplete="current-password" required value=${key} onInput=${(e) => set(e.target.value)} /></label>
     ${error ? html`<p class="error" role="alert">${error}</p>` : null}
     <button class="btn primary" disabled=${busy || !key}>${busy ? "Signing in …" : "Sign in"}</button>
     <p class="note">Keys stand in <code>MARQ_KEYS</code>. A session ends after 12 hours.</p>

@@ -1,6 +1,6 @@
 // Is it healthy, how fast, how much waits.
-import { Link, Time, compact, duration, html, number, plural, queueUrl, rate, usePoll } from "./core.js";
-import { Bar, Chart, Code, Failed, Figures, Missing, Stale, Waiting, ages, perSecond, rates } from "./parts.js";
+import { Link, Time, compact, duration, html, number, plural, queueUrl, rate, session, usePoll } from "./core.js";
+import { Bar, Chart, Code, Failed, Figures, Missing, Stale, Waiting, ages, curl, perSecond, rates } from "./parts.js";
 
 export function Overview() {
   const { data, error, refresh } = usePoll("/ui/api/overview", 3000);
@@ -89,13 +89,14 @@ function Busiest({ queues }) {
 }
 
 export function FirstMessage({ queue = "orders" }) {
-  const url = location.origin;
-  const path = encodeURIComponent(queue);
+  const python = session.told.keys
+    ? `import os\nfrom marq.client import Service\n\nService(${JSON.stringify(location.origin)}, key=os.environ["MARQ_KEY"])`
+    : `from marq.client import Service\n\nService(${JSON.stringify(location.origin)})`;
   return html`<section class="card empty">
     <h2>No message yet. Send the first one</h2>
-    <${Code} label="With curl" text=${`curl -d '{"messages":[{"text":"hello"}]}' ${url}/v1/queues/${path}/messages`} />
+    <${Code} label="With curl" text=${curl(`/v1/queues/${encodeURIComponent(queue)}/messages`, '{"messages":[{"text":"hello"}]}')} />
     <p>or, with Python:</p>
-    <${Code} label="With Python" text=${`from marq.client import Service\n\nService(${JSON.stringify(url)}).queue(${JSON.stringify(queue)}).send(b"hello")`} />
+    <${Code} label="With Python" text=${`${python}.queue(${JSON.stringify(queue)}).send(b"hello")`} />
   </section>`;
 }
 

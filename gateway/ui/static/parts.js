@@ -1,6 +1,6 @@
 // Pieces that several pages are made of.
 import {
-  Fragment, Link, bytesOf, changed, compact, duration, hexDump, html, number, rate, store, stored, textOf, timeText, useCallback,
+  Fragment, Link, bytesOf, changed, compact, duration, hexDump, html, number, rate, session, store, stored, textOf, timeText, useCallback,
   useEffect, useLayoutEffect, useRef, useState,
 } from "./core.js";
 
@@ -201,6 +201,12 @@ export function Copy({ text, label = "Copy" }) {
   return html`<button type="button" class="btn tiny" onClick=${copy}>${done ? "Copied" : label}</button>`;
 }
 
+/** A curl command for this installation, as a user types it: with the key, if one is needed. `body` has no single quote. */
+export function curl(path, body) {
+  const url = location.origin + path, key = session.told.keys ? ' -H "Authorization: Bearer $MARQ_KEY"' : "";
+  return `curl${key} -d '${body}' ${/^[\w:/.%~-]+$/.test(url) ? url : `'${url.replace(/'/g, "%27")}'`}`;
+}
+
 export function Code({ text, label }) {
   return html`<div class="code"><pre tabindex="0" aria-label=${label}>${text}</pre><${Copy} text=${text} /></div>`;
 }
@@ -230,6 +236,7 @@ export function Dialog({ title, close, submit, action, danger = false, disabled 
   useLayoutEffect(() => {
     const before = document.activeElement, shown = box.current;
     shown.showModal();
+    shown.querySelector("input, select, textarea")?.focus();
     return () => {
       shown.close();
       before?.focus?.();

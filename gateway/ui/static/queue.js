@@ -1,6 +1,6 @@
 // One queue: how it goes, what is in it, its settings, and what can be done with it.
 import { Link, Time, ask, bytes, compact, duration, go, here, html, messageUrl, number, pathOf, plural, preview, queueUrl, rate, useEffect, useMemo, usePoll, useState, withQuery } from "./core.js";
-import { Bar, Chart, Code, Confirm, Copy, Dialog, Failed, Figures, Missing, Payload, Segments, Stale, Waiting, perSecond, rates, say } from "./parts.js";
+import { Bar, Chart, Code, Confirm, Copy, Dialog, Failed, Figures, Missing, Payload, Segments, Stale, Waiting, curl, perSecond, rates, say } from "./parts.js";
 
 export function Queue() {
   const { query } = here();
@@ -94,12 +94,11 @@ function Receivers({ takers, name, now }) {
   const names = Object.entries(by).sort((a, b) => b[1] - a[1]);
   const most = Math.max(1, ...names.map(([, count]) => count));
   const nobody = !waiting && !handlers.length && !recent && !names.length;
-  const url = `${location.origin}/v1/queues/${pathOf(name)}/receive`;
   return html`<section class="card" aria-label="Who receives">
     <header><h2>Who receives</h2><span class="muted small">${waiting ? plural(waiting, "receive waits", "receives wait") : "no receive waits"}${handlers.length ? `; ${plural(handlers.length, "handler")}` : ""}</span></header>
     <div class="in">
       ${nobody ? html`<div class="empty"><h2>Nobody receives from this queue</h2><p>Take a message${now.ready ? "" : " when there is one"}:</p>
-        <${Code} label="With curl" text=${`curl -d '{"wait_ms":5000,"as":"text"}' ${shellUrl(url)}`} /></div>` : null}
+        <${Code} label="With curl" text=${curl(`/v1/queues/${pathOf(name)}/receive`, '{"wait_ms":5000,"as":"text"}')} /></div>` : null}
       ${handlers.length ? html`<p>Handlers: ${handlers.map((h) => html`<code key=${h}>${h}</code> `)}</p>` : null}
       ${names.length ? html`<div class="scroll" tabindex="0" role="region" aria-label="In flight by receiver"><table>
         <thead><tr><th scope="col">Receiver</th><th scope="col" class="num">In flight</th><th scope="col"><span class="hidden">Share</span></th></tr></thead>
@@ -109,8 +108,6 @@ function Receivers({ takers, name, now }) {
     </div>
   </section>`;
 }
-
-const shellUrl = (url) => (/^[\w:/.%~-]+$/.test(url) ? url : `'${url.replace(/'/g, "%27")}'`);
 
 // ---------------------------------------------------------------- messages
 
@@ -148,7 +145,7 @@ function Messages({ name, data, can, refresh }) {
     </div>
     ${list.error && !list.data ? html`<${Failed} within=${true} error=${list.error} retry=${list.refresh} />` : !list.data ? html`<${Waiting} what="messages" />`
       : !listed.length ? html`<div class="card empty"><h2>${dead ? "No dead letters" : state ? `Nothing is ${STATE_TEXT[state].toLowerCase()}` : "The queue is empty"}</h2>
-          ${dead ? html`<p>Messages come here that were delivered too often, or were rejected.</p>` : !state ? html`<${Code} label="With curl" text=${`curl -d '{"messages":[{"text":"hello"}]}' ${shellUrl(`${location.origin}/v1/queues/${pathOf(name)}/messages`)}`} />` : null}</div>`
+          ${dead ? html`<p>Messages come here that were delivered too often, or were rejected.</p>` : !state ? html`<${Code} label="With curl" text=${curl(`/v1/queues/${pathOf(name)}/messages`, '{"messages":[{"text":"hello"}]}')} />` : null}</div>`
       : html`<div class="card"><div class="scroll" tabindex="0" role="region" aria-label="Messages"><table>
         <thead><tr>${movable ? html`<th scope="col"><input type="checkbox" aria-label="Choose all that are shown and ready" disabled=${!places.length}
             checked=${places.length > 0 && marked.length === places.length} onChange=${(e) => choose(new Set(e.target.checked ? places : []))} /></th>` : null}
@@ -272,10 +269,20 @@ function Send({ name, fifo, close, done }) {
 
 // ---------------------------------------------------------------- settings
 
+// What was typed and not saved, by queue: a look at another page does not lose it.
+const drafts = new Map();
+addEventListener("beforeunload", (event) => { if (drafts.size) event.preventDefault(); });
+
 function Settings({ name, info, editable, saved, target }) {
   const { data, error } = usePoll("/ui/api/settings", 0);
   // only what was typed: somebody else may change other settings meanwhile
-  const [typed, set] = useState({});
+  const [typed, setTyped] = useState(drafts.get(name) ?? {});
+  const set = (values) => {
+    const changed = Object.fromEntries(Object.entries(values).filter(([field, value]) => value !== asText(info.settings[field])));
+    if (Object.keys(changed).length) drafts.set(name, changed);
+    else drafts.delete(name);
+    setTyped(changed);
+  };
   const [busy, setBusy] = useState(false), [problem, setProblem] = useState("");
   if (!data) return error ? html`<${Failed} within=${true} error=${error} />` : html`<${Waiting} what="settings" />`;
   const groups = [...new Set(data.fields.map((field) => field.group))];
