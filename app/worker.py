@@ -149,6 +149,8 @@ class WorkerApp(PreparedApp):
     def set_up(self, settings: Settings) -> None:
         """Declare agents, tables and the services that run beside them."""
         self.settings = settings
+        # a topic of the user's may be compacted
+        self.contiguous_topics = self.chunked_topics - ({settings.queue_topic} if settings.queue_id else frozenset())
         tables = {
             # of progress, a partition has one manifest
             table.NAME: self.segment_table(

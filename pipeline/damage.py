@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from marq.core.reading import BAD_NAME, UNDECODABLE, Unreadable
+from marq.core.reading import BAD_NAME, UNDECODABLE, Undecodable
 from pipeline.kafka import TIMEOUT_S, Kafka, Offsets
 from pipeline.records import poison as malformed_copies
 
@@ -181,13 +181,13 @@ class _Look:
                 return
             if record.offset >= damage.start:
                 damage.records.append(self._row(record))
-                if type(record) is Unreadable:
+                if type(record) is Undecodable:
                     self.found[i] = damage._replace(unreadable=damage.unreadable + 1)
                 return
 
     def _row(self, record: Any) -> tuple[Any, ...]:
         topic, number = self.tp
-        if type(record) is Unreadable:
+        if type(record) is Undecodable:
             # in the markers topic, its value must not be taken for a marker
             is_marker = topic == self.kafka.settings.markers_topic
             value = None if is_marker or record.value is None else bytearray(record.value[:KEPT_BYTES])

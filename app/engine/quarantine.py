@@ -9,7 +9,7 @@ from typing import Any
 from app.engine.copier import Copier, Partitions, Target, reason_value, too_large
 from app.engine.owned_partition import OwnedPartition
 from marq.core.ranges import ranges_of
-from marq.core.reading import Unreadable
+from marq.core.reading import Undecodable
 from marq.protocol.headers import H_ORIGIN, H_ORIGIN_SEAL, H_POISON, H_POISON_CUT
 from marq.protocol.limits import RECORD_MAX_BYTES
 
@@ -87,7 +87,7 @@ class Quarantine:
         messages = owned.owner.partition.messages
         offsets_of: dict[str, list[int]] = {}
         for offset, reason in reasons.items():
-            if type(messages.get(offset)) is not Unreadable:
+            if type(messages.get(offset)) is not Undecodable:
                 offsets_of.setdefault(reason, []).append(offset)
         for reason, offsets in offsets_of.items():
             self._ownership.log.warning("Poison at %s: %s", _places(owned, offsets), reason)

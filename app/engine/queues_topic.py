@@ -13,7 +13,7 @@ from mode.utils.logging import CompositeLogger
 from app.kafka.connection import end_client, kafka_client_args, start_consumer
 from app.settings import Settings
 from app.streaming.faults import has_ended, stop_if_reading_ends
-from app.streaming.fetching import decode_with
+from app.streaming.fetching import decode_with, said_of
 from marq.errors import InternalError, UnavailableError
 from marq.text import reason_of
 
@@ -71,7 +71,7 @@ class QueuesTopic:
         decode_with(
             consumer,
             tp.topic.__eq__,
-            lambda tp, fault: self._log.warning("%s [%s, %s) can't be decoded: %s", tp.topic, *fault[:3]),
+            lambda tp, fault: self._log.warning(said_of(tp, fault)),
         )
         consumer.assign([tp])
         await consumer.seek_to_beginning(tp)

@@ -1,23 +1,22 @@
 """Decodes the record batches in the answer to a fetch: those of any client, and damaged ones.
 
-aiokafka stops reading a partition at the first batch that it can't decode. Here only the offsets of such a batch are
-lost: they become `Unreadable` records, with the reason and the bytes, and reading goes on behind them.
+aiokafka stops reading a partition at the first batch that it can't decode. There are two kinds here:
+- The checksum is right, but the content is not: a client wrote it so. The damaged records become `Undecodable`, with
+  the reason and the bytes, and reading goes on behind them.
+- The checksum, the length or the offsets are wrong, or records are missing: a disk or the network has done it, because
+  brokers check what clients send. Reading stops in front of such a *flaw*, and another replica may have it whole. Only
+  what is given up becomes unreadable.
 
-How far each part is trusted:
-- If the checksum is right, the header says which offsets the batch covers. The neighbours of a damaged record in it are
-  delivered.
-- If the checksum is wrong, or the format unknown, no single field of the header is evidence. The batch ends where the
-  next one begins, or where two fields agree that it does. Otherwise it counts for one offset, and the next one is
-  fetched.
-- If the length is wrong, too, reading goes on by one offset at a time. So reading always advances, and each lost
-  offset is reported.
+Of a batch with a flaw no single field is evidence. It ends where the next one begins, or where two fields agree that it
+does. Otherwise it counts for one offset, and the next one is fetched. So reading always advances, and each lost offset
+is reported.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
@@ -26,9 +25,10 @@ from aiokafka.record.legacy_records import LegacyRecordBatch
 from msgspec import Struct
 
 from app.streaming.compression import DecodingError, decompress
-from marq.core.reading import BAD_NAME, UNDECODABLE, Unreadable
+from marq.core.reading import BAD_NAME, UNDECODABLE, Undecodable
 
 _V2 = struct.Struct(">qiibIhiqqqhii")  # the header of a batch, format 2
+_BASE = struct.Struct(">q")
 BASE_LENGTH = struct.Struct(">qi")  # offset and length, with which a batch of any format begins
 _LENGTH_OFFSET, _MAGIC_OFFSET, _ATTRIBUTES_OFFSET = 8, 16, 21
 _CODEC, _LOG_APPEND_TIME = 0x07, 0x08
@@ -51,13 +51,15 @@ class FetchedRecord(Struct, gc=False):
 class Fault(NamedTuple):
     """Offsets `[start, stop)` that can't be read, and why. There may be none.
 
-    `batch_stop` is the end of their batch if other readers can't read on inside it; else 0.
+    `batch_stop` is the end of their batch if other readers can't read on inside it; else 0. `read_from` is the broker
+    that had it whole after all; -1: none.
     """
 
     start: int
     stop: int
     reason: str
     batch_stop: int = 0
+    read_from: int = -1
 
 
 # ------------------------------------------------------------------ single records, where a batch has a bad one
@@ -93,6 +95,48 @@ def _name(raw: bytes | None) -> str:
     except UnicodeDecodeError:
         # as Java's client does, use a replacement character, which the core knows; but keep the bytes, too
         return BAD_NAME + raw.decode(errors="backslashreplace")
+
+
+class Flaw(NamedTuple):
+    """Why a batch is not as a broker took it, and the offset behind it, as far as that can be told.
+
+    `is_gap`: records in front of the batch are missing, up to `stop`.
+    """
+
+    reason: str
+    stop: int = 0
+    is_gap: bool = False
+
+
+WHOLE = Flaw("")
+#: No batch can be made out.
+UNUSABLE = Flaw("the length or the offset of a batch is wrong")
+
+
+def _batch_end(data: bytes, at: int) -> int:
+    """Where the batch at `at` ends in the data; 0 if it does not end there."""
+    if len(data) - at < BASE_LENGTH.size:
+        return 0
+    _, length = BASE_LENGTH.unpack_from(data, at)
+    stop = at + BASE_LENGTH.size + int(length)
+    return 0 if length <= _MAGIC_OFFSET - BASE_LENGTH.size or stop > len(data) else stop
+
+
+def below(data: bytes, stop: int) -> tuple[int, bytes]:
+    """The first batches, up to the last that begins below `stop`, and the offset behind them. They have no flaw."""
+    at = behind = 0
+    while end := _batch_end(data, at):
+        raw = data[at:end]
+        (base,), batch = _BASE.unpack_from(raw), _batch_of(raw)
+        if base >= stop:
+            break
+        at, behind = end, base + 1 if batch is None else batch.next_offset
+    return behind, data[:at]
+
+
+def _batch_of(raw: bytes) -> Any:
+    """A batch of format 2; None if it has another format."""
+    return DefaultRecordBatch(raw) if raw[_MAGIC_OFFSET] == 2 and len(raw) >= _V2.size else None
 
 
 class _Place(NamedTuple):
@@ -131,14 +175,16 @@ def _fields(data: Any, at: int) -> tuple[bytes | None, bytes | None, tuple[tuple
 class FetchedRecords:
     """Iterates over the records of one partition in the answer to a fetch.
 
-    It takes the place of aiokafka's `PartitionRecords` in a `FetchResult`, for a reader of committed records.
+    It takes the place of aiokafka's `PartitionRecords` in a `FetchResult`, for a reader of committed records. It ends
+    in front of a flaw, unless that is given up.
 
     Args:
         data: the batches; the last one may be cut off.
         aborted: transactions `(producer id, first offset)` in them that were aborted.
         position: the offset that was asked for.
         end: the offset after the last of the log (-1: not known).
-        patient: leave a batch without a usable length to the next fetch: the answer may have been cut off.
+        given_up: the offsets at which a flaw becomes records that can't be read.
+        contiguous: the log is not compacted, so each batch begins where the one before it ends.
         on_fault: called with each fault.
     """
 
@@ -149,14 +195,16 @@ class FetchedRecords:
         position: int,
         *,
         end: int = -1,
-        patient: bool = False,
+        given_up: Container[int] = (),
+        contiguous: bool = False,
         on_fault: Callable[[Fault], None] = lambda fault: None,
     ) -> None:
         self._data = data
         self._aborted = sorted(aborted or (), key=lambda transaction: transaction[1])
         self._aborted_producers: set[int] = set()
         self._end = end
-        self._patient = patient
+        self._given_up = given_up
+        self._contiguous = contiguous
         self._on_fault = on_fault
         self._timestamp = -1  # of the last record, for records whose own is unknown
         self._batch_stop = 0  # where this batch ends, if it can be trusted
@@ -170,42 +218,75 @@ class FetchedRecords:
     def __next__(self) -> Any:
         return next(self._records)
 
+    def first_flaw(self) -> Flaw | None:
+        """What is wrong with the data at the position; None if something can be read there. Call it before iterating.
+
+        `UNUSABLE` is also what an answer looks like that has been cut off within its first batch.
+        """
+        stop = _batch_end(self._data, 0)
+        if not stop:
+            return UNUSABLE
+        raw = self._data[:stop]
+        batch = _batch_of(raw)
+        flaw = self._flaw(0, stop, raw, batch)
+        if flaw.reason:
+            return flaw
+        last = batch.next_offset - 1 if batch is not None else _BASE.unpack_from(raw)[0]
+        return None if last >= self.next_fetch_offset else UNUSABLE
+
     def _unpack(self) -> Iterator[Any]:
         data, at, asked = self._data, 0, self.next_fetch_offset
-        while len(data) - at >= BASE_LENGTH.size:
-            base, length = BASE_LENGTH.unpack_from(data, at)
-            stop = at + BASE_LENGTH.size + length
-            if length <= _MAGIC_OFFSET - BASE_LENGTH.size or stop > len(data):
-                break
-            yield from self._batch(base, data[at:stop], stop)
-            at = stop
-        self._data = b""
-        if self.next_fetch_offset == asked and not self._patient:
-            # the position did not advance, so the next fetch would return the same
-            yield from self._give_up(asked, asked + 1, "the length or the offset of a batch is wrong", data)
-
-    def _batch(self, base: int, raw: bytes, stop: int) -> Iterator[Any]:
-        """The records of one complete batch. `stop` is where the next one begins in the data."""
-        magic = raw[_MAGIC_OFFSET]
-        self._batch_stop = 0
-        if magic == 2 and len(raw) >= _V2.size:
-            batch = DefaultRecordBatch(raw)
-            if not batch.validate_crc():
-                yield from self._distrust(base, raw, stop, "its checksum is wrong")
-            elif batch.next_offset <= base:
-                yield from self._distrust(base, raw, stop, "its offsets are wrong")
+        while stop := _batch_end(data, at):
+            raw = data[at:stop]
+            batch = _batch_of(raw)
+            flaw = self._flaw(at, stop, raw, batch)
+            if not flaw.reason:
+                yield from self._batch(batch, raw)
+            elif self.next_fetch_offset not in self._given_up:
+                return
             else:
-                self._batch_stop = batch.next_offset
-                if self._is_message(batch):
-                    yield from self._records_of(batch, raw)
-                # behind the last existing record: later ones may have been compacted away
-                self.next_fetch_offset = max(self.next_fetch_offset, batch.next_offset)
+                yield from self._give_up(self.next_fetch_offset, flaw.stop, flaw.reason, b"" if flaw.is_gap else raw)
+            if not flaw.is_gap:
+                at = stop
+        self._data = b""
+        if self.next_fetch_offset == asked and asked in self._given_up:
+            # the position did not advance, so the next fetch would return the same
+            yield from self._give_up(asked, asked + 1, UNUSABLE.reason, data)
+
+    def _flaw(self, at: int, stop: int, raw: bytes, batch: Any) -> Flaw:
+        """What is wrong with the batch at `at` in the data, which ends at `stop`."""
+        magic = raw[_MAGIC_OFFSET]
+        if batch is not None:
+            base, position = batch.base_offset, self.next_fetch_offset
+            if not batch.validate_crc():
+                reason = "its checksum is wrong"
+            elif batch.next_offset <= base or (self._contiguous and at and base < position):
+                reason = "its offsets are wrong"
+            elif self._contiguous and base > position:
+                if self._next_base(stop) in (None, batch.next_offset) and not 0 <= self._end <= base:
+                    return Flaw("the records before the next batch are missing", base, is_gap=True)
+                reason = "its offsets are wrong"
+            else:
+                return WHOLE
         elif magic in (0, 1) and len(raw) >= _LEGACY_MIN:
-            yield from self._legacy(base, raw, stop, magic)
-        elif magic <= 2:
-            yield from self._distrust(base, raw, stop, "it is shorter than its header")
+            if zlib.crc32(memoryview(raw)[_MAGIC_OFFSET:]) == struct.unpack_from(">I", raw, _LEGACY_CRC_OFFSET)[0]:
+                return WHOLE
+            reason = "its checksum is wrong"
         else:
-            yield from self._distrust(base, raw, stop, f"unknown format {magic}")
+            reason = "it is shorter than its header" if magic <= 2 else f"unknown format {magic}"
+        return Flaw(reason, self._end_of(raw, stop))
+
+    def _batch(self, batch: Any, raw: bytes) -> Iterator[Any]:
+        """The records of one batch without a flaw."""
+        self._batch_stop = 0
+        if batch is None:
+            yield from self._legacy(raw)
+            return
+        self._batch_stop = batch.next_offset
+        if self._is_message(batch):
+            yield from self._records_of(batch, raw)
+        # behind the last existing record: later ones may have been compacted away
+        self.next_fetch_offset = max(self.next_fetch_offset, batch.next_offset)
 
     def _is_message(self, batch: Any) -> bool:
         """False for control records and aborted transactions, which readers of committed records do not get."""
@@ -282,11 +363,9 @@ class FetchedRecords:
             reason = "the number of its records is wrong"
             yield from self._give_up(expected, stop, reason, bytes(body[at:]), batch.max_timestamp)
 
-    def _legacy(self, base: int, raw: bytes, stop: int, magic: int) -> Iterator[Any]:
+    def _legacy(self, raw: bytes) -> Iterator[Any]:
         """A message of format 0 or 1, or a compressed set of messages, which has the offset of its last message."""
-        if zlib.crc32(memoryview(raw)[_MAGIC_OFFSET:]) != struct.unpack_from(">I", raw, _LEGACY_CRC_OFFSET)[0]:
-            yield from self._distrust(base, raw, stop, "its checksum is wrong")
-            return
+        (base,), magic = _BASE.unpack_from(raw), raw[_MAGIC_OFFSET]
         try:
             batch = LegacyRecordBatch(raw, magic)
             if raw[_MAGIC_OFFSET + 1] & _CODEC:
@@ -299,18 +378,16 @@ class FetchedRecords:
 
     # -- what can't be read
 
-    def _distrust(self, base: int, raw: bytes, stop: int, reason: str) -> Iterator[Any]:
-        """Skip a batch of which no single field can be trusted."""
+    def _end_of(self, raw: bytes, stop: int) -> int:
+        """The offset behind a batch of which no single field can be trusted."""
         start = self.next_fetch_offset  # even if the batch claims to begin later: that field may be the damaged one
         end = self._next_base(stop)
         if end is None and len(raw) >= _V2.size:
             header = _V2.unpack_from(raw)
-            last, count = header[6], header[12]
+            base, last, count = header[0], header[6], header[12]
             if count == last + 1 > 0 and base <= start and (self._end < 0 or base + count <= self._end):
                 end = base + count
-        if end is None or end <= start:
-            end = start + 1
-        yield from self._give_up(start, end, reason, raw)
+        return start + 1 if end is None or end <= start else end
 
     def _next_base(self, at: int) -> int | None:
         """The base offset of the batch at `at` in the data, if it is plausible."""
@@ -324,7 +401,7 @@ class FetchedRecords:
 
     def _give_up(
         self, start: int, stop: int, reason: str, raw: bytes, timestamp: int | None = None
-    ) -> Iterator[Unreadable]:
+    ) -> Iterator[Undecodable]:
         """Yield unreadable offsets. The first one carries the bytes."""
         start = max(start, self.next_fetch_offset)
         # A batch may have a fault although all its records can be read: then no offset is lost.
@@ -336,7 +413,7 @@ class FetchedRecords:
         text = f"{UNDECODABLE}: {reason}"
         for offset in range(start, stop):
             self.next_fetch_offset = offset + 1
-            yield Unreadable(offset, self._timestamp, value, text)
+            yield Undecodable(offset, self._timestamp, value, text)
             value, text = None, f"{UNDECODABLE}, with offset {start}: {reason}"
 
 

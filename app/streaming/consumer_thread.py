@@ -27,7 +27,7 @@ from app.streaming.batches import Fault, FetchedRecord
 from app.streaming.chunks import Chunk, Reader
 from app.streaming.faults import is_expected, stop_if_reading_ends, stop_on_faults
 from app.streaming.fetch_plan import FetchPlan
-from app.streaming.fetching import decode_with
+from app.streaming.fetching import decode_with, said_of
 from app.streaming.gathering import Gathering
 from app.streaming.paced_client import PacedClient
 from marq.errors import InternalError
@@ -124,7 +124,9 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
         stop_if_reading_ends(self._ensure_consumer(), self._fail_worker)
         fetcher = self._ensure_consumer()._fetcher
         fetcher._client = PacedClient(fetcher._client)
-        decode_with(self._ensure_consumer(), self._chunked.__contains__, self._on_fault)
+        decode_with(
+            self._ensure_consumer(), self._chunked.__contains__, self._on_fault, self.app.contiguous_topics.__contains__
+        )
         self.plan = FetchPlan(fetcher, self._chunked, WHOLE_FETCH_WAIT_MS)
         # Chunks are taken in the step in which the response arrives. Otherwise the fetcher would ask again at once,
         # without the partitions that have data, and these would wait until that fetch ends.
@@ -147,7 +149,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
 
     def _on_fault(self, tp: TopicPartition, fault: Fault) -> None:
         self.consumer.unreadable[tp.topic] += fault.stop - fault.start
-        self.log.warning("%s:%s [%s, %s) can't be decoded: %s", tp.topic, tp.partition, *fault[:3])
+        self.log.warning(said_of(tp, fault))
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
         # Like Faust's method, which lacks settings for isolation level and wait, and drops the assignor without tables.

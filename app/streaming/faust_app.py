@@ -105,6 +105,7 @@ class MarqApp(faust.App):
 
     Attributes:
         chunked_topics: names of the topics whose events are chunks. All of them are co-partitioned with the tables.
+        contiguous_topics: those of them that are never compacted, so that each offset has a record, or had one.
     """
 
     consumer: ChunkConsumer
@@ -114,6 +115,7 @@ class MarqApp(faust.App):
 
     def __init__(self, id: str, *, chunked_topics: Iterable[str] = (), **options: Any) -> None:
         self.chunked_topics = frozenset(chunked_topics)
+        self.contiguous_topics: frozenset[str] = frozenset()
         #: Why this worker is stopping, if it is for an error.
         self.failure: BaseException | None = None
         self._crashing: asyncio.Task[None] | None = None

@@ -27,7 +27,7 @@ from marq.core.markers import End, Keepalive, Marker, Own, Purge, Release, Start
 from marq.core.partition import Partition
 from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
-from marq.core.reading import Unreadable
+from marq.core.reading import Undecodable
 from marq.core.recovery import Edges, give_up, recovering
 from marq.core.starts import Pending, Starts
 from marq.core.state import no_rows
@@ -273,7 +273,7 @@ class Owner:
             timestamp_ms = record.timestamp
             if known is not None:
                 batch = known[1]
-            elif type(record) is Unreadable:
+            elif type(record) is Undecodable:
                 self.partition.counters["unreadable_markers"] += 1
                 batch = m.Batch(m.VERSION, [])
                 if timestamp_ms < 0:  # not known: no time has passed

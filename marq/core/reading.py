@@ -37,7 +37,7 @@ SPAN_MAX_MS = DELAY_MAX_MS
 UNDECODABLE = "can't be decoded"
 
 
-class Unreadable(NamedTuple):
+class Undecodable(NamedTuple):
     """Stands for a record that could not be decoded. It is poison in the queue log, and no marker in the markers log.
 
     ``value`` has the undecodable bytes if they begin at this offset. ``timestamp`` is that of the batch if it can be
@@ -187,7 +187,7 @@ class Reading(Lanes):
 
     def _facts_or_poison(self, record: Any) -> Facts | str:
         """What marq reads in a record; or, as a text, why the record is poison. Depends on nothing but the record."""
-        if type(record) is Unreadable:
+        if type(record) is Undecodable:
             return record.reason
         backlog = self._backlog_of(record)
         if backlog is None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from marq.core.markers import Batch, End, Keepalive, Own, Purge, Release, Start, Tick
-from marq.core.reading import Unreadable
+from marq.core.reading import Undecodable
 from marq.core.rows import Record
 
 CLOCK_STEP_MS = 5_000
@@ -24,7 +24,7 @@ State = tuple[int, int, int, int, bool]
 class Message(NamedTuple):
     """What key and headers of a record of the queue log say."""
 
-    record: Record | Unreadable
+    record: Record | Undecodable
     queue: str | None  # None: poison
     due_ms: int  # of broker time; 0: at once
     expires_ms: int  # 0: never
@@ -139,9 +139,9 @@ class Reference:
 
     # ------------------------------------------------------------------ the queue log
 
-    def send(self, record: Record | Unreadable) -> Message:
+    def send(self, record: Record | Undecodable) -> Message:
         """A record was appended to the queue log."""
-        poison = isinstance(record, Unreadable)
+        poison = isinstance(record, Undecodable)
         queue: str | None = self.queue_id
         if queue is None:
             try:

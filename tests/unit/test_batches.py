@@ -5,44 +5,63 @@ from __future__ import annotations
 import asyncio
 import gzip
 import struct
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
+from aiokafka.errors import NodeNotReadyError
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 
-from app.streaming import compression
+from app.streaming import compression, fetching
 from app.streaming.batches import Fault, FetchedRecords
 from app.streaming.compression import DecodingError, decompress
 from app.streaming.fetching import PATIENCE, decode_with
-from marq.core.reading import Unreadable
+from marq.core.reading import Undecodable
 from tests.raw_batches import CODECS, MS, Raw, batch, offsets_from
 
 TP = TopicPartition("t", 3)
 THREE = (Raw(b"a"), Raw(b"b"), Raw(b"c"))
 
 
+ALL = range(1 << 62)
+
+
 class Read:
-    """The records and faults that a reader gets from some bytes."""
+    """The records and faults that a reader gets from some bytes, of which it gives up what has a flaw."""
 
     def __init__(
-        self, data: bytes, position: int = 0, *, end: int = -1, patient: bool = False, aborted: Sequence[Any] = ()
+        self,
+        data: bytes,
+        position: int = 0,
+        *,
+        end: int = -1,
+        given_up: Container[int] = ALL,
+        contiguous: bool = False,
+        aborted: Sequence[Any] = (),
     ) -> None:
         self.faults: list[Fault] = []
-        fetched = FetchedRecords(data, aborted, position, end=end, patient=patient, on_fault=self.faults.append)
+        fetched = FetchedRecords(
+            data,
+            aborted,
+            position,
+            end=end,
+            given_up=given_up,
+            contiguous=contiguous,
+            on_fault=self.faults.append,
+        )
         self.records = list(fetched)
         self.next = fetched.next_fetch_offset
 
     @property
     def good(self) -> list[tuple[int, bytes | None]]:
-        return [(r.offset, r.value) for r in self.records if type(r) is not Unreadable]
+        return [(r.offset, r.value) for r in self.records if type(r) is not Undecodable]
 
     @property
     def bad(self) -> dict[int, str]:
-        return {r.offset: r.reason for r in self.records if type(r) is Unreadable}
+        return {r.offset: r.reason for r in self.records if type(r) is Undecodable}
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -121,7 +140,7 @@ def test_a_batch_that_cant_be_decoded_is_poison_at_its_offsets_and_no_others(raw
     assert read.next == 109
     assert [(f.start, f.stop) for f in read.faults] == [(103, 106)]
     # the bytes are with the first of them
-    first, second, _ = (r for r in read.records if type(r) is Unreadable)
+    first, second, _ = (r for r in read.records if type(r) is Undecodable)
     assert first.value
     assert second.value is None and "with offset 103" in second.reason
     assert first.headers  # the core ignores records without one
@@ -314,7 +333,7 @@ def test_what_has_no_usable_header_moves_reading_on_by_one_offset(data: bytes) -
 
 def test_what_was_cut_off_is_asked_for_again_first() -> None:
     data = batch(*THREE)[:-1]
-    read = Read(data, patient=True)
+    read = Read(data, given_up=())
     assert (read.records, read.next) == ([], 0)
     # behind a whole batch it is how an answer ends
     read = Read(offsets_from((batch(*THREE), 3), (batch(*THREE), 3))[:-1])
@@ -342,40 +361,69 @@ def test_any_damage_is_survived_and_reading_always_moves_on() -> None:
 
 
 class Fetcher:
-    """The needed parts of aiokafka's fetcher, with a broker whose answers the test sets."""
+    """The needed parts of aiokafka's fetcher, with brokers whose answers the test sets. Broker 1 leads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, contiguous: bool = False) -> None:
         self._client: Any = self
         self._records: dict[TopicPartition, Any] = {}
         self._prefetch_backoff = 0.1
         self._max_partition_fetch_bytes = 100
-        self.answer = b""
+        self._fetch_task = SimpleNamespace(add_done_callback=lambda _: None)
+        self._fetch_waiters: list[Any] = []
+        replicas = SimpleNamespace(leader=1, replicas=[3, 1, 2])
+        self.cluster = SimpleNamespace(_partitions={"t": {3: replicas}})
+        self.answers: dict[int, bytes | int | None] = {}  # by broker; a number is an error, None: it is away
+        self.asked: list[int] = []
         self.left: Any = None  # of the records, for aiokafka's own decoder
         self.position = SimpleNamespace(has_valid_position=True, position=5, paused=False, consumed_to=self._moved)
         self.assignment = SimpleNamespace(active=True, state_value=lambda tp: self.position)
         self.faults: list[tuple[TopicPartition, Fault]] = []
         consumer: Any = SimpleNamespace(_fetcher=self)
-        decode_with(consumer, lambda topic: topic == "t", lambda tp, fault: self.faults.append((tp, fault)))
+        self.decoder = decode_with(
+            consumer,
+            lambda topic: topic == "t",
+            lambda tp, fault: self.faults.append((tp, fault)),
+            lambda topic: contiguous,
+        )
 
     def _moved(self, position: int) -> None:
         self.position.position = position
 
     async def send(self, node_id: int, request: Any) -> Any:
-        part = (3, 0, 50, 50, 0, [], -1, self.answer)
-        return SimpleNamespace(API_VERSION=11, topics=[("t", [part]), ("other", [part])])
+        self.asked.append(node_id)
+        answer = self.answers[node_id]
+        if answer is None:
+            raise NodeNotReadyError
+        error, data = (answer, b"") if isinstance(answer, int) else (0, answer)
+        part = (3, error, 50, 50, 0, [], -1, data)
+        topics = [("t", [part])] if len(request.topics) == 1 and request._max_wait_ms == 0 else None
+        return SimpleNamespace(API_VERSION=11, topics=topics or [("t", [part]), ("other", [part])])
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
         response = await self._client.send(node_id, request)
         self.left = {topic: parts[0][-1] for topic, parts in response.topics}
         return False
 
-    def fetch(self, answer: bytes) -> list[Any]:
-        """The records that a fetch brings, with the answer of the broker."""
-        self.answer = answer
+    def fetch(self, answer: bytes | int) -> list[Any]:
+        """The records that a fetch brings, with the answer of the leader."""
+        self.answers[1] = answer
+        return asyncio.run(self._fetched())
+
+    async def _fetched(self) -> list[Any]:
         request = FetchRequest(100, 1, 1000, 1, [("t", [(3, self.position.position, 100)])])
-        assert asyncio.run(self._proc_fetch_request(self.assignment, 1, request)) or not answer
+        await self._proc_fetch_request(self.assignment, 1, request)
+        while self.decoder._tasks:
+            await asyncio.gather(*self.decoder._tasks)
         result = self._records.pop(TP, None)
         return [] if result is None else list(result.getall(10))
+
+    def read(self, answer: bytes | int) -> list[Any]:
+        """The records that come in the end, while the answer of the leader stays the same."""
+        self.faults.clear()
+        for _ in range(PATIENCE + 2):
+            if records := self.fetch(answer):
+                return records
+        return []
 
 
 def test_the_records_of_some_topics_are_kept_from_aiokafka() -> None:
@@ -388,7 +436,7 @@ def test_the_records_of_some_topics_are_kept_from_aiokafka() -> None:
 
 def test_what_was_sought_away_from_meanwhile_is_not_taken() -> None:
     fetcher = Fetcher()
-    fetcher.answer = batch(*THREE, base=5)
+    fetcher.answers[1] = batch(*THREE, base=5)
     request = FetchRequest(100, 1, 1000, 1, [("t", [(3, 4, 100)])])
     assert not asyncio.run(fetcher._proc_fetch_request(fetcher.assignment, 1, request))
     assert not fetcher._records
@@ -404,10 +452,85 @@ def test_a_batch_that_is_cut_off_is_asked_for_whole_and_given_up_in_the_end() ->
 
     # it never does
     raw = batch(Raw(b"v" * 1000), base=6)
+    fetcher.answers = dict.fromkeys((2, 3), raw[:200])
     for _ in range(PATIENCE):
         assert fetcher.fetch(raw[:200]) == []
     assert fetcher.position.position == 6
     (given_up,) = fetcher.fetch(raw[:200])
-    assert type(given_up) is Unreadable and given_up.offset == 6
+    assert type(given_up) is Undecodable and given_up.offset == 6
     assert fetcher.position.position == 7
     assert fetcher.faults == [(TP, Fault(6, 7, "the length or the offset of a batch is wrong", 7))]
+
+
+WHOLE, GOES_ON = batch(*THREE, base=5), batch(*THREE, base=8)
+ROTTEN = batch(*THREE, base=5, bad_crc=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "contiguous"),
+    [
+        (ROTTEN, False),
+        (ROTTEN + GOES_ON, True),
+        (batch(*THREE, base=5, magic=3) + GOES_ON, False),
+        (GOES_ON, True),  # the batch is missing
+        (batch(*THREE, base=6) + GOES_ON, True),  # it says that it begins later
+        (b"\0" * 100, False),
+        (b"", True),  # though the log goes on
+        (2, False),  # CORRUPT_MESSAGE
+    ],
+    ids=["checksum", "first", "format", "missing", "offset", "length", "cut", "error"],
+)
+def test_what_the_leader_does_not_have_whole_is_read_from_another_replica(
+    answer: bytes | int, contiguous: bool
+) -> None:
+    fetcher = Fetcher(contiguous=contiguous)
+    fetcher.answers = {2: WHOLE + GOES_ON, 3: None}
+
+    records = fetcher.read(answer)
+
+    assert [(r.offset, r.value) for r in records[:3]] == [(5, b"a"), (6, b"b"), (7, b"c")]
+    # what lies behind is read from the leader again, if the flaw ends there
+    assert fetcher.position.position == (11 if answer in (b"", 2) else 8)
+    assert fetcher.asked[-2:] == [3, 2]
+    ((_, fault),) = fetcher.faults
+    assert (fault.start, fault.stop, fault.read_from) == (5, 5, 2)
+    assert fault.batch_stop == fetcher.position.position
+
+
+def test_the_leader_itself_is_asked_again_first() -> None:
+    fetcher = Fetcher()
+    fetcher.answers = {2: None, 3: None}
+    assert fetcher.fetch(ROTTEN) == fetcher.fetch(batch(*THREE, base=5)[:-1]) == []
+    assert [r.offset for r in fetcher.fetch(WHOLE)] == [5, 6, 7]
+    assert set(fetcher.asked) == {1}
+
+
+def test_records_in_front_of_a_flaw_are_read_and_those_behind_it_only_once_it_is_given_up() -> None:
+    fetcher = Fetcher(contiguous=True)
+    data = batch(*THREE, base=5) + batch(*THREE, base=8, bad_crc=True) + batch(*THREE, base=11)
+    fetcher.answers = {2: batch(*THREE, base=8, bad_crc=True), 3: batch(*THREE, base=11)}
+    assert [r.offset for r in fetcher.fetch(data)] == [5, 6, 7]
+    data = data[len(WHOLE) :]
+    records = fetcher.read(data)
+    assert [r.offset for r in records if type(r) is Undecodable] == [8, 9, 10]
+    assert [r.offset for r in records if type(r) is not Undecodable] == [11, 12, 13]
+    assert [(f.start, f.stop, f.read_from) for _, f in fetcher.faults] == [(8, 11, -1)]
+
+
+def test_a_flaw_is_not_given_up_before_all_replicas_were_asked_several_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetching, "ROUND_S", 0.0)
+    fetcher = Fetcher()
+    fetcher.answers = {2: None, 3: ROTTEN}
+    assert [r.offset for r in fetcher.read(ROTTEN)] == [5, 6, 7]
+    assert fetcher.asked.count(2) == fetching.ROUNDS
+    # when all have answered there is nothing to wait for
+    fetcher = Fetcher()
+    fetcher.answers = {2: ROTTEN, 3: ROTTEN}
+    assert fetcher.read(ROTTEN)
+    assert fetcher.asked.count(2) == 1
+
+
+def test_a_log_that_is_compacted_may_have_gaps() -> None:
+    fetcher = Fetcher()
+    assert [r.offset for r in fetcher.fetch(GOES_ON)] == [8, 9, 10]
+    assert not fetcher.faults

@@ -19,7 +19,7 @@ from marq.core.dedup import origin_seal
 from marq.core.markers import End, Tick
 from marq.core.policies import QueueSettings
 from marq.core.ranges import offsets_in
-from marq.core.reading import Unreadable
+from marq.core.reading import Undecodable
 from marq.core.rows import Record
 from marq.core.starts import STALLED_MS
 from marq.core.state import HEADER_OVERHEAD_BYTES, stored_size
@@ -174,7 +174,7 @@ def test_a_copy_is_sealed_by_whoever_made_it() -> None:
 
 def test_what_could_not_be_decoded_is_copied_as_bytes() -> None:
     async def scenario(desk: Desk) -> None:
-        desk.logs.sent += [Unreadable(0, -1, b"\0raw", "can't be decoded: why"), Unreadable(1, -1, None, "as before")]  # type: ignore[list-item]
+        desk.logs.sent += [Undecodable(0, -1, b"\0raw", "can't be decoded: why"), Undecodable(1, -1, None, "as before")]  # type: ignore[list-item]
         desk.logs.end = 2
         desk.logs.read()
         await desk.quarantine()

@@ -8,7 +8,7 @@ from marq.core import markers
 from marq.core.markers import End, Own, Release, Start, Tick
 from marq.core.owner import Phase
 from marq.core.policies import Limits
-from marq.core.reading import Unreadable
+from marq.core.reading import Undecodable
 from marq.core.recovery import last_read
 from marq.core.restoring import NEVER_MS, SKEW_MS
 from marq.core.rows import Record, decode_manifest, encode_manifest
@@ -191,7 +191,7 @@ def test_an_unreadable_record_changes_nothing_but_the_clock(value: bytes | None)
 def test_a_record_that_could_not_be_decoded_changes_nothing_but_the_clock(timestamp_ms: int, passed_ms: int) -> None:
     worker = Worker().serve()
     before = worker.owner.partition.clock_ms
-    worker.broker.log.append(Unreadable(len(worker.broker.log), timestamp_ms, b"\0raw", "why"))  # type: ignore[arg-type]
+    worker.broker.log.append(Undecodable(len(worker.broker.log), timestamp_ms, b"\0raw", "why"))  # type: ignore[arg-type]
 
     worker.read_markers()
 

@@ -7,7 +7,7 @@ import pytest
 from marq.core import dedup, state
 from marq.core.partition import Partition
 from marq.core.policies import QUEUE_NAME_MAX
-from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, Unreadable
+from marq.core.reading import BAD_NAME, COPY_ROOM_BYTES, Undecodable
 from marq.core.rows import Record
 from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES
 from marq.protocol.limits import MESSAGE_MAX_BYTES
@@ -251,7 +251,7 @@ def test_what_could_not_be_decoded_is_poison_with_its_reason(queue_id: str | Non
     logs = TwoLogs(queue_id=queue_id)
     logs.own()
     first = logs.send("q")
-    logs.sent += [Unreadable(1, -1, b"\0raw", "can't be decoded: reason"), Unreadable(2, -1, None, "as before")]  # type: ignore[list-item]
+    logs.sent += [Undecodable(1, -1, b"\0raw", "can't be decoded: reason"), Undecodable(2, -1, None, "as before")]  # type: ignore[list-item]
     logs.end = 3
     last = logs.send("q")
     logs.read()

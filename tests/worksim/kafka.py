@@ -26,7 +26,7 @@ from aiokafka.structs import OffsetAndTimestamp, RecordMetadata
 from faust.types import TP
 
 from app.streaming.producer import MAX_PENDING_BYTES, RECORD_BYTES, ProducerFull
-from marq.core.reading import Unreadable
+from marq.core.reading import Undecodable
 from tests.worksim.clock import EPOCH_S, Process, VirtualLoop, current
 
 #: Seconds until the future of an append fails: as `IdempotentProducer.delivery_timeout_s`.
@@ -86,7 +86,7 @@ class Log:
 
     def damage(self) -> int:
         """Append a record that can't be decoded."""
-        record = Unreadable(self.end, self.stamp(), b"?", "can't be decoded: planted")
+        record = Undecodable(self.end, self.stamp(), b"?", "can't be decoded: planted")
         self._add(record)
         return record.offset
 

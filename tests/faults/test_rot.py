@@ -1,0 +1,67 @@
+"""Bits flip on the disks of brokers, and segments lose their ends: what any replica has whole is delivered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.settings import Settings
+from tests.faults import rot
+from tests.faults.brokers import IDS, Brokers
+from tests.integration.cluster import Cluster, until
+
+#: Messages that are sent together, as one batch.
+TOGETHER = 20
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    with Brokers(tmp_path_factory.mktemp("rot") / "kafka") as brokers:
+        yield brokers
+
+
+class Lab(Cluster):
+    """Workers on topics with one partition, which broker 1 leads; the brokers have all of it."""
+
+    def __init__(self, brokers: Brokers, folder: Path) -> None:
+        super().__init__(brokers.bootstrap, folder, partitions=1, replication=2, checkpoint_ms=300)
+        self.brokers = brokers
+
+    def create(self) -> None:
+        settings = Settings(kafka=f"kafka://{self.bootstrap}", name=self.name)
+        self.run(self.brokers.create(settings, [list(IDS)], 2))
+
+    def wait_copied(self, topic: str, offset: int) -> None:
+        """Wait until all brokers have an offset on their disks."""
+        for n in IDS:
+            until(
+                lambda n=n: any(b.last >= offset for b in rot.batches(self.brokers[n], topic, 0)),
+                f"broker {n} has offset {offset} of {topic}",
+            )
+
+    def handled(self) -> set[str]:
+        return {one.id for one in self.finished()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("damaged", [(1,), (1, 2)], ids=["leader", "leader and a follower"])
+def test_what_one_replica_has_whole_is_delivered_as_if_nothing_had_been(
+    brokers: Brokers, tmp_path: Path, damaged: tuple[int, ...]
+) -> None:
+    with Lab(brokers, tmp_path) as lab:
+        lab.create()
+        for _ in range(3):
+            lab.send("work-a", TOGETHER, partition=0)
+        lab.wait_copied(lab.queue_topic, 3 * TOGETHER - 1)
+        for n in damaged:
+            rot.flip(brokers[n], lab.queue_topic, 0, TOGETHER + 5)
+
+        worker = lab.start()
+        until(lambda: len(lab.handled()) == 3 * TOGETHER, "all messages are handled", 60)
+
+        assert f"{lab.queue_topic}:0 [{TOGETHER}, {2 * TOGETHER}) is damaged" in worker.log
+        assert f"read from broker {3 if len(damaged) > 1 else 2}" in worker.log
+        assert "oison" not in worker.log
