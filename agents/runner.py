@@ -95,9 +95,7 @@ def _call_here(function: Callable[[Any], Any], argument: Any) -> BaseException |
         kind = type(result).__name__
         if inspect.iscoroutine(result):
             result.close()
-        return HandlerError(
-            f"the handler returned a {kind}, so nothing of it ran: use `async def`, and no `yield`"
-        )
+        return HandlerError(f"the handler returned a {kind}, so nothing of it ran: use `async def`, and no `yield`")
     return None
 
 

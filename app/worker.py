@@ -30,11 +30,12 @@ from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import READ_UP_S, Catalog
 from app.engine.ownership import Ownership
-from app.faust_worker import FaustWorker, PreparedApp, say
+from app.faust_worker import FaustWorker, PreparedApp
 from app.kafka.connection import await_kafka, faust_broker, faust_credentials, until_kafka_takes_it
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import clean_records, quiet_steps
+from app.processes import say
 from app.service.census import Census
 from app.service.inspection import Inspection, memory_bytes
 from app.service.meters import Meters
