@@ -179,8 +179,10 @@ class Settings(BaseSettings):
         description="Queues to create or update when a worker starts: in the TOML file, a table "
         "`[queues.NAME]` with the settings of the queue.",
     )
-    web_url: Annotated[str, Field(pattern=r"^https?://[^/\s]+$")] | None = Field(
-        None, description="Address at which other workers reach this one. By default `MARQ_WEB_HOST` and the port."
+    web_url: Annotated[str, Field(pattern=r"^https?://[^/?#@\s]{1,300}$")] | None = Field(
+        None,
+        description="Address at which other workers reach this one, and nothing else. By default `MARQ_WEB_HOST` "
+        "and the port.",
     )
     web_tls_certificate_file: Path | None = Field(
         None, description="Certificate chain (PEM) of HTTP; with it, HTTP is HTTPS."

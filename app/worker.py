@@ -30,12 +30,17 @@ from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import READ_UP_S, Catalog
 from app.engine.ownership import Ownership
-from app.faust_worker import FaustWorker, PreparedApp
-from app.kafka.connection import await_kafka, faust_broker, faust_credentials, until_kafka_takes_it
+from app.faust_worker import FaustWorker, PreparedApp, say
+from app.kafka.connection import (
+    await_kafka,
+    faust_broker,
+    faust_credentials,
+    is_kafka_here,
+    until_kafka_takes_it,
+)
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import clean_records, quiet_steps
-from app.processes import say
 from app.service.census import Census
 from app.service.inspection import Inspection, memory_bytes
 from app.service.meters import Meters
@@ -51,13 +56,14 @@ from app.streaming.chunks import Chunk
 from app.streaming.faults import stop_on_faults
 from app.streaming.faust_app import BareWeb, UnreadTables, create_app
 from gateway import garbage, health, json_api, listening, metrics, routes, views
-from gateway.auth import Keys
+from gateway.auth import Keys, is_loopback
 from gateway.connection_limits import Connections, connections_for, raise_file_limit
 from gateway.sqs import server as sqs
 from gateway.ui import api as cockpit
 from gateway.ui import pages
 from gateway.ui.login import SessionApi
 from gateway.ui.sessions import Sessions
+from marq.errors import SettingError
 from tables import markers as markers_table
 from tables import messages as messages_table
 from tables import progress as progress_table
@@ -240,6 +246,11 @@ class WorkerApp(PreparedApp):
         url = URL(settings.web_url or f"{scheme}://{settings.url_host}:{self.place.web_port}")
         # of several at one address, the others have to reach just this one
         conf.canonical_url = url if settings.web_shared_port is None else url.with_port(self.place.web_port)
+        if (is_loopback(url.host or "") or url.host in ("0.0.0.0", "::")) and not is_kafka_here(settings):
+            say(
+                f"other workers are to reach this one at {url}, which leads nowhere from another machine, and Kafka is "
+                "on another machine: set MARQ_WEB_URL if there is a worker elsewhere"
+            )
         for table in self.tables.values():
             table.partitions = self._topics.partitions
         self.connections.total = connections_for(raise_file_limit(), settings.max_connections)
@@ -302,6 +313,8 @@ class WorkerApp(PreparedApp):
             await self.catalog.read_up.wait()
         async with asyncio.timeout(READ_UP_S):
             await self.catalog.share_secret()
+        # before this worker joins the group: its address proves that it knows the secret
+        self.address = self.peers.announce(str(self.conf.canonical_url), self.ownership.worker_name)
         await self.catalog.declare(self.settings.queues)
         await self.ownership.start()
         tables = self.ownership.tables.values()
@@ -354,7 +367,18 @@ class WorkerApp(PreparedApp):
             async with asyncio.timeout(self._flush_s):
                 await super()._producer_flush(logger)
 
+    def admits(self, url: str) -> bool:
+        return self.peers.admits(url)
+
     async def _on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        if self.assignor.is_refused:
+            self.fail(
+                SettingError(
+                    f"the workers of the group {self.conf.id} have another secret than this one; set MARQ_SECRET to "
+                    "theirs (MARQ_SECRET_PREVIOUS while it is replaced)"
+                )
+            )
+            return
         self.ownership.on_assignment({tp.partition for tp in assigned if tp.topic == self.topics_in_use.markers})
         await super()._on_partitions_assigned(assigned, generation_id)
 
@@ -373,6 +397,7 @@ class WorkerApp(PreparedApp):
         assigned = {tp.partition for tp in self.consumer.assignment() if tp.topic == self.topics_in_use.markers}
         self.step_log.assigned(assigned, self.topics_in_use.partitions)
         self.ownership.on_assigned(self.consumer_generation_id)
+        self.peers.members_changed()
         self.operations.receives.polling.members_changed()
         self.handlers.elsewhere.renew_soon()
 

@@ -56,7 +56,8 @@ class Views:
     async def workers(self, request: web.Request) -> web.Response:
         query_of(request, Nothing)
         workers, missing = await self._inspection.workers()
-        return answer(request, {"workers": workers, "missing": missing})
+        troubles = self._inspection.troubles()
+        return answer(request, {"workers": workers, "missing": missing, "troubles": troubles})
 
     async def partitions(self, request: web.Request) -> web.Response:
         if query_of(request, Scope).scope == "worker":

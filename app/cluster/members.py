@@ -13,14 +13,14 @@ class Members(Protocol):
 
     @property
     def url(self) -> str:
-        """URL at which the other workers reach this one."""
+        """Address at which the other workers reach this one (`app.cluster.addresses`)."""
 
     @property
     def rebalancing(self) -> bool:
         """True while partitions change hands."""
 
     def partitions(self) -> dict[str, set[int]]:
-        """Every worker by its URL, and the partitions that it was assigned."""
+        """Every worker by its address, and the partitions that it was assigned."""
 
 
 class GroupMembers:
@@ -34,7 +34,7 @@ class GroupMembers:
 
     @property
     def url(self) -> str:
-        return str(self._app.conf.canonical_url)
+        return self._app.address
 
     @property
     def rebalancing(self) -> bool:

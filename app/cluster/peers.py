@@ -5,7 +5,8 @@ worker. As all workers run the same parts, the method itself says what to call a
 
     answer = await peers.call(url, self.counts_here, queues)
 
-Calls and answers are sealed with the installation's secret (`app.cluster.seals`).
+A `url` here is an address, which has the identity of a worker (`app.cluster.addresses`). Calls and answers are sealed
+with the installation's secret (`app.cluster.seals`), and so are addresses: nothing is sent to one without a seal.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import itertools
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from hmac import compare_digest
 from typing import Any, NamedTuple, TypeVar, get_type_hints
@@ -24,6 +25,8 @@ from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, D
 from mode import Service
 
 from app import bodies
+from app.cluster import addresses
+from app.cluster.addresses import Address
 from app.cluster.members import Members
 from app.cluster.seals import HEADER, VERSION, Call, OtherVersionError, Seals, StaleCallError, hash_of
 from app.settings import Settings
@@ -45,10 +48,22 @@ ANSWER_MAX_BYTES = 64 * 1024 * 1024
 VERSION_LOG_S = 60.0
 
 PATH = "/v1/peer/"
+#: Header that names the worker that a call is for.
+RECEIVER = "Marq-Worker"
+#: Status of a call that is for another worker.
+MISDIRECTED = 421
+#: A call with an empty body, which tells nothing: whatever a worker answers is sealed. marq 0.2 answers to it.
+PROBE = "worker"
 MSGPACK = "application/msgpack"
 _PERSON = b"marq-peer"
 #: Attribute of a method that other workers may call: the name of the call.
 _MARK = "peer_call"
+
+#: What to do where a worker is not reached at its address, and where one has another secret.
+UNREACHED = "set MARQ_WEB_URL of each to an address that leads to it alone"
+OTHER_SECRET = (
+    "set MARQ_SECRET to the same everywhere (MARQ_SECRET_PREVIOUS while it is replaced), and see who may read the group"
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -61,6 +76,13 @@ Gone = Callable[[], bool]
 
 class PeerError(UnavailableError):
     """Another worker did not answer, or refused the call."""
+
+
+class MemberTrouble(msgspec.Struct, frozen=True):
+    """What keeps workers from reaching each other, and what to do."""
+
+    what: str
+    mend: str
 
 
 def peer_call(name: str) -> Callable[[Method], Method]:
@@ -130,13 +152,76 @@ class Peers(Service):
         self._session: ClientSession | None = None
         self._turn = itertools.count()
         self._version_said_s = -VERSION_LOG_S
+        self._addresses: dict[str, Address] = {}  # taken apart
+        self._misdirected: dict[str, str] = {}  # address -> that of the worker that answers there
+        self._told: frozenset[MemberTrouble] = frozenset()  # that were logged
 
     # ------------------------------------------------------------------ who
 
     @property
     def url(self) -> str:
-        """URL at which the other workers reach this one."""
+        """Address at which the other workers reach this one."""
         return self._members.url
+
+    @property
+    def shown_url(self) -> str:
+        """URL of this worker, for people."""
+        return self._at(self.url).url
+
+    def announce(self, url: str, name: str) -> str:
+        """The address of this process, with a new identity. `name`: the worker's."""
+        return addresses.announce(url, addresses.new_identity(name), self._keys_for(addresses.PURPOSE))
+
+    def admits(self, url: str) -> bool:
+        """Tells whether a member of the group with this address may get partitions: not if it has another secret."""
+        return self._at(url).may_be_ours
+
+    def _at(self, url: str) -> Address:
+        found = self._addresses.get(url)
+        if found is None:
+            known = {one: self._addresses[one] for one in self.members() if one in self._addresses}
+            found = addresses.read(url, lambda: self._keys_for(addresses.PURPOSE))
+            self._addresses = known | {url: found}
+        return found
+
+    def missing(self, answers: Mapping[str, object]) -> list[str]:
+        """Workers that did not answer, with their partitions."""
+        members = self.members()
+        return sorted(
+            f"{self._at(url).url}{_partitions(members.get(url, ()))}"
+            for url, answer in answers.items()
+            if isinstance(answer, MarqError)
+        )
+
+    def troubles(self) -> list[MemberTrouble]:
+        """Workers that can't be told apart or are not what they say, by their addresses and the answers of calls."""
+        members, found = self.members(), []
+        by_url: dict[str, list[str]] = {}
+        for url in members:
+            by_url.setdefault(self._at(url).url, []).append(url)
+        for shown, urls in sorted(by_url.items()):
+            if len(urls) > 1:
+                workers = " and ".join(sorted(map(self._identity, urls)))
+                found.append(MemberTrouble(f"{workers} announce the same address, {shown}", UNREACHED))
+        for url, other in sorted(self._misdirected.items()):
+            if {url, other} <= members.keys() and self._at(url).url != self._at(other).url:
+                what = f"{self._identity(other)} answers at {self._at(url).url}, the address of {self._identity(url)}"
+                found.append(MemberTrouble(what, UNREACHED))
+        for url in sorted(members):
+            if not self.admits(url):
+                what = f"{self._at(url).url} is in the group, but has another secret or is no worker: it is not called"
+                found.append(MemberTrouble(what, OTHER_SECRET))
+        return found
+
+    def _identity(self, url: str) -> str:
+        return f"worker {self._at(url).worker}" if self._at(url).worker else "a worker of an earlier version"
+
+    def members_changed(self) -> None:
+        """Log what is wrong with the members now and was not before."""
+        found = frozenset(self.troubles())
+        for trouble in sorted(found - self._told, key=lambda one: one.what):
+            self.log.error("%s: %s", trouble.what, trouble.mend)
+        self._told = found
 
     @property
     def rebalancing(self) -> bool:
@@ -200,50 +285,66 @@ class Peers(Service):
                 raise problems.error_of(answer)
             found: Answer = self._operations[name].answer.decode(answer)
         except msgspec.MsgspecError as exc:
-            raise PeerError(f"worker {url} did not answer to {name} as a worker does: {exc}") from exc
+            raise PeerError(f"worker {self._at(url).url} did not answer to {name} as a worker does: {exc}") from exc
         return found
 
     async def _send(self, url: str, name: str, body: bytes, timeout_s: float) -> tuple[str, bytes]:
         """Content type and body of an answer, after its seal was checked."""
-        seals, key, learned = self._seals, 0, False
+        address = self._at(url)
+        if not address.may_be_ours:
+            raise PeerError(f"{address.url} is not called: it has another secret, or is no worker")
+        if not address.is_proven:
+            await self._exchange(url, address, PROBE, b"", timeout_s)
+            self._addresses[url] = address._replace(is_proven=True)
+        return await self._exchange(url, address, name, body, timeout_s)
+
+    async def _exchange(
+        self, url: str, address: Address, name: str, body: bytes, timeout_s: float
+    ) -> tuple[str, bytes]:
+        seals, key, learned, shown = self._seals, 0, False, address.url
         while True:
             try:
-                status, content_type, header, answer, call = await self._post(url, name, body, key, timeout_s)
+                status, content_type, header, answer, call = await self._post(url, address, name, body, key, timeout_s)
             except (ClientError, OSError, TimeoutError) as exc:
-                raise PeerError(f"worker {url} did not answer to {name}: {reason_of(exc)}") from exc
+                raise PeerError(f"worker {shown} did not answer to {name}: {reason_of(exc)}") from exc
             try:
                 seals.check_answer(call, header, status, content_type, answer)
             except OtherVersionError as exc:
-                raise PeerError(f"worker {url} answered {status} to {name}, in {exc}") from None
+                raise PeerError(f"worker {shown} answered {status} to {name}, in {exc}") from None
             except NotAuthenticatedError:
                 if status == 401 and key + 1 < seals.key_count:
                     key += 1  # while a secret is being replaced: the other worker may know only the other one
                     continue
-                raise PeerError(f"worker {url} answered {status} to {name}, without a seal") from None
+                raise PeerError(f"worker {shown} answered {status} to {name}, without a seal") from None
+            if status == MISDIRECTED:
+                other = self._misdirected[url] = answer.decode()
+                self.members_changed()
+                raise PeerError(f"{self._identity(other)} answers at {shown}, the address of {self._identity(url)}")
             if status == 401 and not learned:
                 seals.learn_time(call, header)
                 learned = True
                 continue
             if status != 200 and content_type != problems.CONTENT_TYPE:
-                raise PeerError(f"worker {url} answered {status} to {name}")
+                raise PeerError(f"worker {shown} answered {status} to {name}")
+            self._misdirected.pop(url, None)
             return content_type, answer
 
     async def _post(
-        self, url: str, name: str, body: bytes, key: int, timeout_s: float
+        self, url: str, address: Address, name: str, body: bytes, key: int, timeout_s: float
     ) -> tuple[int, str, str, bytes, Call]:
         """Status, content type, seal and body of an answer, and the call that it belongs to."""
-        path = PATH + name
-        call, header = self._seals.call("POST", path, _receiver(url), body, key)
+        path, receiver = PATH + name, _receiver(url)
+        call, header = self._seals.call("POST", path, receiver, body, key)
         if self._session is None:
             raise PeerError("this worker has not started, or stops")
         async with self._session.post(
-            url.rstrip("/") + path,
+            address.url + path,
             data=body,
-            headers={HEADER: header, "Content-Type": MSGPACK},
+            headers={HEADER: header, RECEIVER: receiver, "Content-Type": MSGPACK},
             timeout=ClientTimeout(total=timeout_s),
             allow_redirects=False,
         ) as response:
-            answer = await _read_answer(response, url, name)
+            answer = await _read_answer(response, address.url, name)
             return response.status, response.content_type, response.headers.get(HEADER, ""), answer, call
 
     async def everywhere(
@@ -273,6 +374,8 @@ class Peers(Service):
             call, key = seals.open(header, request.method, request.raw_path, _receiver(self.url))
         except OtherVersionError as exc:
             return self._other_version(request, exc)
+        except NotAuthenticatedError:
+            return self._misdirect(request, header)
         status, content_type = 200, MSGPACK
         try:
             seals.take(call)
@@ -292,6 +395,13 @@ class Peers(Service):
             content_type=content_type,
             headers={HEADER: seals.answer(call, key, status, content_type, answer)},
         )
+
+    def _misdirect(self, request: web.Request, header: str) -> web.Response:
+        """Tell a worker whose call is for another one who answers here. Raises `NotAuthenticatedError` for others."""
+        call, key = self._seals.open(header, request.method, request.raw_path, request.headers.get(RECEIVER, ""))
+        body = self.url.encode()
+        seal = self._seals.answer(call, key, MISDIRECTED, MSGPACK, body)
+        return web.Response(body=body, status=MISDIRECTED, content_type=MSGPACK, headers={HEADER: seal})
 
     def _other_version(self, request: web.Request, error: OtherVersionError) -> web.Response:
         """Tell a worker of another version which one is known here; and the log, as its messages don't come."""
@@ -333,6 +443,12 @@ class Peers(Service):
         session, self._session = self._session, None  # else a call that begins later fails with a RuntimeError
         if session is not None:
             await session.close()
+
+
+def _partitions(numbers: Iterable[int]) -> str:
+    """The partitions of a worker, behind its URL."""
+    listed = ", ".join(map(str, sorted(numbers)))
+    return f" (partition{'s' if ',' in listed else ''} {listed})" if listed else ""
 
 
 def _receiver(url: str) -> str:

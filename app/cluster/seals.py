@@ -34,6 +34,8 @@ FRESH_MS = 30_000
 BEGINNING_BITS = 50
 #: Numbers of one sender, above those that all came, that are remembered; calls that are late by more are refused.
 NUMBERS_MAX = 10_000
+#: Receivers whose time and numbers a caller keeps. A worker is another receiver after each start.
+RECEIVERS_MAX = 1_000
 
 _NAMES = ["version", "time", "sender", "number", "body", "seal"]
 _ANSWER_NAMES = ["version", "time", "seal"]
@@ -98,6 +100,10 @@ class Seals:
 
     def call(self, method: str, path: str, receiver: str, body: bytes, key: int = 0) -> tuple[Call, str]:
         """A new call, and its header. ``key``: which of the keys makes the seal."""
+        if receiver not in self._numbers and len(self._numbers) >= RECEIVERS_MAX:
+            longest_known = next(iter(self._numbers))
+            del self._numbers[longest_known]
+            self._ahead_ms.pop(longest_known, None)
         number = self._numbers[receiver] = self._numbers.get(receiver, 0) + 1
         time_ms = self._now_ms() + self._ahead_ms.get(receiver, 0)
         call = Call(method, path, receiver, time_ms, self._sender, number, hash_of(body))

@@ -19,6 +19,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from app.cluster import addresses
 from app.engine.changelogs import first_newer
 from app.kafka.connection import end_client, kafka_client_args
 from app.kafka.topics import Topics, ensure_topics
@@ -267,11 +268,14 @@ async def _workers(settings: Settings) -> list[str]:
     urls = []
     for _, client_id, host, _, assignment in (member[:5] for member in members):
         try:
-            urls.append(url_of_member(assignment))
+            address = addresses.read(url_of_member(assignment), tuple)
+            if address.worker == addresses.NO_WORKER:
+                raise ValueError("no address of a worker")
         except Exception as exc:
             raise NotPossibleError(
                 f"member {client_id} at {host} of group {settings.name} is no worker of marq"
             ) from exc
+        urls.append(address.url)
     return sorted(set(urls))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -41,6 +42,18 @@ COMMAND_S = 15.0
 
 
 # -- addresses and credentials ------------------------------------------------------------------------
+
+
+def is_kafka_here(settings: Settings) -> bool:
+    """False if Kafka is on another machine: no address of a broker is one of this machine."""
+    for server in settings.bootstrap_servers or ("localhost:0",):
+        host = server.rpartition(":")[0].strip("[]")
+        with contextlib.suppress(OSError):
+            for family, kind, _, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+                with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                    probe.bind(address)
+                    return True
+    return False
 
 
 def kafka_client_args(settings: Settings) -> dict[str, Any]:

@@ -153,24 +153,22 @@ class Census:
         return {state: found.get(state, 0) for state in STATES}
 
     async def total(self, queues: list[str], fresh: str = "") -> tuple[Counts, list[str]]:
-        """Messages of some queues by state in all workers, and the URLs of those that did not answer.
+        """Messages of some queues by state in all workers, and those that did not answer, with their partitions.
 
         Args:
             queues: names; those without messages are left out of the answer.
             fresh: a queue of which everything is counted that was confirmed before.
         """
         counts: Counts = {}
-        missing: list[str] = []
-        wanted = CountsWanted(queues, fresh)
-        for url, answer in (await self._peers.everywhere(self.counts_here, wanted)).items():
+        answers = await self._peers.everywhere(self.counts_here, CountsWanted(queues, fresh))
+        for answer in answers.values():
             if isinstance(answer, MarqError):
-                missing.append(url)
                 continue
             for name, states in answer.items():
                 total = counts.setdefault(name, dict.fromkeys(STATES, 0))
                 for state, count in states.items():
                     total[state] = total.get(state, 0) + count
-        return counts, sorted(missing)
+        return counts, self._peers.missing(answers)
 
     async def oldest(self, queues: list[str]) -> dict[str, int]:
         """Milliseconds since the oldest unfinished message of each was sent, in all workers that answer."""

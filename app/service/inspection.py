@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from faust.types import TP
 from msgspec import UNSET
 
-from app.cluster.peers import Peers, peer_call
+from app.cluster.peers import MemberTrouble, Peers, peer_call
 from app.engine.breakers import BreakerState
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
@@ -79,9 +79,13 @@ class Inspection:
     # ------------------------------------------------------------------ workers and partitions
 
     async def workers(self) -> tuple[list[WorkerView], list[str]]:
-        """All workers, and the URLs of those that did not answer."""
+        """All workers, and those that did not answer."""
         found, missing = await self._everywhere(self.worker_here, None)
         return sorted(found, key=lambda worker: worker.url), missing
+
+    def troubles(self) -> list[MemberTrouble]:
+        """What keeps workers from reaching each other, as far as this one knows."""
+        return self._peers.troubles()
 
     @peer_call("worker")
     async def worker_here(self, _: None) -> WorkerView:
@@ -89,7 +93,7 @@ class Inspection:
         ownership = self._ownership
         return WorkerView(
             worker=ownership.worker_name,
-            url=self._peers.url,
+            url=self._peers.shown_url,
             ready=ownership.ready,
             partitions=sorted(ownership.owned),
             uptime_s=round(time.monotonic() - self._began_s, 1),
@@ -101,7 +105,7 @@ class Inspection:
         )
 
     async def partitions(self) -> tuple[list[PartitionView], list[str]]:
-        """All partitions, and the URLs of workers that did not answer."""
+        """All partitions, and the workers that did not answer."""
         found, missing = await self._everywhere(self.partitions_here, None)
         return sorted((p for one in found for p in one.partitions), key=lambda p: p.partition), missing
 
@@ -204,7 +208,7 @@ class Inspection:
     # ------------------------------------------------------------------ queues
 
     async def stats(self, queues: list[str]) -> tuple[list[QueueStats], list[str]]:
-        """Queues with counts by state, and the URLs of workers that did not answer."""
+        """Queues with counts by state, and the workers that did not answer."""
         dead_queues = {queue: self._catalog.settings_of(queue).dead_letters_of(queue) for queue in queues}
         wanted = [*dict.fromkeys([*queues, *dead_queues.values()])]
         counts, missing = await self._census.total(wanted, fresh=queues[0] if len(queues) == 1 else "")
@@ -245,7 +249,7 @@ class Inspection:
     async def messages(
         self, queue: str, state: State | None, after: tuple[int, int], limit: int, payload_bytes: int = 0
     ) -> tuple[list[MessageBrief], list[str]]:
-        """Up to `limit` messages of a queue in order, and the URLs of workers that did not answer."""
+        """Up to `limit` messages of a queue in order, and the workers that did not answer."""
         wanted = MessagesWanted(queue, state, after, limit, payload_bytes)
         found, missing = await self._everywhere(self.messages_here, wanted)
         return sorted((m for one in found for m in one), key=lambda m: (m.partition, m.offset))[:limit], missing
@@ -321,7 +325,7 @@ class Inspection:
     ) -> tuple[list[Answer], list[str]]:
         answers = await self._peers.everywhere(operation, argument)
         good = [a for a in answers.values() if not isinstance(a, MarqError)]
-        return good, sorted(url for url, a in answers.items() if isinstance(a, MarqError))
+        return good, self._peers.missing(answers)
 
     async def _ask(self, number: int, operation: Callable[[Argument], Awaitable[Answer]], argument: Argument) -> Answer:
         partitions = self._ownership.topics.partitions

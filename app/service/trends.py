@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from mode import Service
 
-from app.cluster.peers import Peers, peer_call
+from app.cluster.peers import MemberTrouble, Peers, peer_call
 from app.engine.ownership import Ownership
 from app.engine.stalls import Stall
 from app.service.census import Census
@@ -94,8 +94,9 @@ class Cluster(msgspec.Struct):
 
     at_s: float  # monotonic
     names: list[str]  # of all queues, in order
-    workers: dict[str, WorkerNow]  # by URL
+    workers: dict[str, WorkerNow]  # by address
     missing: list[str]
+    troubles: list[MemberTrouble]
     queues: dict[str, QueueNow]
     first: int  # step
     history: list[Point]  # without gaps
@@ -292,19 +293,16 @@ class Trends(Service):
             return self._cluster
 
     async def _gather(self, before: Cluster | None) -> Cluster:
-        workers: dict[str, WorkerNow] = {}
-        missing: list[str] = []
-        for url, told in (await self._peers.everywhere(self.now_here, None)).items():
-            if isinstance(told, MarqError):
-                missing.append(url)
-            else:
-                workers[url] = told
+        answers = await self._peers.everywhere(self.now_here, None)
+        workers = {url: told for url, told in answers.items() if not isinstance(told, MarqError)}
         names = self._ownership.catalog.names()
         last = int(time.time()) // STEP_S - 1
         self._left |= {url: told.history for url, told in workers.items()}
         self._left = {url: h for url, h in self._left.items() if h and h[-1].step > last - POINTS}
         first, history = merged(self._left.values(), last)
-        now = Cluster(time.monotonic(), names, workers, sorted(missing), {}, first, history)
+        now = Cluster(
+            time.monotonic(), names, workers, self._peers.missing(answers), self._peers.troubles(), {}, first, history
+        )
         if before is not None and _counts_of(before) == _counts_of(now):
             now.queues = before.queues
             if before.names == names:

@@ -6,6 +6,8 @@ assigns these anew, so partitions move although nothing has changed. Here a work
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,6 +15,13 @@ from typing import Any
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from faust.assignor.client_assignment import ClientAssignment, ClientMetadata
 from faust.assignor.partition_assignor import PartitionAssignor
+
+from marq.text import reason_of
+
+log = logging.getLogger(__name__)
+
+#: Most bytes of an assignment: for 10,000 partitions and hundreds of workers it has about a megabyte.
+ASSIGNMENT_MAX_BYTES = 16 * 1024 * 1024
 
 
 def share_out(count: int, had: Mapping[str, Iterable[int]]) -> dict[str, list[int]]:
@@ -40,28 +49,65 @@ def share_out(count: int, had: Mapping[str, Iterable[int]]) -> dict[str, list[in
 
 
 def url_of_member(assignment: bytes) -> str:
-    """The URL of a worker, from its assignment in Kafka. Raises any error if it is no worker."""
+    """The address of a worker, from its assignment in Kafka. Raises any error if it is no worker."""
     told = ConsumerProtocolMemberAssignment.decode(assignment).user_data
-    return str(ClientMetadata.loads(zlib.decompress(told)).url)
+    return str(ClientMetadata.loads(_decompressed(told)).url)
+
+
+def _decompressed(data: bytes) -> bytes:
+    """Decompress what a member sent. Raises `ValueError` for more than a worker sends, before it takes that memory."""
+    stream = zlib.decompressobj()
+    found = stream.decompress(data, ASSIGNMENT_MAX_BYTES)
+    if stream.unconsumed_tail:
+        raise ValueError(f"an assignment of more than {ASSIGNMENT_MAX_BYTES:,} bytes")
+    return found
+
+
+def _had(metadata: ClientMetadata, names: set[str], count: int) -> list[int]:
+    """The partitions that a member says it had. What makes no sense is left out: anybody may join the group."""
+    try:
+        return [int(p) for p in metadata.assignment.copartitioned_assignment(names).actives if 0 <= int(p) < count]
+    except Exception:
+        return []
 
 
 class StickyAssignor(PartitionAssignor):
-    """Faust's assignor, with the same format on the wire and another assignment. No standbys, no global tables."""
+    """Faust's assignor, with the same format on the wire and another assignment. No standbys, no global tables.
+
+    The leader of the group, which is the member that has been there longest, gives a worker with another secret no
+    partitions, and no list of members.
+    """
+
+    app: Any
+
+    @property
+    def _url(self) -> Any:
+        return self.app.address
+
+    @property
+    def is_refused(self) -> bool:
+        """True if the leader did not admit this worker."""
+        return not self.changelog_distribution
+
+    @classmethod
+    def _decompress(cls, compressed: bytes) -> bytes:
+        return _decompressed(compressed)
 
     def _perform_assignment(self, cluster: Any, member_metadata: Any) -> Any:
-        metadata = {member: self._get_client_metadata(m) for member, m in member_metadata.items()}
-        subscriptions = {member: m.subscription for member, m in member_metadata.items()}
+        read = {member: self._read(member, m) for member, m in member_metadata.items()}
+        metadata = {member: found for member, found in read.items() if found is not None}
+        subscriptions = {member: member_metadata[member].subscription for member in metadata}
         topics = {topic for subscription in subscriptions.values() for topic in subscription}
         self._update_member_urls(metadata)
-        assignments = {member: ClientAssignment(actives={}, standbys={}) for member in member_metadata}
+        assignments = {member: ClientAssignment(actives={}, standbys={}) for member in metadata}
         groups: dict[str, int] = {}
         copartitioned = self._get_copartitioned_groups(topics, cluster, subscriptions)
         for number, (count, topic_sets) in enumerate(sorted(copartitioned.items())):
             for names in topic_sets:
                 groups.update(dict.fromkeys(names, number))
                 had = {
-                    member: metadata[member].assignment.copartitioned_assignment(names).actives
-                    for member in member_metadata
+                    member: _had(metadata[member], names, count)
+                    for member in metadata
                     if names.issubset(subscriptions[member])
                 }
                 for member, partitions in share_out(count, had).items():
@@ -71,4 +117,26 @@ class StickyAssignor(PartitionAssignor):
             self._get_changelog_distribution(assignments),
             self._get_external_topic_distribution(assignments),
             groups,
-        )
+        ) | self._refusals(member_metadata, set(member_metadata) - set(metadata))
+
+    def _read(self, member: str, told: Any) -> ClientMetadata | None:
+        """What a member says of itself. Returns None if it gets no partitions."""
+        try:
+            found = self._get_client_metadata(told)
+            if self.app.admits(found.url):
+                return found
+            reason = "it has another secret, or is no worker of this installation"
+        except Exception as exc:
+            reason = f"it is no worker: {reason_of(exc)}"
+        log.error("Member %s of the group gets no partitions: %s", member, reason)
+        return None
+
+    def _refusals(self, member_metadata: Any, refused: set[str]) -> Any:
+        """Assignments without partitions and members."""
+        self._member_urls = {}
+        for member in refused:
+            with contextlib.suppress(Exception):
+                self._member_urls[member] = str(self._get_client_metadata(member_metadata[member]).url)
+            self._member_urls.setdefault(member, "")
+        nothing = {member: ClientAssignment(actives={}, standbys={}) for member in refused}
+        return self._protocol_assignments(nothing, {}, {}, {})

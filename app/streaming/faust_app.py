@@ -112,6 +112,7 @@ class MarqApp(faust.App):
     assignor: StickyAssignor
     web: BareWeb
     producer: IdempotentProducer
+    _address: str | None = None
 
     def __init__(self, id: str, *, chunked_topics: Iterable[str] = (), **options: Any) -> None:
         self.chunked_topics = frozenset(chunked_topics)
@@ -149,7 +150,22 @@ class MarqApp(faust.App):
         self.tables.add(table)
         return table
 
+    # -- the group
+
+    @property
+    def address(self) -> str:
+        """What this worker tells the other members of itself: its URL, or what was set."""
+        return self._address or str(self.conf.canonical_url)
+
+    @address.setter
+    def address(self, address: str) -> None:
+        self._address = address
+
     # -- checks
+
+    def admits(self, url: str) -> bool:
+        """Called by the leader of the group: may the member with this address get partitions?"""
+        return True
 
     def fail(self, exc: BaseException) -> None:
         """Stop the worker because of an error that it can't go on with."""

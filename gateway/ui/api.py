@@ -157,6 +157,7 @@ class Api:
         found: list[dict[str, Any]] = []
         shown, dead, now_ms = counted.shown, counted.dead, counted.at_ms
         if grants.allow_everywhere("inspect"):
+            found += [{"kind": "address", "what": one.what, "mend": one.mend} for one in cluster.troubles]
             found += [{"kind": "missing", "worker": url} for url in cluster.missing]
             served = {n for worker in cluster.workers.values() for n in worker.partitions}
             reasons = {n: r for worker in cluster.workers.values() for n, r in worker.unserved.items()}

@@ -66,6 +66,7 @@ class Facts(msgspec.Struct):
     refused: str = ""  # why the key, or the lack of one, does not let us look
     workers: list[dict[str, Any]] | None = None
     missing: list[str] = []
+    troubles: list[dict[str, str]] = []
     partitions: list[dict[str, Any]] | None = None
     stalled: dict[str, Any] = {}
     queues: list[dict[str, Any]] | None = None
@@ -175,6 +176,13 @@ def workers(facts: Facts) -> Found:
     for worker in facts.workers or ():
         if not worker["ready"]:
             yield Level.WARNING, f"the worker at {worker['url']} is not ready", "see its log"
+
+
+@check("addresses", needs="workers")
+def addresses(facts: Facts) -> Found:
+    """each worker is reached at an address of its own"""
+    for trouble in facts.troubles:
+        yield Level.PROBLEM, trouble["what"], trouble["mend"]
 
 
 @check("versions", needs="workers")

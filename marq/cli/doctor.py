@@ -84,7 +84,7 @@ def _look(service: Connected, facts: Facts) -> None:
     facts.ready = not facts.health
     answer = service.ask("/v1/workers")
     facts.clock_ms = round(time.time() * 1000)
-    facts.workers, facts.missing = answer["workers"], answer["missing"]
+    facts.workers, facts.missing, facts.troubles = answer["workers"], answer["missing"], answer.get("troubles", [])
     facts.partitions = _partitions(service)
     if any(one.get("unsaved") and (one.get("checkpoint_age_ms") or 0) > CHECKPOINT_MS for one in facts.partitions):
         time.sleep(LOOK_AGAIN_S)

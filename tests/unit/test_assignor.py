@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import random
+import zlib
+from types import SimpleNamespace
+from typing import Any
 
-from app.streaming.assignor import share_out
+import pytest
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+
+from app.streaming import assignor as module
+from app.streaming.assignor import StickyAssignor, share_out, url_of_member
+
+TOPICS = ["a", "b"]
 
 
 def moved(before: dict[str, list[int]], after: dict[str, list[int]]) -> int:
@@ -67,3 +76,57 @@ def test_any_history_stays_even_and_moves_as_little_as_can_be() -> None:
             over = sorted((len(had) - least for had in before.values()), reverse=True)
             must = sum(max(0, o - (i < larger)) for i, o in enumerate(over))
             assert moved(before, shares) == must
+
+
+def member_of(url: str, admitted: set[str]) -> StickyAssignor:
+    """The assignor of one worker."""
+    tables = SimpleNamespace(changelog_topics={"b"}, data={})
+    app: Any = SimpleNamespace(tables=tables, address=url, admits=lambda url: url in admitted)
+    return StickyAssignor(app)
+
+
+def dealt(leader: StickyAssignor, joined: dict[str, Any]) -> dict[str, ConsumerProtocolMemberAssignment]:
+    """What the leader makes of those that joined, as each gets it."""
+    cluster = SimpleNamespace(partitions_for_topic=lambda topic: set(range(4)))
+    made: dict[str, Any] = leader._perform_assignment(cluster, joined)
+    return {name: ConsumerProtocolMemberAssignment.decode(one.encode()) for name, one in made.items()}
+
+
+def test_who_has_another_secret_gets_no_partitions_learns_it_and_nobody_learns_of_it() -> None:
+    admitted = {"http://one", "http://two"}
+    workers = {url: member_of(url, admitted) for url in (*sorted(admitted), "http://three")}
+    made = dealt(workers["http://one"], {url: worker.metadata(set(TOPICS)) for url, worker in workers.items()})
+    for url, worker in workers.items():
+        worker.on_assignment(made[url])
+
+    assert [worker.is_refused for worker in workers.values()] == [False, False, True]
+    assert [len(worker.assigned_actives()) for worker in workers.values()] == [4, 4, 0]
+    assert workers["http://two"].changelog_distribution.keys() == admitted
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\0" * 9, b"{}", b"[" * 100_000, b'{"url": 7, "assignment": 9, "changelog_distribution": 8}']
+)
+def test_a_member_that_is_no_worker_gets_no_partitions_and_costs_no_other_member_any(data: bytes) -> None:
+    worker = member_of("http://one", {"http://one"})
+    stranger = ConsumerProtocolMemberMetadata(4, TOPICS, data)
+    made = dealt(worker, {"one": worker.metadata(set(TOPICS)), "stranger": stranger})
+
+    assert made["stranger"].assignment == []
+    assert sorted(topic for topic, _ in made["one"].assignment) == TOPICS
+
+
+def test_partitions_that_a_member_says_it_had_and_that_can_not_be_are_ignored() -> None:
+    worker = member_of("http://one", {"http://one"})
+    worker._assignment.actives = {"a": [0, 9, -1, "x"], "b": "none"}  # type: ignore[list-item,dict-item]
+    made = dealt(worker, {"one": worker.metadata(set(TOPICS))})
+    assert dict(made["one"].assignment) == {"a": [0, 1, 2, 3], "b": [0, 1, 2, 3]}
+
+
+def test_an_assignment_is_not_unpacked_beyond_what_a_leader_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ASSIGNMENT_MAX_BYTES", 10_000)
+    bomb = ConsumerProtocolMemberAssignment(4, [], zlib.compress(b" " * 10_001))
+    with pytest.raises(ValueError, match="more than 10,000 bytes"):
+        url_of_member(bomb.encode())
+    with pytest.raises(ValueError, match="more than 10,000 bytes"):
+        member_of("http://one", set()).on_assignment(bomb)

@@ -90,6 +90,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     "refused": ({"refused": "a key is needed"}, "key", "a key is needed"),
     "not ready": ({"ready": False, "health": '{"ready":false}'}, "ready", "not ready"),
     "a worker that is missing": ({"missing": ["http://127.0.0.1:3"]}, "workers", "127.0.0.1:3 did not answer"),
+    "workers at one address": (
+        {"troubles": [{"what": "workers A and B announce the same address", "mend": "set MARQ_WEB_URL"}]},
+        "addresses",
+        "A and B announce the same address",
+    ),
     "a worker that is not ready": ({"workers": [worker(1, ready=False), worker(2)]}, "workers", "1:1 is not ready"),
     "two versions": ({"workers": [worker(1), worker(2, version="2.0")]}, "versions", "1.0: http://127.0.0.1:1; 2.0"),
     "an earlier version": ({"workers": [worker(1), worker(2, vitals=None)]}, "versions", "an earlier one"),

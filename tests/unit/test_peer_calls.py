@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from app.cluster import peers as module
+from app.cluster.addresses import announce
 from app.cluster.peers import PeerError, Peers, peer_call
 from app.cluster.seals import HEADER, Seals
 from marq.errors import UnknownQueueError
@@ -61,6 +62,21 @@ def attack(folder: Path, test: Test) -> None:
             await test(called, caller)
 
     run(main)
+
+
+def meet(folder: Path, test: Test) -> None:
+    """As `attack`, with workers that have not called each other yet."""
+
+    async def main() -> None:
+        async with two_workers(folder) as (called, caller):
+            await test(called, caller)
+
+    run(main)
+
+
+def address_of(caller: Peers, url: str) -> str:
+    """An address that a worker with the secret of `caller` announces."""
+    return caller.announce(url, "worker")
 
 
 def sealed(caller: Peers, url: str, body: bytes, method: str = "POST", path: str = PATH) -> str:
@@ -214,7 +230,7 @@ def test_redirects_are_not_followed(tmp_path: Path) -> None:
 
         async with impostor(elsewhere) as url:
             with pytest.raises(PeerError, match="307"):
-                await caller.call(url, PART.echo, 1)
+                await caller.call(address_of(caller, url), PART.echo, 1)
         assert asked == [PATH]
 
     attack(tmp_path, test)
@@ -250,7 +266,7 @@ def test_the_answer_to_another_call_is_not_believed(tmp_path: Path) -> None:
         first = sealed(caller, called.url, msgspec.msgpack.encode("old"))
         async with impostor(pass_on) as url:
             with pytest.raises(PeerError, match="without a seal"):
-                await caller.call(url, PART.echo, "new")
+                await caller.call(address_of(caller, url), PART.echo, "new")
         assert known[0][0] == 200
 
     attack(tmp_path, test)
@@ -270,6 +286,116 @@ def test_an_answer_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytes
 
         async with impostor(flood) as url:
             with pytest.raises(PeerError, match="more than"):
-                await asyncio.wait_for(caller.call(url, PART.echo, 1), 10)
+                await asyncio.wait_for(caller.call(address_of(caller, url), PART.echo, 1), 10)
 
     attack(tmp_path, test)
+
+
+def announced(http: Http) -> str:
+    """Let a worker announce its address, as at a start."""
+    http.app.address = http.app.peers.announce(http.url, "its-name")
+    return http.app.peers.url
+
+
+def test_a_call_that_reaches_another_worker_than_meant_is_not_carried_out_and_says_who_answered(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        heard: list[Any] = []
+
+        async def note(argument: Any) -> Any:
+            heard.append(argument)
+
+        called.app.peers._operations["echo"] = called.app.peers._operations["echo"]._replace(method=note)
+        there = announced(called)
+        meant = address_of(caller, called.url)
+
+        with pytest.raises(PeerError, match=r"worker its-name-\w{12} answers at http://127.*, the address of worker"):
+            await caller.call(meant, PART.echo, 1)
+        assert not heard
+        await caller.call(there, PART.echo, 2)
+        assert heard == [2]
+
+    meet(tmp_path, test)
+
+
+def test_workers_at_one_address_are_both_named_with_what_to_do_and_the_lost_one_with_its_partitions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        here, there = announced(called), address_of(caller, called.url)
+        peers = called.app.peers
+        members = {here: {0, 2}, there: {1, 3}}
+        peers.members = lambda: members  # type: ignore[method-assign]
+
+        answers = await peers.everywhere(PART.echo, 1)
+        peers.members_changed()
+        peers.members_changed()
+
+        assert answers[here] == 1
+        assert peers.missing(answers) == [f"{called.url} (partitions 1, 3)"]
+        (trouble,) = peers.troubles()
+        assert trouble.what.startswith("worker its-name-") and " and worker worker-" in trouble.what
+        assert trouble.what.endswith(f" announce the same address, {called.url}")
+        assert "MARQ_WEB_URL" in trouble.mend
+        lines = [r.getMessage() for r in caplog.records if f"{trouble.what}: {trouble.mend}" in r.getMessage()]
+        assert len(lines) == 1
+
+    meet(tmp_path, test)
+
+
+def test_two_members_whose_urls_lead_to_one_worker_are_reported_once_both_are_members(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        there, elsewhere = announced(called), address_of(caller, called.url.replace("127.0.0.1", "localhost"))
+        with pytest.raises(PeerError, match="answers at"):
+            await caller.call(elsewhere, PART.echo, 1)
+
+        caller.members = lambda: {elsewhere: {1}}  # type: ignore[method-assign]
+        assert not caller.troubles()  # the worker there has just begun, and its predecessor is still a member
+        caller.members = lambda: {elsewhere: {1}, there: {0}}  # type: ignore[method-assign]
+        assert "the address of worker" in caller.troubles()[0].what
+
+    meet(tmp_path, test)
+
+
+def test_nothing_is_sent_to_an_address_that_the_secret_does_not_prove(tmp_path: Path) -> None:
+    async def test(called: Http, caller: Peers) -> None:
+        asked: list[bytes] = []
+
+        async def listen(request: web.Request) -> web.Response:
+            asked.append(await request.read())
+            return web.Response()
+
+        async with impostor(listen) as url:
+            for address in (
+                announce(url, "w-1", [b"another secret".ljust(32)]),
+                address_of(caller, "http://a:1").rpartition("@")[0] + url.replace("http://", "@"),
+                "ftp://a@b",
+                f"{url}/private?x=",
+            ):
+                with pytest.raises(PeerError, match="is not called"):
+                    await caller.call(address, PART.echo, "confidential")
+                assert not caller.admits(address)
+            assert asked == []
+            # a worker of marq 0.2 has no seal, and its answer to a call that tells nothing shows what it is
+            with pytest.raises(PeerError, match="without a seal"):
+                await caller.call(url, PART.echo, "confidential")
+            assert asked == [b""]
+        assert await caller.call(called.url, PART.echo, 1) == 1
+
+    meet(tmp_path, test)
+
+
+def test_a_worker_of_the_version_before_calls_an_address_as_it_stands(tmp_path: Path) -> None:
+    """It makes a header of user and password, and names the whole address in its seal."""
+
+    async def test(called: Http, caller: Peers) -> None:
+        there, body = announced(called), msgspec.msgpack.encode("x")
+        assert called.app.peers._session is not None
+        for _ in range(2):
+            call, header = caller._seals.call("POST", PATH, there, body)
+            async with called.app.peers._session.post(there + PATH, data=body, headers={HEADER: header}) as response:
+                status, sealed = response.status, response.headers[HEADER]
+            if status == 401:
+                caller._seals.learn_time(call, sealed)
+        assert status == 200
+
+    meet(tmp_path, test)

@@ -40,7 +40,7 @@ class Member:
     def __init__(self, worker: Worker, number: int) -> None:
         self.worker = worker
         self.id = f"{worker.process.name}-{number:03}"
-        self.url = worker.url
+        self.url = worker.peers.url
         self.seen_s = 0.0
         self.had: tuple[int, ...] = ()  # partitions that it says it has
         self.joined: asyncio.Future[Any] | None = None  # what it waits for
