@@ -159,6 +159,8 @@ def import_modules(names: tuple[str, ...]) -> None:
             importlib.import_module(name)
         except ImportError as exc:
             raise HandlerError(f"MARQ_HANDLERS names {name!r}, which can't be imported: {exc}") from exc
-        except Exception as exc:
+        except KeyboardInterrupt:
+            raise  # Ctrl-C
+        except BaseException as exc:
             trace = traceback.format_exc(limit=-3).splitlines()
             raise HandlerError(f"MARQ_HANDLERS names {name!r}, which failed when it was imported:", *trace) from exc

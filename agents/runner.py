@@ -8,6 +8,8 @@ handler never waits for Kafka. A slow one takes none ahead: they would wait here
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +29,7 @@ from marq.core.agenda import Handout
 from marq.core.backlog import Backlog
 from marq.core.flow import Breaker
 from marq.core.policies import VISIBILITY_TIMEOUT_MS
-from marq.errors import RowError
+from marq.errors import HandlerError, RowError
 from marq.handlers import Handler, Retry
 from marq.message import Message
 
@@ -83,6 +85,20 @@ def _may_have(b: Backlog | None) -> bool:
     return b is not None and bool(b.fresh or b.again or b.returned or b.groups or b.out)
 
 
+def _call_here(function: Callable[[Any], Any], argument: Any) -> BaseException | None:
+    """Call a handler in this thread. Returns what it raised: some exceptions can't be the result of a future."""
+    try:
+        result = function(argument)
+    except BaseException as exc:
+        return exc
+    if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        kind = type(result).__name__
+        if inspect.iscoroutine(result):
+            result.close()
+        return HandlerError(f"the handler returned a {kind}, so nothing of it ran: use `async def`, and no `yield`")
+    return None
+
+
 class Ask:
     """What a runner asked of a partition."""
 
@@ -123,6 +139,7 @@ class Runner:
         self._mean_ms = SLOW_MS  # nothing is taken ahead until the handler has shown that it is fast
         self._progress_ms = 0
         self._spawning = False
+        self._cancels = False  # whether calls that still run are cancelled now
         self._pool = None if handler.is_async else ThreadPoolExecutor(handler.concurrency, handler.function.__name__)
 
     @property
@@ -308,7 +325,8 @@ class Runner:
 
     async def _work(self) -> None:
         """Make calls, one after another, while there are any. A task per call would cost more than many a handler."""
-        loop = asyncio.get_running_loop()
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
         yield_at = loop.time() + TURN_S
         while self.waiting and not self.service.closing:
             delivery, messages = self.waiting.popleft()
@@ -329,6 +347,11 @@ class Runner:
                 self.running -= 1
                 self.meter.calls += 1
                 self._progress_ms = now_ms()
+            if task.cancelling() and not self._cancels:
+                # the handler cancelled the task that calls it: the next call must not get that
+                task.uncancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
             if loop.time() > yield_at:
                 await asyncio.sleep(0)
                 yield_at = loop.time() + TURN_S
@@ -357,19 +380,18 @@ class Runner:
             if self._pool is None:
                 await handler.function(argument)
             else:
-                await loop.run_in_executor(self._pool, handler.function, argument)
-        except asyncio.CancelledError:
-            # a call in a thread can't be cancelled: it goes on until the process ends
-            self.settlement.give_back(delivery, messages, 0 if self._pool is None else THREAD_END_MS)
-            raise
-        except Retry as retry:
-            self.settlement.give_back(delivery, messages, retry.delay_ms)
-            self._break()
-        except Exception:
-            self.meter.failures += 1
-            self._log_failure(messages)
-            self.settlement.give_back(delivery, messages, None)
-            self._break()
+                raised = await loop.run_in_executor(self._pool, _call_here, handler.function, argument)
+                if raised is not None:
+                    try:
+                        raise raised
+                    finally:
+                        del raised  # or its traceback and this frame would keep each other
+        except BaseException as exc:
+            if self._is_ended_by_us(exc):
+                # a call in a thread can't be cancelled: it goes on until the process ends
+                self.settlement.give_back(delivery, messages, 0 if self._pool is None else THREAD_END_MS)
+                raise
+            self._failed(delivery, messages, exc)
         else:
             self.breaker.succeeded()
             if handler.manual:
@@ -380,6 +402,27 @@ class Runner:
             seconds = loop.time() - began
             self._mean_ms += (seconds * 1000 - self._mean_ms) * 0.1
             self.meter.took(seconds)
+
+    def _is_ended_by_us(self, exc: BaseException) -> bool:
+        """True if this worker cancelled the call, or drops it at its end. A handler may raise the same exceptions."""
+        if not isinstance(exc, asyncio.CancelledError | GeneratorExit):
+            return False
+        try:
+            task = asyncio.current_task()
+        except RuntimeError:  # no event loop runs any more
+            return True
+        return task not in self.tasks or (self._cancels and task.cancelling() > 0)
+
+    def _failed(self, delivery: Delivery, messages: list[Message], exc: BaseException) -> None:
+        """Settle a call that raised."""
+        delay_ms = None
+        if isinstance(exc, Retry):
+            delay_ms = exc.delay_ms
+        else:
+            self.meter.failures += 1
+            self._log_failure(messages, exc)
+        self.settlement.give_back(delivery, messages, delay_ms)
+        self._break()
 
     def _break(self) -> None:
         """Record a failed call. If that opens the breaker, waiting messages are given back uncounted."""
@@ -393,14 +436,14 @@ class Runner:
             )
             self._return_waiting()
 
-    def _log_failure(self, messages: list[Message]) -> None:
-        """Log the current exception; of many in a short time only the first."""
+    def _log_failure(self, messages: list[Message], exc: BaseException) -> None:
+        """Log what a call raised; of many failures in a short time only the first."""
         if now_ms() < self._logged_ms + LOG_EVERY_MS:
             return
         more = self.meter.failures - self._failures_logged - 1
         self._logged_ms, self._failures_logged = now_ms(), self.meter.failures
         also = f", after {more} more failures" if more else ""
-        self.service.log.exception("%s failed on %s%s", self.handler.name, messages[0], also)
+        self.service.log.error("%s failed on %s%s", self.handler.name, messages[0], also, exc_info=exc)
 
     # -- leases, and the end
 
@@ -440,6 +483,7 @@ class Runner:
     async def _end_calls(self) -> None:
         if self.tasks:
             _, late = await asyncio.wait(self.tasks, timeout=STOP_GRACE_S)
+            self._cancels = True
             for task in late:
                 task.cancel()
             if late:

@@ -15,7 +15,6 @@ from functools import wraps
 from typing import Any
 
 import click
-import uvloop
 from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's commands
 from faust.cli.base import cli
 
@@ -23,9 +22,10 @@ from app.kafka.broker import EmbeddedBroker
 from app.kafka.broker_file import bootstrap_of
 from app.kafka.datadir import MAX_WORKERS, free_web_port, running_workers
 from app.kafka.folders import UMASK
-from app.processes import embedded_broker, errors_as_lines, stop_signals
+from app.processes import CanNotStart, embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
 from app.streaming import worker_command as _worker_command  # noqa: F401 - registers it instead of Faust's
+from app.streaming.faults import LoopPolicy
 from app.supervisor import Supervisor, end_for_dead, workers_for
 from marq import __version__
 from marq.cli.group import SETTINGS, SuggestingGroup
@@ -80,7 +80,7 @@ def _command(function: Callable[..., Any]) -> click.Command:
 def app_for_faust() -> Any:
     """The app for `faust -A app`."""
     os.umask(UMASK)
-    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    asyncio.set_event_loop_policy(LoopPolicy())
     with errors_as_lines():
         from app.worker import build
 
@@ -130,8 +130,11 @@ def up(workers: int | None) -> None:
     default=1,
     help="Several workers, at one address; one that dies is started again.",
 )
+@click.option("--supervisor", type=int, hidden=True, help="Where to tell that the worker can't start.")
 @click.pass_context
-def worker(context: click.Context, log_level: str | None, log_format: str | None, processes: int) -> None:
+def worker(
+    context: click.Context, log_level: str | None, log_format: str | None, processes: int, supervisor: int | None
+) -> None:
     """Run a worker, until stopped: on the Kafka of MARQ_KAFKA, or the embedded one of the data folder.
 
     Start it again for another one: workers share the partitions. SIGTERM hands them over.
@@ -147,8 +150,15 @@ def worker(context: click.Context, log_level: str | None, log_format: str | None
         with errors_as_lines(), stop_signals() as stopped:
             Supervisor(load(), processes, stopped).run()
         return
-    # Faust handles the other options, or refuses them
-    cli.main(args=["-A", "app", "worker", *context.args], prog_name="python -m app")
+    if supervisor is not None:
+        os.set_inheritable(supervisor, False)
+    try:
+        # Faust handles the other options, or refuses them
+        cli.main(args=["-A", "app", "worker", *context.args], prog_name="python -m app")
+    except CanNotStart:
+        if supervisor is not None:
+            os.write(supervisor, b"\n")
+        raise
 
 
 @_command

@@ -17,12 +17,11 @@ import faust
 from click.core import ParameterSource
 
 from app.logs import set_up
-from app.processes import disk_errors
+from app.processes import errors_as_lines, say
 from app.settings import Settings
 from app.streaming.faust_app import MarqApp
 from marq import __version__
-from marq.errors import MarqError, SettingError
-from marq.text import cleaned
+from marq.errors import SettingError
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +79,9 @@ class FaustWorker(faust.Worker):
                 is_one_of_several=app.settings.web_shared_port is not None,
             )
             kwargs["override_logging"] = False
-            try:
+            with errors_as_lines():
                 _refuse_options_of_faust()
-                with disk_errors():
-                    app.prepare()
-            except MarqError as error:
-                say(*error.lines)
-                raise SystemExit(2) from None
+                app.prepare()
             sys.setswitchinterval(SWITCH_INTERVAL_S)
             kwargs["debug"] = False  # it would open a console for every user of this machine
             # output of handlers is printed at once, also into a pipe, and not logged as warnings
@@ -123,7 +118,7 @@ class FaustWorker(faust.Worker):
         try:
             super().execute_from_commandline()
         except SystemExit as end:
-            status = int(end.code or 0)
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
             _end(status, lambda: self._tell_why(status))
             raise
 
@@ -170,10 +165,6 @@ def _end(status: int, tell: Callable[[], None]) -> None:
 def _user_threads() -> list[threading.Thread]:
     """Threads that Python would wait for at its end."""
     return [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
-
-
-def say(*lines: str) -> None:
-    click.echo("marq: " + "\n".join(map(cleaned, lines)), err=True)
 
 
 def _exit_now() -> None:

@@ -22,6 +22,7 @@ from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
 from app.settings import Settings, load
 from marq.errors import DataDirError, MarqError
+from marq.text import cleaned
 
 #: Seconds for a stopping worker to hand its partitions over; then it is killed.
 WORKER_STOP_S = 10.0
@@ -46,6 +47,18 @@ _DISK_ERRORS = {
 _UNVERIFIED = ssl._create_unverified_context()
 
 
+class CanNotStart(SystemExit):
+    """Ends a process that could not start, or not do what it was asked for, and has said why."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+
+def say(*lines: str) -> None:
+    """Print lines for the person at the terminal."""
+    click.echo("marq: " + "\n".join(map(cleaned, lines)), err=True)
+
+
 @contextlib.contextmanager
 def errors_as_lines() -> Iterator[None]:
     """End the process with status 2 and one line for an error that a user can mend."""
@@ -53,8 +66,8 @@ def errors_as_lines() -> Iterator[None]:
         with disk_errors():
             yield
     except MarqError as error:
-        click.echo("marq: " + "\n".join(error.lines), err=True)
-        raise SystemExit(2) from None
+        say(*error.lines)
+        raise CanNotStart from None
 
 
 @contextlib.contextmanager
@@ -78,14 +91,19 @@ class WorkerProcess:
     """A worker as a child process, which is stopped by its pid."""
 
     def __init__(self, output: IO[bytes] | None = None, **environment: str) -> None:
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        self._told = os.fdopen(read, "rb", buffering=0)
         # in a session of its own: Ctrl-C reaches only us, and we stop things in order
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "app", "worker"],
+            [sys.executable, "-m", "app", "worker", "--supervisor", str(write)],
             env=os.environ | environment,
             stdout=output,
             stderr=output,
             start_new_session=True,
+            pass_fds=(write,),
         )
+        os.close(write)
         self.url = ""
         self._data_dir = Path(environment["MARQ_DATA_DIR"]) if "MARQ_DATA_DIR" in environment else None
 
@@ -117,6 +135,11 @@ class WorkerProcess:
                 return True
         return False
 
+    def could_not_start(self) -> bool:
+        """True if the worker, which has ended, said that it can't start. Its status may come from code of handlers."""
+        with self._told:
+            return bool(self._told.read(1))
+
     def ask_to_stop(self) -> None:
         """Send SIGTERM, on which the worker hands its partitions over."""
         if self.process.poll() is None:
@@ -130,6 +153,7 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        self._told.close()
 
 
 def check_start(deadline_s: float) -> None:

@@ -12,13 +12,11 @@ import click
 
 from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import free_web_port
-from app.processes import WORKER_START_S, WorkerProcess, check_start
+from app.processes import WORKER_START_S, CanNotStart, WorkerProcess, check_start
 from app.settings import Settings, is_explicit, variable
 from marq.errors import SettingError
 from marq.text import cleaned
 
-#: Status of a worker that could not start.
-CAN_NOT_START = 2
 #: Deaths of a worker, each within so many seconds of its start, after which we give up.
 DEATHS_MAX, LASTING_S = 5, 60.0
 #: Seconds between two looks at the processes.
@@ -120,6 +118,8 @@ class _Slot:
             return False
         status = self._process.process.poll()
         if status is not None:
+            if self._process.could_not_start():
+                raise CanNotStart  # it said why, and another try would say the same
             self._died(status)
             return False
         if self.ready:
@@ -136,8 +136,6 @@ class _Slot:
             self._process.stop()
 
     def _died(self, status: int) -> None:
-        if status == CAN_NOT_START:
-            raise SystemExit(status)  # it said why, and another try would say the same
         lasted = time.monotonic() - self._began_s > LASTING_S
         self._deaths = 1 if lasted else self._deaths + 1
         gives_up = self._deaths > DEATHS_MAX

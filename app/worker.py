@@ -30,7 +30,7 @@ from app.cluster.peers import PATH as PEER_PATH
 from app.cluster.peers import Peers
 from app.engine.catalog import READ_UP_S, Catalog
 from app.engine.ownership import Ownership
-from app.faust_worker import FaustWorker, PreparedApp, say
+from app.faust_worker import FaustWorker, PreparedApp
 from app.kafka.connection import (
     await_kafka,
     faust_broker,
@@ -41,6 +41,7 @@ from app.kafka.connection import (
 from app.kafka.datadir import Worker, claim_worker, resolve_bootstrap
 from app.kafka.topics import Topics, ensure_topics
 from app.logs import clean_records, quiet_steps
+from app.processes import say
 from app.service.census import Census
 from app.service.inspection import Inspection, memory_bytes
 from app.service.meters import Meters

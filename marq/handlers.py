@@ -10,9 +10,10 @@
     def on_clicks(messages):
         store(m.payload for m in messages)
 
-A worker finds them in the modules that ``MARQ_HANDLERS`` names. A handler that returns acknowledges its messages; one
-that raises gives them back, after a growing delay. While it runs, its lease is extended. With ``manual=True`` it
-acknowledges by ``message.ack()``, and what it leaves is delivered again when the lease is over.
+A worker finds them in the modules that ``MARQ_HANDLERS`` names. A handler that returns acknowledges its messages. If it
+raises anything, ``sys.exit`` included, the attempt has failed: the error is logged with its traceback, the breaker
+counts it, and the messages are given back, after a growing delay. While it runs, its lease is extended. With
+``manual=True`` it acknowledges by ``message.ack()``, and what it leaves is delivered again when the lease is over.
 """
 
 from __future__ import annotations

@@ -1,22 +1,52 @@
-"""Stops the worker at an error of our own in a callback or a task: asyncio only logs it."""
+"""Stops the worker at an error of our own in a callback or a task: asyncio only logs it. And goes on where a handler's
+task or callback wants to end the process."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import signal
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+import uvloop
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
 from marq.errors import InternalError, MarqError
+
+log = logging.getLogger(__name__)
 
 Fail = Callable[[BaseException], None]
 Context = dict[str, Any]
 
 #: Packages whose callbacks change the worker's state, which may be wrong after an error in one of them.
 OURS = ("app", "agents", "gateway", "tables", "marq")
+
+
+class Loop(uvloop.Loop):
+    """An event loop that goes on after `sys.exit` in a task or a callback. Only the worker ends itself."""
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until the future is done."""
+        future = asyncio.ensure_future(future, loop=self)
+        while True:
+            try:
+                return super().run_until_complete(future)
+            except (SystemExit, KeyboardInterrupt) as exc:
+                is_ctrl_c = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+                if future.done() or (is_ctrl_c and isinstance(exc, KeyboardInterrupt)):
+                    raise
+                # the task has ended with it: a call that awaits the task fails
+                log.error("%r in a task or callback of a handler does not end the worker", exc, exc_info=exc)
+
+
+class LoopPolicy(uvloop.EventLoopPolicy):  # type: ignore[misc]
+    """Makes these loops."""
+
+    def _loop_factory(self) -> Loop:
+        return Loop()
 
 
 def stop_on_faults(loop: asyncio.AbstractEventLoop, fail: Fail) -> None:

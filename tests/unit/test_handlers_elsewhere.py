@@ -283,6 +283,34 @@ def test_a_handler_that_stops_gives_back_what_comes_from_elsewhere() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("batch", [0, 10])
+@pytest.mark.parametrize("in_thread", [True, False])
+@pytest.mark.parametrize("end", [BaseException, StopIteration, SystemExit, GeneratorExit])
+def test_what_is_handled_elsewhere_and_fails_in_any_way_comes_again_and_is_counted(
+    end: type[BaseException], in_thread: bool, batch: int
+) -> None:
+    async def scenario(cluster: Cluster) -> None:
+        stores = cluster.add("b", [1])
+        attempts: list[int] = []
+
+        def work(messages: Any) -> None:
+            attempts.extend(message.attempt for message in (messages if batch else [messages]))
+            if len(attempts) < 3:
+                raise end
+
+        async def work_in_loop(messages: Any) -> None:
+            work(messages)
+
+        handler("q", batch=batch)(work if in_thread else work_in_loop)
+        node = cluster.add("a", [0])
+        stores.send(1)
+        await until(lambda: not left(stores))
+        assert attempts == [1, 2, 3]
+        assert node.handlers.runners[0].meter.failures == 2
+
+    run(scenario)
+
+
 def test_a_limit_that_holds_messages_up_is_no_reason_to_ask_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(cluster: Cluster) -> None:
         cluster.settings["q"] = QueueSettings(max_in_flight=1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+import traceback
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +22,7 @@ from marq.clock import now_ms
 from marq.core.agenda import Handout
 from marq.core.markers import End, Keepalive, Marker, Release
 from marq.core.policies import Limits, QueueSettings
+from marq.core.ranges import offsets_in
 from marq.errors import HandlerError
 from marq.handlers import Handler
 from tests.unit.core_helpers import Worker
@@ -359,6 +362,225 @@ def test_many_failures_in_a_moment_are_one_line_in_the_log(
         assert sum(len(r.offsets) // 2 for r in desk.outbox.of(Release)) == 21
 
     run(scenario)
+
+
+# ---------------------------------------------------------------------- the ways a call ends
+
+
+class Panic(BaseException):
+    """As Rust extensions and gevent raise: no `Exception`."""
+
+
+ENDS: list[BaseException] = [
+    ValueError("boom"),
+    Panic("boom"),
+    StopIteration("boom"),
+    StopAsyncIteration("boom"),
+    GeneratorExit("boom"),
+    KeyboardInterrupt("boom"),
+    SystemExit(2),
+    SystemExit("boom"),
+    asyncio.CancelledError("boom"),
+    concurrent.futures.CancelledError("boom"),
+    concurrent.futures.TimeoutError("boom"),
+    ExceptionGroup("boom", [ValueError()]),
+    BaseExceptionGroup("boom", [Panic()]),
+]
+
+
+def ends() -> Any:
+    return pytest.mark.parametrize("end", ENDS, ids=lambda end: f"{type(end).__name__}({end})")
+
+
+def raising(end: BaseException, in_thread: bool) -> Callable[..., Any]:
+    def work(argument: Any) -> None:
+        raise end
+
+    async def work_in_loop(argument: Any) -> None:
+        raise end
+
+    return work if in_thread else work_in_loop
+
+
+async def released(desk: Desk, count: int = 1) -> list[Release]:
+    """The first releases, as soon as they are written."""
+    async with asyncio.timeout(10):
+        while len(found := desk.outbox.of(Release)) < count:
+            await asyncio.sleep(0.001)
+    return found
+
+
+@pytest.mark.parametrize("in_thread", [True, False], ids=["thread", "loop"])
+@pytest.mark.parametrize("options", [{}, {"batch": 2}, {"manual": True}], ids=["single", "batch", "manual"])
+@ends()
+def test_whatever_a_call_raises_is_a_failed_attempt(
+    end: BaseException, in_thread: bool, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        desk = Desk(raising(end, in_thread), **options)
+        desk.hand(3)
+        (release,) = await released(desk)
+        assert (release.offsets, release.counted) == ([3, 4], True)
+        assert 50 <= release.delay_ms <= 100, "it backs off"
+        assert desk.runner.meter.failures == desk.runner.meter.calls == desk.runner.breaker.failures == 1
+        assert not desk.runner.settlement.live, "no lease is extended any more"
+        assert desk.runner.running == 0, "the place of the call is free again"
+        (record,) = caplog.records
+        assert record.exc_info is not None
+        assert "raise end" in "".join(traceback.format_exception(record.exc_info[1]))
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("in_thread", [True, False], ids=["thread", "loop"])
+@ends()
+def test_a_probe_that_fails_in_any_way_opens_the_breaker_again(end: BaseException, in_thread: bool) -> None:
+    async def scenario() -> None:
+        desk = Desk(raising(end, in_thread), breaker_failures=1, breaker_pause_ms=60_000)
+        desk.hand(1)
+        await released(desk)
+        desk.runner.breaker.open_until_ms = now_ms()  # the pause is over
+        assert desk.runner.room == 1
+        desk.hand(2)
+        await released(desk, 2)
+        assert desk.runner.room == 0
+
+    run(scenario)
+
+
+def test_a_call_that_awaits_a_cancelled_task_of_its_own_backs_off() -> None:
+    async def scenario() -> None:
+        async def work(message: Any) -> None:
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await task
+
+        desk = Desk(work)
+        desk.hand(3)
+        (release,) = await released(desk)
+        assert release.delay_ms >= 50
+        assert desk.runner.meter.failures == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_call_that_cancels_the_task_it_runs_in_ends_no_other_call(waits: bool) -> None:
+    called: list[int] = []
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None:
+            called.append(message.offset)
+            if message.offset == 3:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                if not waits:
+                    return
+            await asyncio.sleep(0)
+
+        desk = Desk(work, concurrency=1)
+        desk.hand(3, 4, 5)
+        async with asyncio.timeout(10):
+            while desk.runner.settlement.live:
+                await asyncio.sleep(0.001)
+        assert called == [3, 4, 5]
+        await asyncio.sleep(0)
+        acked = [offset for end in desk.outbox.of(End) for offset in offsets_in(end.offsets)]
+        assert acked == ([4, 5] if waits else [3, 4, 5])
+        assert [release.offsets for release in desk.outbox.of(Release)] == ([[3, 4]] if waits else [])
+
+    run(scenario)
+
+
+def test_a_call_that_the_worker_cancels_at_its_end_is_no_failure(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "STOP_GRACE_S", 0.01)
+
+    async def scenario() -> None:
+        async def work(message: Any) -> None:
+            await asyncio.sleep(60)
+
+        desk = Desk(work)
+        desk.hand(3)
+        await asyncio.sleep(0.01)
+        desk.service.closing = True
+        await desk.runner.close()
+        assert desk.outbox.markers == [Release(5, 1, [3, 4], 0)]
+        assert desk.runner.meter.failures == 0
+
+    run(scenario)
+    assert not caplog.records
+
+
+def test_a_call_that_is_dropped_with_its_loop_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """As when the process ends: Python closes the coroutines that are left."""
+    loop = asyncio.new_event_loop()
+
+    async def work(message: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def scenario() -> Desk:
+        desk = Desk(work)
+        desk.hand(3)
+        await asyncio.sleep(0.01)
+        return desk
+
+    desk = loop.run_until_complete(scenario())
+    (task,) = desk.runner.tasks
+    task.get_coro().close()  # type: ignore[union-attr]
+    loop.close()
+    assert desk.runner.meter.failures == 0
+    assert not [record for record in caplog.records if record.name == "desk"]
+
+
+def _generates(message: Any) -> Iterator[int]:
+    yield 1
+
+
+async def _generates_async(message: Any) -> AsyncIterator[int]:
+    yield 1
+
+
+async def _works(message: Any) -> None:
+    raise AssertionError("called")
+
+
+@pytest.mark.parametrize("function", [_generates, _generates_async, lambda message: _works(message)])
+def test_a_call_whose_body_did_not_run_is_not_acknowledged(
+    function: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        desk = Desk(function)
+        desk.hand(3)
+        await released(desk)
+        assert not desk.outbox.of(End)
+        assert "nothing of it ran: use `async def`, and no `yield`" in caplog.text
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import sys; sys.exit(2)", "SystemExit: 2"),
+        ("import sys; sys.exit('no such option')", "SystemExit: no such option"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("class Panic(BaseException): pass\nraise Panic('boom')", "Panic: boom"),
+    ],
+)
+def test_a_handler_module_that_ends_on_import_is_named_with_the_reason(
+    code: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"ending_{abs(hash(code))}"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        HandlerError, match=f"MARQ_HANDLERS names '{name}', which failed when it was imported"
+    ) as raised:
+        import_modules((name,))
+    assert raised.value.lines[-1].endswith(why)
 
 
 # ---------------------------------------------------------------------- circuit breaker

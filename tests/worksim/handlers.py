@@ -36,13 +36,21 @@ async def _work(messages: list[Any], at_most_s: tuple[float, ...] = (0.001, 0.1,
     for message, running in zip(messages, calls, strict=True):
         running[message.offset] += 1
     try:
-        await _take_time(world, at_most_s)
+        await _take_time(world, at_most_s, messages[0])
     finally:
         for message, running in zip(messages, calls, strict=True):
             running[message.offset] -= 1
 
 
-async def _take_time(world: Any, at_most_s: tuple[float, ...]) -> None:
+class Panic(BaseException):
+    """As extensions raise that are written in other languages."""
+
+
+#: What failing calls raise: one after the other, by offset and attempt.
+ENDS = (ValueError, Panic, SystemExit, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
+
+
+async def _take_time(world: Any, at_most_s: tuple[float, ...], message: Any) -> None:
     r = world.clients.random
     if world.clients.theme.careful:
         await asyncio.sleep(r.random() * min(r.choice(at_most_s), CAREFUL_S))
@@ -51,7 +59,7 @@ async def _take_time(world: Any, at_most_s: tuple[float, ...]) -> None:
         if r.random() < 0.1:
             raise Retry(r.choice((None, 100)))
         if r.random() < 0.1:
-            raise ValueError("planted")
+            raise ENDS[(message.offset + message.attempt) % len(ENDS)]("planted")
 
 
 #: The queues that have a handler in each worker.
