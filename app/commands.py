@@ -201,8 +201,9 @@ def _value_of(text: str) -> Any:
 @_command
 @click.option("--partition", "number", required=True, type=int, metavar="N", help="The partition that is unserved.")
 @click.option("--accept-loss", is_flag=True, help="Go on without the records that are gone.")
-def repair(number: int, accept_loss: bool) -> None:
-    """Say which records of a partition were deleted unread, and go on without them.
+@click.option("--accept-copy", is_flag=True, help="These topics are copies with the same offsets.")
+def repair(number: int, accept_loss: bool, accept_copy: bool) -> None:
+    """Say which records of a partition were deleted unread, and go on without them, or in copied topics.
 
     Works only while no worker serves the partition. Exit status 0: it goes on, or nothing is missing. 1: something is
     missing, and was named. 2: it could not be done.
@@ -210,7 +211,7 @@ def repair(number: int, accept_loss: bool) -> None:
     from app.engine.repair import lines_of
     from app.engine.repair import repair as mend
 
-    found = asyncio.run(mend(load(), number, accept_loss=accept_loss))
+    found = asyncio.run(mend(load(), number, accept_loss=accept_loss, accept_copy=accept_copy))
     for line in lines_of(found):
         click.echo(cleaned(line))
     raise SystemExit(1 if found.losses and not found.done else 0)

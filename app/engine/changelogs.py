@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from aiokafka.errors import KafkaError
 
 from app.kafka.connection import end_client, kafka_client_args, start_consumer
+from app.kafka.identity import Identity, identify
 from app.streaming.log_edges import LogEdges, release
 from marq.clock import now_ms
 from marq.core.recovery import Edges, LastRead
@@ -39,6 +41,10 @@ SLICE_ROWS = 64
 SLICE_BYTES = 256 * 1024
 #: Rows that are decoded before the event loop may do other work.
 DECODED_ROWS = 500
+#: Seconds for which Kafka's word on which cluster and topics these are is used again, for other partitions.
+IDENTITY_S = 5.0
+#: Seconds before another broker is asked.
+IDENTITY_AGAIN_S = 0.2
 #: Milliseconds that Kafka may wait before it answers a fetch; later requests on the same connection wait as long.
 FETCH_WAIT_MS = 10
 
@@ -109,6 +115,10 @@ class Changelogs:
         self._readers = asyncio.Semaphore(READERS)
         self._idle: list[AIOKafkaConsumer] = []
         self._ending: set[asyncio.Future[bool]] = set()
+        self._identifying = asyncio.Lock()
+        self._identity: Identity | None = None
+        self._identified_s = 0.0
+        self._process_id = uuid.uuid4().hex
 
     async def _plain_locked(self) -> AIOKafkaConsumer:
         async with self._lock:
@@ -182,6 +192,37 @@ class Changelogs:
         with contextlib.suppress(KafkaError, TimeoutError):
             async with asyncio.timeout(READ_TIMEOUT_S):
                 await self._edges.end([TopicPartition(name, 0) for name in names])
+
+    async def identity(self, topics: Topics) -> Identity:
+        """Which cluster this is, and which topics.
+
+        Where topics have no ids, a store can't tell whether its changelog was deleted and made anew. Then each process
+        reads the manifests from the changelog: they name all other rows, with checksums.
+
+        Raises:
+            KafkaError, TimeoutError: Kafka did not answer.
+        """
+        now = asyncio.get_running_loop().time
+        async with asyncio.timeout(READ_TIMEOUT_S), self._identifying:
+            found = self._identity
+            if found is None or now() > self._identified_s + IDENTITY_S:
+                found = await self._identify(topics)
+                self._identity, self._identified_s = found, now()
+            return found
+
+    async def _identify(self, topics: Topics) -> Identity:
+        consumer = await self._plain_locked()
+        names = (topics.queue, topics.markers, *topics.changelogs.values())
+        while True:
+            try:
+                found = await identify(consumer._client, names)
+            except KafkaError as exc:
+                if not exc.retriable:
+                    raise
+                await asyncio.sleep(IDENTITY_AGAIN_S)
+                continue
+            progress = topics.changelogs["progress"]
+            return Identity(found.cluster, {**found.topics, progress: found.topics[progress] or self._process_id})
 
     async def edges(self, topics: Topics, number: int, read: LastRead | None) -> Edges:
         """Where both logs of a partition begin and end, and whether the queue topic has other records than were read.

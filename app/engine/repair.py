@@ -3,6 +3,9 @@
 What was in these records is not known any more, so no worker goes on by itself. The command says what is gone. With
 `--accept-loss` it takes the partition as a worker would: an own marker, the tables, the markers up to it. It moves the
 positions to the first offsets of the logs, and writes a manifest that names the loss. The next owner goes on there.
+
+With `--accept-copy` it takes a state that was made from other logs, if the markers topic has an own marker where that
+state knows one, and writes a manifest that is of the logs here.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
@@ -22,6 +25,7 @@ from aiokafka.errors import KafkaError
 from app.cluster import addresses
 from app.engine.changelogs import first_newer
 from app.kafka.connection import end_client, kafka_client_args
+from app.kafka.identity import identify
 from app.kafka.topics import Topics, ensure_topics
 from app.settings import Settings
 from app.streaming.assignor import url_of_member
@@ -29,9 +33,10 @@ from marq.core import markers as m
 from marq.core.checkpoint_cycle import WriteManifest, WriteRows
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
-from marq.core.recovery import Edges, LastRead, last_read
-from marq.core.rows import Loss, Manifest, decode_manifest, table_of
-from marq.errors import BrokerError, NotPossibleError, RowError
+from marq.core.recovery import Edges, LastRead, last_read, newest
+from marq.core.rows import Loss, table_of
+from marq.core.world import World
+from marq.errors import BrokerError, MarkerError, NotPossibleError, RowError
 from marq.protocol.limits import RECORD_MAX_BYTES
 from marq.text import reason_of
 
@@ -50,13 +55,17 @@ class Repair(NamedTuple):
     partition: int
     losses: list[Loss]  # that this repair gives up, or would give up
     done: bool
+    copied: bool = False  # the state was made from other logs
 
 
-async def repair(settings: Settings, number: int, *, accept_loss: bool) -> Repair:
+async def repair(settings: Settings, number: int, *, accept_loss: bool, accept_copy: bool = False) -> Repair:
     """Report the deleted records of a partition, and with `accept_loss` let it go on without them.
 
+    Args:
+        accept_copy: take a state that was made from other logs, of which these are a copy with the same offsets.
+
     Raises:
-        NotPossibleError: a worker serves the partition, or may do so.
+        NotPossibleError: a worker serves the partition, or may do so; or the logs are no such copy.
         RowError: the tables are damaged, which `repair` can't mend.
         BrokerError: Kafka is away, or too slow.
     """
@@ -66,23 +75,61 @@ async def repair(settings: Settings, number: int, *, accept_loss: bool) -> Repai
     try:
         await _check_unserved(settings, number)
         async with _Logs.opened(settings, topics, number) as logs:
-            return await _repair(settings, topics, logs, number, accept_loss)
+            return await _repair(settings, topics, logs, number, accept_loss, accept_copy)
     except (KafkaError, TimeoutError) as exc:
         raise BrokerError(f"Kafka did not answer: {reason_of(exc)}") from exc
 
 
-async def _repair(settings: Settings, topics: Topics, logs: _Logs, number: int, accept_loss: bool) -> Repair:
+async def _repair(
+    settings: Settings, topics: Topics, logs: _Logs, number: int, accept_loss: bool, accept_copy: bool = False
+) -> Repair:
+    here = await logs.world()
+    copied = accept_copy and await _is_copy(logs, number, here)
+    world = None if copied else here
     owner = _owner(settings, topics, number)
     # a dry run: an own marker that only this command sees
     own = m.encode([owner.claim()], owner.nonce, 0)
-    losses = await _take(logs, owner, await logs.end(topics.markers), own)
-    if not losses or not accept_loss:
+    losses = await _take(logs, owner, world, await logs.end(topics.markers), own)
+    if not (accept_loss if losses else copied):
         return Repair(number, losses, False)
     owner = _owner(settings, topics, number)
     own_offset = await logs.append(topics.markers, None, m.encode([owner.claim()], owner.nonce, 0))
-    losses = await _take(logs, owner, own_offset, None)
+    losses = await _take(logs, owner, world, own_offset, None)
+    owner.partition.world = here
     await _write(topics, logs, owner)
-    return Repair(number, losses, True)
+    return Repair(number, losses, True, copied)
+
+
+async def _is_copy(logs: _Logs, number: int, here: World) -> bool:
+    """True if the state is of other logs, and of some with the same offsets, as far as that can be seen.
+
+    Raises:
+        NotPossibleError: the offsets are others.
+    """
+    manifests = _manifests(await logs.tables()).values()
+    manifest = newest(manifests, None)
+    if manifest is None or newest(manifests, here) is not None:
+        return False
+    _, markers_start = (await logs.edges(None)).start
+    if markers_start <= manifest.own:
+        found = await logs.read(logs.topics.markers, manifest.own, manifest.own + 1)
+        if not any(type(marker) is m.Own for record in found for marker in _markers_of(record)):
+            raise NotPossibleError(
+                f"partition {number}: offset {manifest.own} of the markers topic is no own marker, as it was in the "
+                "logs that the state was made from: these are no copy with the same offsets"
+            )
+    return True
+
+
+def _markers_of(record: Any) -> Sequence[Any]:
+    try:
+        return m.decode(record.value).markers
+    except MarkerError:
+        return ()
+
+
+def _manifests(tables: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {key: value for key, value in tables.items() if key.count("/") == 1}
 
 
 def _owner(settings: Settings, topics: Topics, number: int) -> Owner:
@@ -90,11 +137,13 @@ def _owner(settings: Settings, topics: Topics, number: int) -> Owner:
     return Owner(number, REPAIR, uuid.uuid4().hex, limits=limits)
 
 
-async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -> list[Loss]:
+async def _take(logs: _Logs, owner: Owner, world: World | None, own_offset: int, own: bytes | None) -> list[Loss]:
     """Take the state as a worker does, up to the own marker (`own`: one that is not in the log). Returns the losses."""
     tables = await logs.tables()
-    manifests = {key: value for key, value in tables.items() if key.count("/") == 1}
-    edges = await logs.edges(last_read(manifests.values(), owner.limits.queue_id))
+    manifests = _manifests(tables)
+    manifest = newest(manifests.values(), world)
+    read = None if manifest is None else last_read(manifest, owner.limits.queue_id)
+    edges = (await logs.edges(read))._replace(world=world)
 
     def load(key: str) -> bytes:
         if key not in tables:
@@ -112,13 +161,8 @@ async def _take(logs: _Logs, owner: Owner, own_offset: int, own: bytes | None) -
     owner.read_markers(position, own_offset + 1, records, 0)
     if owner.phase is not Phase.SERVING:
         raise NotPossibleError(f"a worker has taken partition {owner.number} meanwhile")
-    before = len(decoded.lost) if (decoded := newest_of(manifests)) is not None else 0
+    before = 0 if manifest is None else len(manifest.lost)
     return owner.give_up(edges.start[0])[before:]
-
-
-def newest_of(manifests: dict[str, bytes]) -> Manifest | None:
-    """The newest manifest."""
-    return max(map(decode_manifest, manifests.values()), key=lambda one: one.epoch, default=None)
 
 
 class _Own(NamedTuple):
@@ -173,6 +217,11 @@ class _Logs:
 
     async def end(self, topic: str) -> int:
         return int((await self._consumer.end_offsets([self._tp(topic)]))[self._tp(topic)])
+
+    async def world(self) -> World:
+        """The cluster and the topics of both logs."""
+        identity = await identify(self._consumer._client, (self.topics.queue, self.topics.markers))
+        return identity.world(self.topics)
 
     async def edges(self, read: LastRead | None) -> Edges:
         """Where both logs begin and end."""
@@ -281,6 +330,8 @@ async def _workers(settings: Settings) -> list[str]:
 
 def lines_of(found: Repair) -> list[str]:
     """The result as text for users."""
+    if found.copied:
+        return [f"partition {found.partition}: goes on with these logs, which is written down in its manifest"]
     if not found.losses:
         return [f"partition {found.partition}: no record was deleted unread, there is nothing to repair"]
     lines = []

@@ -34,8 +34,9 @@ from app.streaming.raw_table import SegmentTable
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
 from marq.core.policies import Limits
-from marq.core.recovery import last_read
+from marq.core.recovery import last_read, newest
 from marq.core.rows import table_of
+from marq.core.world import World
 from marq.errors import DeletedError, MarqError, NewerRowError, RewrittenError, RowError, UnavailableError
 from marq.text import reason_of
 
@@ -199,24 +200,35 @@ class TakeOver:
 
         return Writer(owner.nonce, owner.sent, took, owner.failed)
 
-    async def _read_tables(self) -> None:
-        """Bring the local store up to the end that its changelogs have now."""
-        ownership, number = self.ownership, self.number
-        for table in ownership.tables.values():
-            await table.open(number)
+    async def _read_tables(self) -> World:
+        """Bring the local store up to the end that its changelogs have now. Returns the world of the logs."""
+        ownership, number, topics = self.ownership, self.number, self.ownership.topics
+        identity = await ownership.changelogs.identity(topics)
+        foreign = False
+        for name, table in ownership.tables.items():
+            foreign |= await table.open(number, identity.of_store(topics, topics.changelogs[name]))
             await asyncio.sleep(0)
+        if foreign:
+            ownership.log.warning(
+                "Partition %s: its local store is of another Kafka, of topics that were deleted since, or of an "
+                "earlier version: it is deleted, and filled again from the changelogs of this Kafka (cluster %s)",
+                number,
+                identity.cluster,
+            )
         await ownership.changelogs.read_rest(ownership.tables.values(), number)
+        return identity.world(topics)
 
     async def _restore(self, claim: _Claim) -> None:
         """Take the state of the newest manifest from the local store."""
         ownership, number, now = self.ownership, self.number, time.monotonic
         began_s = now()
-        await self._read_tables()
+        world = await self._read_tables()
         manifests: dict[str, bytes] = {}
         keys: list[str] = []
         await _in_slices(self._read_keys(manifests, keys))
-        read = last_read(manifests.values(), ownership.settings.queue_id)
-        edges = await ownership.changelogs.edges(ownership.topics, number, read)
+        manifest = newest(manifests.values(), world)
+        read = None if manifest is None else last_read(manifest, ownership.settings.queue_id)
+        edges = (await ownership.changelogs.edges(ownership.topics, number, read))._replace(world=world)
         read_s = now()
         await _in_slices(claim.owner.restoring(manifests, keys, self._loader(), edges, claim.own_offset))
         ownership.log.debug(

@@ -7,6 +7,7 @@ in `app.streaming`. May import `app.settings`, `app.logs` and `marq`.
 `connection`     addresses, log-in and TLS of every client; waits for a Kafka that starts
 `probe`          finds out why Kafka can't be used
 `access`         missing permissions
+`identity`       the ids of the cluster and of topics
 `topics`         creates and checks the topics
 `internals`      patches of aiokafka that every client needs
 `broker`         runs the embedded broker

@@ -9,6 +9,7 @@ the store differs from Faust's, and each has its test:
 - A late acknowledgement, or a late changelog record, of a partition that was given away opens nothing.
 - A rebalance opens and closes no store in the event loop, because that takes tens of milliseconds. The take-over of a
   partition opens its store, and a thread closes it.
+- A store says in a file of its own which changelog it was filled from, and is deleted, unread, if that is another one.
 - A store without files is empty, and reading makes none: so an idle partition has no open files and takes no memory.
 - Rows are deleted in one partition only. (Faust's `_del` asks an index of keys, and on a miss deletes everywhere.)
 """
@@ -68,11 +69,19 @@ class SegmentStore(rocksdb.Store):
         self._closing: dict[int, Future[None]] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._empty: set[int] = set()  # owned partitions that were seen to have no files
+        self._worlds: dict[int, str] = {}  # as `open` was told
         #: Rows are in a `RowFile`.
         self.small = False
 
     def _file_of(self, partition: int) -> Path:
         return self.partition_path(partition).with_suffix(".rows")
+
+    def _world_file(self, partition: int) -> Path:
+        return self.partition_path(partition).with_suffix(".world")
+
+    def _is_of(self, partition: int, world: str) -> bool:
+        file = self._world_file(partition)
+        return file.exists() and file.read_bytes() == world.encode()
 
     def _has_files(self, partition: int) -> bool:
         if self.small:
@@ -109,6 +118,9 @@ class SegmentStore(rocksdb.Store):
             raise TableError(f"partition {partition} of table {self.table_name} is not owned by this worker")
         self._end_closing(partition)
         self._empty.discard(partition)
+        world = self._worlds.get(partition)
+        if world is not None and not self._is_of(partition, world):
+            self._world_file(partition).write_bytes(world.encode())
         try:
             db = self._open_db(partition)
         except Exception as exc:
@@ -151,16 +163,20 @@ class SegmentStore(rocksdb.Store):
     async def assign_partitions(self, table: Any, tps: set[TP], generation_id: int = 0) -> None:
         """Does nothing; see `open`."""
 
-    async def open(self, partition: int) -> None:
-        """Open the store of a partition, if it has one. Waits until an earlier one is closed.
-
-        Raises:
-            TableError: the partition is not owned.
-        """
+    async def open(self, partition: int, world: str | None = None) -> bool:
+        """As `SegmentTable.open`. Waits until an earlier store of the partition is closed."""
         closing = self._closing.get(partition)
         if closing is not None:
             await asyncio.wrap_future(closing)
+        foreign = world is not None and self._has_files(partition) and not self._is_of(partition, world)
+        if foreign:
+            self.wipe(partition)
+            if self._has_files(partition):
+                raise TableError(f"{self.partition_path(partition)} is of another Kafka: it must be deleted")
+        if world is not None:
+            self._worlds[partition] = world
         self.existing(partition)
+        return foreign
 
     def close(self, partition: int) -> None:
         self._close_soon(partition)
@@ -304,13 +320,19 @@ class SegmentTable(Table[bytes, bytes]):
 
     # -- reading
 
-    async def open(self, partition: int) -> None:
+    async def open(self, partition: int, world: str | None = None) -> bool:
         """Open the local store of a partition. Reading or writing opens it as well, but may block meanwhile.
 
+        Args:
+            world: names the changelog that the store is filled from. A store of another one is deleted first.
+
+        Returns:
+            True if there was a store of another changelog, or one that does not say of which it is.
+
         Raises:
-            TableError: the partition is not owned.
+            TableError: the partition is not owned, or its store could not be deleted.
         """
-        await self.data.open(partition)
+        return await self.data.open(partition, world)
 
     def read(self, partition: int, key: bytes) -> bytes | None:
         """The value of a row, or None.

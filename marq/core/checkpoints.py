@@ -121,6 +121,7 @@ class Checkpoints(Restoring):
             broker_ms=self.broker_ms,
             tick_ms=self.tick_ms,
             newest_ms=self.newest_ms,
+            world=self.world,
         )
         encoded = rows.encode_manifest(manifest)
         return Checkpoint(new_rows, encoded, obsolete, self.persisted, self.markers_position, partial)

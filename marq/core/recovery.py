@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import NamedTuple
 
 from marq.core import rows
 from marq.core.partition import Partition
 from marq.core.ranges import count
 from marq.core.restoring import newest_read_ms
+from marq.core.world import World
 from marq.errors import DeletedError, RewrittenError
 
 #: Losses that a manifest has one by one. When there are more, the two oldest of a log become one.
@@ -21,6 +22,7 @@ class Edges(NamedTuple):
     start: tuple[int, int]  # first offsets
     end: tuple[int, int] | None = None  # offsets behind the last ones; None: not known
     newer: int | None = None  # record of the queue topic below what was read, and newer than all that was read
+    world: World | None = None  # None: not known
 
 
 class Recovered(NamedTuple):
@@ -47,12 +49,14 @@ def recovering(
 
     For the arguments see :meth:`~marq.core.owner.Owner.restore`.
     """
-    decoded = {key: rows.decode_manifest(value) for key, value in manifests.items()}
-    newest = max(decoded, key=lambda key: decoded[key].epoch, default=None)
+    ours = dict(_of_world(manifests.items(), edges.world))
+    newest = max(ours, key=lambda key: ours[key].epoch, default=None)
     if newest is None:
+        _check_world(number, manifests.values(), edges.world)
         partition = Partition(number, queue_id=queue_id, load=load, origin_keys=origin_keys)
+        partition.world = edges.world
         return Recovered(_begun(partition, edges.start, accept_loss), list(row_keys), [])
-    manifest = decoded.pop(newest)
+    manifest = ours[newest]
     _check_log_ends(number, manifest, edges)
     if manifest.epoch > own_offset >= 0:
         return None  # its owner has read past our own marker, so we would never fold it
@@ -63,9 +67,10 @@ def recovering(
     partition = yield from Partition.restoring(
         number, manifest, load, queue_id=queue_id, present=present, origin_keys=origin_keys
     )
+    partition.world = edges.world or manifest.world
     if accept_loss:
         _skip_deleted_markers(partition, edges.start[1])
-    return Recovered(partition, sorted(present.difference(partition.named_keys())), [newest, *decoded])
+    return Recovered(partition, sorted(present.difference(partition.named_keys())), list(manifests))
 
 
 class LastRead(NamedTuple):
@@ -75,10 +80,15 @@ class LastRead(NamedTuple):
     newest_ms: int
 
 
-def last_read(manifests: Iterable[bytes], queue_id: str | None = None) -> LastRead | None:
-    """None: there is no manifest."""
-    newest = max(map(rows.decode_manifest, manifests), key=lambda one: one.epoch, default=None)
-    return None if newest is None else LastRead(newest.position, newest_read_ms(newest, queue_id))
+def newest(manifests: Iterable[bytes], world: World | None) -> rows.Manifest | None:
+    """The manifest that counts: the one with the highest epoch among those of this world. None: there is none."""
+    ours = (manifest for _, manifest in _of_world((("", value) for value in manifests), world))
+    return max(ours, key=lambda one: one.epoch, default=None)
+
+
+def last_read(manifest: rows.Manifest, queue_id: str | None = None) -> LastRead:
+    """What the owner that wrote a manifest had read of the queue topic."""
+    return LastRead(manifest.position, newest_read_ms(manifest, queue_id))
 
 
 def give_up(partition: Partition, queue_start: int) -> None:
@@ -100,6 +110,24 @@ def note_loss(partition: Partition, loss: rows.Loss) -> None:
         lost.remove(second)
         unfinished = first.unfinished + second.unfinished
         lost[0] = rows.Loss(first.log, first.start, second.stop, unfinished, second.at_ms)
+
+
+def _of_world(manifests: Iterable[tuple[str, bytes]], world: World | None) -> Iterator[tuple[str, rows.Manifest]]:
+    """Manifests that are not known to be of another world."""
+    for key, value in manifests:
+        manifest = rows.decode_manifest(value)
+        if manifest.world is None or world is None or not manifest.world.difference(world):
+            yield key, manifest
+
+
+def _check_world(number: int, manifests: Iterable[bytes], world: World | None) -> None:
+    """Raises :exc:`RewrittenError` if there are manifests, but none of this world."""
+    foreign = newest(manifests, None)
+    if foreign is not None and foreign.world is not None and world is not None:
+        raise RewrittenError(
+            f"partition {number}: its state was made from other logs ({foreign.world.difference(world)}): a topic was "
+            "made anew, or the changelogs were copied from another Kafka (docs/operations.md)"
+        )
 
 
 def _begun(partition: Partition, log_start: tuple[int, int], accept_loss: bool) -> Partition:

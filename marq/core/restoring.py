@@ -130,6 +130,7 @@ class Restoring(Deliveries):
         self.purges = dict(manifest.purges)
         self.counters = Counter(manifest.counters)
         self.lost = list(manifest.lost)
+        self.world = manifest.world
         self.newest_ms = newest_read_ms(manifest, self.queue_id)
 
     def _restore_ids(self, ids: Iterable[tuple[int, str, int, Any]], manifest: rows.Manifest) -> Iterator[None]:

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from marq.core.ranges import Ranges
+from marq.core.world import World
 from marq.errors import NewerRowError, RowError
 
 #: Version of rows.
@@ -178,6 +179,7 @@ class Manifest(msgspec.Struct):
     copied: dict[int | str, tuple[int, int]] = {}
     lost: list[Loss] = []
     newest_ms: int | None = None  # greatest timestamp of the queue topic's records that were read; None: not known
+    world: World | None = None  # of the logs that it was made from; None: not known
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -19,6 +19,7 @@ from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.ranges import RangeSet
 from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
+from marq.core.world import World
 from marq.errors import RowError
 from marq.protocol.headers import H_GROUP
 
@@ -167,6 +168,7 @@ class State:
         self.segments = SegmentList()
         self.purges: dict[str, int] = {}
         self.counters: Counter[str] = Counter()
+        self.world: World | None = None  # of both logs
         self.lost: list[rows.Loss] = []  # what was deleted unread and given up, in order
         self.delays: dict[int, int] = {}  # offset -> ready when broker_ms gets there, or when it is started
         self.elapsed: dict[int, int] = {}  # the same, got there: it waits again should broker_ms fall below

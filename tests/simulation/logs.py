@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from marq.core.recovery import Edges, last_read
+from marq.core.recovery import Edges, last_read, newest
 from marq.core.rows import Record
 
 
@@ -41,9 +41,9 @@ class Log:
 
 def edges_of(queue: Log, markers: Log, manifests: Iterable[bytes], queue_id: str | None) -> Edges:
     """What `app.engine.changelogs.Changelogs.edges` asks Kafka for."""
-    read = last_read(manifests, queue_id)
-    newer = None
-    if read is not None:
+    newer, manifest = None, newest(manifests, None)
+    if manifest is not None:
+        read = last_read(manifest, queue_id)
         below = queue.read(queue.start, max(0, read.position - queue.start))[1]
         newer = next((r.offset for r in below if r.offset < read.position and r.timestamp > read.newest_ms), None)
     return Edges((queue.start, markers.start), (queue.end, markers.end), newer)

@@ -17,6 +17,7 @@ from marq.core.recovery import Edges
 from marq.core.rows import Record
 from marq.core.segments import Segment
 from marq.core.state import HEADER_OVERHEAD_BYTES, MESSAGE_OVERHEAD_BYTES
+from marq.core.world import World
 from marq.errors import RowError
 
 LEASE_MS = 30_000
@@ -382,10 +383,11 @@ class Worker:
         own_offset: int = -1,
         end: tuple[int, int] | None = None,
         newer: int | None = None,
+        world: World | None = None,
     ) -> None:
         manifests = {key: value for key, value in self.table.items() if key.count("/") == 1}
         row_keys = [key for key in self.table if key not in manifests]
-        self.owner.restore(manifests, row_keys, self.load, Edges(log_start, end, newer), own_offset)
+        self.owner.restore(manifests, row_keys, self.load, Edges(log_start, end, newer, world), own_offset)
 
     def serve(self) -> Worker:
         """Claim, restore, catch up."""

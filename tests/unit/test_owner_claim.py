@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from marq.core import markers
 from marq.core.markers import End, Own, Release, Start, Tick
 from marq.core.owner import Phase
 from marq.core.policies import Limits
 from marq.core.reading import Undecodable
-from marq.core.recovery import last_read
+from marq.core.recovery import last_read, newest
 from marq.core.restoring import NEVER_MS, SKEW_MS
-from marq.core.rows import Record, decode_manifest, encode_manifest
+from marq.core.rows import Manifest, Record, encode_manifest
+from marq.core.world import World
 from marq.errors import RewrittenError, RowError
 from tests.unit.core_helpers import EPOCH_MS, LEASE_MS, Broker, Worker
 
@@ -302,6 +304,75 @@ def test_a_log_that_has_lost_what_was_read_is_a_loud_error(end: tuple[int, int],
     second.restore(end=(2, 99), newer=2)  # what comes after it is new, of course
 
 
+HERE = World("cluster-b", "queue-b", "markers-b")
+
+
+def manifest_of(worker: Worker, world: World | None = None) -> Manifest:
+    """The newest manifest in the worker's table."""
+    found = newest((value for key, value in worker.table.items() if key.count("/") == 1), world)
+    assert found is not None
+    return found
+
+
+def checkpointed(world: World | None) -> Worker:
+    """A worker that has two messages in its tables, which say of which world they are."""
+    worker = Worker()
+    worker.claim()
+    worker.restore(world=world)
+    worker.read_markers()
+    worker.send(2)
+    worker.owner.hurry_checkpoint()
+    worker.checkpoint()
+    return worker
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (World("cluster-a", "queue-b", "markers-b"), "cluster cluster-a, now cluster-b"),
+        (World("cluster-b", "queue-a", "markers-b"), "queue topic queue-a, now queue-b"),
+        (World("cluster-b", "queue-b", "markers-a"), "markers topic markers-a, now markers-b"),
+        (World("cluster-a"), "cluster cluster-a, now cluster-b"),
+    ],
+    ids=["cluster", "queue", "markers", "Kafka without ids of topics"],
+)
+def test_a_state_that_was_made_from_other_logs_is_not_taken(other: World, what: str) -> None:
+    """The logs reach as far as its positions, so nothing else tells that these are others."""
+    first = checkpointed(other)
+    second = Worker(first.broker, name="w2", table=first.table)
+    second.claim()
+
+    with pytest.raises(RewrittenError, match=what):
+        second.restore(world=HERE)
+
+
+@pytest.mark.parametrize("told", [None, World("cluster-b"), HERE], ids=["earlier version", "no ids of topics", "same"])
+def test_a_state_that_may_be_of_these_logs_is_taken_and_says_so_from_then_on(told: World | None) -> None:
+    first = checkpointed(told)
+    second = Worker(first.broker, name="w2", queue_log=first.queue_log, table=first.table)
+    second.claim()
+    second.restore(world=HERE)
+    second.read_markers()
+    assert [handout.offsets for handout in second.receive(2)] == [[0, 1]]
+    second.checkpoint()
+    assert manifest_of(second).world == HERE
+
+
+def test_a_manifest_of_another_world_does_not_count_whatever_its_epoch_and_is_deleted() -> None:
+    first = checkpointed(HERE)
+    foreign = replace(manifest_of(first), epoch=99, position=77, markers_position=77, world=World("cluster-a"))
+    first.table["0/99"] = encode_manifest(foreign)
+    assert manifest_of(first, HERE).epoch == first.owner.epoch
+
+    second = Worker(first.broker, name="w2", queue_log=first.queue_log, table=first.table)
+    second.claim()
+    second.restore(world=HERE)
+    second.read_markers()
+    assert [handout.offsets for handout in second.receive(2)] == [[0, 1]]
+    second.checkpoint()
+    assert [key for key in second.table if key.count("/") == 1] == [f"0/{second.owner.epoch}"]
+
+
 def test_the_newest_of_all_that_was_read_is_remembered() -> None:
     first = Worker().serve()
     times = [5_000, 9_000, 7_000]
@@ -309,13 +380,13 @@ def test_the_newest_of_all_that_was_read_is_remembered() -> None:
     first.owner.partition.ingest(0, 3, records)
     first.owner.hurry_checkpoint()
     first.checkpoint()
-    assert last_read(v for k, v in first.table.items() if k.count("/") == 1) == (3, 9_000)
+    assert last_read(manifest_of(first)) == (3, 9_000)
 
     second = Worker(first.broker, name="w2", table=first.table, queue_log=first.queue_log).serve()
     second.owner.partition.ingest(3, 4, [Record(3, 8_000, b"q", b"x")])
     second.owner.hurry_checkpoint()
     second.checkpoint()
-    assert last_read(v for k, v in second.table.items() if k.count("/") == 1) == (4, 9_000)
+    assert last_read(manifest_of(second)) == (4, 9_000)
 
 
 @pytest.mark.parametrize(("queue_id", "newest_ms"), [(None, 5_000 + SKEW_MS), ("topic", NEVER_MS)])
@@ -324,10 +395,9 @@ def test_a_manifest_of_an_earlier_version_knows_it_at_least(queue_id: str | None
     first.send(2)
     first.owner.hurry_checkpoint()
     first.checkpoint()
-    (key,) = [key for key in first.table if key.count("/") == 1]
-    manifest = decode_manifest(first.table[key])
+    manifest = manifest_of(first)
     manifest.newest_ms, manifest.last_timestamp_ms = None, 5_000
-    assert last_read([encode_manifest(manifest)], queue_id) == (2, newest_ms)
+    assert last_read(manifest, queue_id) == (2, newest_ms)
 
 
 def test_a_named_row_that_is_missing_is_an_error() -> None:

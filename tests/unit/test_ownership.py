@@ -25,6 +25,7 @@ from app.engine import ownership as module
 from app.engine.owned_partition import READ_ON_MS
 from app.engine.ownership import Ownership
 from app.engine.read_ahead import SHED_PAUSE_MAX_MS
+from app.kafka.identity import Identity
 from app.settings import Settings
 from marq.clock import now_ms
 from marq.core import markers as m
@@ -36,7 +37,8 @@ from marq.core.rows import Record
 from marq.errors import NewerRowError, RowError
 from tests.unit.peer_helpers import alone
 
-TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2, changelogs={})
+CHANGELOGS = {name: f"c-{name}" for name in ("messages", "markers", "progress")}
+TOPICS = SimpleNamespace(queue="q", markers="m", partitions=2, changelogs=CHANGELOGS)
 
 
 class Kafka:
@@ -97,7 +99,8 @@ class Table:
         self.wiped: list[int] = []
         self.again: list[bytes] = []
 
-    async def open(self, number: int) -> None: ...
+    async def open(self, number: int, world: str) -> bool:
+        return False
 
     def rows_of(self, number: int) -> list[tuple[bytes, bytes]]:
         return list(self.rows.items())
@@ -142,6 +145,9 @@ class Changelogs:
             raise self.broken[number]
         if self.errors:
             raise self.errors.pop()
+
+    async def identity(self, topics: Any) -> Identity:
+        return Identity("cluster", dict.fromkeys(("q", "m", *topics.changelogs.values()), "id"))
 
     async def edges(self, topics: Any, number: int, read: LastRead | None) -> Edges:
         return Edges((0, 0))

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from app.engine import repair as module
 from app.engine.repair import Repair, lines_of
 from marq.core import markers as m
 from marq.core.markers import Own
 from marq.core.recovery import Edges, LastRead
-from marq.core.rows import Loss
-from marq.errors import NotPossibleError
+from marq.core.rows import Loss, decode_manifest, encode_manifest
+from marq.core.world import World
+from marq.errors import NotPossibleError, RewrittenError
 from tests.unit.core_helpers import Worker
 from tests.unit.test_owner_repair import history, next_owner
 
@@ -35,11 +37,15 @@ class Logs:
     def __init__(self, worker: Worker, queue_start: int, markers_start: int = 0) -> None:
         self.worker = worker
         self.begin = queue_start, markers_start
+        self.here = World("cluster", "queue", "markers")
         self.written: list[tuple[str, str]] = []
         self.meanwhile: Any = lambda: None  # happens after the own marker was appended
 
     async def tables(self) -> dict[str, bytes]:
         return dict(self.worker.table)
+
+    async def world(self) -> World:
+        return self.here
 
     async def edges(self, read: LastRead | None) -> Edges:
         return Edges(self.begin)
@@ -60,8 +66,15 @@ class Logs:
         return 0
 
 
-def repair(logs: Logs, accept_loss: bool) -> Repair:
-    return asyncio.run(module._repair(SETTINGS, TOPICS, logs, 0, accept_loss))  # type: ignore[arg-type]
+def repair(logs: Logs, accept_loss: bool, accept_copy: bool = False) -> Repair:
+    return asyncio.run(module._repair(SETTINGS, TOPICS, logs, 0, accept_loss, accept_copy))  # type: ignore[arg-type]
+
+
+def made_elsewhere(worker: Worker) -> None:
+    """Its manifests say that they are of another cluster."""
+    for key, value in worker.table.items():
+        if key.count("/") == 1:
+            worker.table[key] = encode_manifest(replace(decode_manifest(value), world=World("elsewhere")))
 
 
 def test_what_is_gone_is_named_and_nothing_is_written_without_being_accepted() -> None:
@@ -118,6 +131,36 @@ def test_a_worker_that_wrote_a_manifest_meanwhile_has_the_partition() -> None:
     with pytest.raises(NotPossibleError, match="has taken partition 0 meanwhile"):
         repair(logs, accept_loss=True)
     assert [topic for topic, _ in logs.written] == ["m"]
+
+
+def test_a_state_of_other_logs_is_taken_only_as_a_copy_and_then_is_of_these() -> None:
+    worker = history()
+    made_elsewhere(worker)
+    logs = Logs(worker, queue_start=0)
+    with pytest.raises(RewrittenError, match="cluster elsewhere, now cluster"):
+        repair(logs, accept_loss=True)
+    assert logs.written == []
+
+    found = repair(logs, accept_loss=False, accept_copy=True)
+    assert found == Repair(0, [], True, copied=True)
+    assert lines_of(found) == ["partition 0: goes on with these logs, which is written down in its manifest"]
+    (manifest,) = [decode_manifest(value) for key, value in worker.table.items() if key in manifests_of(logs)]
+    assert manifest.world == logs.here
+    assert repair(logs, accept_loss=False, accept_copy=True) == Repair(0, [], False), "there is nothing more to accept"
+
+
+def manifests_of(logs: Logs) -> set[str]:
+    return {key for topic, key in logs.written if topic == "c-progress"}
+
+
+def test_logs_with_other_offsets_are_no_copy() -> None:
+    worker = history()
+    made_elsewhere(worker)
+    worker.broker.log.insert(0, worker.broker.log[1])  # no own marker is where it was
+    logs = Logs(worker, queue_start=0)
+    with pytest.raises(NotPossibleError, match="offset 0 of the markers topic is no own marker"):
+        repair(logs, accept_loss=False, accept_copy=True)
+    assert logs.written == []
 
 
 def test_lost_markers_are_told_as_messages_that_come_again() -> None:

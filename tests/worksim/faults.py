@@ -7,6 +7,7 @@ import itertools
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
+from marq.core.rows import decode_manifest, encode_manifest
 from tests.worksim.clock import Process
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ WEIGHTS = {
     "power": 0.7,
     "rot": 0.5,
     "full disk": 0.3,
+    "other cluster": 0.3,
     "strangers": 1.0,
     "compaction": 1.0,
 }
@@ -77,7 +79,16 @@ THEMES = {
     ),
     # the store of a worker loses rows, has no room, or can't be read
     "disks": Theme(
-        {"power": 3.0, "rot": 3.0, "store": 2.0, "full disk": 1.0, "kill": 1.0, "end": 1.0, "compaction": 1.0}
+        {
+            "power": 3.0,
+            "rot": 3.0,
+            "store": 2.0,
+            "full disk": 1.0,
+            "other cluster": 1.0,
+            "kill": 1.0,
+            "end": 1.0,
+            "compaction": 1.0,
+        }
     ),
     # somebody repeats what workers say to each other, and makes it up
     "strangers": Theme({"strangers": 6.0, "network": 1.0, "kill": 1.0, "end": 1.0}),
@@ -96,6 +107,19 @@ ALONE = ("rows", "outboxes", "late", "moves", "refused", "disks", "strangers")
 DRAWN_THEMES = (*("mixed",) * 9, *ALONE, "long", "long", "hours")
 #: Bytes that no marker looks like.
 NO_MARKER = b"\xffno marker"
+
+
+def _is_manifest(row: tuple[bytes, bytes]) -> bool:
+    return row[0].count(b"/") == 1
+
+
+def _further(row: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+    """A manifest of a version that does not say of which world it is."""
+    number, _ = row[0].split(b"/")
+    manifest = decode_manifest(row[1])
+    manifest.epoch, manifest.own, manifest.world = manifest.epoch + 5, manifest.own + 5, None
+    manifest.position, manifest.markers_position = manifest.position + 5, manifest.markers_position + 5
+    return b"%s/%d" % (number, manifest.epoch), encode_manifest(manifest)
 
 
 class Faults:
@@ -345,6 +369,16 @@ class Faults:
             rows = self.random.choice(stores)
             rows.rotten.add(self.random.choice(sorted(rows)))
             self.world.tell("the store of w%s has a damaged row", slot)
+
+    def _other_cluster(self) -> None:
+        """A machine is used with another Kafka, where its partitions have come further, and then with this one."""
+        slot, stores = self._disk()
+        self.world.tell("the stores of w%s are of another Kafka", slot)
+        worker = self.world.workers[slot]
+        if worker is not None:
+            self._kill_it(worker)
+        for rows in stores:
+            rows.comes_from("another", dict(map(_further, filter(_is_manifest, rows.items()))))
 
     def _full_disk(self) -> None:
         slot = self.random.randrange(len(self.world.disks))

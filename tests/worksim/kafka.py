@@ -25,6 +25,7 @@ from aiokafka.errors import (
 from aiokafka.structs import OffsetAndTimestamp, RecordMetadata
 from faust.types import TP
 
+from app.kafka.identity import Identity
 from app.streaming.producer import MAX_PENDING_BYTES, RECORD_BYTES, ProducerFull
 from marq.core.reading import Undecodable
 from tests.worksim.clock import EPOCH_S, Process, VirtualLoop, current
@@ -522,6 +523,13 @@ class Edges:
 
     def close(self) -> None:
         pass
+
+
+async def identify(client: Any, names: Iterable[str]) -> Identity:
+    """In the place of `app.kafka.identity.identify`."""
+    kafka: Kafka = current().world.kafka
+    await kafka.trip()
+    return Identity("cluster", {name: f"id of {name}" for name in names})
 
 
 class PlainProducer:

@@ -32,6 +32,7 @@ from app.engine.ownership import Ownership
 from app.engine.progress import Progress
 from app.engine.read_up import ReadUp
 from app.engine.takeover import TakeOver
+from app.kafka.identity import Identity
 from app.service.census import Census
 from app.service.leases import Effects, Leases
 from app.service.polling import PeerPolling
@@ -124,7 +125,12 @@ async def _effects_now(self, asked: Effects) -> list[bool]:  # type: ignore[no-u
 
 
 async def _restored_unread(self: TakeOver, claim: Any) -> None:
-    self._read_tables = _nothing_soon  # type: ignore[method-assign]
+    world = (await self.ownership.changelogs.identity(self.ownership.topics)).world(self.ownership.topics)
+
+    async def unread() -> Any:
+        return world
+
+    self._read_tables = unread  # type: ignore[method-assign]
     try:
         await _restore(self, claim)
     finally:
@@ -242,6 +248,11 @@ MUTATIONS: dict[str, Mutation] = {
     "damaged stores are kept": Mutation(
         "A store with a row that can't be read is filled again.",
         _replaced(Table, "wipe", _nothing),
+        "disks",
+    ),
+    "stores of other clusters": Mutation(
+        "A local store of another cluster is not read.",
+        _replaced(Identity, "of_store", lambda *_: None),
         "disks",
     ),
     "calls count twice": Mutation(

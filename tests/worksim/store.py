@@ -32,6 +32,8 @@ class Rows(dict[bytes, bytes]):
         self.is_full: Callable[[], bool] = lambda: False
         #: Keys of rows that can't be read.
         self.rotten: set[bytes] = set()
+        #: Of the changelog that it was filled from.
+        self.world: str | None = None
         #: What the last writes have replaced, the last one last.
         self._before: deque[list[tuple[bytes, bytes | None]]] = deque(maxlen=UNDO_MAX)
 
@@ -63,6 +65,11 @@ class Rows(dict[bytes, bytes]):
                 self.pop(key, None)
             else:
                 self[key] = value
+
+    def comes_from(self, world: str, rows: dict[bytes, bytes]) -> None:
+        """As if it had been filled from another changelog, with these rows among others, for much longer."""
+        self.world = world
+        self.update({**rows, Store.offset_key: b"1000000"})
 
     def lose_last(self, writes: int) -> None:
         """As if the power had failed before them."""
@@ -121,6 +128,7 @@ class Store:
         self._fails = fails
         self.owned: set[int] = set()
         self._open: dict[int, object] = {}
+        self._worlds: dict[int, str | None] = {}
 
     def is_open(self, partition: int) -> bool:
         return partition in self._open
@@ -133,7 +141,10 @@ class Store:
             raise TableError(f"partition {partition} is not owned by this worker")
         if partition not in self._open:
             self._open[partition] = object()
-        rows = self._disk.setdefault(partition, Rows())
+        rows = self._disk.get(partition)
+        if rows is None:
+            rows = self._disk[partition] = Rows()
+            rows.world = self._worlds.get(partition)
         rows.fails, rows.is_full = self._fails, self._is_full
         return rows
 
@@ -158,8 +169,13 @@ class Store:
         if self.is_open(tp.partition):
             self._db_for_partition(tp.partition).put(self.offset_key, str(offset).encode())
 
-    async def open(self, partition: int) -> None:
+    async def open(self, partition: int, world: str | None = None) -> bool:
+        foreign = world is not None and partition in self._disk and self._disk[partition].world != world
+        if foreign:
+            self.wipe(partition)
+        self._worlds[partition] = world
         self.existing(partition)
+        return foreign
 
     def wipe(self, partition: int) -> None:
         self._open.pop(partition, None)

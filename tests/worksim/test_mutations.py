@@ -22,6 +22,7 @@ SOON = (
     "rows are lost",
     "not read again",
     "any key will do",
+    "stores of other clusters",
 )
 SOON_SEEDS = 40
 SEEDS_MAX = 2_000

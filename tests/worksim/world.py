@@ -40,7 +40,7 @@ from tests.worksim.clock import Entropy, Process, Stuck, VirtualLoop, virtual
 from tests.worksim.faults import DRAWN_THEMES, THEMES, Faults
 from tests.worksim.group import Group
 from tests.worksim.handlers import HANDLERS
-from tests.worksim.kafka import MAX_BYTES, Admin, Edges, Kafka, Odds, PlainConsumer, PlainProducer
+from tests.worksim.kafka import MAX_BYTES, Admin, Edges, Kafka, Odds, PlainConsumer, PlainProducer, identify
 from tests.worksim.network import Network, Session
 from tests.worksim.store import NO_SPACE, Rows, WriteBatch
 from tests.worksim.truth import Truth, Violation
@@ -441,6 +441,7 @@ class World:
             (app.kafka.connection, "AIOKafkaConsumer", PlainConsumer),
             (app.engine.changelogs, "LogEdges", Edges),
             (app.engine.changelogs, "TRIM_INTERVAL_MS", 0 if self.clients.theme.deletes else TRIM_INTERVAL_MS),
+            (app.engine.changelogs, "identify", identify),
             (app.engine.changelogs, "release", PlainConsumer.unsubscribe),
             (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
             (app.engine.queues_topic, "AIOKafkaProducer", PlainProducer),
