@@ -33,6 +33,7 @@ PERMISSIONS = frozenset({"send", "receive", "manage", "inspect"})
 _NOTHING = contextlib.nullcontext()
 #: Characters of a `Host`: a name has 253 at most, and there is a port.
 HOST_MAX = 300
+_LOOPBACK = re.compile(r"127(\.(0|[1-9]\d{0,2})){3}", re.ASCII)
 #: Shortest key that is accepted: shorter ones can be guessed.
 KEY_MIN = 16
 
@@ -231,32 +232,23 @@ def check_browser(method: str, headers: Mapping[str, str]) -> None:
     page of another origin asks for.
     """
     host = headers.get("Host", "")
-    if len(host) > HOST_MAX or not _is_answered(host):
-        raise NotAllowedError(f"without keys, marq answers only to localhost or an address, not to {host[:100]!r}")
+    if len(host) > HOST_MAX or not is_answered(host):
+        raise NotAllowedError(
+            f"without keys, marq answers only to localhost, 127.0.0.1 or [::1], not to {host[:100]!r}"
+        )
     origin = headers.get("Origin")
     if origin is not None and method not in ("GET", "HEAD") and (_split(origin) or ("", ""))[1] != host:
         raise NotAllowedError("a page of another origin can't ask for that")
 
 
 @lru_cache(1_000)
-def _is_answered(host: str) -> bool:
-    """True for a `Host` that no other site can use as a name of this machine."""
-    name = (_split(f"//{host}") or ("", ""))[0]
-    return is_loopback(name) or _is_address(name)
+def is_answered(host: str) -> bool:
+    """True for a `Host` that every browser knows as this machine, so that it tells us when another site asks.
 
-
-def check_link(headers: Mapping[str, str]) -> None:
-    """Refuse a `GET` that changes something if a web page sent it, with a link or an image.
-
-    Browsers are recognised by `Sec-Fetch-*`, old ones by `Referer`. Raises `NotAllowedError`.
+    `[::ffff:127.0.0.1]` is not one: it reaches us as well, but browsers take it for an address like any other.
     """
-    if headers.get("Sec-Fetch-Site") == "same-origin":
-        return
-    if any(name.lower().startswith("sec-fetch-") for name in headers):
-        raise NotAllowedError("without keys, a link in a browser can't ask for that")
-    referer = headers.get("Referer")
-    if referer is not None and (_split(referer) or ("", ""))[1] != headers.get("Host"):
-        raise NotAllowedError("a page of another origin can't ask for that")
+    name = (_split(f"//{host}") or ("", ""))[0]
+    return name in ("localhost", "::1") or name.endswith(".localhost") or _LOOPBACK.fullmatch(name) is not None
 
 
 def _split(url: str) -> tuple[str, str] | None:
@@ -266,10 +258,3 @@ def _split(url: str) -> tuple[str, str] | None:
         return parts.hostname or "", parts.netloc
     except ValueError:
         return None
-
-
-def _is_address(name: str) -> bool:
-    try:
-        return not ipaddress.ip_address(name).is_unspecified
-    except ValueError:
-        return False

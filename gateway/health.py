@@ -9,7 +9,7 @@ from typing import Any
 
 from app.engine.ownership import Ownership
 from app.streaming.faust_app import MarqApp
-from gateway.auth import Keys
+from gateway.auth import Keys, is_answered
 
 
 def define(app: MarqApp, ownership: Ownership, keys: Keys) -> None:
@@ -29,7 +29,7 @@ def define(app: MarqApp, ownership: Ownership, keys: Keys) -> None:
             state["unserved"] = sorted(ownership.unserved)
         if stalled := ownership.stalls.now():
             state["stalled"] = list(stalled)
-        if not keys:  # these need no key
+        if not keys and is_answered(request.headers.get("Host", "")):
             state["worker"] = ownership.worker_name
             state["rebalancing"] = bool(app.rebalancing)
             if ownership.unserved:

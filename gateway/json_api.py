@@ -13,7 +13,7 @@ from app.cluster.peers import is_gone
 from app.service.operations import QueueService
 from gateway.auth import may_see
 from gateway.openapi import Operation
-from gateway.routes import GRANTS, MSGPACK, Body, answer, answers_msgpack, query_of, register
+from gateway.routes import GRANTS, MSGPACK, Body, answer, answers_msgpack, media_type, query_of, register
 from gateway.schemas import (
     PLACES_BYTES,
     RECEIPTS_BYTES,
@@ -68,7 +68,7 @@ class JsonApi:
 
     async def send(self, request: web.Request) -> web.Response:
         queue, body = request.match_info["queue"], await self._send.read(request)
-        messages = await entries_of(body.messages, request.content_type == MSGPACK)
+        messages = await entries_of(body.messages, media_type(request.headers) == MSGPACK)
         self._make(request, queue)
         return answer(request, sent(await self.operations.send(queue, messages)))
 

@@ -17,8 +17,9 @@ from app.service.census import Census
 from app.service.move_tasks import MoveTasks
 from app.service.operations import QueueService
 from app.settings import Settings
-from gateway.auth import ALL, Grants, Keys, check_browser, check_link
+from gateway.auth import ALL, Grants, Keys, check_browser
 from gateway.metrics import ACTION
+from gateway.routes import UNNAMED, media_type
 from gateway.sqs import json_protocol, query_protocol
 from gateway.sqs.call import Call
 from gateway.sqs.deliveries import Deliveries
@@ -30,7 +31,7 @@ from gateway.sqs.model import Action, actions, identity_action
 from gateway.sqs.moves import Moves
 from gateway.sqs.queues import Queues
 from gateway.sqs.sending import Sending
-from gateway.sqs.signature import Signatures, check_service
+from gateway.sqs.signature import ALGORITHM, Signatures, check_service
 from marq.errors import NotAllowedError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -199,18 +200,18 @@ class Server:
 
 def _form(request: web.Request, body: bytes) -> bytes:
     """Check that the body is a form, or empty. Returns it. Raises `SqsError`."""
-    if body and request.content_type not in ("application/x-www-form-urlencoded", "application/octet-stream"):
-        raise SqsError("UnknownOperation", f"Send {json_protocol.TARGET}, or a form: this is {request.content_type}.")
+    if body and (kind := media_type(request.headers)) not in UNNAMED:
+        raise SqsError("UnknownOperation", f"Send {json_protocol.TARGET}, or a form: this is {kind[:100]}.")
     return body
 
 
 def _check_browser(request: web.Request) -> None:
-    """Without keys, refuse requests of web pages, also the `GET` of a link or an image."""
+    """Without keys, refuse requests of web pages, and every `GET` that a link on one could make a browser send."""
     check_browser("POST", request.headers)
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise NotAllowedError("a page of another origin can't ask for that")
-    if request.method == "GET" and "Authorization" not in request.headers:
-        check_link(request.headers)
+    if request.method == "GET" and not request.headers.get("Authorization", "").startswith(ALGORITHM):
+        raise NotAllowedError("without keys, an action is a POST: a link on any web page can make a browser send a GET")
 
 
 def define(router: web.UrlDispatcher, server: Server) -> Callable[[web.Request], Awaitable[web.Response]]:

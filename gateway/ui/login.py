@@ -40,14 +40,15 @@ class SessionApi:
     async def get(self, request: web.Request) -> web.Response:
         self._check(request)
         session = self._sessions.session_in(request.headers)
-        return self._told(request, session if self._keys else "")
+        has_token = bool(self._keys) and self._sessions.has_token(session, request.headers)
+        return self._told(request, session if has_token else "")
 
     async def begin(self, request: web.Request) -> web.Response:
         self._check(request)
         if not self._keys:
             raise NotPossibleError("this installation has no keys: there is nothing to sign in with")
         session = self._sessions.begin((await self._login.read(request)).key)
-        response = self._told(request, session)
+        response = self._told(request, session, token=self._sessions.token_of(session))
         self._sessions.set_cookie(response, session, self._is_secure(request))
         return response
 
@@ -64,7 +65,7 @@ class SessionApi:
         """True if the browser uses HTTPS, to us or to a proxy in front of us."""
         return request.secure or (self._settings.web_url or "").startswith("https:")
 
-    def _told(self, request: web.Request, session: str) -> web.Response:
+    def _told(self, request: web.Request, session: str, **token: str) -> web.Response:
         grants = ALL if not self._keys else self._sessions.grants_of_session(session) if session else None
         told: dict[str, Any] = {
             "name": self._settings.name,
@@ -75,11 +76,10 @@ class SessionApi:
         }
         if grants is not None:
             told |= {
-                "token": self._sessions.token_of(session),
                 "everywhere": sorted(p for p in PERMISSIONS if grants.allow_everywhere(p)),
                 "somewhere": sorted(p for p in PERMISSIONS if grants.allow_somewhere(p)),
             }
-        return answer(request, told)
+        return answer(request, told | token)
 
 
 def _check_origin(request: web.Request) -> None:

@@ -29,6 +29,8 @@ from marq.errors import MarqError, UnknownQueueError
 
 #: Names of queues that a shell is offered.
 COMPLETED = 100
+#: Names that every shell takes literally.
+TYPED_AS_IT_IS = re.compile(r"\w[\w.:@%+=,/-]*")
 DEFAULT_URL = "http://localhost:9324"
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 EXIT_PIPE = 128 + signal.SIGPIPE
@@ -133,10 +135,13 @@ class QueueName(click.ParamType):
         return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Queues that begin so, if a worker answers."""
+        """Queues whose names begin like this, if a worker answers.
+
+        Names that a shell would not take literally are left out: anyone who may send can make a queue `a$(reboot)`.
+        """
         with contextlib.suppress(MarqError), connected(ctx, dict(ctx.params)) as service:
             page = service.ask("/v1/queues", query={"prefix": incomplete, "limit": COMPLETED})
-            return [CompletionItem(one["name"]) for one in page["queues"] if one["name"].isprintable()]
+            return [CompletionItem(one["name"]) for one in page["queues"] if TYPED_AS_IT_IS.fullmatch(one["name"])]
         return []
 
 

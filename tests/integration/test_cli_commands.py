@@ -195,6 +195,23 @@ def test_a_shell_completes_what_is_typed(
     typed(shell, variables, [f"{load}\n", f"marq receive {queue} --fol\t"], "--follow")
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_no_name_of_a_queue_is_run_by_a_shell(marq: Command, on_path: str, tmp_path: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell} here")
+    prefix, planted = unique("tab"), tmp_path / "planted"
+    for end in (f"$(touch {planted})", f";touch {planted};", f"`touch {planted}`", "-a"):
+        assert marq("create", prefix + end).status == 0
+    file = tmp_path / "completion"
+    file.write_text(marq("completion", shell).out)
+    load = f"autoload -U compinit; compinit -u -D; source {file}" if shell == "zsh" else f"source {file}"
+    variables = environment(MARQ_URL=marq.url, PATH=on_path, PS1="READY>", TERM="dumb", HOME=str(tmp_path))
+    options = ["-f"] if shell == "zsh" else ["--norc", "--noprofile"]
+    shown = typed([shell, *options, "-i"], variables, [f"{load}\n", f"marq stats {prefix}\t"], f"{prefix}-a")
+    assert "touch" not in shown, "only the name that every shell takes literally is offered"
+    assert not planted.exists()
+
+
 def test_fish_completes_what_is_typed(marq: Command, on_path: str, tmp_path: Path) -> None:
     if shutil.which("fish") is None:
         pytest.skip("no fish here")

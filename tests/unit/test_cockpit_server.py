@@ -178,9 +178,15 @@ def test_a_session_is_in_a_cookie_that_scripts_and_other_sites_do_not_get(tmp_pa
         token = re.findall(rb'"token":"(\w+)"', body)[0].decode()
         assert (await http.request("GET", "/v1/queues", Cookie=session, X_Marq_Token=token))[0] == 200
         assert (await http.request("GET", "/ui/api/settings", Cookie=session, X_Marq_Token=token))[0] == 200
+        _, _, told = await http.request("GET", "/ui/api/session", Cookie=session)
+        assert b"token" not in told and b'"signed_in":false' in told, "the server of another port has the cookie, too"
+        _, _, told = await http.request("GET", "/ui/api/session", Cookie=session, X_Marq_Token=token)
+        assert b"token" not in told and b'"signed_in":true' in told
         assert (await http.request("DELETE", "/ui/api/session", Cookie=session))[0] == 401
         status, head, _ = await http.request("DELETE", "/ui/api/session", Cookie=session, X_Marq_Token=token)
         assert (status, "Max-Age=0" in head["set-cookie"]) == (200, True)
+        status, head, _ = await sign_in(http, KEY, X_Forwarded_Proto="https")
+        assert head["set-cookie"].startswith("marq-"), "anybody may set this header"
         assert (await sign_in(http, "x" * 24))[0] == 401
         assert (await sign_in(http, KEY, Origin="https://evil.example"))[0] == 403
         assert (await sign_in(http, KEY, Sec_Fetch_Site="cross-site"))[0] == 403

@@ -123,6 +123,18 @@ def test_what_is_loopback(host: str, loopback: bool) -> None:
     assert is_loopback(host) is loopback
 
 
+ALIASES = (
+    "[::ffff:127.0.0.1]",
+    "[::ffff:7f00:1]",
+    "0.0.0.0",
+    "10.1.2.3",
+    "127.1",
+    "0x7f.1",
+    "2130706433",
+    "127.0.0.01",
+)
+
+
 @pytest.mark.parametrize(
     ("method", "headers", "allowed"),
     [
@@ -131,6 +143,8 @@ def test_what_is_loopback(host: str, loopback: bool) -> None:
         ("POST", {"Host": "[::1]:9324"}, True),
         ("GET", {"Host": "evil.example"}, False),
         ("GET", {}, False),
+        # other ways to reach this machine, for which a browser does not say that another site asks
+        *(("POST", {"Host": f"{name}:9324"}, False) for name in ALIASES),
         ("POST", {"Host": "localhost:9324", "Origin": "http://evil.example"}, False),
         ("POST", {"Host": "localhost:9324", "Origin": "null"}, False),
         ("POST", {"Host": "localhost:9324", "Origin": "http://localhost:9324"}, True),

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.queue_records import Draft
-from gateway.auth import check_link
 from gateway.sqs import query_protocol as query
 from gateway.sqs.attributes import POLICY_MAX, Attributes, Queues
 from gateway.sqs.errors import KINDS, SqsError
@@ -33,7 +32,6 @@ from gateway.sqs.messages import (
 )
 from gateway.sqs.model import actions, identity_action
 from gateway.sqs.urls import Place, queue_of
-from marq.errors import NotAllowedError
 
 PLACE = Place("http://localhost", "1" * 12, "eu-central-1")
 
@@ -360,32 +358,7 @@ def test_the_identity_is_told_in_the_words_of_its_own_service() -> None:
     assert error_of(query.read, "", b"Action=GetCallerIdentity&Version=2012-11-05", None)[0] == "InvalidParameterValue"
 
 
-# -- links
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
-        {"Sec-Fetch-Site": "same-site"},
-        {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},  # a link in another program, or a bookmark
-        {"sec-fetch-dest": "document"},
-        {"Referer": "https://evil.example/page"},
-        {"Referer": "nonsense"},
-        {"Referer": "http://[nonsense"},
-    ],
-)
-def test_a_link_in_a_browser_asks_for_nothing(headers: dict[str, str]) -> None:
-    with pytest.raises(NotAllowedError):
-        check_link({"Host": "localhost:9324", **headers})
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [{}, {"User-Agent": "curl/8"}, {"Sec-Fetch-Site": "same-origin"}, {"Referer": "http://localhost:9324/"}],
-)
-def test_a_script_asks_for_what_it_likes(headers: dict[str, str]) -> None:
-    check_link({"Host": "localhost:9324", **headers})
+# -- forms
 
 
 @given(st.lists(st.tuples(st.text(), st.text())), st.booleans())

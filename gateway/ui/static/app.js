@@ -1,5 +1,5 @@
 // The frame: who looks, where they are, and what is around each page.
-import { Link, ask, changed, go, here, html, live, may, mayEverywhere, render, session, times, useChanges, useEffect, useRef, useState } from "./core.js";
+import { Link, ask, changed, go, here, html, live, may, mayEverywhere, render, session, store, times, useChanges, useEffect, useRef, useState } from "./core.js";
 import { Failed, Toasts, Waiting, nextTheme, theme } from "./parts.js";
 import { Overview } from "./overview.js";
 import { Queues } from "./queues.js";
@@ -19,7 +19,6 @@ const OTHERS = { "/ui/queue": [Queue, "/ui/queues", "Queue"], "/ui/message": [Me
 export async function look() {
   try {
     session.told = await ask("/ui/api/session");
-    session.token = session.told.token || "";
     session.error = null;
   } catch (error) {
     session.error = error;
@@ -37,7 +36,7 @@ function SignIn() {
     setError("");
     try {
       session.told = await ask("/ui/api/session", { method: "POST", body: { key: key.trim() } });
-      session.token = session.told.token;
+      store("marq-token", session.told.token);
       changed();
     } catch (problem) {
       setError(problem.status === 401 ? "This key is not known here." : problem.message);
@@ -60,7 +59,7 @@ async function signOut() {
   try {
     session.told = await ask("/ui/api/session", { method: "DELETE" });
   } finally {
-    session.token = "";
+    store("marq-token", null);
     look();
   }
 }

@@ -6,7 +6,8 @@ export { Fragment, html, render, useCallback, useEffect, useLayoutEffect, useMem
 
 // ---------------------------------------------------------------- state that pages share
 
-export const session = { told: null, token: "" };
+// The token is told once, at sign-in. The browser keeps it for this origin, port included; the cookie goes to all ports.
+export const session = { told: null };
 const listeners = new Set();
 
 export function changed() {
@@ -35,7 +36,7 @@ export class Problem extends Error {
 }
 
 export async function ask(path, { method = "GET", body, signal } = {}) {
-  const headers = { Accept: "application/json", "X-Marq-Token": session.token };
+  const headers = { Accept: "application/json", "X-Marq-Token": stored("marq-token") || "" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let response;
   try {
@@ -206,11 +207,14 @@ export const times = {
   },
 };
 
+// Where the browser keeps nothing, this page does until it is closed.
+const kept = new Map();
+
 export function stored(name) {
   try {
     return localStorage.getItem(name);
   } catch {
-    return null;
+    return kept.get(name) ?? null;
   }
 }
 
@@ -218,7 +222,9 @@ export function store(name, value) {
   try {
     if (value === null) localStorage.removeItem(name);
     else localStorage.setItem(name, value);
-  } catch { /* it is forgotten */ }
+  } catch {
+    kept.set(name, value);
+  }
 }
 
 const formats = {};
