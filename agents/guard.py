@@ -19,8 +19,6 @@ class stop_on_error:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if not isinstance(error, Exception):
             return False
-        ownership = self._ownership
-        ownership.log.error("Stopping: %r", error, exc_info=error)
-        ownership.stop_serving()
-        ownership.app.fail(error)
+        self._ownership.stop_serving()
+        self._ownership.app.fail(error)
         return True

@@ -93,7 +93,7 @@ class FaustWorker(faust.Worker):
 
     async def stop(self) -> None:
         # Libraries may wait for Kafka without end, in threads too. Being killed is harmless, hanging is not.
-        last = threading.Timer(STOP_S, _exit_now)
+        last = threading.Timer(STOP_S, self._exit_now)
         last.daemon = True
         last.start()
         try:
@@ -121,6 +121,11 @@ class FaustWorker(faust.Worker):
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
             _end(status, lambda: self._tell_why(status))
             raise
+
+    def _exit_now(self) -> None:
+        print(f"marq: this worker did not stop within {STOP_S:.0f} s, ending it", file=sys.stderr, flush=True)
+        self._tell_why(1)
+        os._exit(1)
 
     def _tell_why(self, status: int) -> None:
         """Log the last line: why the process ends."""
@@ -165,11 +170,6 @@ def _end(status: int, tell: Callable[[], None]) -> None:
 def _user_threads() -> list[threading.Thread]:
     """Threads that Python would wait for at its end."""
     return [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
-
-
-def _exit_now() -> None:
-    print(f"marq: this worker did not stop within {STOP_S:.0f} s, ending it", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 def _is_option_given(name: str) -> bool:

@@ -20,6 +20,8 @@ from typing import Any
 import faust
 import mode
 
+from app.kafka.folders import disk_error
+from marq.errors import InternalError, MarqError
 from marq.text import cleaned
 
 #: Loggers that repeat themselves; a filter acts only on records of the very logger that it is added to.
@@ -140,14 +142,26 @@ _LABEL = re.compile(r"\[\^-*[^\]]*\]: ")
 _STEPS = tuple(f"{Path(one.__file__ or '').parent}/" for one in (faust, mode))
 #: Their last line for an error: our own last line has it too.
 _TWICE = ("We experienced a crash! Reraising original exception...",)
+#: Their line for the error that ends them.
+_CRASHED = "Crashed reason=%r"
+
+
+def is_mendable(error: object) -> bool:
+    """True for an error that a user can mend. Its text says how, and a traceback says nothing more."""
+    if isinstance(error, MarqError):
+        return not isinstance(error, InternalError)
+    return isinstance(error, BaseException) and disk_error(error) is not None
 
 
 class OurSteps(logging.Filter):
-    """Leaves out the steps of Faust's services, for any class that logs them."""
+    """Leaves out the steps of Faust's services, for any class that logs them, and errors that our lines have."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.levelno <= logging.INFO and record.pathname.startswith(_STEPS):
             return False
+        if str(record.msg).endswith(_CRASHED) and record.args:
+            # without a current exception, `MarqApp.fail` has logged the traceback
+            return record.exc_info is not None and record.exc_info[0] is not None and not is_mendable(record.args[0])  # type: ignore[index]
         return not str(record.msg).endswith(_TWICE)
 
 

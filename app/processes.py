@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import ssl
@@ -20,28 +19,15 @@ import click
 
 from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
+from app.kafka.folders import disk_error
 from app.settings import Settings, load
-from marq.errors import DataDirError, MarqError
+from marq.errors import MarqError
 from marq.text import cleaned
 
 #: Seconds for a stopping worker to hand its partitions over; then it is killed.
 WORKER_STOP_S = 10.0
 #: Most seconds for a new worker to become ready: a busy Kafka takes minutes to create some thousand partitions.
 WORKER_START_S = 600.0
-
-_MEND = "set MARQ_DATA_DIR to a folder that can be written"
-_MAKE_ROOM = "make room on the disk of the data folder, or set MARQ_DATA_DIR to another"
-#: Errors of the system about folders and disks, and what to do.
-_DISK_ERRORS = {
-    errno.EACCES: _MEND,
-    errno.EPERM: _MEND,
-    errno.EROFS: _MEND,
-    errno.ENOENT: _MEND,
-    errno.ENOTDIR: _MEND,
-    errno.EEXIST: _MEND,
-    errno.ENOSPC: _MAKE_ROOM,
-    errno.EDQUOT: _MAKE_ROOM,
-}
 
 #: For asking our own child whether it is ready.
 _UNVERIFIED = ssl._create_unverified_context()
@@ -75,11 +61,10 @@ def disk_errors() -> Iterator[None]:
     """Turn the system's errors about folders and disks into `DataDirError`, which says what to do."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in _DISK_ERRORS or isinstance(error, ConnectionError):
+    except Exception as error:
+        if (line := disk_error(error)) is None:
             raise
-        what = f"{error.filename} can't be written" if error.filename else "a file can't be written"
-        raise DataDirError(f"{what} ({error.strerror}); {_DISK_ERRORS[error.errno]}") from None
+        raise line from None
 
 
 def embedded_broker(settings: Settings) -> EmbeddedBroker:

@@ -133,7 +133,7 @@ class Release(msgspec.Struct, forbid_unknown_fields=True):
 
 class Reject(msgspec.Struct, forbid_unknown_fields=True):
     receipts: Receipts
-    reason: Name = "rejected"
+    reason: str = "rejected"  # cut to what a dead letter carries of it
 
 
 class Place(msgspec.Struct, forbid_unknown_fields=True):

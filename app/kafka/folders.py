@@ -1,13 +1,47 @@
-"""Folders and files that no other user of the machine can read."""
+"""Folders and files that no other user of the machine can read, and what to do when they can't be written."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
 
+from marq.errors import DataDirError
+
 #: The umask of our processes: others can't read their new files and folders.
 UMASK = 0o077
+
+_MEND = "set MARQ_DATA_DIR to a folder that can be written"
+_MAKE_ROOM = "make room on the disk of the data folder, or set MARQ_DATA_DIR to another"
+#: Errors of the system about folders and disks, and what to do.
+_DISK_ERRORS = {
+    errno.EACCES: _MEND,
+    errno.EPERM: _MEND,
+    errno.EROFS: _MEND,
+    errno.ENOENT: _MEND,
+    errno.ENOTDIR: _MEND,
+    errno.EEXIST: _MEND,
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+}
+#: How the messages of RocksDB's errors begin if the disk is full. They have no class or number.
+_ROCKSDB_FULL = ("IO error: No space left on device", "IO error: Disk quota exceeded")
+
+
+def disk_error(error: BaseException, folder: Path | None = None) -> DataDirError | None:
+    """The line for an error about folders and disks, with what to do. None for any other error.
+
+    Args:
+        folder: named if the error names no file.
+    """
+    if isinstance(error, OSError) and error.errno in _DISK_ERRORS and not isinstance(error, ConnectionError):
+        where, why, mend = error.filename or folder, error.strerror, _DISK_ERRORS[error.errno]
+    elif type(error) is Exception and str(error).startswith(_ROCKSDB_FULL):
+        where, why, mend = folder, str(error).split(": ")[1], _MAKE_ROOM
+    else:
+        return None
+    return DataDirError(f"{where or 'a file'} can't be written ({why}); {mend}")
 
 
 def private_folder(folder: Path) -> Path:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from app.cluster.peers import Peers, peer_call
+from app.engine.copier import reason_value
 from app.engine.copies import Rejected
 from app.engine.ownership import Ownership
 from app.engine.stalls import is_stalled, stalled_error
@@ -112,6 +113,7 @@ class Settlements:
         """See `app.service.operations.QueueService.reject`."""
         if self._settings.queue_id is not None and self._settings.dead_letter_topic is None:
             raise NotPossibleError("in topic mode, dead letters need a topic: set MARQ_DEAD_LETTER_TOPIC")
+        reason = reason_value(reason).decode()
         results: list[MarqError | None] = [None] * len(receipts)
         deliveries: dict[tuple[int, int, int], dict[int, list[int]]] = {}
         for i, text in enumerate(receipts):

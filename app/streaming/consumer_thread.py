@@ -14,6 +14,7 @@ from aiokafka.consumer.fetcher import FetchResult
 from aiokafka.errors import (
     CommitFailedError,
     IllegalStateError,
+    InconsistentGroupProtocolError,
     KafkaError,
     OffsetOutOfRangeError,
 )
@@ -30,7 +31,7 @@ from app.streaming.fetch_plan import FetchPlan
 from app.streaming.fetching import decode_with, said_of
 from app.streaming.gathering import Gathering
 from app.streaming.paced_client import PacedClient
-from marq.errors import InternalError
+from marq.errors import BrokerError, InternalError
 
 #: Records in one chunk at most: bounds how long an agent blocks the event loop.
 MAX_CHUNK_RECORDS = 5_000
@@ -278,13 +279,24 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
             self._wake.clear()
             if waiter is None or waiter.done():
                 if waiter is not None:
-                    waiter.result()  # raises what ended the membership, such as a refused authorization
+                    self._check_member(waiter)
                 waiter = fetcher._create_fetch_waiter()
                 waiter.add_done_callback(lambda _: self.wake())
             if not self._hand_over(fetcher):
                 await self._wake.wait()
             else:
                 await asyncio.sleep(0)
+
+    def _check_member(self, waiter: asyncio.Future[Any]) -> None:
+        """Raises what ended the membership in the group, such as a refused authorization."""
+        try:
+            waiter.result()
+        except InconsistentGroupProtocolError as exc:
+            group = self.app.conf.id
+            raise BrokerError(
+                f"a program that is no marq worker is in the consumer group {group!r}: end it, or set MARQ_NAME to a "
+                "name that nothing else uses"
+            ) from exc
 
     async def _fetch_and_hand_over(self, fetcher: Any, fetch: Callable[..., Awaitable[bool]], *args: Any) -> bool:
         """Carry out a fetch; the broker gets no other one until this has returned."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import faust
@@ -22,7 +23,8 @@ from faust.types.auth import CredentialsT
 from faust.web.drivers import aiohttp as web_driver
 from mode import Service
 
-from app.logs import calm_client
+from app.kafka.folders import disk_error
+from app.logs import calm_client, is_mendable
 from app.streaming.assignor import StickyAssignor
 from app.streaming.chunks import Chunk, ChunkQueue
 from app.streaming.producer import IdempotentProducer
@@ -168,17 +170,25 @@ class MarqApp(faust.App):
         return True
 
     def fail(self, exc: BaseException) -> None:
-        """Stop the worker because of an error that it can't go on with."""
+        """Stop the worker because of an error that it can't go on with.
+
+        One that a user can mend is only the last line of the log; any other is logged with its traceback.
+        """
         if self.failure is None:
-            self.failure = exc
-            self.log.error("Stopping: %s", exc)
-            self._crashing = asyncio.ensure_future(self.crash(exc))
+            self.failure = self._reason(exc)
+            if not is_mendable(self.failure):
+                self.log.error("Stopping: %s", exc, exc_info=exc)
+            self._crashing = asyncio.ensure_future(self.crash(self.failure))
 
     def _crash(self, reason: BaseException) -> None:
         # it ended a task of a service, ours or Faust's
         if self.failure is None:
-            self.failure = reason
+            self.failure = self._reason(reason)
         super()._crash(reason)
+
+    def _reason(self, exc: BaseException) -> BaseException:
+        folder = Path(self.conf.datadir)
+        return disk_error(exc, folder) or (exc.__cause__ and disk_error(exc.__cause__, folder)) or exc
 
     def on_chunk_aside(self, chunk: Chunk) -> None:
         """Called with a chunk that came while the group rejoins, when agents stand still and there is no current event.

@@ -18,7 +18,7 @@ from marq.cli.receiving import payload_object
 from marq.cli.service import Connected
 from marq.cli.values import PLACE, Place, duration, number, size
 from marq.client import wire
-from marq.core.policies import DEAD_SUFFIX, QUEUE_NAME_MAX
+from marq.core.policies import DEAD_SUFFIX, default_dead_letter_queue
 from marq.errors import LeaseOverError, MarqError, NotFoundError
 from marq.protocol.limits import MOVE_MAX
 
@@ -195,7 +195,7 @@ def redrive(service: Connected, queue: str, to: str | None, limit: int | None) -
     if not queue.endswith(DEAD_SUFFIX):
         settings = service.queue(queue).get().settings
         # a key may see no settings: then the name that the dead letters have by default
-        source = settings.get("dead_letter_queue") or queue[: QUEUE_NAME_MAX - len(DEAD_SUFFIX)] + DEAD_SUFFIX
+        source = settings.get("dead_letter_queue") or default_dead_letter_queue(queue)
     back = f"to {to!r}" if to else "back"
     return _move_all(service, source, to, limit, f"sent {back} from {source!r}")
 

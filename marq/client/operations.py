@@ -57,8 +57,10 @@ def release(delay: float) -> Action:
 
 
 def reject(reason: str | None) -> Action:
-    """Never deliver again: it becomes a dead letter."""
-    return Action("reject", () if reason is None else (("reason", reason),))
+    """Never deliver again: it becomes a dead letter. Characters of `reason` that are no Unicode are replaced."""
+    if reason is None:
+        return Action("reject")
+    return Action("reject", (("reason", str(reason).encode(errors="replace").decode()),))
 
 
 #: Full requests that settle deliveries at the same time. Their order does not matter. Entries that wait here use up

@@ -24,6 +24,8 @@ SUSPECT_FROM_ATTEMPT = 3
 
 #: Suffix of the dead-letter queue of a queue that names none.
 DEAD_SUFFIX = ".dead"
+#: Digits of a name's end that count as the number of a dead-letter queue; see `default_dead_letter_queue`.
+DEAD_NUMBER_DIGITS = 10
 
 
 #: Milliseconds of the shortest lease: a shorter one would be over before the answer arrives.
@@ -96,7 +98,7 @@ class QueueSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
 
     def dead_letters_of(self, queue: str) -> str:
         """The queue that takes the dead letters of ``queue``."""
-        return self.dead_letter_queue or queue[: QUEUE_NAME_MAX - len(DEAD_SUFFIX)] + DEAD_SUFFIX
+        return self.dead_letter_queue or default_dead_letter_queue(queue)
 
     def takes_dead_letters_of(self, queue: str) -> bool:
         """True if ``queue`` may name this one as its dead-letter queue."""
@@ -118,6 +120,25 @@ def check_delay(delay_ms: int) -> None:
 def share(limit: int, number: int, partitions: int) -> int:
     """The part of a queue's limit that partition ``number`` of ``partitions`` may use; at least 1."""
     return max(1, limit // partitions + (number < limit % partitions))
+
+
+def default_dead_letter_queue(queue: str) -> str:
+    """The name of ``queue`` with the suffix. Names that are too long for it are cut.
+
+    If a dead-letter queue has such a name, its own dead letters go to ``…~2.dead``, and theirs to ``…~3.dead``: cut
+    alone, its name would be its own.
+    """
+    if len(queue) + len(DEAD_SUFFIX) <= QUEUE_NAME_MAX:
+        return queue + DEAD_SUFFIX
+    if queue.endswith(DEAD_SUFFIX):
+        stem, sign, number = queue.removesuffix(DEAD_SUFFIX).rpartition("~")
+        if sign and number.isascii() and number.isdigit() and len(number) < DEAD_NUMBER_DIGITS:
+            tag = f"~{int(number) + 1}"
+        else:
+            stem, tag = queue.removesuffix(DEAD_SUFFIX), "~2"
+    else:
+        stem, tag = queue, ""
+    return stem[: QUEUE_NAME_MAX - len(tag) - len(DEAD_SUFFIX)] + tag + DEAD_SUFFIX
 
 
 def name_problem(queue: str) -> str | None:

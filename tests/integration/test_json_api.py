@@ -469,6 +469,14 @@ def test_a_rejected_message_is_a_dead_letter_at_once(clients: list[Client], queu
     assert again[0]["error"]["type"].endswith("lease-over")
 
 
+def test_the_reason_of_a_rejection_is_cut(clients: list[Client], queue: str) -> None:
+    clients[0].send(queue, b"bad")
+    (got,) = clients[0].receive(queue, 1, 3000)
+    assert clients[1].reject(got, reason="x" + 2_000 * "é") == [{"ok": True}]
+    (dead_letter,) = clients[2].drain(f"{queue}.dead", 1)
+    assert b64decode(dead_letter["headers"]["marq-dead-reason"]).decode() == "x" + 511 * "é"
+
+
 # ---------------------------------------------------------------------- bad input
 
 

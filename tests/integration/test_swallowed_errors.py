@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer
 from mode import Service
 
 from app.engine.catalog import Catalog
@@ -91,7 +92,49 @@ def test_a_worker_ends_by_an_error_of_its_own_and_says_which(kafka: str, tmp_pat
         (cluster.witness / "raise").touch()
         assert worker.process.wait(30) == 1
         assert "Stopping: 'planted'" in worker.log
+        assert worker.log.count("Traceback") == 1
+        assert "NoneType: None" not in worker.log
+        assert worker.log.splitlines()[-1].endswith("ended: 'planted'")
         worker.ending = True
+
+
+def test_a_full_disk_ends_a_worker_with_one_line_that_names_the_folder(kafka: str, tmp_path: Path) -> None:
+    with Cluster(kafka, tmp_path, partitions=1, handlers="tests.integration.planted_error") as cluster:
+        worker = cluster.start()
+        before = len(worker.log.splitlines())
+        (cluster.witness / "raise").write_text("full")
+        assert worker.process.wait(30) == 1
+        worker.ending = True
+        (line,) = worker.log.splitlines()[before:]
+        assert line.endswith(
+            f"ended: {worker.data_dir}/worker-0 can't be written (No space left on device); make room on the disk of "
+            "the data folder, or set MARQ_DATA_DIR to another"
+        )
+
+
+def test_a_worker_whose_group_another_program_uses_says_what_to_do(kafka: str, tmp_path: Path) -> None:
+    with Cluster(kafka, tmp_path, partitions=1, handlers="") as cluster:
+
+        async def join() -> AIOKafkaConsumer:
+            consumer = AIOKafkaConsumer(topics.queue, bootstrap_servers=kafka, group_id=cluster.name)
+            await consumer.start()
+            while not consumer.assignment():
+                await asyncio.sleep(0.05)
+            return consumer
+
+        topics = cluster.create_topics()
+        other = cluster.run(join())
+        try:
+            worker = cluster.start(ready=False)
+            worker.ending = True
+            assert worker.process.wait(60) == 1
+        finally:
+            cluster.run(other.stop())
+        assert worker.log.splitlines()[-1].endswith(
+            f"ended: a program that is no marq worker is in the consumer group {cluster.name!r}: end it, or set "
+            "MARQ_NAME to a name that nothing else uses"
+        )
+        assert "Traceback" not in worker.log
 
 
 async def _catalog(kafka: str) -> Catalog:

@@ -102,6 +102,14 @@ def test_a_message_can_be_extended_given_back_and_rejected(fake: FakeService, se
     assert fake.rejected == [(second.offset, "broken")]
 
 
+def test_any_reason_can_be_given_for_a_rejection(fake: FakeService, service: Service) -> None:
+    queue = service.queue("q")
+    fake.put("q", b"a")
+    (message,) = queue.receive_many(1, timeout=1)
+    message.reject("no file b\udcffad: " + "x" * 5_000)
+    assert fake.rejected == [(message.offset, "no file b?ad: " + "x" * 5_000)]
+
+
 def test_a_message_as_a_block_is_acknowledged_at_its_end_and_given_back_if_it_raises(
     fake: FakeService, service: Service
 ) -> None:

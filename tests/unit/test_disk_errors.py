@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from app.kafka.folders import disk_error
 from app.processes import disk_errors
 from marq.errors import DataDirError
 from tests.integration.cluster import ROOT
@@ -33,6 +34,11 @@ def test_a_data_folder_that_can_not_be_made_is_one_line(command: str, tmp_path: 
 
 
 def test_a_full_disk_is_told_as_such_and_a_lost_connection_is_not() -> None:
+    full = disk_error(
+        Exception("IO error: No space left on device: While appending to file: /data/1.log"), Path("/data")
+    )
+    assert str(full).startswith("/data can't be written (No space left on device); make room")
+    assert disk_error(Exception("Corruption: block checksum mismatch"), Path("/data")) is None
     with (
         pytest.raises(DataDirError, match=r"a file can't be written \(No space left on device\); make room"),
         disk_errors(),

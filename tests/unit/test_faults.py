@@ -261,7 +261,8 @@ def test_ready_says_no_as_soon_as_the_worker_stops_for_an_error() -> None:
         async def crash(exc: BaseException) -> None:
             crashed.append(exc)
 
-        app.crash, app.log = crash, SimpleNamespace(error=lambda *_: None)
+        app.crash, app.log = crash, SimpleNamespace(error=lambda *_, **__: None)
+        app._reason = lambda exc: exc
         MarqApp.fail(app, InternalError("planted"))
         status, body = await pages["/health/ready"](view, None)
         assert status == 503

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.policies import QueueSettings, backoff_ms, batch_cap, is_exhausted
+from marq.core.policies import QUEUE_NAME_MAX, QueueSettings, backoff_ms, batch_cap, is_exhausted, name_problem
 
 
 @pytest.mark.parametrize(("attempt", "size"), [(1, 100), (2, 100), (3, 50), (4, 25), (5, 12), (8, 1), (60, 1)])
@@ -48,6 +48,38 @@ def test_the_same_seed_gives_the_same_back_off() -> None:
 def test_dead_letters_go_to_the_queue_named_dead_unless_it_is_set() -> None:
     assert QueueSettings().dead_letters_of("orders") == "orders.dead"
     assert QueueSettings(dead_letter_queue="grave").dead_letters_of("orders") == "grave"
+
+
+@pytest.mark.parametrize(
+    "queue",
+    [
+        "x" * 246,
+        "x" * 251,
+        "x" * 255,
+        "x" * 250 + ".dead",
+        ".dead" * 51,
+        "~9" * 125 + ".dead",
+        "~" * 250 + ".dead",
+        "~" + "9" * 249 + ".dead",
+        "x" * 240 + "~999999999.dead",
+        "\u0663" * 250 + ".dead",
+    ],
+)
+def test_dead_letters_of_dead_letters_never_come_back_to_a_queue_that_they_were_in(queue: str) -> None:
+    seen = [queue]
+    for _ in range(1_000):
+        seen.append(QueueSettings().dead_letters_of(seen[-1]))
+    assert len(set(seen)) == len(seen)
+    for name in seen[1:]:
+        assert name_problem(name) is None
+        assert name.endswith(".dead")
+
+
+@given(st.text("x~0129.dea", min_size=235, max_size=255))
+def test_no_queue_is_its_own_dead_letter_queue(queue: str) -> None:
+    target = QueueSettings().dead_letters_of(queue)
+    assert len(target) <= QUEUE_NAME_MAX
+    assert len({queue, target, QueueSettings().dead_letters_of(target)}) == 3
 
 
 def test_a_setting_that_does_not_exist_is_refused() -> None:
