@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -168,5 +170,53 @@ def test_without_a_connection_all_who_asked_are_told(run: Any) -> None:
         edges._consumer = none
         failed = await asyncio.gather(edges.end(tps(1)), edges.begin(tps(2)), return_exceptions=True)
         assert [str(one) for one in failed] == ["KafkaError: away"] * 2
+
+    run(scenario)
+
+
+def test_askers_that_give_up_leave_nothing_behind_and_no_question_goes_on_without_one(run: Any) -> None:
+    """A partition without a leader is asked for by take-overs that lose patience, again and again."""
+
+    async def scenario(kafka: Kafka, edges: LogEdges) -> None:
+        kafka.leaderless = {3}
+
+        async def ask(rounds: int) -> None:
+            for _ in range(rounds):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.005):
+                        await asyncio.gather(edges.begin(tps(3, 4)), edges.end(tps(3, 4)))
+
+        before = unanswered()
+        await ask(100)
+        assert unanswered() <= before + 5
+        while edges._tasks:
+            await asyncio.sleep(0)
+        assert not edges._waiting and not edges._later and unanswered() == before
+
+    run(scenario)
+
+
+def unanswered() -> int:
+    """Futures of questions that nobody has answered yet."""
+    gc.collect()
+    found = (one for one in gc.get_objects() if isinstance(one, asyncio.Future) and not isinstance(one, asyncio.Task))
+    return sum(not one.done() for one in found)
+
+
+def test_a_partition_without_a_leader_is_asked_about_at_one_pace_however_many_ask(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(kafka: Kafka, edges: LogEdges) -> None:
+        pause_s = 0.02
+        monkeypatch.setattr(module, "AGAIN_S", pause_s)
+        kafka.leaderless = {3}
+        now = asyncio.get_running_loop().time
+        began_s, waits = now(), []
+        for _ in range(60):
+            waits.append(asyncio.ensure_future(edges.end(tps(3))))
+            await asyncio.sleep(0.003)
+        assert kafka.asked_for_leaders <= (now() - began_s) / pause_s + 1
+        kafka.leaderless = set()
+        assert await asyncio.gather(*waits) == [{TopicPartition("t", 3): 103}] * len(waits)
 
     run(scenario)
