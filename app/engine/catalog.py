@@ -25,12 +25,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import msgspec
 from mode import Service
 
-from app.engine.queue_records import Draft, QueueRecord, decode, encode, next_record
+from app.engine.queue_records import Draft, QueueRecord, decode, encode, id_of_queue, next_record
 from app.engine.queues_topic import WRITE_TIMEOUT_S, QueuesTopic
 from app.engine.secrets import derived
 from marq.core.policies import DEAD_SUFFIX, QueueSettings, name_problem
@@ -72,8 +71,8 @@ class Catalog(Service):
         self.changes = 0
         #: Grows whenever settings of a queue may have changed.
         self.settings_changes = 0
-        #: Queues that have a back-off, by the checksum that receipts name them by.
-        self.with_backoff: dict[int, str] = {}
+        #: Queues that have a back-off, by their ids in receipts.
+        self.with_backoff: dict[bytes, str] = {}
         #: Queues with a purge under way.
         self.purging: dict[str, QueueRecord] = {}
         #: Queues whose messages are being moved.
@@ -433,7 +432,7 @@ class Catalog(Service):
                     del self._dead_targets[target]
         self._effective.pop(queue, None)
         self.with_ttl.discard(queue)
-        self.with_backoff.pop(crc32(queue.encode()), None)
+        self.with_backoff.pop(id_of_queue(queue), None)
         self.purging.pop(queue, None)
         self.moving.pop(queue, None)
         if record is None:
@@ -447,7 +446,7 @@ class Catalog(Service):
             if record.settings.ttl_ms:
                 self.with_ttl.add(queue)
             if record.settings.backoff_ms:
-                self.with_backoff[crc32(queue.encode())] = queue
+                self.with_backoff[id_of_queue(queue)] = queue
         if record.purge:
             self.purging[queue] = record
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from hashlib import blake2b
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -13,6 +14,15 @@ from marq.core.settings import RECORD_VERSION, QueueSettingsError, check_record_
 
 #: In records of version 0.1, the attribute with a policy that is now a setting.
 OLD_POLICY = "sqs.RedriveAllowPolicy"
+
+
+#: Bytes of a queue's id in receipts. Anyone who may make queues can find two names with one CRC-32.
+QUEUE_ID_BYTES = 10
+
+
+def id_of_queue(queue: str) -> bytes:
+    """What stands for the name of a queue in receipts."""
+    return blake2b(queue.encode(), digest_size=QUEUE_ID_BYTES, person=b"marq-queue").digest()
 
 
 class MoveTask(msgspec.Struct, frozen=True, omit_defaults=True):

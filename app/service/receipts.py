@@ -1,8 +1,8 @@
 """Receipts, with which a receiver acknowledges, extends or releases one delivery of one message.
 
-A receipt is 39 bytes in base64: the place of the message, the delivery, and a keyed hash of both. Nobody can make one
-without the installation's secret, so a receipt with a valid hash was given out by a worker. All workers share the
-secret. A later format needs another length, or another `_PERSON`, so that this one refuses it.
+A receipt is 45 bytes in base64: the place of the message, the delivery, the queue, and a keyed hash of them. Making one
+takes the installation's secret, so a receipt with a valid hash was given out by a worker. All workers share the secret.
+A later format needs another length, or another `_PERSON`, so that this one refuses it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
-from zlib import crc32
 
+from app.engine.queue_records import QUEUE_ID_BYTES, id_of_queue
 from marq.core.markers import Marker, split
 from marq.core.ranges import ranges_of
 from marq.errors import BadReceiptError
 
-#: partition, epoch, delivery, offset, attempt, checksum of the queue's name
-_BODY = struct.Struct(">HQIQBI")
+#: partition, epoch, delivery, offset, attempt, id of the queue
+_BODY = struct.Struct(f">HQIQB{QUEUE_ID_BYTES}s")
 _HASH_BYTES = 12
 _PERSON = b"marq-receipt"
 #: Characters of a receipt.
@@ -33,9 +33,13 @@ _ATTEMPT_MAX = 255
 #: Receipts given out here that are accepted without computing their hash.
 _REMEMBERED = 50_000
 
-#: The fields of a receipt: partition, epoch, delivery, offset, attempt, checksum of the queue's name. A plain tuple,
-#: because one is made for each message.
-Receipt = tuple[int, int, int, int, int, int]
+#: The fields of a receipt: partition, epoch, delivery, offset, attempt, id of the queue. A plain tuple, because one is
+#: made for each message.
+Receipt = tuple[int, int, int, int, int, bytes]
+
+
+#: `id_of_queue`, for the queues that are in use.
+queue_id = lru_cache(10_000)(id_of_queue)
 
 
 class Receipts:
@@ -59,17 +63,17 @@ class Receipts:
     def _other_keys(self) -> tuple[bytes, ...]:
         return tuple(_key_of(secret) for secret in self._previous())
 
-    def make(self, partition: int, epoch: int, delivery: int, offset: int, attempt: int, queue_crc: int) -> str:
+    def make(self, partition: int, epoch: int, delivery: int, offset: int, attempt: int, queue: bytes) -> str:
         """The receipt of one message of a delivery."""
         if attempt > _ATTEMPT_MAX:
             attempt = _ATTEMPT_MAX
-        body = _BODY.pack(partition, epoch, delivery, offset, attempt, queue_crc)
+        body = _BODY.pack(partition, epoch, delivery, offset, attempt, queue)
         hasher = self._hasher.copy()
         hasher.update(body)
         receipt = b2a_base64(body + hasher.digest(), newline=False).decode()
         if len(self._given) >= _REMEMBERED:
             self._given.clear()
-        self._given[receipt] = (partition, epoch, delivery, offset, attempt, queue_crc)
+        self._given[receipt] = (partition, epoch, delivery, offset, attempt, queue)
         return receipt
 
     def read(self, receipt: str) -> Receipt:
@@ -122,9 +126,3 @@ def by_delivery(
             offsets = sorted(set(offsets))
         markers.setdefault(number, []).extend(split(marker(epoch, delivery, ranges_of(offsets))))
     return markers
-
-
-@lru_cache(100_000)
-def queue_crc(queue: str) -> int:
-    """The checksum that stands for a queue in its receipts."""
-    return crc32(queue.encode())

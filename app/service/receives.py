@@ -20,7 +20,7 @@ from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
 from app.service.meters import Meters
 from app.service.polling import Fetched, PeerPolling
-from app.service.receipts import Receipts, by_delivery, queue_crc
+from app.service.receipts import Receipts, by_delivery, queue_id
 from app.service.waiter import Waiter
 from marq.clock import now_ms
 from marq.core.agenda import Handout
@@ -438,7 +438,7 @@ class Receives:
         partition, topic, number = owned.owner.partition, self.ownership.topics.queue, owned.number
         queue, (epoch, delivery) = waiter.queue, handout.receipt
         make, deliveries, messages = self.receipts.make, partition.deliveries, partition.messages
-        crc = queue_crc(queue)
+        named = queue_id(queue)
         add, shown, whole = waiter.messages.append, DEAD, waiter.whole
         size, count = waiter.size_bytes, 0
         for offset in handout.offsets:
@@ -461,7 +461,7 @@ class Receives:
             size += len(payload)
             if size > ANSWER_BYTES and waiter.messages:
                 break
-            receipt = make(number, epoch, delivery, offset, attempt, crc)
+            receipt = make(number, epoch, delivery, offset, attempt, named)
             add(
                 Received(receipt, queue, topic, number, offset, attempt, record.timestamp, payload, key, headers, group)
             )

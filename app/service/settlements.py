@@ -92,15 +92,15 @@ class Settlements:
 
     async def _release_with_backoff(self, receipts: Sequence[str]) -> list[MarqError | None]:
         results: list[MarqError | None] = [None] * len(receipts)
-        groups: dict[tuple[int, int], list[int]] = {}  # attempt, checksum of the queue -> places
+        groups: dict[tuple[int, bytes], list[int]] = {}  # attempt, id of the queue -> places
         for i, text in enumerate(receipts):
             try:
                 groups.setdefault(self._receipts.read(text)[4:], []).append(i)
             except MarqError as exc:
                 results[i] = exc
 
-        async def give_back(attempt: int, crc: int, places: list[int]) -> None:
-            queue = self._catalog.with_backoff.get(crc)
+        async def give_back(attempt: int, queue_id: bytes, places: list[int]) -> None:
+            queue = self._catalog.with_backoff.get(queue_id)
             delay = self._catalog.settings_of(queue).backoff_of(attempt, self._random) if queue is not None else 0
             chosen = [receipts[i] for i in places]
             for i, result in zip(places, await self._release(chosen, delay), strict=True):

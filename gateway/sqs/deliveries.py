@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.service.leases import Lease
-from app.service.receipts import queue_crc
+from app.service.receipts import queue_id
 from gateway.sqs import batches, messages
 from gateway.sqs.attributes import wait_s_of
 from gateway.sqs.call import Call
@@ -247,8 +247,8 @@ class Deliveries:
                 continue
             states.append(found.lease)
             if found.lease is Lease.HELD:
-                number, _, _, *rest = read(receipts[i])
-                latest[i] = make(number, found.epoch, found.delivery, *rest)
+                number, _, _, offset, attempt, named = read(receipts[i])
+                latest[i] = make(number, found.epoch, found.delivery, offset, attempt, named)
         return latest, states
 
     # ------------------------------------------------------------------ what batches share
@@ -259,10 +259,10 @@ class Deliveries:
         """Apply an operation to the receipts of this queue. Returns the error of each receipt that failed."""
         errors: list[SqsError | None] = [None] * len(receipts)
         good: list[int] = []
-        crc, read = queue_crc(queue), self._operations.receipts.read
+        named, read = queue_id(queue), self._operations.receipts.read
         for i, receipt in enumerate(receipts):
             try:
-                if read(receipt)[5] != crc:
+                if read(receipt)[5] != named:
                     raise _bad_receipt(receipt)
                 good.append(i)
             except SqsError as exc:

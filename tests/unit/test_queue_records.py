@@ -6,11 +6,12 @@ import tracemalloc
 from collections.abc import Sized
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 
 from app.engine.catalog import Catalog
-from app.engine.queue_records import decode, encode, next_record
+from app.engine.queue_records import decode, encode, id_of_queue, next_record
 from app.settings import Settings
 from marq.core.policies import QUEUE_NAME_MAX, QueueSettings
 from marq.core.settings import RECORD_VERSION, QueueSettingsError
@@ -93,3 +94,33 @@ def test_many_queues_that_are_alike_take_300_bytes_each() -> None:
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (after - before) / count < 300
+
+
+def test_a_queue_whose_name_has_the_same_checksum_does_not_share_the_back_off_of_another() -> None:
+    """CRC-32 of the two names is equal; with a right to make `evil-*`, one can find such a name for any queue."""
+    victim, evil = b"payroll-runs", colliding(b"payroll-runs", b"evil-")
+    assert crc32(victim) == crc32(evil)
+    catalog = Catalog(Settings(), lambda: "t")
+    put(catalog, victim.decode(), 1, backoff_ms=100)
+    put(catalog, evil.decode(), 1, backoff_ms=31_622_400_000)
+    assert catalog.with_backoff[id_of_queue(victim.decode())] == victim.decode()
+    put(catalog, evil.decode(), 2, backoff_ms=0)
+    assert catalog.with_backoff == {id_of_queue(victim.decode()): victim.decode()}
+
+
+def colliding(target: bytes, prefix: bytes) -> bytes:
+    """A name of letters a and b after `prefix` with the CRC-32 of `target`: CRC is linear, so bits are solved for."""
+    name = bytearray(prefix + b"a" * 64)
+    zero, basis = crc32(name), dict[int, tuple[int, int]]()
+    for i in range(64):
+        name[len(prefix) + i] = ord("b")
+        value, mask = crc32(name) ^ zero, 1 << i
+        name[len(prefix) + i] = ord("a")
+        while value and (pivot := value.bit_length()) in basis:
+            value, mask = value ^ basis[pivot][0], mask ^ basis[pivot][1]
+        if value:
+            basis[value.bit_length()] = value, mask
+    value, mask = crc32(target) ^ zero, 0
+    while value:
+        value, mask = value ^ basis[value.bit_length()][0], mask ^ basis[value.bit_length()][1]
+    return bytes(prefix) + bytes(ord("b" if mask >> i & 1 else "a") for i in range(64))

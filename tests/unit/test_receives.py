@@ -12,10 +12,11 @@ import pytest
 
 from app.cluster.peers import Peers
 from app.engine import read_up
+from app.engine.queue_records import id_of_queue
 from app.engine.read_up import ReadUp
 from app.service import receives as module
 from app.service.meters import Meters
-from app.service.receipts import Receipts, queue_crc
+from app.service.receipts import Receipts
 from app.service.receives import ReceiveHere, Receives
 from marq.core.markers import End, Release, encode
 from marq.core.policies import QueueSettings
@@ -542,7 +543,7 @@ class Elsewhere:
     def __init__(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         empty(desk)
         self.answer: asyncio.Future[list[Received]] = asyncio.get_running_loop().create_future()
-        self.message = Received(desk.receives.receipts.make(7, 1, 1, 5, 1, queue_crc("q")), "q", "t", 7, 5, 1, 0, b"")
+        self.message = Received(desk.receives.receipts.make(7, 1, 1, 5, 1, id_of_queue("q")), "q", "t", 7, 5, 1, 0, b"")
         monkeypatch.setattr(desk.receives.peers, "call", self.call)
 
     async def call(self, *_: Any, **__: Any) -> list[Received]:

@@ -17,7 +17,7 @@ from tests.unit.http_lab import run
 from tests.unit.test_peer_calls import PART, two_workers
 
 OLD, NEW = "the old secret of this installation", "the new secret of this installation"
-PLACE = (1, 2, 3, 4, 5, 6)
+PLACE = (1, 2, 3, 4, 5, b"0123456789")
 
 
 def catalog(**values: Any) -> Catalog:

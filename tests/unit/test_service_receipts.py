@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from app.cluster.peers import Peers
+from app.engine.queue_records import id_of_queue
 from app.service.meters import Meters
 from app.service.operations import QueueService
-from app.service.receipts import queue_crc
 from marq.core.markers import Marker
 from marq.errors import LeaseOverError, MarqError, UnavailableError
 from tests.unit.core_helpers import LEASE_MS, Worker
@@ -67,7 +67,7 @@ class Desk:
     def receive(self) -> str:
         (handout,) = self.worker.receive(1)
         epoch, delivery = handout.receipt
-        return self.operations.receipts.make(NUMBER, epoch, delivery, handout.offsets[0], 1, queue_crc("q"))
+        return self.operations.receipts.make(NUMBER, epoch, delivery, handout.offsets[0], 1, id_of_queue("q"))
 
     def received_twice(self) -> tuple[str, str]:
         """Receipts of a delivery whose lease ended, and of the next one."""

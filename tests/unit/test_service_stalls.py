@@ -123,7 +123,7 @@ def test_a_group_keeps_its_partition_and_waits_while_other_groups_are_sent() -> 
 def test_acks_of_the_other_partitions_are_taken() -> None:
     async def scenario() -> None:
         desk = Desk(1)
-        receipts = [desk.operations.receipts.make(number, 5, 1, 0, 1, 0) for number in range(COUNT)]
+        receipts = [desk.operations.receipts.make(number, 5, 1, 0, 1, bytes(10)) for number in range(COUNT)]
         results = await desk.operations.ack(receipts)
         assert [type(result) for result in results] == [type(None), UnavailableError, type(None)]
         assert desk.said == {0: [End(5, [0, 1], "acked", 1)], 2: [End(5, [0, 1], "acked", 1)]}

@@ -18,7 +18,7 @@ from gateway.ui.sessions import Sessions
 from marq.errors import BadReceiptError
 
 SECRET = b"the secret of all workers"
-FIELDS = (1, 7, 2, 40, 1, 99)
+FIELDS = (1, 7, 2, 40, 1, b"0123456789")
 
 
 def of_a_later_format(body: bytes) -> str:

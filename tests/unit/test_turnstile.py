@@ -76,7 +76,7 @@ def test_sends_and_receives_wait_for_their_turn_and_acks_do_not(what: str) -> No
         await asyncio.sleep(0)
         assert turnstile.waiting == len(before)
 
-        receipt = service.receipts.make(0, 5, 1, 0, 1, 0)
+        receipt = service.receipts.make(0, 5, 1, 0, 1, bytes(10))
         assert await service.ack([receipt]) == [None]
 
         assert desk.said[0]

@@ -127,7 +127,7 @@ class Truth:
 
     # -- what receivers get
 
-    def handed_out(self, worker: Worker, one: Received, receipt: tuple[int, ...]) -> None:
+    def handed_out(self, worker: Worker, one: Received, receipt: tuple[Any, ...]) -> None:
         """An answer leaves a worker."""
         _, epoch, delivery, offset, *_ = receipt
         name, ref = (epoch, delivery, offset), self.reference
