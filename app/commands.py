@@ -208,13 +208,13 @@ def repair(number: int, accept_loss: bool, accept_copy: bool) -> None:
     Works only while no worker serves the partition. Exit status 0: it goes on, or nothing is missing. 1: something is
     missing, and was named. 2: it could not be done.
     """
-    from app.engine.repair import lines_of
+    from app.engine.repair import is_loss, lines_of
     from app.engine.repair import repair as mend
 
     found = asyncio.run(mend(load(), number, accept_loss=accept_loss, accept_copy=accept_copy))
     for line in lines_of(found):
         click.echo(cleaned(line))
-    raise SystemExit(1 if found.losses and not found.done else 0)
+    raise SystemExit(1 if any(map(is_loss, found.losses)) and not found.done else 0)
 
 
 @_command

@@ -137,6 +137,11 @@ class Settings(BaseSettings):
     dead_letter_topic: TopicName | None = Field(
         None, description="Topic mode: where dead letters go. Without it, none are made."
     )
+    deleted_unread: Literal["continue", "stop"] = Field(
+        "continue",
+        description="Topic mode: what happens where Kafka has deleted records before they were read. `continue`: the "
+        "partition goes on behind them, and they are counted and named. `stop`: it is not served until `repair`.",
+    )
     partitions: Annotated[int, Field(ge=1, le=10_000)] = Field(
         8, description="Partitions of the topics when they are created; fixed for life."
     )

@@ -37,6 +37,7 @@ class OwnedPartition:
 
     __slots__ = (
         "advanced_ms",
+        "begins_later",
         "caught_up_to",
         "checkpoint_s",
         "generation",
@@ -60,6 +61,7 @@ class OwnedPartition:
         self.owner = owner
         self.outbox = outbox
         self.paused = False  # reading of the queue topic
+        self.begins_later = False  # its next record was deleted: the queue topic is not read until the owner goes on
         self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
         self.starving_look_ms = 0  # earliest time of the next check whether a receiver starves
         # the version of the catalog that its queues were compared with, and the round of housekeeping

@@ -15,6 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from aiokafka.errors import KafkaError
 from faust.streams import current_event
 from faust.types import TP
 from mode import Service
@@ -38,7 +39,8 @@ from app.streaming.faults import is_expected
 from marq.clock import now_ms
 from marq.core.markers import Marker
 from marq.core.owner import Owner, Phase
-from marq.errors import InternalError, NewerRowError, NewerVersionError, RowError
+from marq.core.recovery import Edges
+from marq.errors import DeletedError, InternalError, NewerRowError, NewerVersionError, RowError
 
 if TYPE_CHECKING:
     from app.cluster.peers import Peers
@@ -61,6 +63,10 @@ REST_MS = 250
 DUE_AT_ONCE = 200
 #: Milliseconds before the timer applies changed settings of queues.
 SETTINGS_MS = 200
+
+
+def _gone(topic: str, number: int, position: int) -> str:
+    return f"{topic}:{number} does not hold offset {position} any more"
 
 
 class _Alone:
@@ -185,6 +191,8 @@ class Ownership(Service):
         if owner.phase is Phase.STOPPED:
             self._stop_at_newer(owned)
             return
+        if owned.begins_later and not owner.passes_deleted:
+            self._read_queue_on(owned)
         while (effects := owner.take_effects()) is not None:
             if effects.appends:
                 owned.outbox.put(effects.appends)
@@ -392,16 +400,28 @@ class Ownership(Service):
 
     def _read_on(self, owned: OwnedPartition) -> None:
         """Open both logs at the positions of the state."""
-        partition, consumer = owned.owner.partition, self.app.consumer
-        queue, markers = TP(self.topics.queue, owned.number), TP(self.topics.markers, owned.number)
+        consumer, markers = self.app.consumer, TP(self.topics.markers, owned.number)
         owned.generation = self._generation
         owned.watched.clear()
         owned.paused = False
-        consumer.resume_reading(queue)
-        consumer.start_from(markers, partition.markers_position, owned.generation)
-        consumer.start_from(queue, partition.position, owned.generation)
+        consumer.resume_reading(TP(self.topics.queue, owned.number))
+        consumer.start_from(markers, owned.owner.partition.markers_position, owned.generation)
+        self._read_queue_on(owned)
         if owned.serving:
             self.read_ahead.regulate(owned)
+
+    def _read_queue_on(self, owned: OwnedPartition) -> None:
+        """Read the queue topic from where the owner is, unless that was deleted and the owner has yet to pass it."""
+        owner, queue = owned.owner, TP(self.topics.queue, owned.number)
+        if owned.begins_later and not owner.passes_deleted and (loss := owner.take_loss()) is not None:
+            self.log.error(
+                "Partition %s: Kafka has deleted %s messages that were neither done nor read (offsets %s to %s of %s): "
+                "they are lost, and the partition goes on behind them. Raise the retention of the topic",
+                *(owned.number, f"{loss.unfinished:,}", loss.start, loss.stop - 1, self.topics.queue),
+            )
+        owned.begins_later = owner.passes_deleted
+        if not owned.begins_later:
+            self.app.consumer.start_from(queue, owner.partition.position, owned.generation)
 
     def _take_over(self, number: int, delay_s: float = 0.0) -> None:
         take_over = TakeOver(self, number)
@@ -464,18 +484,19 @@ class Ownership(Service):
         """A foreign own marker was folded, or a row can't be read. Take the partition back if it is still assigned."""
         if self.owned.get(owned.number) is not owned:
             return
-        failed = owned.owner.phase is Phase.FAILED
-        if failed and not isinstance(owned.owner.error, RowError):
+        failed, error = owned.owner.phase is Phase.FAILED, owned.owner.error
+        if failed and not isinstance(error, RowError):
             # our own error: it would happen again after the next recovery
             owned.outbox.put(owned.owner.take_appends())
             self._leave(owned)
             self.app.fail(InternalError(f"partition {owned.number}: {owned.owner.reason}"))
             return
         if failed:
-            reason = owned.owner.reason
-            self.log.error("Partition %s is filled again from its changelogs: %s", owned.number, reason)
+            reason, damaged = owned.owner.reason, not isinstance(error, DeletedError)
+            if damaged:
+                self.log.error("Partition %s is filled again from its changelogs: %s", owned.number, reason)
             owned.outbox.put(owned.owner.take_appends())  # acks, extensions, releases
-            self.recover_again(owned, reason, wipe=True)
+            self.recover_again(owned, reason, wipe=damaged, again=True)
             return
         level = logging.INFO if self._leaving else logging.WARNING
         self.log.log(level, "Partition %s was taken over by another worker", owned.number)
@@ -483,11 +504,12 @@ class Ownership(Service):
         if not (self._leaving or self._closing):
             self._take_over(owned.number, TAKE_BACK_S)
 
-    def recover_again(self, owned: OwnedPartition, reason: str, *, wipe: bool = False) -> None:
+    def recover_again(self, owned: OwnedPartition, reason: str, *, wipe: bool = False, again: bool = False) -> None:
         """Release a partition whose state or log is wrong, and take it over again.
 
         Args:
             wipe: the local store may be damaged: fill it from the changelogs.
+            again: the same may happen each time: wait longer each time.
         """
         if self.owned.get(owned.number) is not owned:
             return
@@ -497,6 +519,7 @@ class Ownership(Service):
         if wipe:
             for table in self.tables.values():
                 table.wipe(owned.number)
+        if wipe or again:
             # a row may be damaged in the changelog, too, and would fail each time it is read
             count, until_ms = self._damages.get(owned.number, (0, 0))
             count = count + 1 if now_ms() < until_ms else 0
@@ -506,7 +529,7 @@ class Ownership(Service):
             self._take_over(owned.number, delay_s)
 
     def on_offset_out_of_range(self, number: int, topic: str, position: int) -> None:
-        """The next record of a log was deleted: another owner has gone on, or a user deleted records."""
+        """The next record of a log was deleted: another owner has gone on, or a user or retention deleted records."""
         owned = self.owned.get(number)
         if owned is None:
             return
@@ -515,8 +538,27 @@ class Ownership(Service):
         if position < reached:
             # this owner folds its own records before they are read, and its checkpoint may have deleted them
             self._seek(owned, topic, reached)
+        elif topic == self.topics.markers:
+            self.recover_again(owned, _gone(topic, number, position))
         else:
-            self.recover_again(owned, f"{topic}:{number} does not hold offset {position} any more")
+            self.spawn(self._look_at_start(owned))
+
+    async def _look_at_start(self, owned: OwnedPartition) -> None:
+        """The queue topic does not have the next record: tell the owner where it begins."""
+        number, queue, position = owned.number, self.topics.queue, owned.owner.partition.position
+        try:
+            edges = await self.changelogs.edges(self.topics, number, None)
+        except (KafkaError, TimeoutError):
+            edges = Edges((0, 0))
+        if self.owned.get(number) is not owned:
+            return
+        if edges.end is None or edges.start[0] <= position:
+            self.recover_again(owned, _gone(queue, number, position))
+            return
+        with self._alone(owned):
+            owned.begins_later = True
+            owned.owner.begins_later(edges.start[0], edges.end[1], now_ms())
+            self.drain(owned)
 
     def _alone(self, owned: OwnedPartition) -> _Alone:
         """Wraps work on a partition: if a row can't be read, the partition is taken over again, and others go on."""

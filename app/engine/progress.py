@@ -88,7 +88,7 @@ class Progress:
             before, again_ms, pause_ms = owned.watched.get(topic, (-1, 0, 0))
             if position != before:
                 owned.watched[topic] = (position, 0, STUCK_MS)
-            elif now >= again_ms and not (owned.paused and topic == topics.queue):
+            elif now >= again_ms and not (topic == topics.queue and (owned.paused or owned.begins_later)):
                 consumer.seek_chunks(tp, position, owned.generation)
                 owned.watched[topic] = (position, now + pause_ms, min(2 * pause_ms, STUCK_MAX_MS))
         return unread

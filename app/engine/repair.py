@@ -53,7 +53,7 @@ class Repair(NamedTuple):
     """What was found, and whether the partition was repaired."""
 
     partition: int
-    losses: list[Loss]  # that this repair gives up, or would give up
+    losses: list[Loss]  # that this repair gives up, or would give up; without messages: all of them were done
     done: bool
     copied: bool = False  # the state was made from other logs
 
@@ -90,7 +90,7 @@ async def _repair(
     # a dry run: an own marker that only this command sees
     own = m.encode([owner.claim()], owner.nonce, 0)
     losses = await _take(logs, owner, world, await logs.end(topics.markers), own)
-    if not (accept_loss if losses else copied):
+    if not (accept_loss if any(map(is_loss, losses)) else copied):
         return Repair(number, losses, False)
     owner = _owner(settings, topics, number)
     own_offset = await logs.append(topics.markers, None, m.encode([owner.claim()], owner.nonce, 0))
@@ -133,7 +133,7 @@ def _manifests(tables: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _owner(settings: Settings, topics: Topics, number: int) -> Owner:
-    limits = Limits(queue_id=settings.queue_id, partitions=topics.partitions)
+    limits = Limits(queue_id=settings.queue_id, partitions=topics.partitions, pass_deleted=True)
     return Owner(number, REPAIR, uuid.uuid4().hex, limits=limits)
 
 
@@ -144,6 +144,8 @@ async def _take(logs: _Logs, owner: Owner, world: World | None, own_offset: int,
     manifest = newest(manifests.values(), world)
     read = None if manifest is None else last_read(manifest, owner.limits.queue_id)
     edges = (await logs.edges(read))._replace(world=world)
+    if edges.end is not None:  # what is behind the own marker is for the next owner
+        edges = edges._replace(end=(edges.end[0], min(edges.end[1], own_offset + 1)))
 
     def load(key: str) -> bytes:
         if key not in tables:
@@ -154,15 +156,22 @@ async def _take(logs: _Logs, owner: Owner, world: World | None, own_offset: int,
     owner.restore(manifests, row_keys, load, edges, own_offset, accept_loss=True)
     if owner.phase is Phase.LOST:
         raise NotPossibleError(f"a worker has taken partition {owner.number} meanwhile")
-    position = owner.partition.markers_position
+    position, queue_position = owner.partition.markers_position, owner.partition.position
     records = await logs.read(logs.topics.markers, position, own_offset + (own is None))
     if own is not None:
         records.append(_Own(own_offset, records[-1].timestamp if records else 0, own))
     owner.read_markers(position, own_offset + 1, records, 0)
     if owner.phase is not Phase.SERVING:
         raise NotPossibleError(f"a worker has taken partition {owner.number} meanwhile")
-    before = 0 if manifest is None else len(manifest.lost)
-    return owner.give_up(edges.start[0])[before:]
+    losses = owner.partition.lost[0 if manifest is None else len(manifest.lost) :]
+    if edges.start[0] > queue_position and not any(loss.log == "queue" for loss in losses):
+        losses.append(Loss("queue", queue_position, edges.start[0], 0, owner.partition.last_timestamp_ms))
+    return losses
+
+
+def is_loss(loss: Loss) -> bool:
+    """False if all messages whose records were deleted unread are known to be done."""
+    return loss.log == "markers" or loss.unfinished > 0
 
 
 class _Own(NamedTuple):
@@ -339,13 +348,17 @@ def lines_of(found: Repair) -> list[str]:
         records = (
             f"offsets {loss.start} to {loss.stop - 1} of the {loss.log} topic ({loss.stop - loss.start:,} records)"
         )
-        if loss.log == "queue":
+        if not is_loss(loss):
+            what = "all messages among them are done: 0 lost"
+        elif loss.log == "queue":
             what = f"{loss.unfinished:,} messages among them were not known to be done: they are lost"
         else:
             what = f"of {loss.unfinished:,} messages, those that they said are done come again"
         lines.append(f"partition {found.partition}: {records} were deleted unread; {what}")
     if found.done:
         lines.append(f"partition {found.partition}: goes on without them, which is written down in its manifest")
-    else:
+    elif any(map(is_loss, found.losses)):
         lines.append("nothing was changed; go on without them with --accept-loss")
+    else:
+        lines.append(f"partition {found.partition}: there is nothing to repair, workers go on by themselves")
     return lines

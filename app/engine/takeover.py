@@ -172,6 +172,7 @@ class TakeOver:
                 step_timeout_ms=settings.step_timeout_ms,
                 queue_id=settings.queue_id,
                 partitions=ownership.topics.partitions,
+                pass_deleted=settings.queue_id is not None and settings.deleted_unread == "continue",
                 origin_keys=ownership.catalog.keys_for(ORIGINS),
             ),
             settings_of=ownership.catalog.settings_of,

@@ -28,7 +28,7 @@ from marq.core.partition import Partition
 from marq.core.policies import DEFAULT_LIMITS, Limits, QueueSettings, SettingsOf
 from marq.core.ranges import count, offsets_in, ranges_of
 from marq.core.reading import Undecodable
-from marq.core.recovery import Edges, give_up, recovering
+from marq.core.recovery import Deleted, Edges, deleted_unread, pass_deleted, recovering
 from marq.core.starts import Pending, Starts
 from marq.core.state import no_rows
 from marq.core.ticker import TICK_MAX_MS, Ticker
@@ -83,6 +83,8 @@ class Owner:
         self._use(Partition(number, queue_id=limits.queue_id, load=load, origin_keys=limits.origin_keys))
         self._sent: dict[int, Sequence[Marker]] = {}  # own records not folded yet, by their number
         self._acked: dict[int, tuple[int, m.Batch]] = {}  # own records that are in the log but not folded yet
+        self._deleted: Deleted | None = None
+        self._loss: rows.Loss | None = None
         self._folded_ms = 0
 
     # ------------------------------------------------------------------ claim and recover
@@ -111,13 +113,12 @@ class Owner:
             load: reads a row by its key.
             edges: where both logs begin and end.
             own_offset: the offset of the own marker.
-            accept_loss: go on without records that were deleted before an owner had read them. Once the own marker is
-                folded, :meth:`give_up` says what is gone.
+            accept_loss: go on without markers that were deleted before an owner had read them.
 
         Raises:
             RowError: a row that the manifest names is missing or damaged.
-            DeletedError: a log begins beyond the position of the manifest. Another owner has gone on (recover again),
-                or somebody has deleted unread records.
+            DeletedError: the markers log begins beyond the position of the manifest. Another owner has gone on (recover
+                again), or somebody has deleted unread records. For the queue log see :meth:`begins_later`.
             RewrittenError: a log has lost what was read.
         """
         for _ in self.restoring(manifests, row_keys, load, edges, own_offset, accept_loss=accept_loss):
@@ -153,16 +154,42 @@ class Owner:
         yield from invariants.checking(recovered.partition, invariants.MANY)
         self._use(*recovered)
         self.phase = Phase.CATCHING_UP
+        self.begins_later(edges.start[0], edges.end[1] if edges.end is not None else 0, 0)
 
-    def give_up(self, queue_start: int) -> list[rows.Loss]:
-        """Go on at the first offset of the queue topic, though that is beyond what was read. Returns all losses so far.
+    def begins_later(self, queue_start: int, markers_end: int, now_ms: int) -> None:
+        """The queue log begins beyond what was read of it: its records below ``queue_start`` were deleted.
 
-        All markers up to the own one are folded, so messages that they ended do not count as lost.
+        It is no loss if all of them are done, once the markers below ``markers_end`` are folded. If not, the owner is
+        ``FAILED`` with a :exc:`DeletedError`, or goes on and adds a loss to ``partition.lost``
+        (:attr:`~marq.core.policies.Limits.pass_deleted`). It does not begin to serve before that is known.
         """
-        if self.phase is not Phase.SERVING:
-            raise InternalError(f"records of partition {self.number} are given up while it is {self.phase.value}")
-        give_up(self.partition, queue_start)
-        return list(self.partition.lost)
+        if queue_start > self.partition.position:
+            self._deleted = Deleted(queue_start, markers_end)
+            self._pass_deleted(now_ms)
+
+    @property
+    def passes_deleted(self) -> bool:
+        """True from :meth:`begins_later` until the queue log can be read on from ``partition.position``."""
+        return self._deleted is not None
+
+    def take_loss(self) -> rows.Loss | None:
+        """Returns, once, what was lost when the owner went on at the start of the queue log."""
+        loss, self._loss = self._loss, None
+        return loss
+
+    def _pass_deleted(self, now_ms: int) -> None:
+        deleted, partition = self._deleted, self.partition
+        if self.epoch < 0 or deleted is None or partition.markers_position < deleted.markers_end:
+            return
+        loss = deleted.lost_of(partition)
+        if loss is not None and not self.limits.pass_deleted:
+            lost = f"{loss.unfinished} messages that are not known to be done"
+            partition.damage = deleted_unread(self.number, "queue", loss.stop, loss.start, lost)
+            return
+        self._deleted, self._loss = None, loss
+        pass_deleted(partition, deleted, loss)
+        if self.phase is Phase.CATCHING_UP:
+            self._serve(now_ms)
 
     def _use(self, partition: Partition, orphans: Iterable[str] = (), old_manifests: Iterable[str] = ()) -> None:
         """Use this state, and make everything that depends on it."""
@@ -293,6 +320,8 @@ class Owner:
                 return True
         self.partition.skip_markers(stop)
         self._fold_acked(now_ms)
+        if self._deleted is not None:
+            self._pass_deleted(now_ms)
         return True
 
     def sent(self, seq: int, markers: Sequence[Marker]) -> None:
@@ -384,11 +413,15 @@ class Owner:
 
     def _owned(self, own: Own, offset: int, now_ms: int) -> None:
         if own.nonce == self.nonce and self.phase is Phase.CATCHING_UP:
-            self.phase = Phase.SERVING
             self.epoch = self.starts.epoch = offset
-            self.checkpoints.serve(offset, now_ms)
-        elif self.phase is Phase.SERVING:
+            if self._deleted is None:
+                self._serve(now_ms)
+        elif self.epoch >= 0:
             self.phase = Phase.LOST
+
+    def _serve(self, now_ms: int) -> None:
+        self.phase = Phase.SERVING
+        self.checkpoints.serve(self.epoch, now_ms)
 
     def leave(self) -> list[Marker]:
         """Stop serving, because another worker gets the partition. Returns what to append behind all that was sent.

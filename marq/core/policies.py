@@ -162,6 +162,7 @@ class Limits(NamedTuple):
     step_timeout_ms: int = 30_000
     queue_id: str | None = None  # topic mode
     partitions: int = 1  # over which the limits of a queue are spread
+    pass_deleted: bool = False  # go on at the start of the queue log, though unfinished messages were deleted unread
     origin_keys: tuple[bytes, ...] = ()  # with which origins of copies are sealed; none: they are not
 
 

@@ -61,7 +61,7 @@ def recovering(
     if manifest.epoch > own_offset >= 0:
         return None  # its owner has read past our own marker, so we would never fold it
     if not accept_loss:
-        _check_log_starts(number, manifest, edges.start)
+        _check_markers_start(number, manifest, edges.start[1])
     present = set(row_keys)
     yield
     partition = yield from Partition.restoring(
@@ -91,14 +91,30 @@ def last_read(manifest: rows.Manifest, queue_id: str | None = None) -> LastRead:
     return LastRead(manifest.position, newest_read_ms(manifest, queue_id))
 
 
-def give_up(partition: Partition, queue_start: int) -> None:
-    """Go on at the first offset of the queue topic, though that is beyond what was read."""
-    position = partition.position
-    if queue_start > position:
-        unfinished = queue_start - position - count(partition.ahead.within(position, queue_start))
-        note_loss(partition, rows.Loss("queue", position, queue_start, unfinished, partition.last_timestamp_ms))
-        partition.counters["deleted_unread"] += unfinished
-        partition.ingest(position, queue_start, [])
+class Deleted(NamedTuple):
+    """The queue topic begins later than it was read: at ``start``.
+
+    Messages below are lost if they are not done once the markers below ``markers_end`` are folded.
+    """
+
+    start: int
+    markers_end: int
+
+    def lost_of(self, partition: Partition) -> rows.Loss | None:
+        """The messages that were deleted unread and are not done; None: all of them are done."""
+        position, start = partition.position, self.start
+        if partition.queue_id is not None:  # one queue has all of the topic: a purge ends what was not read, too
+            position = max(position, min(start, partition.purges.get(partition.queue_id, 0)))
+        unfinished = start - position - count(partition.ahead.within(position, start))
+        return rows.Loss("queue", position, start, unfinished, partition.last_timestamp_ms) if unfinished > 0 else None
+
+
+def pass_deleted(partition: Partition, deleted: Deleted, loss: rows.Loss | None) -> None:
+    """Go on at the first offset of the queue topic."""
+    if loss is not None:
+        note_loss(partition, loss)
+        partition.counters["deleted_unread"] += loss.unfinished
+    partition.ingest(partition.position, deleted.start, [])
 
 
 def note_loss(partition: Partition, loss: rows.Loss) -> None:
@@ -131,34 +147,31 @@ def _check_world(number: int, manifests: Iterable[bytes], world: World | None) -
 
 
 def _begun(partition: Partition, log_start: tuple[int, int], accept_loss: bool) -> Partition:
-    """A partition without a manifest begins where its logs do."""
+    """A partition without a manifest is read from its beginning. A topic of the user's may begin anywhere."""
     queue_start, markers_start = log_start
-    if accept_loss:
-        # a topic of the user's may begin anywhere
-        partition.start_at(0 if partition.queue_id is None else queue_start, 0)
-        _skip_deleted_markers(partition, markers_start)
-        return partition
-    if markers_start or (queue_start and partition.queue_id is None):
+    if markers_start and not accept_loss:
         raise DeletedError(
             f"partition {partition.number}: the logs begin at {log_start}, but there is no manifest: records were "
             "deleted, so another owner has written one meanwhile, or they were deleted unread; "
             f"`python -m app repair --partition {partition.number}` names them"
         )
-    partition.start_at(queue_start, markers_start)
+    partition.start_at(0 if partition.queue_id is None else queue_start, 0)
+    _skip_deleted_markers(partition, markers_start)
     return partition
 
 
-def _check_log_starts(number: int, manifest: rows.Manifest, log_start: tuple[int, int]) -> None:
-    """Raises :exc:`DeletedError` if a log does not reach back to the position of the manifest."""
-    for name, position, start in zip(
-        ("queue", "markers"), (manifest.position, manifest.markers_position), log_start, strict=True
-    ):
-        if start > position:
-            raise DeletedError(
-                f"partition {number}: the {name} topic begins at {start}, beyond the position {position} of the newest "
-                f"manifest (epoch {manifest.epoch}): records were deleted unread; "
-                f"`python -m app repair --partition {number}` names them"
-            )
+def deleted_unread(number: int, log: str, start: int, position: int, messages: str = "records") -> DeletedError:
+    """The error that a log begins at ``start``, though it was read to ``position`` only."""
+    return DeletedError(
+        f"partition {number}: the {log} topic begins at {start}, beyond the position {position} up to which it was "
+        f"read: {messages} were deleted unread; `python -m app repair --partition {number}` names them"
+    )
+
+
+def _check_markers_start(number: int, manifest: rows.Manifest, start: int) -> None:
+    """Raises :exc:`DeletedError` if the markers log does not reach back to the position of the manifest."""
+    if start > manifest.markers_position:
+        raise deleted_unread(number, "markers", start, manifest.markers_position)
 
 
 def _check_log_ends(number: int, manifest: rows.Manifest, edges: Edges) -> None:

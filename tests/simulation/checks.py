@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from marq.core import rows
@@ -9,7 +10,8 @@ from marq.core.agenda import Handout
 from marq.core.markers import Batch, End, decode
 from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
-from marq.core.ranges import offsets_in
+from marq.core.ranges import RangeSet, offsets_in
+from marq.core.recovery import pass_deleted
 from marq.core.segments import Segment
 from marq.core.starts import Pending
 from marq.core.state import size_of
@@ -34,6 +36,14 @@ class Offer(NamedTuple):
     again: dict[bytes, list[int]]
     whole: bool  # nothing of it has to be read back first
     sure: bool = True  # nothing of it waits for an end that its owner has decided upon
+
+
+def lost_of(losses: Iterable[rows.Loss]) -> RangeSet:
+    """The offsets among which messages were given up, because their records were deleted unread."""
+    gone = RangeSet()
+    for loss in losses:
+        gone.add(loss.start, loss.stop)
+    return gone
 
 
 class Checks:
@@ -275,7 +285,7 @@ class Checks:
         p = owner.partition
         return self.sim.settings[queue].fifo and p._highest_delivered >= p.position
 
-    def _in_order(self, offset: int, started: Started, receipt: tuple[int, int]) -> None:
+    def _in_order(self, offset: int, started: Started, receipt: tuple[int, int], gone: RangeSet) -> None:
         """When the start took effect, all earlier messages of the group were done, or are in the same delivery."""
         ref = self.sim.reference
         message = ref.messages[offset]
@@ -283,7 +293,7 @@ class Checks:
             state = ref.at(other, started.position + 1)
             if type(state) is str or (type(state) is tuple and state[:2] == receipt):
                 continue
-            if other < offset:
+            if other < offset and other not in gone:
                 self._bad("order", f"{offset} is handed out as {receipt} before {other} of its group: {state}")
 
     def _group_by_group(self, offsets: list[int]) -> None:
@@ -313,6 +323,7 @@ class Checks:
         if self.leased_until[handout.receipt] <= sim.now_ms:
             self._bad("G3 late", f"{handout} is handed out at {sim.now_ms}, after its lease")
         self._group_by_group(handout.offsets)
+        gone = lost_of(p.lost)
         for offset in handout.offsets:
             name = (epoch, delivery, offset)
             started = ref.started.get(name)
@@ -331,7 +342,7 @@ class Checks:
                 self._bad("G4 told", f"offset {offset}: told {p.receives(offset)}, the log says {started.receives}")
             message = ref.messages[offset]
             if sim.settings[message.queue or ""].fifo:
-                self._in_order(offset, started, handout.receipt)
+                self._in_order(offset, started, handout.receipt, gone)
             early = started.is_first and message.due_ms > max(0, started.highest_ms)
             if message.poison or message.duplicate or early:
                 self._bad("G3 early", f"handed out: {message}")
@@ -352,6 +363,7 @@ class Checks:
         if (p.broker_ms, p.tick_ms) != (moment.broker_ms, moment.tick_ms):
             self._bad("G4 time", f"{who}: {(p.broker_ms, p.tick_ms)}, the log says {moment}")
         messages, deliveries, position = p.messages, p.deliveries, p.position
+        gone = lost_of(p.lost)
         parked: dict[int, str] = {}
         for queue in p.segments.queues:
             for segment in p.segments.of(queue):
@@ -372,6 +384,8 @@ class Checks:
                 if here or delivered is not None or offset in parked or (offset >= position and offset not in p.ahead):
                     where = f"here: {here}, delivered: {delivered}, ahead: {offset in p.ahead}, position {position}"
                     self._bad("G2 undead", f"{who}: offset {offset} is {state} in the log, not in memory ({where})")
+                continue
+            if offset in gone and not here and delivered is None and offset not in parked:
                 continue
             if offset >= position:
                 if here or offset in p.ahead:
@@ -444,14 +458,14 @@ class Checks:
         sim = self.sim
         newest = self._newest()
         if newest is None:
-            if sim.queue.start or sim.markers.start:
+            if (sim.queue.start and not sim.retained) or sim.markers.start:
                 self._bad("G1 log start", "records were deleted, and there is no manifest")
             return
         for key, checksum in newest.rows.items():
             value = sim.changelogs[rows.table_of(key)].content.get(key)
             if value is None or rows.checksum(value) != checksum:
                 self._bad("G1 rows", f"the manifest of epoch {newest.epoch} names {key}, which is gone")
-        if sim.queue.start > newest.position or sim.markers.start > newest.markers_position:
+        if (sim.queue.start > newest.position and not sim.retained) or sim.markers.start > newest.markers_position:
             self._bad("G1 log start", f"the logs begin at {sim.queue.start}, {sim.markers.start}, beyond {newest}")
 
     def _newest(self) -> rows.Manifest | None:
@@ -480,25 +494,51 @@ class Checks:
         except RowError as exc:
             self._bad("G1 rows", f"a recovery fails: {exc}")
         p = probe.partition
-        stop, records = sim.queue.read(p.position, 1 << 30)
-        p.ingest(p.position, max(stop, p.position), records)
+        if not probe.passes_deleted:
+            self._read_all(p)
         for record in sim.markers.read(p.markers_position, 1 << 30)[1]:
             p.fold(record.offset, record.timestamp, decode(record.value).markers)
         p.skip_markers(sim.markers.end)
+        if probe._deleted is not None:
+            pass_deleted(p, probe._deleted, probe._deleted.lost_of(p))
+            self._read_all(p)
         self.partition(p, "a recovery now")
+
+    def _read_all(self, p: Partition) -> None:
+        stop, records = self.sim.queue.read(p.position, 1 << 30)
+        p.ingest(p.position, max(stop, p.position), records)
+
+    def loss(self, p: Partition, loss: rows.Loss) -> None:
+        """G1: only what is not done, by any marker that was in the log when its record was deleted, counts as lost."""
+        sim, ref = self.sim, self.sim.reference
+        sim.count("losses")
+        before = lost_of(p.lost[:-1])
+        lost = [
+            o
+            for o in range(loss.start, loss.stop)
+            if o not in before and type(ref.at(o, p.markers_position)) is not str
+        ]
+        messages = [o for o in lost if o in ref.messages]  # an owner may know that the rest are holes
+        if not len(messages) <= loss.unfinished <= len(lost):
+            self._bad("G1 loss", f"{loss} says {loss.unfinished} are lost, the log says {lost}")
+        for offset in lost:
+            markers_end = next(end for start, end in sim.retained if start > offset)
+            if ref.ended_at.get(offset, markers_end) < markers_end:
+                self._bad("G1 loss", f"{offset} is {ref.done[offset]}, and counts as lost")
 
     # ------------------------------------------------------------------ the end
 
     def drained(self) -> None:
         """The total-queue check, and that nothing is left behind in memory."""
         sim, ref = self.sim, self.sim.reference
-        lost = [o for o in ref.messages if o not in ref.done]
+        owner = sim.workers[sim.assigned].owner
+        gone = lost_of(owner.partition.lost) if owner is not None else ()
+        lost = [o for o in ref.messages if o not in ref.done and o not in gone]
         if lost:
             self._bad("G1 total", f"lost: {lost}: {[(ref.messages[o], ref.states.get(o)) for o in lost[:2]]}")
         unexpected = [o for o in self.times_handed if o not in ref.messages]
         if unexpected:
             self._bad("G1 total", f"unexpected: {unexpected}")
-        owner = sim.workers[sim.assigned].owner
         if owner is not None:
             p = owner.partition
             left = {

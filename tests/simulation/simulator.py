@@ -175,6 +175,7 @@ class Simulator:
             persist_after_ms=r.choice((50, 1_000)),
             step_timeout_ms=r.choice((2_000, 30_000)),
             queue_id=self.queue_id,
+            pass_deleted=self.queue_id is not None,
         )
         self.now_ms = 1_000_000
         self.skew_ms = {"queue": 0, "markers": 0}
@@ -186,6 +187,8 @@ class Simulator:
         self.purges: dict[str, int] = {}
         self.lanes: list[Lane] = []
         self.deletions: list[tuple[int, int]] = []
+        self.retained: list[tuple[int, int]] = []  # topic mode: where retention let the queue log begin, and the
+        # markers log ended then
         self.nonces = 0
         self.sends = 0
         self.assigned = 0
@@ -339,6 +342,8 @@ class Simulator:
             add((odds.act, self.act, None))
         if self.deletions:
             add((0.5, self.delete_records, None))
+        if self.queue_id is not None and not self.ids and self.changelogs["progress"].content:  # a lost id is not known
+            add((0.1, self.retain, None))
         self.lanes = [lane for lane in self.lanes if lane.sent or lane.alive]
         for lane in self.lanes:
             if not lane.sent:
@@ -471,6 +476,13 @@ class Simulator:
         self.queue.start = max(self.queue.start, below)
         self.markers.start = max(self.markers.start, markers_below)
         self.checks.tables()
+
+    def retain(self) -> None:
+        """Retention, which knows of no reader, deletes the oldest records of a topic of the user's."""
+        self.queue.start += self.below(self.queue.end - self.queue.start + 1)
+        self.retained.append((self.queue.start, self.markers.end))
+        self.note("retention: the queue log begins at %d", self.queue.start)
+        self.count("retentions")
 
     def stall(self, lane: Lane) -> None:
         lane.stalled = not lane.stalled

@@ -257,9 +257,13 @@ class Worker:
     def fetch_queue(self, limit: int) -> None:
         sim, owner = self.sim, self.owner
         assert owner is not None
+        if owner.passes_deleted:
+            return
         start = self.queue_next
         if start < sim.queue.start:
-            self.out_of_range("queue")
+            sim.count("out of range")
+            owner.begins_later(sim.queue.start, sim.markers.end, sim.now_ms)
+            self.deleted()
             return
         stop, records = sim.queue.read(start, limit)
         if stop == start:
@@ -297,6 +301,15 @@ class Worker:
             sim.note("w%d: %s (epoch %d)", self.number, owner.phase.value, owner.epoch)
         if sim.chance(sim.odds.seek_back):
             self.markers_next = max(sim.markers.start, stop - sim.below(12))
+        self.deleted()
+
+    def deleted(self) -> None:
+        """Note what the owner gave up to go on at the start of the queue log, and read on from there."""
+        owner = self.owner
+        assert owner is not None
+        self.queue_next = max(self.queue_next, owner.partition.position)
+        if (loss := owner.take_loss()) is not None:
+            self.sim.checks.loss(owner.partition, loss)
         self.collect()
 
     def out_of_range(self, topic: str) -> None:

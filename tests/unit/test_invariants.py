@@ -382,10 +382,6 @@ def nothing_captured(worker: Worker) -> None:
 #: Wrong calls of an owner that serves, and their errors.
 REFUSED_BY_OWNER: dict[str, tuple[Callable[[Worker], object], str]] = {
     "restore again": (lambda worker: worker.restore(), "is restored while it is serving"),
-    "give up records of a partition that is left": (
-        lambda worker: (worker.owner.leave(), worker.owner.give_up(1)),
-        "are given up while it is left",
-    ),
     "ask what a record will do": (
         lambda worker: worker.owner.took_effect(99, 0, 1, 0),
         "record 99 of its markers is not folded yet",

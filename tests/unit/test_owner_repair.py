@@ -1,4 +1,4 @@
-"""Records that were deleted unread: no owner goes on by accident, and a repair records the loss."""
+"""Records that were deleted unread: what was done is no loss; the rest stops an owner, or is recorded as a loss."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from marq.core import rows
 from marq.core.owner import Phase
+from marq.core.policies import Limits
 from marq.core.recovery import Edges, note_loss
 from marq.core.rows import Loss
 from marq.errors import DeletedError
@@ -29,13 +30,14 @@ def history() -> Worker:
     return worker
 
 
-def successor(worker: Worker) -> Worker:
-    return Worker(worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log)
+def successor(worker: Worker, *, pass_deleted: bool = False) -> Worker:
+    limits = Limits(pass_deleted=pass_deleted)
+    return Worker(worker.broker, name="w2", table=worker.table, queue_log=worker.queue_log, limits=limits)
 
 
 def repaired(worker: Worker, queue_start: int, markers_start: int = 0) -> tuple[Worker, list[Loss]]:
     """A new owner that accepts that the logs begin there, and has written that down."""
-    owner = successor(worker)
+    owner = successor(worker, pass_deleted=True)
     owner.claim()
     manifests = {key: value for key, value in owner.table.items() if key.count("/") == 1}
     owner.owner.restore(
@@ -47,9 +49,8 @@ def repaired(worker: Worker, queue_start: int, markers_start: int = 0) -> tuple[
     )
     owner.read_markers()
     assert owner.owner.phase is Phase.SERVING
-    losses = owner.owner.give_up(queue_start)
     owner.checkpoint()
-    return owner, losses
+    return owner, list(owner.owner.partition.lost)
 
 
 def next_owner(owner: Worker, queue_start: int) -> Worker:
@@ -70,13 +71,103 @@ def manifest_of(worker: Worker) -> rows.Manifest:
     return rows.decode_manifest(worker.table[newest])
 
 
-@pytest.mark.parametrize("log_start", [(8, 0), (0, 5)], ids=["messages", "markers"])
-def test_nobody_goes_on_by_accident(log_start: tuple[int, int]) -> None:
+def test_no_owner_goes_on_without_markers() -> None:
     owner = successor(history())
     owner.claim()
 
     with pytest.raises(DeletedError, match="deleted unread"):
-        owner.restore(log_start)
+        owner.restore((0, 5))
+
+
+def test_no_owner_goes_on_without_messages_that_were_not_done() -> None:
+    owner = successor(history())
+    own = owner.claim()
+    owner.restore((8, 0), own)
+    owner.read_markers()
+
+    assert owner.owner.phase is Phase.FAILED and isinstance(owner.owner.error, DeletedError)
+    assert "the queue topic begins at 8, beyond the position 6" in owner.owner.reason
+    assert "1 messages that are not known to be done were deleted unread" in owner.owner.reason
+
+
+def test_deleted_messages_that_were_done_are_no_loss() -> None:
+    """The manifest is older than their acknowledgements: only the markers log has them."""
+    owner = successor(history())
+    own = owner.claim()
+    owner.restore((7, 0), own)
+    assert owner.owner.passes_deleted
+    owner.read_markers()
+
+    assert owner.owner.phase is Phase.SERVING and not owner.owner.passes_deleted
+    assert owner.owner.partition.position == 7 and not owner.owner.partition.lost
+    owner.read_queue()
+    owner.wait(60_000)
+    (handout,) = owner.receive(10)
+    assert handout.offsets == [2, 7, 8, 9]
+
+
+def test_without_a_manifest_deleted_messages_that_were_done_are_no_loss() -> None:
+    worker = Worker().serve()
+    worker.send(5)
+    (handout,) = worker.receive(5)
+    worker.owner.acked([0, 1, 2], handout.receipt)
+    worker.flush()
+    worker.table.clear()
+
+    owner = successor(worker)
+    owner.claim()
+    owner.restore((3, 0))
+    owner.read_markers()
+    owner.read_queue()
+    owner.wait(60_000)
+
+    assert [one.offsets for one in owner.receive(10)] == [[3, 4]] and not owner.owner.partition.lost
+
+
+def test_acknowledgements_behind_the_own_marker_are_folded_before_anything_is_lost() -> None:
+    worker = history()
+    owner = successor(worker)
+    own = owner.claim()
+    late = worker.owner.partition.deliveries[7]
+    worker.owner.acked([7], (late.epoch, late.delivery))
+    worker.flush()
+    end = len(worker.broker.log)
+    owner.restore((8, 0), own, end=(10, end))
+    owner.read_markers(upto=own + 1)
+    assert owner.owner.phase is Phase.CATCHING_UP
+
+    owner.read_markers()
+    assert owner.owner.phase is Phase.SERVING and not owner.owner.partition.lost
+
+
+def test_an_owner_that_a_later_one_has_overtaken_loses_nothing() -> None:
+    worker = history()
+    owner = successor(worker, pass_deleted=True)
+    own = owner.claim()
+    later = Worker(worker.broker, name="w3", table=worker.table, queue_log=worker.queue_log)
+    later.claim()
+    owner.restore((8, 0), own, end=(10, len(worker.broker.log)))
+    owner.read_markers()
+
+    assert owner.owner.phase is Phase.LOST and not owner.owner.partition.lost
+
+
+def test_while_it_serves_an_owner_keeps_what_it_has_read() -> None:
+    worker = Worker(limits=Limits(pass_deleted=True)).serve()
+    worker.send(4)
+    (handout,) = worker.receive(1)
+    for _ in range(3):
+        worker.queue_log.append(worker.record())
+    worker.owner.begins_later(6, len(worker.broker.log), worker.clock_ms)
+
+    partition = worker.owner.partition
+    assert not worker.owner.passes_deleted and partition.position == 6
+    assert [(loss.start, loss.stop, loss.unfinished) for loss in partition.lost] == [(4, 6, 2)]
+    worker.owner.acked(handout.offsets, handout.receipt)
+    worker.flush()
+    worker.read_queue()
+    (rest,) = worker.receive(10)
+    assert rest.offsets == [1, 2, 3, 6]
 
 
 def test_what_is_gone_is_named_and_what_was_not_known_to_be_done_counted() -> None:
@@ -102,7 +193,7 @@ def test_what_was_not_deleted_is_served_by_the_next_owner() -> None:
 def test_finished_messages_whose_progress_was_deleted_come_again_and_are_counted() -> None:
     worker = history()
     end = len(worker.broker.log)
-    owner = successor(worker)
+    owner = successor(worker, pass_deleted=True)
     owner.claim()
     manifests = {key: value for key, value in owner.table.items() if key.count("/") == 1}
     keys = [key for key in owner.table if key not in manifests]
@@ -110,7 +201,7 @@ def test_finished_messages_whose_progress_was_deleted_come_again_and_are_counted
     owner.owner.restore(manifests, keys, owner.load, Edges((0, end)), accept_loss=True)
     owner.read_markers()
     owner.read_queue()
-    (loss,) = owner.owner.give_up(0)
+    (loss,) = owner.owner.partition.lost
     owner.wait(60_000)
     (handout,) = owner.receive(10)
 

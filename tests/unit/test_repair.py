@@ -114,6 +114,18 @@ def test_where_nothing_is_missing_nothing_is_written() -> None:
     assert logs.written == []
 
 
+def test_records_whose_messages_were_done_need_no_repair() -> None:
+    logs = Logs(history(), queue_start=7)
+    found = repair(logs, accept_loss=True)
+
+    assert not found.done and logs.written == []
+    assert lines_of(found) == [
+        "partition 0: offsets 6 to 6 of the queue topic (1 records) were deleted unread; all messages among them are "
+        "done: 0 lost",
+        "partition 0: there is nothing to repair, workers go on by themselves",
+    ]
+
+
 def test_a_worker_that_wrote_a_manifest_meanwhile_has_the_partition() -> None:
     worker = history()
     logs = Logs(worker, queue_start=8)
