@@ -60,7 +60,7 @@ class _DeletedError(PipelineError):
 @click.option("--archive", is_flag=True, help="Read what is archived from the archive, and the rest from Kafka.")
 @click.option("--offline", is_flag=True, help="Read the archive alone: no Kafka, no tables, no worker.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the result as JSON; - for stdout.")
-@click.option("--accept-loss", is_flag=True, help="What a repair has given up is named, and is no fault.")
+@click.option("--accept-loss", is_flag=True, help="What was given up is named, and is no fault.")
 @click.option("--faults", default=20, show_default=True, type=click.IntRange(1), help="So many faults are printed.")
 @job_options
 def command(
@@ -128,7 +128,7 @@ def audit(
         worker: address of a worker whose state has to agree. The logs are walked up to its positions.
         archive: read from the archive what is there.
         offline: read nothing but the archive.
-        accept_loss: what a repair gave up is no fault.
+        accept_loss: what was given up is no fault.
 
     Raises:
         MarqError: the audit could not be made.

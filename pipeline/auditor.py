@@ -14,11 +14,12 @@ from marq.core.history import Envelope, Histories
 from marq.core.markers import Batch
 from marq.core.partition import Partition
 from marq.core.ranges import RangeSet, count
+from marq.core.recovery import Deleted as DeletedQueue
 from marq.core.recovery import LastRead
 from marq.core.restoring import NEVER_MS, newest_read_ms
 from marq.errors import NewerRowError, RowError
 from pipeline import walker
-from pipeline.fingerprints import fingerprints, without_payloads
+from pipeline.fingerprints import Tables, fingerprints, without_payloads
 from pipeline.reference import Fault, ReferenceFold
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Plan(walker.Plan):
     live: dict[str, Any] | None  # the answer of the worker, if one was asked
     faults_max: int
     queue_end: int | None = None  # where the queue topic ends, read after the end of the markers; None: not known
-    accept_loss: bool = False  # what a repair gave up is no fault
+    accept_loss: bool = False  # what was given up is no fault
     fifo: dict[str, int] = msgspec.field(default_factory=dict)  # FIFO queues -> since when they are read in order
 
 
@@ -54,7 +55,7 @@ class Deleted(msgspec.Struct):
     start: int
     stop: int
     unfinished: int  # messages not known to be done; of markers: messages whose progress is not known
-    given_up: bool  # by a repair
+    given_up: bool  # by a repair, or in topic mode by a worker
 
 
 class Summary(msgspec.Struct):
@@ -89,6 +90,7 @@ class Auditor(walker.Walker):
         self.told = msgspec.msgpack.decode(plan, type=Plan)
         self.reference: ReferenceFold
         self.recovered: Partition | None = None
+        self._unread: Partition | None = None  # folds only markers, if the queue log begins beyond the newest manifest
         self._rows: dict[str, bytes] = {}
         self._stored: dict[int, int | None] = {}  # unfinished messages of the tables -> fingerprint
         self._compared = 0
@@ -125,9 +127,11 @@ class Auditor(walker.Walker):
         if told.manifest is not None:
             self._recover(rows.decode_manifest(told.manifest))
         elif told.tables and (told.markers_start or (told.queue_start and told.queue_id is None)):
-            for log, start in (("queue", told.queue_start), ("markers", told.markers_start)):
-                unknown = start if log == "queue" else 0
-                self._deleted_unread(log, 0, start, unknown, "and there is no manifest")
+            if told.markers_start:
+                self._deleted_unread("queue", 0, told.queue_start, told.queue_start, "and there is no manifest")
+                self._deleted_unread("markers", 0, told.markers_start, 0, "and there is no manifest")
+            else:
+                self._unread = Partition(self.number)
         self._rows.clear()
 
     def _recover(self, manifest: rows.Manifest) -> None:
@@ -136,18 +140,16 @@ class Auditor(walker.Walker):
         for loss in manifest.lost:
             self._deleted.append(Deleted(loss.log, loss.start, loss.stop, loss.unfinished, given_up=True))
             if not told.accept_loss:
-                what = f"{_named(self._deleted[-1])} were deleted unread, and given up by a repair"
+                what = f"{_named(self._deleted[-1])} were deleted unread, and given up"
                 self._wrong("given up", what)
-        of = f"of the newest manifest (epoch {manifest.epoch})"
-        unknown = told.queue_start - manifest.position
-        if unknown > 0:
+        if told.markers_start > manifest.markers_position:
+            of = f"of the newest manifest (epoch {manifest.epoch})"
+            unknown = told.queue_start - manifest.position
             unknown -= count(RangeSet(manifest.done).within(manifest.position, told.queue_start))
             place = f"beyond the position {manifest.position} {of}"
             self._deleted_unread("queue", manifest.position, told.queue_start, unknown, place)
-        if told.markers_start > manifest.markers_position:
             place = f"beyond the position {manifest.markers_position} {of}"
             self._deleted_unread("markers", manifest.markers_position, told.markers_start, 0, place)
-        if self._deleted and not self._deleted[-1].given_up:
             return
         for name, position, stop in (
             ("queue", manifest.position, told.queue_stop),
@@ -162,9 +164,9 @@ class Auditor(walker.Walker):
                 return
         try:
             less = without_payloads(self.number, manifest, self._rows)
-            self.recovered = Partition.restore(
-                self.number, less.manifest, less.rows.__getitem__, queue_id=told.queue_id
-            )
+            self.recovered = self._restored(less)
+            if told.queue_start > manifest.position:
+                self._unread = self._restored(less)
         except NewerRowError as error:
             self._wrong("newer version", str(error))
             return
@@ -176,6 +178,9 @@ class Auditor(walker.Walker):
         for offset in self._stored.keys() - prints.keys():
             self._note(Fault("tables", offset, None, "the segment that has to hold its payload does not"))
         self._recovered_count = len(self._stored)
+
+    def _restored(self, less: Tables) -> Partition:
+        return Partition.restore(self.number, less.manifest, less.rows.__getitem__, queue_id=self.told.queue_id)
 
     def _deleted_unread(self, log: str, start: int, stop: int, unfinished: int, place: str) -> None:
         if stop > start:
@@ -246,8 +251,9 @@ class Auditor(walker.Walker):
                     taken = "takes effect in the fold, and must not" if message in one else "must take effect"
                     self._fault(Fault("fold", message, None, f"a marker of record {offset} {taken}"))
         recovered = self.recovered
-        if recovered is not None and offset >= recovered.markers_position:
-            recovered.fold(offset, timestamp_ms, batch.markers if batch is not None else ())
+        for partition in (recovered, self._unread):
+            if partition is not None and offset >= partition.markers_position:
+                partition.fold(offset, timestamp_ms, batch.markers if batch is not None else ())
 
     def _recover_read(self, envelopes: Sequence[Envelope], prints: Sequence[int | None]) -> None:
         recovered = self.recovered
@@ -282,6 +288,7 @@ class Auditor(walker.Walker):
             self.reference.forget_below(told.queue_stop)
             self._since_ms = self._whole_ms
         self.stop_at(told.queue_stop, told.markers_stop)
+        self._check_unread()
         stored = self.recovered
         if stored is not None:
             stored.ingest(stored.position, told.queue_stop, [])
@@ -296,6 +303,20 @@ class Auditor(walker.Walker):
         if told.live is not None:
             live = self._check_live(held if self._is_whole or stored is None else digest_of(entries(stored)))
         self._summarize(held, live)
+
+    def _check_unread(self) -> None:
+        """Check that all messages that were deleted before a manifest covered them are done."""
+        told, unread = self.told, self._unread
+        if unread is None:
+            return
+        loss = DeletedQueue(told.queue_start, told.markers_stop).lost_of(unread)
+        if loss is not None:
+            if told.manifest is None:
+                place = "and there is no manifest"
+            else:
+                manifest = rows.decode_manifest(told.manifest)
+                place = f"beyond the position {loss.start} of the newest manifest (epoch {manifest.epoch})"
+            self._deleted_unread("queue", loss.start, loss.stop, loss.unfinished, place)
 
     def _check_end(self) -> None:
         """Check that the queue topic has all that markers name: an owner has read what it hands out."""

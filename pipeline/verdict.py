@@ -125,7 +125,7 @@ def lines(verdict: Verdict, faults: int) -> Iterable[str]:
         yield from _beginnings(summaries)
     for summary in summaries:
         for deleted in summary.deleted:
-            how = "given up by a repair" if deleted.given_up else "never read"
+            how = "given up" if deleted.given_up else "never read"
             amount = f"{deleted.stop - deleted.start:,} records, {deleted.unfinished:,} messages not known to be done"
             place = f"{summary.partition}:{deleted.start} to {summary.partition}:{deleted.stop - 1}"
             yield f"  DELETED UNREAD in the {deleted.log} topic: {place} ({amount}), {how}"
@@ -151,7 +151,7 @@ def lines(verdict: Verdict, faults: int) -> Iterable[str]:
         yield f"  worker {verdict.worker}: counts and digests of {agree} of {len(summaries)} partitions agree"
     if verdict.proven:
         lost = result["deleted_unread"]
-        but = f" but the {lost:,} records that a repair has given up" if lost else ""
+        but = f" but the {lost:,} records that were given up" if lost else ""
         scope = "" if verdict.whole else ", as far back as the logs reach"
         yield f"PROVEN{scope}: nothing is lost{but}, nothing came again after its end ({verdict.seconds:.1f} s)"
         return

@@ -9,6 +9,8 @@ from msgspec import UNSET, UnsetType
 
 from app.engine.breakers import BreakerState
 from app.service.vitals import Vitals
+from marq.core.partition import Partition
+from marq.core.recovery import recent_losses
 
 State = Literal["ready", "delayed", "in_flight"]
 
@@ -26,6 +28,21 @@ class WorkerView(msgspec.Struct):
     pending_bytes: int
     waiting_receives: int
     vitals: Vitals | None = None  # None: of an earlier version
+
+
+class LossView(msgspec.Struct):
+    """Records that Kafka deleted before they were read, and how many messages among them were not known to be done."""
+
+    log: str
+    start: int
+    stop: int
+    messages: int
+    at_ms: int
+
+    @classmethod
+    def recent(cls, partition: Partition) -> list[LossView]:
+        """What a partition has lost within a day."""
+        return [cls(x.log, x.start, x.stop, x.unfinished, x.at_ms) for x in recent_losses(partition)]
 
 
 class PartitionView(msgspec.Struct):
@@ -51,6 +68,7 @@ class PartitionView(msgspec.Struct):
     paused: bool | UnsetType = UNSET
     unsaved: bool | UnsetType = UNSET  # some changes are in no checkpoint yet
     counters: dict[str, int] | UnsetType = UNSET
+    lost: list[LossView] | UnsetType = UNSET  # within a day
 
 
 class WorkerPartitions(msgspec.Struct):

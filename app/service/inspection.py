@@ -24,6 +24,7 @@ from app.engine.stalls import Stall
 from app.service.census import Census
 from app.service.descriptions import (
     DigestView,
+    LossView,
     MessageBrief,
     MessagesWanted,
     MessageView,
@@ -174,6 +175,7 @@ class Inspection:
             paused=owned.paused,
             unsaved=partition.changed(),
             counters=dict(partition.counters),
+            lost=LossView.recent(partition),
         )
 
     def _lag(self, tp: TP, position: int) -> int | None:

@@ -20,6 +20,7 @@ from app.cluster.peers import MemberTrouble, Peers, peer_call
 from app.engine.ownership import Ownership
 from app.engine.stalls import Stall
 from app.service.census import Census
+from app.service.descriptions import LossView
 from app.service.histories import FLOWS, POINTS, STEP_S, History, Point, Series, merged, summed
 from app.service.watches import Receivers
 from marq.errors import MarqError
@@ -81,6 +82,7 @@ class WorkerNow(msgspec.Struct):
     stalled: dict[int, Stall]
     breakers: list[str]  # queues whose circuit breaker is open
     history: list[Point]
+    lost: dict[int, list[LossView]] = {}  # partition -> what it has lost within a day
 
 
 class SeriesWanted(msgspec.Struct):
@@ -267,6 +269,7 @@ class Trends(Service):
             stalled=ownership.stalls.now(),
             breakers=sorted(q for q, b in ownership.breakers.states().items() if b.state != "closed"),
             history=self._points,
+            lost={n: losses for n, one in owned.items() if (losses := LossView.recent(one.owner.partition))},
         )
 
     @peer_call("series")

@@ -167,6 +167,9 @@ class Api:
             for number, stall in {n: s for w in cluster.workers.values() for n, s in w.stalled.items()}.items():
                 one = {"kind": "stalled", "partition": number, "topic": stall.topic, "seconds": stall.seconds}
                 found.append(one | {"kind": "refused", "reason": stall.reason} if stall.reason else one)
+            for number, losses in sorted((n, lost) for w in cluster.workers.values() for n, lost in w.lost.items()):
+                messages = sum(loss.messages for loss in losses)
+                found.append({"kind": "lost", "partition": number, "count": messages, "at_ms": losses[-1].at_ms})
             if "" in cluster.queues:
                 found.append({"kind": "poison", "count": cluster.queues[""].unfinished})
         breakers = {queue for worker in cluster.workers.values() for queue in worker.breakers}

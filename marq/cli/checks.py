@@ -340,6 +340,20 @@ def partitions(facts: Facts) -> Found:
         )
 
 
+@check("losses", needs="partitions")
+def losses(facts: Facts) -> Found:
+    """Kafka has deleted nothing unread within a day"""
+    for one in facts.partitions or ():
+        for loss in one.get("lost") or ():
+            yield (
+                Level.PROBLEM,
+                f"partition {one['partition']}: offsets {loss['start']} to {loss['stop'] - 1} of the {loss['log']} "
+                f"topic were deleted before they were read; {number(loss['messages'])} messages among them were not "
+                "done",
+                "raise retention.ms and retention.bytes of the topic, or receive faster",
+            )
+
+
 @check("lag", needs="partitions")
 def lag(facts: Facts) -> Found:
     """the owners have read what is in the logs"""

@@ -15,6 +15,9 @@ from marq.errors import DeletedError, RewrittenError
 #: Losses that a manifest has one by one. When there are more, the two oldest of a log become one.
 LOSSES_MAX = 1_000
 
+#: Milliseconds for which a loss is reported as a present problem; it stays in the manifest.
+RECENT_MS = 86_400_000
+
 
 class Edges(NamedTuple):
     """What the logs of a partition have now, told after its tables were read. The queue topic's offset comes first."""
@@ -144,6 +147,11 @@ def _check_world(number: int, manifests: Iterable[bytes], world: World | None) -
             f"partition {number}: its state was made from other logs ({foreign.world.difference(world)}): a topic was "
             "made anew, or the changelogs were copied from another Kafka (docs/operations.md)"
         )
+
+
+def recent_losses(partition: Partition) -> list[rows.Loss]:
+    """What was given up in the last day of the partition's log."""
+    return [loss for loss in partition.lost if loss.at_ms > partition.last_timestamp_ms - RECENT_MS]
 
 
 def _begun(partition: Partition, log_start: tuple[int, int], accept_loss: bool) -> Partition:

@@ -146,7 +146,7 @@ class MessagesRow(msgspec.Struct, array_like=True):
 
 
 class Loss(msgspec.Struct, array_like=True, frozen=True):
-    """Records that were deleted before an owner had read them, and that a user has given up."""
+    """Records that were deleted before an owner had read them, and that were given up, by a repair or in topic mode."""
 
     log: str  # queue, markers
     start: int

@@ -9,7 +9,7 @@ import pytest
 
 from marq.core import rows
 from marq.core.history import Envelope
-from marq.core.markers import Marker, Start, Tick, encode
+from marq.core.markers import End, Marker, Own, Start, Tick, encode
 from pipeline.auditor import ABSENT, SUMMARY, Auditor, Plan, Summary
 from pipeline.verdict import Found, Verdict, as_json, lines
 from pipeline.walker import SKEW_MS
@@ -68,9 +68,15 @@ def test_a_run_with_all_its_records_is_proven() -> None:
 
 
 def audited_from(
-    queue_start: int, markers_start: int, manifest: rows.Manifest | None, last: Marker | None = None, **more: Any
+    queue_start: int,
+    markers_start: int,
+    manifest: rows.Manifest | None,
+    last: Marker | None = None,
+    *,
+    owned: bool = False,
+    **more: Any,
 ) -> Verdict:
-    """The verdict on logs that begin there, and hold nothing but ticks, and perhaps one more marker."""
+    """The verdict on logs that begin there, and hold nothing but ticks, and perhaps an own marker and one more."""
     plan = Plan(
         queue_start=queue_start,
         queue_stop=max(queue_start, 10),
@@ -87,7 +93,8 @@ def audited_from(
     auditor = Auditor(3, msgspec.msgpack.encode(plan))
     auditor.begin()
     for offset in range(markers_start, 10):
-        auditor.fold(offset, 0, encode([last if last is not None and offset == 9 else Tick()]))
+        own = Own("w", "n") if owned and offset == 2 else Tick()
+        auditor.fold(offset, 0, encode([last if last is not None and offset == 9 else own]))
     auditor.end()
     found = [row for batch in auditor.results() for row in batch.to_pylist()]
     summaries = [msgspec.msgpack.decode(row["data"], type=Summary) for row in found if row["kind"] == SUMMARY]
@@ -153,6 +160,12 @@ def test_records_that_were_deleted_unread_are_counted_and_named(
     assert as_json(verdict)["partitions"][0]["deleted"][0]["unfinished"] == unfinished
 
 
+def test_records_that_were_deleted_unread_are_no_loss_if_a_later_marker_has_ended_them() -> None:
+    verdict = audited_from(150, 0, manifest_at(148, 9), last=End(2, [148, 150], "expired"), owned=True)
+
+    assert verdict.proven and not verdict.faults
+
+
 @pytest.mark.parametrize("accepted", [False, True])
 def test_what_a_repair_gave_up_is_a_fault_unless_that_is_accepted(accepted: bool) -> None:
     loss = rows.Loss("queue", 100, 150, 40, 0)
@@ -160,9 +173,9 @@ def test_what_a_repair_gave_up_is_a_fault_unless_that_is_accepted(accepted: bool
 
     assert verdict.proven is accepted
     assert [fault.kind for fault in verdict.faults] == ([] if accepted else ["given up"])
-    assert "3:100 to 3:149 (50 records, 40 messages not known to be done), given up by a repair" in said(verdict)
+    assert "3:100 to 3:149 (50 records, 40 messages not known to be done), given up" in said(verdict)
     assert as_json(verdict)["deleted_unread"] == 50
-    assert not accepted or "nothing is lost but the 50 records that a repair has given up" in said(verdict)
+    assert not accepted or "nothing is lost but the 50 records that were given up" in said(verdict)
 
 
 def test_a_lost_end_is_named_though_the_logs_have_no_message_that_is_seen_whole() -> None:

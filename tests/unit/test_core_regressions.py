@@ -130,10 +130,18 @@ def test_a_claim_that_a_later_owner_has_overtaken_is_given_up() -> None:
     assert slow.owner.phase is Phase.LOST
 
 
-@pytest.mark.parametrize("log_start", [(5, 0), (0, 5)])
-def test_logs_that_were_cut_need_a_manifest(log_start: tuple[int, int]) -> None:
+def test_markers_that_were_cut_need_a_manifest() -> None:
     with pytest.raises(RowError, match="no manifest"):
-        Owner(0, "w", "n").restore({}, [], lambda key: b"", Edges(log_start))
+        Owner(0, "w", "n").restore({}, [], lambda key: b"", Edges((0, 5)))
+
+
+def test_messages_that_were_cut_need_a_manifest_or_markers_that_end_them() -> None:
+    worker = Worker()
+    worker.claim()
+    worker.restore((5, 0))
+    worker.read_markers()
+
+    assert worker.owner.phase is Phase.FAILED and "5 messages that are not known to be done" in worker.owner.reason
 
 
 def test_an_existing_topic_may_begin_anywhere() -> None:

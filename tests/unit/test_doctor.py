@@ -139,6 +139,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "a take-over": ({"partitions": [partition(0), partition(1, phase="recovering")]}, "partitions", "being taken over"),
     "a stalled partition": ({"stalled": {"1": {"seconds": 12.0}}}, "partitions", "nothing in partition 1 for 12 s"),
+    "a loss": (
+        {"partitions": [partition(0, lost=[{"log": "queue", "start": 5, "stop": 8, "messages": 2}]), partition(1)]},
+        "losses",
+        "partition 0: offsets 5 to 7 of the queue topic were deleted before they were read; 2 messages among them",
+    ),
     "a lag": ({"partitions": [partition(0, lag=10**6), partition(1)]}, "lag", "1,000,000 records behind the queue"),
     "a lag of the markers": (
         {"partitions": [partition(0, markers_lag=10**6), partition(1)]},

@@ -233,7 +233,7 @@ def test_a_log_whose_beginning_was_deleted_has_a_manifest_or_is_an_error() -> No
     worker.claim()
 
     with pytest.raises(RowError, match="there is no manifest"):
-        worker.restore(log_start=(7, 0))
+        worker.restore(log_start=(0, 7))
 
 
 def test_a_manifest_of_a_later_epoch_means_that_the_claim_is_lost() -> None:
@@ -269,16 +269,16 @@ def test_the_newest_manifest_is_taken() -> None:
     assert third.owner.partition.own == second.owner.epoch
 
 
-@pytest.mark.parametrize(("log_start", "topic"), [((3, 0), "queue"), ((0, 99), "markers")])
-def test_a_log_that_begins_beyond_the_manifest_is_a_loud_error(log_start: tuple[int, int], topic: str) -> None:
+def test_markers_that_begin_beyond_the_manifest_are_a_loud_error() -> None:
+    """For messages see `test_owner_repair.py`: the markers that end them have to be folded first."""
     first = Worker().serve()
     first.send(2)
     first.checkpoint()
     second = Worker(first.broker, name="w2", table=first.table)
     second.claim()
 
-    with pytest.raises(RowError, match=f"the {topic} topic begins at"):
-        second.restore(log_start)
+    with pytest.raises(RowError, match="the markers topic begins at"):
+        second.restore((0, 99))
 
 
 @pytest.mark.parametrize(

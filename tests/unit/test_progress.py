@@ -48,7 +48,7 @@ class Desk:
         self.consumer.ends[TP("q", number)] = 5
         partition = SimpleNamespace(position=5, markers_position=0)
         owner = SimpleNamespace(partition=partition)
-        return SimpleNamespace(number=number, owner=owner, watched={}, paused=False, generation=1)
+        return SimpleNamespace(number=number, owner=owner, watched={}, paused=False, begins_later=False, generation=1)
 
     def fetched(self, number: int) -> None:
         """A chunk up to offset 7 has come."""
