@@ -18,10 +18,10 @@ import click
 from faust.cli import faust as _faust_commands  # noqa: F401 - registers Faust's commands
 from faust.cli.base import cli
 
+from app.folders import UMASK
 from app.kafka.broker import EmbeddedBroker
 from app.kafka.broker_file import bootstrap_of
 from app.kafka.datadir import MAX_WORKERS, free_web_port, running_workers
-from app.kafka.folders import UMASK
 from app.processes import CanNotStart, embedded_broker, errors_as_lines, stop_signals
 from app.settings import Settings, load
 from app.streaming import worker_command as _worker_command  # noqa: F401 - registers it instead of Faust's

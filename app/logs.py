@@ -20,7 +20,7 @@ from typing import Any
 import faust
 import mode
 
-from app.kafka.folders import disk_error
+from app.folders import disk_error
 from marq.errors import InternalError, MarqError
 from marq.text import cleaned
 

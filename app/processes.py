@@ -17,9 +17,9 @@ from typing import IO, Any
 
 import click
 
+from app.folders import disk_error
 from app.kafka.broker import EmbeddedBroker
 from app.kafka.datadir import running_workers
-from app.kafka.folders import disk_error
 from app.settings import Settings, load
 from marq.errors import MarqError
 from marq.text import cleaned

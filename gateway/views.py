@@ -32,7 +32,7 @@ class Page(msgspec.Struct, forbid_unknown_fields=True):
 
 class MessagesPage(msgspec.Struct, forbid_unknown_fields=True):
     state: State | None = None
-    after: Annotated[str, Meta(pattern=r"^(\d{1,9}:\d{1,18})?$")] = ""
+    after: Annotated[str, Meta(pattern=r"^(\d{1,9}:\d{1,18})?$(?!\n)")] = ""
     limit: Limit = 100
     payload_bytes: Annotated[int, Meta(ge=0, le=SHOWN_BYTES)] = 0
 

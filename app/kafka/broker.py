@@ -30,8 +30,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
+from app.folders import private_folder, write_private
 from app.kafka.broker_file import MECHANISM, PASSWORD_FILE, USER, bootstrap_of
-from app.kafka.folders import private_folder, write_private
 from app.kafka.jars import default_cache_dir, install, locked
 from marq.errors import BrokerError, DownloadError
 from marq.protocol.limits import RECORD_MAX_BYTES

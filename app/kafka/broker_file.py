@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from app.folders import check_owner
 from marq.errors import BrokerError
 
 #: Where a broker asks for a password: the user, the mechanism of the log-in, and the file with the password.
@@ -21,9 +22,15 @@ class Running(NamedTuple):
 
 
 def running_broker(data_dir: str | Path) -> Running | None:
-    """The broker that runs on a data folder, or None if none does."""
+    """The broker that runs on a data folder, or None if none does.
+
+    Raises `DataDirError` if another user could have written its address: we would send him messages and the password.
+    """
+    file = Path(data_dir) / "broker.json"
     try:
-        info = json.loads((Path(data_dir) / "broker.json").read_text())
+        for path in (file.parent, file):
+            check_owner(path, "MARQ_DATA_DIR")
+        info = json.loads(file.read_text())
         bootstrap, pid = str(info["bootstrap"]), int(info["pid"])
         asks_password = bool(info.get("asks_password"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 
+from app.folders import private_folder
 from app.kafka.broker_file import MECHANISM, USER, password_of, running_broker
-from app.kafka.folders import private_folder
 from app.settings import Settings, is_explicit
 from marq.errors import BrokerError, DataDirError, SettingError
 

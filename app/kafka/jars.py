@@ -24,6 +24,7 @@ from typing import NamedTuple
 from filelock import FileLock
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
+from app.folders import check_owner
 from marq.errors import DownloadError
 
 MAVEN_CENTRAL = "https://repo1.maven.org/maven2"
@@ -106,7 +107,7 @@ def install(home: Path, wanted: Sequence[Jar], source: str = MAVEN_CENTRAL) -> l
                     _fetch(folder, missing, source)
         paths = [folder / jar.file for jar in wanted]
         for jar, path in zip(wanted, paths, strict=True):
-            _check_owner(path)
+            check_owner(path, "MARQ_CACHE_DIR", DownloadError)
             with path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
             if found != jar.sha256:
@@ -129,7 +130,7 @@ def own(folder: Path) -> Path:
         DownloadError: it belongs to somebody else, or others can write to it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mode = _check_owner(folder).st_mode
+    mode = check_owner(folder, "MARQ_CACHE_DIR", DownloadError).st_mode
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
         try:
             folder.chmod(stat.S_IMODE(mode) & ~(stat.S_IWGRP | stat.S_IWOTH))
@@ -139,17 +140,6 @@ def own(folder: Path) -> Path:
                 "of your own"
             ) from None
     return folder
-
-
-def _check_owner(path: Path) -> os.stat_result:
-    status = path.stat()
-    # Root can write everywhere anyway. A container's folders are root's, its process is not.
-    if status.st_uid not in (0, os.geteuid()):
-        raise DownloadError(
-            f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}: nothing in it is trusted; set "
-            "MARQ_CACHE_DIR to a folder of your own"
-        )
-    return status
 
 
 def _fetch(folder: Path, jars: Sequence[Jar], source: str) -> None:

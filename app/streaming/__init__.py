@@ -1,7 +1,7 @@
 """Faust and aiokafka, extended: the app, the chunked transport, the producer, tables of raw rows, the assignor.
 
 Everything that reaches into the internals of either library is here. May import `app.kafka`, `app.settings`,
-`app.logs` and `marq`.
+`app.logs`, `app.folders` and `marq`.
 
 =================  ===================================================================================================
 `faust_app`        the Faust app of marq

@@ -23,7 +23,7 @@ from faust.types.auth import CredentialsT
 from faust.web.drivers import aiohttp as web_driver
 from mode import Service
 
-from app.kafka.folders import disk_error
+from app.folders import disk_error
 from app.logs import calm_client, is_mendable
 from app.streaming.assignor import StickyAssignor
 from app.streaming.chunks import Chunk, ChunkQueue

@@ -22,6 +22,7 @@ from marq.errors import (
     ClosedError,
     MarqError,
     NotAuthenticatedError,
+    ServiceError,
     SettingError,
     UnavailableError,
     UnreachableError,
@@ -39,6 +40,8 @@ RETRY_FOR_S = 30.0
 BACKOFF_MAX_S = 5.0
 #: Longest pause in seconds that a service can ask for.
 RETRY_AFTER_MAX_S = 60.0
+#: Largest answer that is read. A worker's have at most half of it.
+ANSWER_MAX_BYTES = 64 * 1024 * 1024
 #: Seconds between two log lines about repeated requests.
 LOG_EVERY_S = 1.0
 
@@ -70,7 +73,7 @@ class Connection:
         self.timeout = timeout
         self.retry_for = retry_for
         self.tls = tls
-        self._headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
+        self._headers = {"Content-Type": MSGPACK, "Accept": MSGPACK, "Accept-Encoding": "identity"}
         if key is not None:
             self._headers["Authorization"] = f"Bearer {key}"
         self._current = 0
@@ -132,11 +135,18 @@ class Connection:
                 url,
                 data=body or None,
                 timeout=aiohttp.ClientTimeout(total=self.timeout + wait, sock_connect=CONNECT_TIMEOUT_S),
+                # a worker sends none; another server could make us send a message elsewhere, or in plain text
+                allow_redirects=False,
             ) as response:
-                answer = await response.read()
+                answer = await _read(response)
                 status = response.status
-                if status < 400:
+                if status < 300:
                     return answer
+                if status < 400:
+                    raise ServiceError(
+                        f"{self.addresses[used]} redirects to {response.headers.get('Location', '')[:200]!r}, which is "
+                        "not followed: use the address of a worker"
+                    )
                 error = error_of_answer(
                     status, answer, response.headers.get("Content-Type", ""), response.headers.get("Retry-After")
                 )
@@ -181,6 +191,7 @@ class Connection:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 headers=self._headers,
+                auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 # no limit: waiting receives hold connections
                 connector=aiohttp.TCPConnector(limit=0, ssl=self.tls if self.tls is not None else True),
@@ -229,6 +240,19 @@ def _tls_problem(error: BaseException) -> str:
     if "WRONG_VERSION_NUMBER" in str(error):
         return "it speaks no TLS on this port; use http://, or the port that speaks it"
     return f"{error}; check the address, and the certificates that are trusted"
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer. Raises `ServiceError` if it is larger than any of marq's."""
+    if response.headers.get("Content-Encoding", "identity") != "identity":
+        raise ServiceError("what is at this address compresses its answers, which marq does not; check the address")
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        size += len(part)
+        if size > ANSWER_MAX_BYTES:
+            raise ServiceError(f"an answer of more than {ANSWER_MAX_BYTES} bytes; check the address")
+        parts.append(part)
+    return b"".join(parts)
 
 
 def reason_of(error: BaseException | None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from app.kafka.folders import disk_error
+from app.folders import disk_error
 from app.processes import disk_errors
 from marq.errors import DataDirError
 from tests.integration.cluster import ROOT

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from app.folders import private_folder, write_private
 from app.kafka.datadir import claim_worker
-from app.kafka.folders import private_folder, write_private
 from app.settings import Settings
 
 

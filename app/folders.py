@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from marq.errors import DataDirError
+from marq.errors import DataDirError, MarqError
 
 #: The umask of our processes: others can't read their new files and folders.
 UMASK = 0o077
@@ -44,10 +44,25 @@ def disk_error(error: BaseException, folder: Path | None = None) -> DataDirError
     return DataDirError(f"{where or 'a file'} can't be written ({why}); {mend}")
 
 
+def check_owner(path: Path, setting: str, kind: type[MarqError] = DataDirError) -> os.stat_result:
+    """The status of a file or folder. Raises an error of `kind` if it belongs to another user, who could change it."""
+    status = path.stat()
+    # Root can write everywhere anyway. A container's folders are root's, its process is not.
+    if status.st_uid not in (0, os.geteuid()):
+        raise kind(
+            f"{path} belongs to user {status.st_uid}, and this is user {os.geteuid()}: nothing in it is trusted; set "
+            f"{setting} to a folder of your own"
+        )
+    return status
+
+
 def private_folder(folder: Path) -> Path:
-    """Make a folder that only this user can use, and return it. An existing one of this user is closed to others."""
+    """Make a folder that only this user can use, and return it. An existing one of this user is closed to others.
+
+    Raises `DataDirError` if it belongs to another user.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    status = folder.stat()
+    status = check_owner(folder, "MARQ_DATA_DIR")
     shared = status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     # a folder for everybody, such as /tmp, stays as it is
     if shared and status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX:
