@@ -20,59 +20,63 @@ SMALL_BYTES = 16 * 1024
 PIECE_BYTES = 256 * 1024
 
 
+class Holder(Protocol):
+    """A client with requests in progress."""
+
+    room_parts: int  # it gets at most the room divided by this
+
+
 class Room:
-    """Limits the bytes that bodies of requests in progress have together."""
+    """Limits the bytes that requests in progress have together: of their bodies, or of answers that are not written."""
 
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self.used_bytes = 0
         self.refused = 0
+        self._held: dict[Holder, int] = {}
 
-    def take(self, count_bytes: int, body_bytes: int, holder: Holder | None = None) -> None:
-        """Count bytes of a body, which has `body_bytes` with them. Raises `UnavailableError` if there is no room.
+    def held_by(self, holder: Holder | None) -> int:
+        """Bytes of one client."""
+        return self._held.get(holder, 0) if holder is not None else 0
 
-        One `holder`, the sender of requests, gets at most its part of all.
-        """
-        used = self.used_bytes + count_bytes
-        held = holder.room_parts * (holder.body_bytes + count_bytes) if holder is not None else 0
-        if max(used, held) > self.most_bytes and (body_bytes > SMALL_BYTES or used > 2 * self.most_bytes):
+    def has(self, count_bytes: int, holder: Holder | None) -> bool:
+        """Tells whether there is room for more bytes. A client gets at most its part of all."""
+        held = holder.room_parts * (self._held.get(holder, 0) + count_bytes) if holder is not None else 0
+        return max(self.used_bytes + count_bytes, held) <= self.most_bytes
+
+    def add(self, count_bytes: int, holder: Holder | None) -> None:
+        """Count bytes; with a negative number, bytes that are free again."""
+        self.used_bytes += count_bytes
+        if holder is not None:
+            held = self._held[holder] = self._held.get(holder, 0) + count_bytes
+            if not held:
+                del self._held[holder]
+
+    def require_for_answer(self, request: web.Request) -> None:
+        """Raises `UnavailableError` if answers that were not read leave no room for another one of this client."""
+        if not self.has(1, holder_of(request)):
             self.refused += 1
-            raise UnavailableError("too many large requests are in progress here; try again later", 1.0)
-        self.used_bytes = used
-
-    def give_back(self, request: web.Request) -> None:
-        """Return the bytes of a request that has ended."""
-        taken = request.get(TAKEN)
-        if taken is not None:
-            self.used_bytes -= taken.count_bytes
-            taken.count(-taken.count_bytes)
-
-
-class Holder(Protocol):
-    """A client with requests in progress."""
-
-    body_bytes: int
-    unread_bytes: int  # of answers that its clients have not read
-    room_parts: int  # it gets at most the room divided by this
+            raise UnavailableError(f"{self.used_bytes} bytes of answers are still to be read; try again later", 1.0)
 
 
 class Taken:
-    """Bytes that a request has taken of the room, and its holder, if known."""
+    """Bytes that the body of a request has taken of a room, and who sent it, if known."""
 
-    __slots__ = ("count_bytes", "holder")
+    __slots__ = ("count_bytes", "holder", "room")
 
     def __init__(self, holder: Holder | None = None) -> None:
         self.count_bytes = 0
+        self.room: Room | None = None
         self.holder = holder
-
-    def count(self, count_bytes: int) -> None:
-        """Add to what the request has taken."""
-        self.count_bytes += count_bytes
-        if self.holder is not None:
-            self.holder.body_bytes += count_bytes
 
 
 TAKEN = web.RequestKey("taken", Taken)
+
+
+def holder_of(request: web.BaseRequest) -> Holder | None:
+    """The client whose share a request counts for; None if there are no keys, or it is not known yet."""
+    taken = request.get(TAKEN)
+    return taken.holder if taken is not None else None
 
 
 def hand_over(request: web.Request, holder: Holder) -> None:
@@ -81,10 +85,18 @@ def hand_over(request: web.Request, holder: Holder) -> None:
     if taken is None:
         request[TAKEN] = Taken(holder)
         return
-    count_bytes = taken.count_bytes
-    taken.count(-count_bytes)
+    if taken.room is not None:
+        taken.room.add(-taken.count_bytes, taken.holder)
+        taken.room.add(taken.count_bytes, holder)
     taken.holder = holder
-    taken.count(count_bytes)
+
+
+def give_back(request: web.Request) -> None:
+    """Return the bytes of a request that has ended."""
+    taken = request.get(TAKEN)
+    if taken is not None and taken.room is not None:
+        taken.room.add(-taken.count_bytes, taken.holder)
+        taken.count_bytes = 0
 
 
 async def read(
@@ -94,7 +106,7 @@ async def read(
 
     Args:
         limit_bytes: most bytes. A body whose header says that it is larger is refused unread.
-        room: where the bytes count until `Room.give_back`.
+        room: where the bytes count until `give_back`.
         timeout_s: most seconds until it has arrived; None: `TIMEOUT_S`.
 
     Raises:
@@ -200,8 +212,12 @@ def _count(request: web.Request, room: Room | None, count: int, size: int, limit
         taken = request.get(TAKEN)
         if taken is None:
             taken = request[TAKEN] = Taken()
-        room.take(count, size, taken.holder)
-        taken.count(count)
+        if not room.has(count, taken.holder) and (size > SMALL_BYTES or room.used_bytes + count > 2 * room.most_bytes):
+            room.refused += 1
+            raise UnavailableError("too many large requests are in progress here; try again later", 1.0)
+        room.add(count, taken.holder)
+        taken.room = room
+        taken.count_bytes += count
 
 
 def too_large(limit_bytes: int, size_bytes: int) -> web.HTTPRequestEntityTooLarge:

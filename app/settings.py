@@ -227,7 +227,9 @@ class Settings(BaseSettings):
 
     # Memory and progress
     memory_bytes: Annotated[int, Field(ge=MIB)] = Field(
-        256 * MIB, description="Payload that a worker may hold in memory; reading ahead pauses above it."
+        256 * MIB,
+        description="Payload that a worker may hold in memory, with large answers until they are sent; reading ahead "
+        "pauses above it.",
     )
     read_ahead_bytes: Annotated[int, Field(ge=64 * 1024)] = Field(
         8 * MIB, description="Payload that a partition reads ahead of its receivers."

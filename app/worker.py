@@ -276,7 +276,9 @@ class WorkerApp(PreparedApp):
     def define_routes(self) -> None:
         """Define what is served over HTTP, besides the health checks."""
         router = self.web.web_app.router
-        operations = json_api.define(router, self.operations, self.settings.max_body_bytes, self.room)
+        operations = json_api.define(
+            router, self.operations, self.settings.max_body_bytes, self.room, self.connections.answers
+        )
         operations += views.define(router, self.inspection, self.catalog)
         views.define_document(router, operations)
         collector = metrics.Collector(
@@ -284,7 +286,16 @@ class WorkerApp(PreparedApp):
         )
         metrics.define(router, collector, self.census)
         of_sqs = sqs.define(
-            router, sqs.Server(self.operations, self.census, self.move_tasks, self.keys, self.settings, self.room)
+            router,
+            sqs.Server(
+                self.operations,
+                self.census,
+                self.move_tasks,
+                self.keys,
+                self.settings,
+                self.room,
+                self.connections.answers,
+            ),
         )
         cockpit.define(
             router,
@@ -431,7 +442,7 @@ def build(settings: Settings | None = None) -> WorkerApp:
             "middlewares": [
                 garbage.collected(),
                 metrics.measured(meters),
-                routes.guard(keys, room, lambda headers: app.sessions.grants_of(headers)),
+                routes.guard(keys, lambda headers: app.sessions.grants_of(headers)),
             ],
         },
         web_tables_enabled=False,
@@ -442,7 +453,9 @@ def build(settings: Settings | None = None) -> WorkerApp:
     app.keys = keys
     app.meters = meters
     app.room = room
-    app.connections = Connections(settings.max_connections, settings.max_connections_per_address)
+    answers = bodies.Room(settings.memory_bytes)
+    app.connections = Connections(settings.max_connections, settings.max_connections_per_address, answers)
     app.set_up(settings)
+    app.ownership.read_ahead.unread_bytes = lambda: answers.used_bytes
     app.sessions = Sessions(keys, app.catalog.keys_for, settings.name)
     return app

@@ -10,10 +10,12 @@ import time
 from collections import Counter
 from typing import Any
 
+from app.bodies import Room
+
 #: Seconds within which the head of a request has to arrive, from the connection or its first byte; and a handshake.
 HEAD_S = 10.0
 #: Seconds without any progress after which a client is taken to have stopped reading an answer.
-STUCK_S = 60.0
+STUCK_S = 30.0
 #: Limit of open files that is asked of the system …
 FILES_WANTED = 65_536
 #: … and how many of them are reserved for tables, Kafka and other workers.
@@ -66,11 +68,18 @@ def address_of(peer: Any) -> str:
 
 
 class Connections:
-    """Counts connections: how many there are, of whom, and how many were refused or ended, and why."""
+    """Counts connections: how many there are, of whom, and how many were refused or ended, and why.
 
-    def __init__(self, total: int, per_address: int) -> None:
+    Args:
+        total: most connections.
+        per_address: most connections of one address.
+        answers: where large answers count until they are written.
+    """
+
+    def __init__(self, total: int, per_address: int, answers: Room) -> None:
         self.total = total
         self.per_address = per_address
+        self.answers = answers
         self.open = 0
         self.refused: Counter[str] = Counter(dict.fromkeys(REASONS, 0))
         self._of: Counter[str] = Counter()

@@ -15,11 +15,13 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestHandler, RequestPayloadError
 from aiohttp.web_server import Server
 
-from app.bodies import TAKEN, Holder
+from app.bodies import holder_of
+from app.cluster import peers
 from gateway.connection_limits import HEAD_S, STUCK_S, Connections, address_of
+from gateway.replies import LARGE_BYTES, UNREAD, PacedWriter
+from gateway.routes import problem
+from marq.errors import UnavailableError
 
-#: Bytes from which on an answer counts as unread until nearly all of it is sent.
-LARGE_BYTES = 64 * 1024
 #: How often connections are checked within `STUCK_S`.
 STUCK_LOOKS = 3
 #: Lines in one read that are parsed at once: aiohttp takes 1.6 us for a chunk of one byte, which has two lines.
@@ -36,7 +38,19 @@ _REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Lengt
 class Connection(RequestHandler):
     """One connection of a client."""
 
-    __slots__ = ("_address", "_book", "_head", "_head_due", "_later", "_looks", "_pending", "_rest", "_wire", "is_made")
+    __slots__ = (
+        "_address",
+        "_book",
+        "_head",
+        "_head_due",
+        "_later",
+        "_looks",
+        "_progress",
+        "_rest",
+        "_wire",
+        "_writer",
+        "is_made",
+    )
 
     def __init__(self, manager: ConnectionServer, address: str | None = None, **kwargs: Any) -> None:
         super().__init__(manager, **kwargs)
@@ -48,7 +62,9 @@ class Connection(RequestHandler):
         self._wire: asyncio.Transport | None = None
         self._head: asyncio.TimerHandle | None = None
         self._head_due = 0.0
-        self._pending = self._looks = 0
+        self._looks = 0
+        self._progress = 0, 0  # bytes in the transport, and those of a large answer that were handed to it
+        self._writer: PacedWriter | None = None  # of a large answer
         self._later = manager.later
         self._rest = b""
 
@@ -64,6 +80,8 @@ class Connection(RequestHandler):
             self._address = address
         self._wire = wire
         self.is_made = True
+        if wire.get_extra_info("sslcontext") is not None:
+            wire.set_write_buffer_limits()  # those of TLS let eight times as much wait
         super().connection_made(transport)
         self._await_head()
 
@@ -168,24 +186,33 @@ class Connection(RequestHandler):
     ) -> Any:  # no coroutine of ours around aiohttp's for small answers
         body = resp.body if isinstance(resp, web.Response) else None
         if isinstance(body, bytes) and len(body) > LARGE_BYTES:
-            taken = request.get(TAKEN)
-            if taken is not None and taken.holder is not None:
-                return self._finish_large(request, resp, start_time, taken.holder, len(body))
+            return self._finish_large(request, resp, start_time, len(body))
         return super().finish_response(request, resp, start_time)
 
     async def _finish_large(
-        self,
-        request: web.BaseRequest,
-        resp: web.StreamResponse,
-        start_time: float | None,
-        holder: Holder,
-        size_bytes: int,
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None, size_bytes: int
     ) -> tuple[web.StreamResponse, bool]:
-        holder.unread_bytes += size_bytes
+        answers, holder, unread = self._book.answers, holder_of(request), request.get(UNREAD)
+        # those to other workers are read at once, or their connection ends; if nothing waits, any answer is allowed
+        if answers.used_bytes and not answers.has(size_bytes, holder) and not request.path.startswith(peers.PATH):
+            answers.refused += 1
+            if unread is not None:
+                unread()
+            refusal = problem(UnavailableError("too many large answers are still to be read; try again later", 1.0))
+            return await super().finish_response(request, refusal, start_time)
+        answers.add(size_bytes, holder)
+        writer = self._writer = request._payload_writer = PacedWriter(self, self._loop)
+        is_whole = False
         try:
-            return await super().finish_response(request, resp, start_time)
+            resp, lost = await super().finish_response(request, resp, start_time)
+            is_whole = not lost
+            return resp, lost
         finally:
-            holder.unread_bytes -= size_bytes
+            if self._writer is writer:
+                self._writer = None
+            answers.add(-size_bytes, holder)
+            if unread is not None and not is_whole:
+                unread()
 
     def look(self) -> None:
         """End the connection if its client has read nothing for `STUCK_S`. Called `STUCK_LOOKS` times in that time."""
@@ -193,8 +220,9 @@ class Connection(RequestHandler):
         if wire is None:
             return
         pending = wire.get_write_buffer_size()
-        if not pending or pending != self._pending:
-            self._pending, self._looks = pending, 0
+        progress = pending, self._writer.output_size if self._writer is not None else 0
+        if progress != self._progress or not any(progress):
+            self._progress, self._looks = progress, 0
             return
         self._looks += 1
         if self._looks >= STUCK_LOOKS:

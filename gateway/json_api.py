@@ -13,6 +13,7 @@ from app.cluster.peers import is_gone
 from app.service.operations import QueueService
 from gateway.auth import may_see
 from gateway.openapi import Operation
+from gateway.replies import UNREAD
 from gateway.routes import GRANTS, MSGPACK, Body, answer, answers_msgpack, media_type, query_of, register
 from gateway.schemas import (
     PLACES_BYTES,
@@ -57,8 +58,9 @@ def sent(places: Sequence[Sent | MarqError]) -> Results:
 class JsonApi:
     """The routes."""
 
-    def __init__(self, operations: QueueService, max_body_bytes: int, room: Room) -> None:
+    def __init__(self, operations: QueueService, max_body_bytes: int, room: Room, answers: Room) -> None:
         self.operations = operations
+        self._answers = answers
         self._send = Body(Send, max_body_bytes, room)
         self._ack, self._extend = Body(Ack, RECEIPTS_BYTES, room), Body(Extend, RECEIPTS_BYTES, room)
         self._release, self._reject = Body(Release, RECEIPTS_BYTES, room), Body(Reject, RECEIPTS_BYTES, room)
@@ -79,6 +81,7 @@ class JsonApi:
 
     async def receive(self, request: web.Request) -> web.Response:
         body: Receive = await self._receive.read(request)
+        self._answers.require_for_answer(request)
         with request[GRANTS].wait(body.wait_ms):
             messages = await self.operations.receive(
                 request.match_info["queue"],
@@ -88,6 +91,8 @@ class JsonApi:
                 name=body.receiver,
                 gone=is_gone(request),
             )
+        if messages:
+            request[UNREAD] = partial(self.operations.give_back, messages)
         if body.as_ == "base64":
             return answer(request, {"messages": messages})
         return answer(request, {"messages": await told_all(messages, body.as_, answers_msgpack(request))})
@@ -224,8 +229,10 @@ def operations_of(api: JsonApi) -> list[Operation]:
     ]
 
 
-def define(router: web.UrlDispatcher, service: QueueService, max_body_bytes: int, room: Room) -> list[Operation]:
+def define(
+    router: web.UrlDispatcher, service: QueueService, max_body_bytes: int, room: Room, answers: Room
+) -> list[Operation]:
     """Register the routes. Returns the operations."""
-    operations = operations_of(JsonApi(service, max_body_bytes, room))
+    operations = operations_of(JsonApi(service, max_body_bytes, room, answers))
     register(router, operations)
     return operations

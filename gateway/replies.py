@@ -1,7 +1,13 @@
-"""Answers that are written in one piece, as nearly all are: aiohttp takes eleven calls of coroutines for each."""
+"""How answers are written.
+
+Nearly all are written in one piece, for which aiohttp takes eleven calls of coroutines. Large ones are written in
+pieces, each when the one before is nearly sent: what is handed to the transport is not counted by anybody, and over TLS
+not even waited for.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import cast
 
 from aiohttp import hdrs, web
@@ -10,6 +16,12 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE, HttpVersion11
 from aiohttp.http_writer import StreamWriter, _serialize_headers
 
+#: Bytes from which on an answer is written in pieces, and counts as unread until nearly all of it is sent.
+LARGE_BYTES = 64 * 1024
+#: Bytes of a piece.
+PIECE_BYTES = 256 * 1024
+#: What to do if the client can't have got the whole of a large answer.
+UNREAD = web.RequestKey("unread", partial)
 #: Statuses whose answers have no body.
 _WITHOUT_BODY = (204, 304)
 
@@ -26,6 +38,7 @@ class Reply(web.Response):
         if (
             self.prepared
             or type(self._body) is not bytes
+            or len(self._body) > LARGE_BYTES
             or self._keep_alive is not None
             or self._cookies
             or self._compression
@@ -61,3 +74,19 @@ class Reply(web.Response):
         writer._eof = self._eof_sent = True
         self._body_length = writer.output_size
         self._req = self._payload_writer = None
+
+
+class PacedWriter(StreamWriter):
+    """Writes a large body in pieces, and ends when all of it was handed to the system."""
+
+    async def write_eof(self, chunk: bytes = b"") -> None:
+        view = memoryview(chunk)
+        last = max(0, len(view) - 1) // PIECE_BYTES * PIECE_BYTES
+        for start in range(0, last, PIECE_BYTES):
+            await self.write(view[start : start + PIECE_BYTES])
+        transport = self.transport
+        if transport is not None:
+            transport.set_write_buffer_limits(high=0)
+        await super().write_eof(cast(bytes, view[last:]))
+        if transport is not None and not transport.is_closing():
+            transport.set_write_buffer_limits()

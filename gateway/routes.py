@@ -122,10 +122,10 @@ def problem_of(status: int, name: str, title: str, detail: str) -> web.Response:
     )
 
 
-def guard(keys: Keys, room: bodies.Room, session: Callable[[Mapping[str, str]], Grants | None]) -> Any:
+def guard(keys: Keys, session: Callable[[Mapping[str, str]], Grants | None]) -> Any:
     """Middleware of all routes: checks permissions, and answers every error as problem details.
 
-    When a request ends, the memory of its body is given back to `room`.
+    When a request ends, the memory of its body is free again.
 
     Args:
         session: returns the permissions of a request of the cockpit's page, by its headers; None for other requests.
@@ -163,7 +163,7 @@ def guard(keys: Keys, room: bodies.Room, session: Callable[[Mapping[str, str]], 
             log.exception("%s %s failed", request.method, request.path)
             return problem(exc)
         finally:
-            room.give_back(request)
+            bodies.give_back(request)
             if begun is not None:
                 begun.end()
 

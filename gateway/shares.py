@@ -13,9 +13,6 @@ from marq.errors import UnavailableError
 REQUESTS_MAX = 1_000
 #: Receives of one key that wait at a worker.
 KEY_WAITING_MAX = WAITING_MAX // 2
-#: Bytes of answers that clients of one key have not read. Above the first, its receives are refused; above the second,
-#: all its requests.
-UNREAD_BYTES, UNREAD_MAX_BYTES = 64 * 1024 * 1024, 256 * 1024 * 1024
 #: Queues that one key may make in a minute at a worker, all of them at once if it likes.
 QUEUES_A_MINUTE = 600
 
@@ -23,25 +20,19 @@ QUEUES_A_MINUTE = 600
 class Unproven:
     """The memory of requests whose signature is not checked yet, because that needs the whole body."""
 
-    __slots__ = ("body_bytes", "unread_bytes")
     room_parts = 4
-
-    def __init__(self) -> None:
-        self.body_bytes = self.unread_bytes = 0
 
 
 class Share:
     """What the requests of one key take of this worker."""
 
     room_parts = 2
-    __slots__ = ("_clock", "_made", "_made_s", "body_bytes", "requests", "unread_bytes", "waiting")
+    __slots__ = ("_clock", "_made", "_made_s", "requests", "waiting")
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.requests = 0  # in progress, without receives that wait
         self.waiting = 0  # receives that wait
-        self.body_bytes = 0
-        self.unread_bytes = 0  # of answers
         self._made = 0.0  # queues that were made lately; the number falls with time
         self._made_s = 0.0
 
@@ -49,7 +40,6 @@ class Share:
         """Count a request; call `end` when it has ended. Raises `UnavailableError` if there are too many."""
         if self.requests >= REQUESTS_MAX:
             raise UnavailableError(f"this key has {REQUESTS_MAX} requests under way here; try again later", 1.0)
-        self._check_unread(UNREAD_MAX_BYTES)
         self.requests += 1
 
     def end(self) -> None:
@@ -59,7 +49,6 @@ class Share:
     @contextlib.contextmanager
     def wait(self, wait_ms: int) -> Iterator[None]:
         """Context of a receive that may wait. Raises `UnavailableError` if too many of the key wait."""
-        self._check_unread(UNREAD_BYTES)
         if not wait_ms:
             yield
             return
@@ -72,10 +61,6 @@ class Share:
         finally:
             self.waiting -= 1
             self.requests += 1
-
-    def _check_unread(self, limit_bytes: int) -> None:
-        if self.unread_bytes > limit_bytes:
-            raise UnavailableError(f"{self.unread_bytes} bytes of answers to this key are still to be read", 1.0)
 
     def make_queue(self) -> None:
         """Count a queue that is about to be made. Raises `UnavailableError` if the key makes too many."""

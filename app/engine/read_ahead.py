@@ -45,6 +45,8 @@ class ReadAhead:
         self._shed_pause_ms = SHED_PAUSE_MS
         self._paused: dict[int, None] = {}  # partitions, in the order in which they are looked at
         self._bytes = 0  # bytes in all partitions, as of the last time that each was regulated
+        #: Bytes of messages that leave memory last: answers that receivers have not read.
+        self.unread_bytes: Callable[[], int] = lambda: 0
 
     @property
     def is_calm(self) -> bool:
@@ -108,7 +110,7 @@ class ReadAhead:
 
     def _has_memory(self) -> bool:
         """Drop payloads that are in the messages table while memory is over its limit. Returns False if it still is."""
-        excess = self._bytes - self._settings.memory_bytes
+        excess = self._bytes + self.unread_bytes() - self._settings.memory_bytes
         if excess < 0:
             return True
         if self._now_ms() < self._shed_at_ms:

@@ -90,6 +90,10 @@ class QueueService(Service):
         await self.turnstile.turn(limit)
         return await self.receives.receive(queue, limit, wait_ms, lease_ms, name, gone, whole)
 
+    def give_back(self, messages: Sequence[Received]) -> None:
+        """Release messages whose answer did not reach the receiver. They do not count as received."""
+        self.receives.give_back(messages)
+
     def is_received(self, queue: str) -> bool:
         """True if a receive of a queue waits here, or began here not long ago."""
         return bool(self.receives.waiting_count(queue)) or self.recent.is_recent(queue)

@@ -223,7 +223,7 @@ class Receives:
         if len(waiter.until) > 1 and not self.catalog.settings_of(waiter.queue).fifo:
             waiter.messages.sort(key=_in_order)
         if waiter.messages and waiter.gone():
-            self._give_back(waiter.messages)
+            self.give_back(waiter.messages)
             return []
         if waiter.messages and not waiter.away:  # those for another worker are counted there
             self.meters.handed(waiter.messages)
@@ -240,7 +240,7 @@ class Receives:
             (in_time if now < until_ms else late).extend(waiter.messages[at : at + count])
             at += count
         waiter.messages = in_time
-        self._give_back(late)
+        self.give_back(late)
 
     @peer_call("receive")
     async def receive_here(self, asked: ReceiveHere, gone: Gone = lambda: False) -> list[Received]:
@@ -299,11 +299,11 @@ class Receives:
         found = await self._fetch(url, waiter, watch=True)
         messages = found or []
         if waiter.done or waiter.future is not future:  # it waits for something else by now
-            self._give_back(messages)
+            self.give_back(messages)
             return Fetched(waiter.limit, None if found is None else len(messages))
         waiter.away = False
         if messages and future.done():
-            self._give_back(messages)
+            self.give_back(messages)
         elif messages:
             waiter.messages, waiter.until = messages, [(asked_ms + (waiter.lease_ms or HAND_OUT_MS), len(messages))]
             waiter.future.set_result(None)
@@ -497,7 +497,7 @@ class Receives:
             if not line:
                 del self._waiting[waiter.queue]
 
-    def _give_back(self, messages: Sequence[Received]) -> None:
+    def give_back(self, messages: Sequence[Received]) -> None:
         """Release messages that can't be answered any more. They do not count as received."""
         receipts = [self.receipts.read(message.receipt) for message in messages]
         for number, markers in by_delivery(receipts, lambda e, d, r: Release(e, d, r, 0, counted=False)).items():

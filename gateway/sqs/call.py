@@ -17,7 +17,7 @@ class Call:
     """One request: its key, its address and its permissions."""
 
     def __init__(self, request: web.Request, grants: Grants, sender: str | None, account: str) -> None:
-        self._request = request
+        self.request = request
         self.grants = grants
         self.sender = sender  # access key id; None where keys are not checked
         self._account = account
@@ -25,18 +25,18 @@ class Call:
     @cached_property
     def place(self) -> Place:
         """The address by which the client reached this worker."""
-        return place_of(self._request, self._account, region_of(self._request) or REGION)
+        return place_of(self.request, self._account, region_of(self.request) or REGION)
 
     @cached_property
     def trace(self) -> bytes | None:
         """The value of `X-Amzn-Trace-Id`: the trace of the messages that it sends."""
-        text = self._request.headers.get("X-Amzn-Trace-Id")
+        text = self.request.headers.get("X-Amzn-Trace-Id")
         return trace_in(text) if text else None
 
     @property
     def gone(self) -> Callable[[], bool]:
         """Tells whether the client went away."""
-        request = self._request
+        request = self.request
 
         def gone() -> bool:
             transport = request.transport

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from app.bodies import Room
 from app.service.leases import Lease
 from app.service.receipts import queue_id
+from gateway.replies import UNREAD
 from gateway.sqs import batches, messages
 from gateway.sqs.attributes import wait_s_of
 from gateway.sqs.call import Call
@@ -38,11 +41,12 @@ if TYPE_CHECKING:
 class Deliveries:
     """The actions, named as in the service model."""
 
-    def __init__(self, queues: Queues, limits: Limits, ids: MessageIds) -> None:
+    def __init__(self, queues: Queues, limits: Limits, ids: MessageIds, answers: Room) -> None:
         self._queues = queues
         self._operations = queues.operations
         self._limits = limits
         self._ids = ids
+        self._answers = answers
         self._first = FirstReceives()
         self._attempts = Attempts()
 
@@ -72,6 +76,7 @@ class Deliveries:
             messages.check_id(attempt, "ReceiveRequestAttemptId")
             received = await self._again(queue, attempt, lease_ms)
         if not received:
+            self._answers.require_for_answer(call.request)
             with call.grants.wait(wait_s):
                 received = await self._operations.receive(
                     queue, limit=limit, wait_ms=wait_s * 1000, lease_ms=lease_ms, gone=call.gone, whole=True
@@ -80,6 +85,7 @@ class Deliveries:
                 self._attempts.keep(queue, attempt, received)
         if not received:
             return {}
+        call.request[UNREAD] = partial(self._operations.give_back, received)
         names = request.MessageAttributeNames
         return {"Messages": [self._told(call, settings, one, system, names) for one in received]}
 

@@ -85,11 +85,17 @@ class Server:
         keys: Keys,
         settings: Settings,
         room: bodies.Room,
+        answers: bodies.Room,
     ) -> None:
         limits = limits_of(settings.sqs_limits)
         queues = Queues(operations, census, limits)
         ids = MessageIds(lambda: operations.catalog.secret)
-        groups = (queues, Sending(queues, limits, ids), Deliveries(queues, limits, ids), Moves(queues, move_tasks))
+        groups = (
+            queues,
+            Sending(queues, limits, ids),
+            Deliveries(queues, limits, ids, answers),
+            Moves(queues, move_tasks),
+        )
         self._do: dict[str, Do] = {}
         for name in actions():
             for group in groups:

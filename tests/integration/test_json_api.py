@@ -168,6 +168,24 @@ def test_a_client_that_goes_away_while_it_waits_costs_no_attempt(clients: list[C
     clients[0].ack(message)
 
 
+def test_messages_in_an_answer_that_was_not_read_whole_come_again_at_once_and_cost_no_attempt(
+    clients: list[Client], queue: str
+) -> None:
+    for _ in range(6):
+        clients[0].send(queue, b"x" * 3_000_000)
+    until(lambda: clients[0].request("GET", f"/v1/queues/{queue}/stats").body["ready"] == 6, "all are counted")
+    body = b'{"max": 6, "wait_ms": 3000, "visibility_timeout_ms": 600000}'
+    head = f"POST /v1/queues/{queue}/receive HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    host, port = clients[0].url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as receiver:
+        receiver.sendall(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert receiver.recv(1_000)
+
+    messages = clients[1].drain(queue, 6)
+    assert [message["attempt"] for message in messages] == [1] * 6
+    clients[1].ack(*messages)
+
+
 def test_a_queue_made_at_one_worker_is_known_to_all_within_a_second(clients: list[Client], queue: str) -> None:
     assert clients[0].request("PUT", f"/v1/queues/{queue}", {"visibility_timeout_ms": 4321}).status == 201
     began = time.monotonic()

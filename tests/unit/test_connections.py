@@ -9,6 +9,7 @@ import resource
 import ssl
 import tomllib
 from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,17 @@ import uvloop
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from app.bodies import Room
 from gateway import connection_limits, connections, listening
 from gateway.connection_limits import Connections, address_of, connections_for, raise_file_limit
+from gateway.connections import Connection
 from gateway.listening import Runner, TlsSite
+from gateway.replies import UNREAD
 
 HALF = b"GET /ping HTTP/1.1\r\nHost: here\r\nX-"
 PING = b"GET /ping HTTP/1.1\r\nHost: here\r\n\r\n"
+#: Bytes of a large answer, and of all that are not read.
+MUCH_BYTES, ANSWERS_BYTES = 32 * 1024 * 1024, 100 * 1024 * 1024
 #: A second loopback address: to the server, another client.
 OTHER = "127.0.0.2"
 
@@ -33,9 +39,11 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Server:
     """A real server, and clients of it."""
 
-    def __init__(self, port: int, book: Connections, trust: ssl.SSLContext | None) -> None:
-        self.port, self.book, self._trust = port, book, trust
+    def __init__(self, port: int, runner: Runner, trust: ssl.SSLContext | None) -> None:
+        self.port, self.book, self._trust = port, runner.book, trust
+        self._runner = runner
         self._writers: list[asyncio.StreamWriter] = []
+        self.unread: list[web.Request] = []  # whose answers did not get to their clients
 
     async def connect(self, data: bytes = b"", source: str = "127.0.0.1", shake_hands: bool = True) -> Streams:
         """A connection that sends `data` and nothing else."""
@@ -47,6 +55,11 @@ class Server:
         self._writers.append(streams[1])
         streams[1].write(data)
         return streams
+
+    @property
+    def connections(self) -> list[Connection]:
+        assert self._runner.server is not None
+        return [one for one in self._runner.server.connections if isinstance(one, Connection)]
 
     async def ping(self, source: str = "127.0.0.1") -> bytes:
         """The first line of the answer to a good request."""
@@ -68,7 +81,8 @@ async def serving(total: int = 100, per_address: int = 100, tls: bool = False) -
         return web.Response(text="pong")
 
     async def much(request: web.Request) -> web.Response:
-        return web.Response(body=bytes(32 * 1024 * 1024))
+        request[UNREAD] = partial(server.unread.append, request)
+        return web.Response(body=bytes(MUCH_BYTES))
 
     async def slow(request: web.Request) -> web.Response:
         await asyncio.sleep(0.6)
@@ -77,7 +91,7 @@ async def serving(total: int = 100, per_address: int = 100, tls: bool = False) -
     app.router.add_get("/ping", ping)
     app.router.add_get("/much", much)
     app.router.add_get("/slow", slow)
-    book = Connections(total, per_address)
+    book = Connections(total, per_address, Room(ANSWERS_BYTES))
     runner = Runner(app, book, shutdown_timeout=0.1)
     await runner.setup()
     trust: ssl.SSLContext | None = None
@@ -94,7 +108,7 @@ async def serving(total: int = 100, per_address: int = 100, tls: bool = False) -
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()
         port = runner.addresses[0][1]
-    server = Server(port, book, trust)
+    server = Server(port, runner, trust)
     try:
         yield server
     finally:
@@ -216,17 +230,57 @@ def test_answers_and_pauses_between_requests_may_take_longer_than_a_head() -> No
     run(test)
 
 
-@pytest.mark.usefixtures("quick")
-def test_a_client_that_does_not_read_its_answer_is_closed() -> None:
-    async def test() -> None:
-        async with serving() as server:
-            _, writer = await server.connect()
-            writer.transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(PING.replace(b"ping", b"much"))
+async def ask_for_much(server: Server) -> Streams:
+    """A client that asks and reads nothing."""
+    reader, writer = await server.connect()
+    writer.transport.pause_reading()  # type: ignore[attr-defined]
+    writer.write(PING.replace(b"ping", b"much"))
+    return reader, writer
 
-            await until(lambda: server.book.open == 1)
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_a_client_that_does_not_read_its_answer_is_closed_and_the_answer_counts_until_then(tls: bool) -> None:
+    async def test() -> None:
+        async with serving(tls=tls) as server:
+            await ask_for_much(server)
+
+            await until(lambda: server.book.answers.used_bytes == MUCH_BYTES)
             await until(lambda: not server.book.open)
             assert server.book.refused["stuck"] == 1
+            await until(lambda: not server.book.answers.used_bytes)
+            assert len(server.unread) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["http", "https"])
+def test_answers_that_nobody_reads_are_bounded_and_leave_room_again(tls: bool) -> None:
+    async def test() -> None:
+        async with serving(tls=tls) as server:
+            held = [await ask_for_much(server) for _ in range(3)]
+            await until(lambda: server.book.answers.used_bytes == 3 * MUCH_BYTES)
+            for connection in server.connections:  # the rest is not with the transport, which counts nothing
+                assert connection._writer is not None
+                assert connection._writer.output_size < MUCH_BYTES / 2
+
+            for _ in range(3):
+                reader, _ = await server.connect(PING.replace(b"ping", b"much"))
+                assert b"503" in await asyncio.wait_for(reader.readline(), 10)
+            assert await server.ping() == b"HTTP/1.1 200 OK"
+            assert len(server.unread) == server.book.answers.refused == 3
+
+            held[0][1].transport.abort()
+            await until(lambda: len(server.unread) == 4)
+            for reader, writer in held[1:]:
+                writer.transport.resume_reading()  # type: ignore[attr-defined]
+                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+                assert await asyncio.wait_for(reader.readexactly(MUCH_BYTES), 10) == bytes(MUCH_BYTES)
+            await until(lambda: not server.book.answers.used_bytes)
+            assert len(server.unread) == 4
+            # and the connection goes on
+            held[1][1].write(PING)
+            assert await asyncio.wait_for(held[1][0].readline(), 10) == b"HTTP/1.1 200 OK\r\n"
 
     run(test)
 
@@ -271,7 +325,7 @@ def test_what_is_no_http_is_a_400_without_a_traceback(sent: bytes, caplog: pytes
 
 
 def test_a_refusal_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    book = Connections(0, 0)
+    book = Connections(0, 0, Room(0))
     for _ in range(1000):
         assert not book.admit("192.0.2.1")
 

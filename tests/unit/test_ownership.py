@@ -1004,6 +1004,17 @@ def test_a_paused_partition_is_read_on_when_somebody_waits_for_it_though_nothing
     run(scenario)
 
 
+def test_answers_that_nobody_has_read_count_in_the_memory_that_reading_ahead_may_use() -> None:
+    async def scenario(desk: Desk) -> None:
+        await desk.serve()
+        read_ahead = desk.ownership.read_ahead
+        assert read_ahead._has_memory()
+        read_ahead.unread_bytes = lambda: desk.ownership.settings.memory_bytes
+        assert not read_ahead._has_memory()
+
+    run(scenario)
+
+
 def test_a_full_memory_is_searched_ever_less_often_until_a_checkpoint_may_have_freed_some(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from app.bodies import Room
 from gateway.connection_limits import Connections
 from gateway.listening import Runner
 from gateway.replies import Reply
@@ -52,7 +53,7 @@ async def told(request: bytes, answer: type[web.Response], special: str, **value
 
     app = web.Application()
     app.router.add_route("*", "/", handle)
-    runner = Runner(app, Connections(10, 10), shutdown_timeout=0.1)
+    runner = Runner(app, Connections(10, 10, Room(1 << 30)), shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()

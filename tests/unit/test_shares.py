@@ -145,17 +145,17 @@ def test_a_body_that_was_signed_counts_as_that_of_its_key(tmp_path: Path, monkey
     async def test(http: Http) -> None:
         seen = []
         credential = http.app.keys.credential(GREEDY)
-        share, unproven = credential.grants.share, credential.unproven
+        share, unproven, room = credential.grants.share, credential.unproven, http.app.room
         real = Share.begin
 
         def begin(self: Share) -> None:
-            seen.append((share.body_bytes, unproven.body_bytes))
+            seen.append((room.held_by(share), room.held_by(unproven)))
             real(self)
 
         monkeypatch.setattr(Share, "begin", begin)
         await sqs(http, GREEDY, "ListQueues", QueueNamePrefix="x" * 1000)
         assert seen[0][0] > 1000 and seen[0][1] == 0
-        assert (share.body_bytes, unproven.body_bytes) == (0, 0)
+        assert (room.held_by(share), room.held_by(unproven), room.used_bytes) == (0, 0, 0)
 
     attack(tmp_path, test)
 
@@ -177,40 +177,43 @@ def test_bodies_of_one_key_leave_room_for_those_of_another(tmp_path: Path) -> No
 
 
 def test_answers_that_a_key_does_not_read_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "UNREAD_BYTES", 1_000_000)
-    monkeypatch.setattr(shares, "UNREAD_MAX_BYTES", 20_000_000)
-
     async def test(http: Http) -> None:
         async def much(*_: Any) -> tuple[list[str], str]:
             # too much for what the system buffers
             return ["x" * 15_000_000], ""
 
-        async def ask_for_much() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async def ask_for_much(key: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             reader, writer = await http.send(b"")
             writer.transport.pause_reading()  # type: ignore[attr-defined]
-            writer.write(head(GREEDY, "GET", "/v1/queues", 0))
+            writer.write(head(key, "GET", "/v1/queues", 0))
             return reader, writer
 
         monkeypatch.setattr(type(http.app.operations), "list_queues", much)
+        answers = http.app.connections.answers
+        answers.most_bytes = 50_000_000  # of which a key gets half
         share = http.app.keys.grants_of({"Authorization": f"Bearer {GREEDY}:{SECRET}"}).share
         assert share is not None and (await ask(http, GREEDY, "PUT", "/v1/queues/q", {}))[0] == 201
-        held = [await ask_for_much()]
-        await until(lambda: share.unread_bytes > 15_000_000)
+        held = [await ask_for_much(GREEDY)]
+        await until(lambda: answers.held_by(share) > 15_000_000)
 
+        refused = await ask(http, GREEDY, "GET", "/v1/queues", None)
+        assert (refused[0], refused[1]["retry-after"]) == (503, "1")
+        assert answers.used_bytes < 16_000_000
+        answers.most_bytes = 30_000_000
         assert (await ask(http, GREEDY, "POST", "/v1/queues/q/receive", {}))[0] == 503
         url = f"{http.url}/000000000000/q"
         assert (await sqs(http, GREEDY, "ReceiveMessage", QueueUrl=url))[0] == 503
         assert (await ask(http, GREEDY, "POST", "/v1/ack", {"receipts": ["x"]}))[0] == 200
         assert (await ask(http, OTHER, "POST", "/v1/queues/q/receive", {}))[0] == 200
-        held.append(await ask_for_much())
-        await until(lambda: share.unread_bytes > 30_000_000)
-        assert (await ask(http, GREEDY, "POST", "/v1/ack", {"receipts": ["x"]}))[0] == 503
 
         held[0][1].transport.resume_reading()  # type: ignore[attr-defined]
         assert len((await answer_of(held[0][0]))[2]) > 15_000_000
-        held[1][1].transport.abort()
-        await until(lambda: share.unread_bytes == 0)
+        await until(lambda: not answers.used_bytes)
         assert (await ask(http, GREEDY, "POST", "/v1/queues/q/receive", {}))[0] == 200
+        held.append(await ask_for_much(GREEDY))
+        await until(lambda: answers.held_by(share) > 15_000_000)
+        held[1][1].transport.abort()
+        await until(lambda: not answers.used_bytes)
         held[0][1].close()
 
     attack(tmp_path, test)

@@ -84,8 +84,8 @@ class Gateway:
         room, keys = Room(1 << 30), Keys(KEYS)
         for grants in keys._grants.values():
             grants.share = Share(time.monotonic)  # the clock of this run
-        json_api.define(self, worker.operations, BODY_MAX_BYTES, room)  # type: ignore[arg-type]
-        self._guarded = guard(keys, room, lambda headers: None)
+        json_api.define(self, worker.operations, BODY_MAX_BYTES, room, Room(1 << 30))  # type: ignore[arg-type]
+        self._guarded = guard(keys, lambda headers: None)
 
     def add_route(self, method: str, path: str, handler: Any) -> None:
         self._handlers[method, path.replace("{queue:[^/]+}", "{queue}")] = handler

@@ -287,7 +287,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "given back to nobody": Mutation(
         "What comes for a receive that is over is given back uncounted.",
-        _replaced(Receives, "_give_back", _nothing),
+        _replaced(Receives, "give_back", _nothing),
         "restarts",
     ),
 }
