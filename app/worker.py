@@ -284,7 +284,7 @@ class WorkerApp(PreparedApp):
         collector = metrics.Collector(
             self.ownership, self.meters, self.operations.receives, self.receivers, self.connections
         )
-        metrics.define(router, collector, self.census)
+        metrics.define(router, collector, self.census, self.inspection)
         of_sqs = sqs.define(
             router,
             sqs.Server(

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from app.engine.ownership import Ownership
 from app.service.census import Census
+from app.service.inspection import Inspection
 from app.service.meters import DURATIONS_S, HandlerMeter, Meters
 from app.service.receives import Receives
 from app.service.watches import Receivers
@@ -46,6 +47,8 @@ class Collector:
         self.receivers = receivers
         self.connections = connections
         self.counts: dict[str, dict[str, int]] = {}
+        self.lags: dict[int, int] = {}  # by partition, as Kafka says now
+        self.uncounted_ms: dict[int, int] = {}  # for how long messages of a partition were not counted
         self.ages: dict[str, int] = {}  # of the oldest message of each queue, milliseconds
 
     def collect(self) -> Iterator[Metric]:
@@ -55,6 +58,7 @@ class Collector:
             "epoch": ("Offset of the own marker under which it is served.", lambda h: h.owner.epoch),
             "serving": ("1 if it is served.", lambda h: int(h.serving)),
             "position": ("Next offset of the queue topic.", lambda h: h.owner.partition.position),
+            "lag": ("Offsets of the queue topic beyond the position.", lambda h: self.lags.get(h.number)),
             "unfinished": (
                 "Messages read and not finished.",
                 lambda h: len(h.owner.partition.messages) + h.owner.partition.segments.parked_total(),
@@ -80,6 +84,14 @@ class Collector:
         for number in sorted(ownership.unserved.keys() - ownership.owned.keys()):
             unserved.add_metric([str(number)], 1)
         yield unserved
+        uncounted = GaugeMetricFamily(
+            "marq_partition_uncounted_seconds",
+            "For how long messages were not counted, so that figures of queues are too low; of such partitions only.",
+            labels=["partition"],
+        )
+        for number, ms in self.uncounted_ms.items():
+            uncounted.add_metric([str(number)], ms / 1000)
+        yield uncounted
         stalled = GaugeMetricFamily(
             "marq_partition_stalled_seconds",
             "How long Kafka has confirmed nothing that this worker wrote in a partition; of stalled ones only.",
@@ -255,12 +267,15 @@ def measured(meters: Meters) -> Any:
     return measure
 
 
-def define(router: web.UrlDispatcher, collector: Collector, census: Census) -> None:
+def define(router: web.UrlDispatcher, collector: Collector, census: Census, inspection: Inspection) -> None:
     """Register the route."""
     registry = collector.meters.registry
     registry.register(collector)
 
     async def metrics(request: web.Request) -> web.Response:
+        partitions = (await inspection.partitions_here(None)).partitions
+        collector.lags = {one.partition: one.lag for one in partitions if isinstance(one.lag, int)}
+        collector.uncounted_ms = (await census.uncounted_here([])).since_ms
         collector.counts = census.counts()
         collector.ages = await census.ages()
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

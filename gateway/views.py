@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -69,20 +68,16 @@ class Views:
         page, grants = query_of(request, Page), request[GRANTS]
         visible = partial(grants.allow, "inspect")
         names, more = await page_of(self._catalog.names_from(page.prefix, page.after), page.limit, visible)
-        stats, missing = await self._inspection.stats(names)
-        return answer(request, {"queues": stats, "after": more, "missing": missing} | await self._troubles())
-
-    async def _troubles(self) -> dict[str, Any]:
-        """What every answer with counts has."""
-        unserved, stalled = await asyncio.gather(self._inspection.unserved(), self._inspection.stalled())
-        return {"unserved": unserved, "stalled": stalled}
+        stats = await self._inspection.stats(names)
+        return answer(request, msgspec.structs.asdict(stats) | {"after": more})
 
     async def queue(self, request: web.Request) -> web.Response:
         query_of(request, Nothing)
         name = request.match_info["queue"]
         self._catalog.require(name)
-        (stats,), missing = await self._inspection.stats([name])
-        return answer(request, msgspec.structs.asdict(stats) | {"missing": missing} | await self._troubles())
+        found = msgspec.structs.asdict(await self._inspection.stats([name]))
+        (stats,) = found.pop("queues")
+        return answer(request, msgspec.structs.asdict(stats) | found)
 
     async def messages(self, request: web.Request) -> web.Response:
         page, name = query_of(request, MessagesPage), request.match_info["queue"]

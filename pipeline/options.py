@@ -81,6 +81,8 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         with progress.shown(click.get_current_context().info_name or "job"):
             settings = load()
             job = Job(settings, data or default_data(settings), master, tuple(_pair(text) for text in conf), verbose)
+            if kafka is not None:
+                job.kafka.topics()  # an address that is given has to be right, also for a job that needs only the archive
             return function(job, *args, **rest)
 
     return run

@@ -15,6 +15,7 @@ It does not know HTTP, or what receivers do with messages. May import `app.clust
 `changelogs`       reads changelogs outside the consumer group, and deletes old records
 `intake`           counts the messages that were read of each queue
 `read_ahead`       how far partitions are read ahead, and how much memory they take
+`unread_counter`   counts what lies beyond that
 `read_up`          waits until what Kafka has confirmed is folded
 `broker_time`      the time that brokers stamp on records
 `breakers`         circuit breakers, told to other workers

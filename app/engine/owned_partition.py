@@ -11,6 +11,8 @@ from marq.core.owner import Owner
 #: Milliseconds for which reading goes on after a receiver found nothing. Pausing and resuming a partition for each
 #: message would delay each: the fetch that is under way has to end before the next one includes the partition.
 READ_ON_MS = 250
+#: Milliseconds within which a message that Kafka has is counted, unless the worker says otherwise.
+COUNTED_MS = 1_000
 
 
 class Receiver(Protocol):
@@ -41,6 +43,9 @@ class OwnedPartition:
         "caught_up_to",
         "checkpoint_s",
         "generation",
+        "known_end",
+        "known_ms",
+        "log_end",
         "manifest_bytes",
         "number",
         "outbox",
@@ -62,6 +67,8 @@ class OwnedPartition:
         self.outbox = outbox
         self.paused = False  # reading of the queue topic
         self.begins_later = False  # its next record was deleted: the queue topic is not read until the owner goes on
+        self.log_end = 0  # where the queue log ended when Kafka was last asked
+        self.known_end, self.known_ms = 0, 0  # an end of it up to which everything is or will be counted, and its time
         self.starved_ms = -READ_ON_MS  # when a receiver last found nothing here
         self.starving_look_ms = 0  # earliest time of the next check whether a receiver starves
         # the version of the catalog that its queues were compared with, and the round of housekeeping
@@ -75,6 +82,19 @@ class OwnedPartition:
         self.watched: dict[str, tuple[int, int, int]] = {}
         self.checkpoint_s: float | None = None  # monotonic: when the last checkpoint was complete
         self.manifest_bytes = 0  # of the newest manifest
+
+    def behind_since_ms(self, end: int, now_ms: int) -> int | None:
+        """Since when messages of the queue log are not counted. None: all are, but those of the last `COUNTED_MS`.
+
+        Args:
+            end: where the log ends, as far as it is known.
+            now_ms: on a monotonic clock, as the result.
+        """
+        partition = self.owner.partition
+        counted = max(partition.position, partition.unread.stop)
+        if counted >= self.known_end and not partition.unread.overflowed:
+            self.known_end, self.known_ms = max(end, self.log_end), now_ms
+        return self.known_ms if now_ms - self.known_ms >= COUNTED_MS else None
 
     @property
     def serving(self) -> bool:

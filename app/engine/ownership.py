@@ -35,6 +35,7 @@ from app.engine.read_up import LogEnds, ReadUp
 from app.engine.stalls import Stalls
 from app.engine.takeover import TakeOver
 from app.engine.throttle import Throttle
+from app.engine.unread_counter import UnreadCounter
 from app.streaming.faults import is_expected
 from marq.clock import now_ms
 from marq.core.markers import Marker
@@ -139,6 +140,7 @@ class Ownership(Service):
         self.progress = Progress(app, topics, self.is_unserved)
         self.changelogs = Changelogs(app, settings)
         self.log_ends = LogEnds(settings)
+        self.unread_counter = UnreadCounter(self)
         self.read_up = ReadUp(self.log_ends.ask, topics, self.owned, self.end_due, self.spawn, self.hurry)
 
     @property

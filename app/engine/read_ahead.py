@@ -8,6 +8,7 @@ from typing import Protocol
 from faust.types import TP
 
 from app.engine.owned_partition import READ_ON_MS, OwnedPartition, Receiver
+from app.engine.unread_counter import UnreadCounter
 from app.kafka.topics import Topics
 from app.settings import Settings
 from app.streaming.faust_app import MarqApp
@@ -28,6 +29,7 @@ class Partitions(Protocol):
     settings: Settings
     owned: dict[int, OwnedPartition]
     receivers: list[Receiver]
+    unread_counter: UnreadCounter
 
     @property
     def topics(self) -> Topics:
@@ -81,6 +83,8 @@ class ReadAhead:
                 self._ownership.app.consumer.resume_reading(tp)
             else:
                 self._ownership.app.consumer.pause_reading(tp)
+        if owned.paused:
+            self._ownership.unread_counter.want(owned)
 
     def look(self) -> None:
         """Resume paused partitions that a receiver waits for. No event tells of it."""

@@ -1,4 +1,7 @@
-"""Counts of messages by queue and state, and the age of the oldest message: in this worker, and in all workers."""
+"""Counts of messages by queue and state, and the age of the oldest message: in this worker, and in all workers.
+
+They include what was not read yet (`marq.core.unread`). `Census.uncounted` names what they leave out.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 import msgspec
+from faust.types import TP
 
 from app.cluster.peers import Peers, peer_call
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
+from marq.clock import now_ms
 from marq.core.digest import STATES, Entry, entries_among
 from marq.core.partition import Partition
 from marq.core.segments import Segment
@@ -38,6 +43,14 @@ class CountsWanted(msgspec.Struct):
     fresh: str = ""
 
 
+class Uncounted(msgspec.Struct):
+    """What the counts of a worker leave out, or may hold in excess."""
+
+    since_ms: dict[int, int]  # partition -> for how long messages there were not counted: counts are "at least"
+    at_most: list[str]  # queues of which some counted messages may be second sendings, or past their time to live
+    served: list[int]  # the partitions that are counted at all
+
+
 class _Oldest(NamedTuple):
     """The oldest messages in the partitions of this worker."""
 
@@ -54,6 +67,7 @@ class Census:
         self._oldest = _Oldest(-1e9, {})
         self._sent_ms: dict[tuple[int, int], int] = {}  # of the messages that were the oldest the last time
         self._looking = asyncio.Lock()
+        self._nowhere_ms: dict[int, int] = {}  # partitions that no worker serves -> since when that was seen
         peers.register(self)
 
     # ------------------------------------------------------------------ here
@@ -64,6 +78,8 @@ class Census:
         for owned in self._serving():
             partition = owned.owner.partition
             kept = partition.counts
+            if partition.unread.queues:
+                _add_unread(counts, partition, queues)
             some = kept.items() if queues is None else [(q, kept[q]) for q in queues if q in kept]
             # nobody has a turn meanwhile: with many queues each name that is looked up here holds up the others
             for queue, one in some:
@@ -102,6 +118,31 @@ class Census:
         ages = await self.ages()
         return {queue: ages[queue] for queue in queues if queue in ages}
 
+    @peer_call("uncounted")
+    async def uncounted_here(self, queues: list[str]) -> Uncounted:
+        """Partitions of this worker that are not counted to their end, and those of `queues` that may have fewer."""
+        found, now, topic = Uncounted({}, [], []), now_ms(), self._ownership.topics.queue
+        at_most: set[str] = set()
+        for owned in self._serving():
+            partition = owned.owner.partition
+            found.served.append(owned.number)
+            since_ms = owned.behind_since_ms(self._ownership.app.consumer.highwater(TP(topic, owned.number)) or 0, now)
+            if since_ms is not None:
+                found.since_ms[owned.number] = now - since_ms
+            for queue in queues if partition.unread.queues else ():
+                if queue not in at_most and self._may_be_fewer(partition, queue):
+                    at_most.add(queue)
+        found.at_most = sorted(at_most)
+        return found
+
+    def _may_be_fewer(self, partition: Partition, queue: str) -> bool:
+        one = partition.unread.queues.get(queue)
+        if one is None:
+            return False
+        ttl_ms = self._ownership.catalog.settings_of(queue).ttl_ms
+        expires_ms = min(one.expires_ms, one.oldest_ms + ttl_ms) if ttl_ms else one.expires_ms
+        return partition.unread.at_most or expires_ms <= partition.broker_ms
+
     def _serving(self) -> list[OwnedPartition]:
         return [owned for _, owned in sorted(self._ownership.owned.items()) if owned.serving]
 
@@ -122,7 +163,11 @@ class Census:
                 place = number, queue
                 if offset < lowest.get(place, offset + 1):
                     lowest[place] = offset
-        return _Oldest(time.monotonic(), await self._oldest_of(lowest))
+        oldest = await self._oldest_of(lowest)
+        for owned in self._serving():
+            for queue, one in list(owned.owner.partition.unread):
+                oldest[queue] = min(one.oldest_ms, oldest.get(queue, one.oldest_ms))
+        return _Oldest(time.monotonic(), oldest)
 
     async def _oldest_of(self, lowest: dict[tuple[int, str], int]) -> dict[str, int]:
         """When the oldest message of each queue was sent, from the lowest offsets of its partitions."""
@@ -170,6 +215,19 @@ class Census:
                     total[state] = total.get(state, 0) + count
         return counts, self._peers.missing(answers)
 
+    async def uncounted(self, queues: list[str]) -> Uncounted:
+        """See `uncounted_here`, of all workers that answer. Also the partitions that none of them serves."""
+        total, now = Uncounted({}, [], []), now_ms()
+        for answer in (await self._peers.everywhere(self.uncounted_here, queues)).values():
+            if not isinstance(answer, MarqError):
+                total.since_ms |= answer.since_ms
+                total.at_most += answer.at_most
+                total.served += answer.served
+        nowhere = set(range(self._ownership.topics.partitions)).difference(total.served)
+        self._nowhere_ms = {number: self._nowhere_ms.get(number, now) for number in sorted(nowhere)}
+        total.since_ms |= {number: now - since_ms for number, since_ms in self._nowhere_ms.items()}
+        return total
+
     async def oldest(self, queues: list[str]) -> dict[str, int]:
         """Milliseconds since the oldest unfinished message of each was sent, in all workers that answer."""
         ages: dict[str, int] = {}
@@ -177,6 +235,15 @@ class Census:
             for queue, age in answer.items() if not isinstance(answer, MarqError) else ():
                 ages[queue] = max(ages.get(queue, 0), age)
         return ages
+
+
+def _add_unread(counts: Counts, partition: Partition, queues: Sequence[str] | None) -> None:
+    for queue, (total, in_flight, delayed) in partition.unread_counts().items():
+        if queues is None or queue in queues:
+            there = counts.setdefault(queue, dict.fromkeys(STATES, 0))
+            there[_READY] += total - in_flight - delayed
+            there[_IN_FLIGHT] += in_flight
+            there[_DELAYED] += delayed
 
 
 def _sent_ms(partition: Partition, offset: int) -> int | None:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from app.engine.breakers import BreakerState
+from app.engine.stalls import Stall
 from app.service.vitals import Vitals
 from marq.core.partition import Partition
 from marq.core.recovery import recent_losses
@@ -177,7 +178,10 @@ class RowView(msgspec.Struct):
 
 
 class QueueStats(msgspec.Struct):
-    """A queue with counts by state. `has_receiver` None: a worker that may know did not answer."""
+    """A queue with counts by state. `has_receiver` None: a worker that may know did not answer.
+
+    `at_least`: not all partitions are counted. `at_most`: some of what is counted may be done.
+    """
 
     queue: str
     ready: int
@@ -187,3 +191,15 @@ class QueueStats(msgspec.Struct):
     oldest_ms: int | None
     breaker: BreakerState | None
     has_receiver: bool | None
+    at_least: bool
+    at_most: bool
+
+
+class Stats(msgspec.Struct):
+    """Queues with counts, and what makes the counts incomplete."""
+
+    queues: list[QueueStats]
+    missing: list[str]  # URLs of workers that did not answer
+    unserved: dict[str, str]  # partition -> why it is not served: it is not counted
+    stalled: dict[str, Stall]  # partition -> what Kafka does not confirm
+    uncounted: dict[str, int]  # partition -> milliseconds for which messages there were not counted

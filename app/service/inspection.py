@@ -7,19 +7,22 @@ names the workers that did not answer.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from faust.types import TP
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
 from msgspec import UNSET
 
 from app.cluster.peers import MemberTrouble, Peers, peer_call
 from app.engine.breakers import BreakerState
 from app.engine.owned_partition import OwnedPartition
 from app.engine.ownership import Ownership
+from app.engine.read_up import QUESTION_S, Ends
 from app.engine.stalls import Stall
 from app.service.census import Census
 from app.service.descriptions import (
@@ -34,6 +37,7 @@ from app.service.descriptions import (
     RowsWanted,
     RowView,
     State,
+    Stats,
     WorkerPartitions,
     WorkerView,
 )
@@ -113,12 +117,12 @@ class Inspection:
     @peer_call("partitions")
     async def partitions_here(self, _: None) -> WorkerPartitions:
         """The partitions assigned to this worker, also those that it can't serve."""
-        name = self._ownership.worker_name
+        name, ends = self._ownership.worker_name, await self._ends()
         return WorkerPartitions(
             worker=name,
             peak_memory_bytes=_peak_memory_bytes(),
             partitions=[
-                *(self._describe(owned) for _, owned in sorted(self._ownership.owned.items())),
+                *(self._describe(owned, ends) for _, owned in sorted(self._ownership.owned.items())),
                 *(PartitionView(n, name, "unserved", reason) for n, reason in sorted(self._unserved().items())),
             ],
         )
@@ -150,7 +154,16 @@ class Inspection:
         ownership = self._ownership
         return {n: reason for n, reason in ownership.unserved.items() if n not in ownership.owned}
 
-    def _describe(self, owned: OwnedPartition) -> PartitionView:
+    async def _ends(self) -> Ends:
+        """Where the logs of this worker's partitions end, as Kafka says now; nothing if it does not answer."""
+        topics, log_ends = self._ownership.topics, self._ownership.log_ends
+        tps = [TopicPartition(topic, n) for topic in (topics.queue, topics.markers) for n in self._ownership.owned]
+        with contextlib.suppress(KafkaError, OSError, TimeoutError):
+            async with asyncio.timeout(QUESTION_S):
+                return await log_ends.ask(tps) if tps else {}
+        return {}
+
+    def _describe(self, owned: OwnedPartition, ends: Ends) -> PartitionView:
         partition, now = owned.owner.partition, time.monotonic()
         topics = self._ownership.topics
         refusal = self._ownership.checkpoints.refusals().get(owned.number)
@@ -161,9 +174,9 @@ class Inspection:
             reason=refusal.reason if refusal is not None else UNSET,
             epoch=owned.owner.epoch,
             position=partition.position,
-            lag=self._lag(TP(topics.queue, owned.number), partition.position),
+            lag=_lag(ends, topics.queue, owned.number, partition.position),
             markers_position=partition.markers_position,
-            markers_lag=self._lag(TP(topics.markers, owned.number), partition.markers_position),
+            markers_lag=_lag(ends, topics.markers, owned.number, partition.markers_position),
             persisted=partition.persisted,
             checkpoint_age_ms=None if owned.checkpoint_s is None else round((now - owned.checkpoint_s) * 1000),
             clock_ms=partition.clock_ms,
@@ -177,10 +190,6 @@ class Inspection:
             counters=dict(partition.counters),
             lost=LossView.recent(partition),
         )
-
-    def _lag(self, tp: TP, position: int) -> int | None:
-        highwater = self._ownership.app.consumer.highwater(tp)
-        return max(0, highwater - position) if highwater is not None else None
 
     async def digest(self, number: int) -> DigestView:
         """Counts and digest of one partition. Raises `NotFoundError`, `UnavailableError`."""
@@ -209,13 +218,20 @@ class Inspection:
 
     # ------------------------------------------------------------------ queues
 
-    async def stats(self, queues: list[str]) -> tuple[list[QueueStats], list[str]]:
-        """Queues with counts by state, and the workers that did not answer."""
+    async def stats(self, queues: list[str]) -> Stats:
+        """Queues with counts by state, and what makes the counts incomplete."""
         dead_queues = {queue: self._catalog.settings_of(queue).dead_letters_of(queue) for queue in queues}
         wanted = [*dict.fromkeys([*queues, *dead_queues.values()])]
-        counts, missing = await self._census.total(wanted, fresh=queues[0] if len(queues) == 1 else "")
-        ages = await self._census.oldest([queue for queue in queues if queue in counts])
-        breakers, received = await self._breakers(queues), await self._receivers.of(queues)
+        # at once: each waits for a worker that stands still
+        ((counts, missing), ages, breakers, received), (unserved, stalled, uncounted) = await asyncio.gather(
+            asyncio.gather(
+                self._census.total(wanted, fresh=queues[0] if len(queues) == 1 else ""),
+                self._census.oldest(queues),
+                self._breakers(queues),
+                self._receivers.of(queues),
+            ),
+            asyncio.gather(self.unserved(), self.stalled(), self._census.uncounted(wanted)),
+        )
         none: dict[str, int] = dict.fromkeys(STATES, 0)
         stats: list[QueueStats] = []
         for queue in queues:
@@ -233,9 +249,12 @@ class Inspection:
                     oldest_ms=ages.get(queue, 0) if unfinished else None,
                     breaker=breakers.get(queue),
                     has_receiver=received[queue],
+                    at_least=bool(missing or unserved or uncounted.since_ms),
+                    at_most=queue in uncounted.at_most or dead_queues[queue] in uncounted.at_most,
                 )
             )
-        return stats, missing
+        since_ms = {str(n): ms for n, ms in sorted(uncounted.since_ms.items()) if str(n) not in unserved}
+        return Stats(stats, missing, unserved, stalled, since_ms)
 
     async def _breakers(self, queues: list[str]) -> dict[str, BreakerState]:
         """The circuit breakers of queues that have one. If workers differ for a moment, the one that is not closed."""
@@ -334,6 +353,12 @@ class Inspection:
         if not 0 <= number < partitions:
             raise NotFoundError(f"there are partitions 0 to {partitions - 1}, not {number}")
         return await self._owners.ask(number, operation, argument)
+
+
+def _lag(ends: Ends, topic: str, number: int, position: int) -> int | None:
+    """Offsets between what was read and the end of a log; None: its end is not known."""
+    end = ends.get(TopicPartition(topic, number))
+    return None if end is None else max(0, end - position)
 
 
 def memory_bytes() -> int:

@@ -19,7 +19,7 @@ from marq.cli.service import Connected
 from marq.cli.values import PLACE, Place, duration, number, size
 from marq.client import wire
 from marq.core.policies import DEAD_SUFFIX, default_dead_letter_queue
-from marq.errors import LeaseOverError, MarqError, NotFoundError
+from marq.errors import LeaseOverError, MarqError, NotFoundError, UnknownQueueError
 from marq.protocol.limits import MOVE_MAX
 
 #: Bytes of a payload that `peek` asks for.
@@ -189,7 +189,7 @@ def redrive(service: Connected, queue: str, to: str | None, limit: int | None) -
 
     QUEUE may also be a dead-letter queue itself, if its name ends in ".dead". Ctrl-C stops it; what was moved stays so.
 
-    Exit status 1: there was none, or some were not moved.
+    Exit status 1: some were not moved.
     """
     source = queue
     if not queue.endswith(DEAD_SUFFIX):
@@ -233,8 +233,13 @@ def _moved(service: Connected, queue: str, body: dict[str, Any]) -> list[Any]:
 
 def _move_all(service: Connected, queue: str, to: str | None, limit: int | None, done: str) -> int:
     """Move what is ready now, and not what comes meanwhile; a message that fails again would go round and round."""
-    (found,), _ = stats_of(service, queue)
-    total = min(found["ready"], limit or found["ready"])
+    try:
+        ready = stats_of(service, queue)[0][0]["ready"]
+    except UnknownQueueError:
+        if not queue.endswith(DEAD_SUFFIX):
+            raise
+        ready = 0  # it comes into being with its first dead letter
+    total = min(ready, limit or ready)
     moved = failed = 0
     with Progress(
         TextColumn("moving"),
@@ -265,8 +270,6 @@ def _move_all(service: Connected, queue: str, to: str | None, limit: int | None,
             raise
     if service.as_json:
         out_json({"queue": queue, "to": to, "moved": moved, "failed": failed})
-    elif total or failed:
-        out(f"{number(moved)} {done}" + (f", {number(failed)} were not" if failed else ""))
     else:
-        say(f"no message in {queue!r} is ready")
-    return 0 if moved and not failed else 1
+        out(f"{number(moved)} {done}" + (f", {number(failed)} were not" if failed else ""))
+    return 1 if failed else 0

@@ -77,6 +77,8 @@ ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "oldest": lambda queue: -(queue["oldest_ms"] or 0),
     "depth": lambda queue: -(queue["ready"] + queue["delayed"] + queue["in_flight"]),
 }
+#: What an answer with counts says of what is not counted.
+TROUBLES = ("missing", "unserved", "stalled", "uncounted")
 #: Titles of the columns of `stats` and `top`.
 STATS_TITLES = ["queue", "ready>", "delayed>", "in flight>", "dead>", "oldest>", "receiver"]
 
@@ -108,7 +110,7 @@ def stats_of(service: Connected, queue: str | None, prefix: str = "") -> tuple[l
     if queue is not None:
         one = service.ask(path_of(queue, "stats"))
         troubles = troubles_in([one])
-        return [{k: v for k, v in one.items() if k not in ("missing", "unserved", "stalled")}], troubles
+        return [{name: value for name, value in one.items() if name not in TROUBLES}], troubles
     pages = list(service.pages("/v1/stats", {"prefix": prefix}))
     return [queue for page in pages for queue in page["queues"]], troubles_in(pages)
 
@@ -119,8 +121,17 @@ def stats_cells(queue: dict[str, Any]) -> list[str]:
     receiver = {True: "yes", False: "none", None: "?"}[queue["has_receiver"]]
     if breaker.get("state", "closed") != "closed":
         receiver += f", breaker {breaker['state']}"
-    counts = (number(queue[name]) for name in ("ready", "delayed", "in_flight", "dead"))
-    return [queue["queue"], *counts, duration(queue["oldest_ms"]), receiver]
+    counts = (figure(queue, queue[name]) for name in ("ready", "delayed", "in_flight", "dead"))
+    oldest = "?" if queue["oldest_ms"] is None and queue.get("at_least") else duration(queue["oldest_ms"])
+    return [queue["queue"], *counts, oldest, receiver]
+
+
+def figure(queue: dict[str, Any], count: int) -> str:
+    """A count of messages: exact, at least (≥), at most (≤), about (~), or not known (?)."""
+    at_least, at_most = queue.get("at_least", False), queue.get("at_most", False)
+    if at_least and not count:
+        return "?"
+    return ("~" if at_least and at_most else "≥" if at_least else "≤" if at_most else "") + number(count)
 
 
 def troubles_in(pages: Iterable[dict[str, Any]]) -> list[str]:
@@ -128,7 +139,9 @@ def troubles_in(pages: Iterable[dict[str, Any]]) -> list[str]:
     missing: set[str] = set()
     unserved: dict[str, str] = {}
     stalled: dict[str, Any] = {}
+    uncounted: dict[str, int] = {}
     for page in pages:
+        uncounted.update(page.get("uncounted", {}))
         missing.update(page.get("missing", ()))
         unserved.update(page.get("unserved", {}))
         stalled.update(page.get("stalled", {}))
@@ -137,6 +150,10 @@ def troubles_in(pages: Iterable[dict[str, Any]]) -> list[str]:
         *(
             f"partition {number} is not served: {reason}; its messages are not counted"
             for number, reason in sorted(unserved.items())
+        ),
+        *(
+            f"partition {number} has messages that are not counted, for {duration(ms)} now"
+            for number, ms in sorted(uncounted.items())
         ),
         *(
             f"partition {number} makes no checkpoint: {stall['reason']}"

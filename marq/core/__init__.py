@@ -22,6 +22,7 @@ May import `marq.errors`, `marq.protocol` and `marq.text`. Of others it needs ms
 ``state``             what a partition knows, and the questions that can be asked of it
 ``counts``            how many messages of each queue are in which state
 ``lanes``             where messages that become ready go, and what becomes ready by itself
+``unread``            how much the queue log has beyond what was read of it
 ``reading``           the queue log
 ``folding``           the markers log
 ``memory``            payloads parked in segments, and read back

@@ -110,6 +110,16 @@ class Counting(State):
                     self._count_in(offset)
             yield
 
+    def unread_counts(self) -> dict[str, tuple[int, int, int]]:
+        """What was counted beyond the position, by queue, as :meth:`.QueueCounts.as_tuple`."""
+        broker_ms = self.broker_ms
+        found = {queue: [one.count, 0, one.delayed(broker_ms) if one.due else 0] for queue, one in self.unread}
+        for offset, queue in self.unread.delivered.items():
+            state = self.state_of(offset)
+            if queue in found and state in (MessageState.IN_FLIGHT, MessageState.DELAYED):
+                found[queue][1 if state is MessageState.IN_FLIGHT else 2] += 1
+        return {queue: (total, in_flight, delayed) for queue, (total, in_flight, delayed) in found.items()}
+
     def _forget_counts(self) -> None:
         """Queues that have nothing any more need none."""
         self.counts = {queue: counts for queue, counts in self.counts.items() if counts.total}

@@ -154,12 +154,18 @@ class Recent:
 
     def is_duplicate(self, digest: bytes, offset: int, timestamp_ms: int) -> bool:
         """True if the record at ``offset`` is a duplicate. If not, its id is remembered. Call once each, in order."""
+        if self.knows(digest, timestamp_ms):
+            return True
+        self._accept(digest, offset, timestamp_ms)
+        return False
+
+    def knows(self, digest: bytes, timestamp_ms: int) -> bool:
+        """True if a record with this id and timestamp, read now, would be a duplicate."""
         found = self._by_digest.get(digest)
         if found is not None:
             for number in (found,) if type(found) is int else found:  # type: ignore[union-attr]
                 if -BACK_MS <= timestamp_ms - self._times[number - self._base] < self._window_ms:
                     return True
-        self._accept(digest, offset, timestamp_ms)
         return False
 
     def pass_time(self, offset: int, timestamp_ms: int) -> None:

@@ -314,6 +314,8 @@ class Folding(Reading):
             del self.named[m.queue]
         if m.before > self.position:
             self.purges[m.queue] = max(m.before, self.purges.get(m.queue, 0))
+            if self.unread.stop > self.position:
+                self.unread.purge(m.queue, m.before, self.position)
         self.counters["purged"] += len(effect)
         return effect
 
@@ -336,6 +338,8 @@ class Folding(Reading):
         if record is None:
             if offset >= self.position:
                 self.ahead.add(offset, offset + 1)
+                if offset < self.unread.stop:
+                    self.unread.end(offset)
                 return
             self.segments.unpark(offset)
         elif type(record) is not Segment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappush
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ from marq.core.backlog import group_number
 from marq.core.dedup import digest_of, is_sealed, origin_digest
 from marq.core.lanes import TIMERS_SLACK, Lanes
 from marq.core.policies import DELAY_MAX_MS
-from marq.core.state import MESSAGE_OVERHEAD_BYTES, block_of, size_of, stored_size
+from marq.core.state import MESSAGE_OVERHEAD_BYTES, block_of, queue_of_key, size_of, stored_size
 from marq.errors import InternalError
 from marq.protocol.headers import H_DEDUP, H_DELAY, H_GROUP, H_ORIGIN, H_ORIGIN_SEAL, H_POISON, H_TTL, RESERVED
 from marq.protocol.limits import MESSAGE_MAX_BYTES
@@ -128,6 +129,8 @@ class Reading(Lanes):
             for ids in (self.recent, self.origins):
                 ids.pass_time(records[-1].offset, self.queue_timestamp_ms)
         self.bytes += size
+        if self.unread.stop > position:
+            self._take_from_unread(position, stop, records)
         self._listed += stop - position
         self.position = stop
         if self.ahead:
@@ -141,6 +144,93 @@ class Reading(Lanes):
         if len(self.named) > state.NAMED_MAX:
             self.named.clear()  # what is unfinished still names its queue
         return True
+
+    def count_unread(self, start: int, stop: int, records: Sequence[Any]) -> bool:
+        """Count a chunk of the queue log beyond the position; keep no payload. See :mod:`~marq.core.unread`.
+
+        Returns False, and counts nothing, if the chunk begins beyond what was counted: read from `unread.stop` on.
+        """
+        unread = self.unread
+        if unread.stop < self.position:
+            unread.begin(self.position)
+        first = unread.stop
+        if start > first:
+            return False
+        plain = not self.ahead and not self.purges and self._highest_delivered < first
+        last_key: Any = self  # equal to no key
+        queue, stamp_ms, begin, run = "", 0, 0, 0  # messages of one queue come in runs
+        for record in records:
+            offset = record.offset
+            if offset < first:
+                continue
+            value = record.value
+            if not plain or record.headers or (value is not None and len(value) > PLAIN_MAX_BYTES):
+                self._count_one(record)
+                continue
+            if record.key != last_key or record.timestamp != stamp_ms:
+                if run:
+                    unread.add(queue, begin, stamp_ms, run)
+                name = self._name_of(record.key)
+                if name is None or (record.key is not None and len(record.key) > PLAIN_KEY_BYTES):
+                    self._count_one(record)
+                    last_key, run = self, 0
+                    continue
+                last_key, queue, stamp_ms, begin, run = record.key, name, record.timestamp, offset, 0
+            run += 1
+        if run:
+            unread.add(queue, begin, stamp_ms, run)
+        unread.stop = max(stop, first)
+        return True
+
+    def _count_one(self, record: Any) -> None:
+        """Count an unread record that may have anything special, as :meth:`_take_up` will see it."""
+        offset, unread, stamp_ms = record.offset, self.unread, record.timestamp
+        facts = self._facts_of(record, None if type(record) is Undecodable else self._name_of(record.key))
+        if type(facts) is not Facts:
+            if offset not in self.ahead:
+                unread.add("", offset, stamp_ms)
+            return
+        duplicate = False
+        if facts.dedup is not None:
+            digest = digest_of(facts.queue, facts.dedup)
+            duplicate = self.recent.knows(digest, stamp_ms) or unread.ids.is_duplicate(digest, offset, stamp_ms)
+        if facts.origin is not None:
+            digest = origin_digest(facts.origin)
+            duplicate |= self.origins.knows(digest, stamp_ms) or unread.origins.is_duplicate(digest, offset, stamp_ms)
+        if duplicate or offset in self.ahead or offset < self.purges.get(facts.queue, 0):
+            return
+        one = unread.add(facts.queue, offset, stamp_ms)
+        if one is None:
+            return
+        if offset in self.deliveries:
+            unread.delivered[offset] = facts.queue
+        elif facts.delay_ms:
+            one.delay_until(stamp_ms + facts.delay_ms)
+        if facts.ttl_ms:
+            one.expires_ms = min(one.expires_ms, stamp_ms + facts.ttl_ms)
+
+    def _take_from_unread(self, position: int, stop: int, records: Sequence[Any]) -> None:
+        """These were counted as unread, and are read now."""
+        unread = self.unread
+        if stop >= unread.stop:
+            unread.begin(stop)
+            return
+        special = self.ahead or self.purges or self.poison or self.duplicates or self.delays or self.elapsed
+        if not (special or unread.delivered):
+            for key, number in Counter(record.key for record in records if record.offset >= position).items():
+                unread.take(self._name_of(key) or "", number)
+            return
+        for record in records:
+            offset = record.offset
+            if offset < position or offset in self.ahead or offset in self.duplicates:
+                continue
+            queue = "" if offset in self.poison else self._name_of(record.key) or ""
+            if offset >= self.purges.get(queue, 0):
+                unread.delivered.pop(offset, None)
+                unread.take(queue, 1, self.delays.get(offset, self.elapsed.get(offset)))
+
+    def _name_of(self, key: bytes | None) -> str | None:
+        return self.queue_id if self.queue_id is not None else queue_of_key(key)
 
     def _take_up(self, record: Any) -> None:
         """Take up one record that may have anything special: headers, a size near the limit, an earlier end."""
@@ -187,10 +277,14 @@ class Reading(Lanes):
 
     def _facts_or_poison(self, record: Any) -> Facts | str:
         """What marq reads in a record; or, as a text, why the record is poison. Depends on nothing but the record."""
+        backlog = None if type(record) is Undecodable else self._backlog_of(record)
+        return self._facts_of(record, None if backlog is None else backlog.name)
+
+    def _facts_of(self, record: Any, queue: str | None) -> Facts | str:
+        """The same, of a record whose key names this queue."""
         if type(record) is Undecodable:
             return record.reason
-        backlog = self._backlog_of(record)
-        if backlog is None:
+        if queue is None:
             return "no queue: the key is " + ("null" if record.key is None else "no queue id")
         size = stored_size(record)
         if size > MESSAGE_MAX_BYTES and is_too_large(size, any(name == H_ORIGIN for name, _ in record.headers)):
@@ -221,7 +315,7 @@ class Reading(Lanes):
                 seal = value
         if origin is not None and self.origin_keys and not is_sealed(origin, seal, self.origin_keys):
             origin = None  # somebody else's word, which counts for nothing
-        return Facts(backlog.name, delay_ms, ttl_ms, group, dedup, origin)
+        return Facts(queue, delay_ms, ttl_ms, group, dedup, origin)
 
     def _describe(self, record: Any, facts: Facts | str) -> tuple[str | None, int]:
         """Note when ``record`` is due and how long it is kept. Returns its queue (None if it is poison) and group."""

@@ -19,6 +19,7 @@ from marq.core.policies import QUEUE_NAME_MAX
 from marq.core.ranges import RangeSet
 from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
+from marq.core.unread import Unread
 from marq.core.world import World
 from marq.errors import RowError
 from marq.protocol.headers import H_GROUP
@@ -183,6 +184,7 @@ class State:
         self.damage: Exception | None = None
         self.on_damage: Callable[[], None] = lambda: None
         self.counts: dict[str, QueueCounts] = {}
+        self.unread = Unread()
         self.bytes = 0  # payload bytes (with overhead) in memory
         self.reserved: set[int] = set()
         self.backlogs: dict[str, Backlog] = {}
@@ -363,18 +365,24 @@ class State:
         if self.queue_id is not None:
             return self._backlog(self.queue_id)
         key = record.key
-        if not key:
-            return None
         backlog = self._by_key.get(key)
         if backlog is None:
-            try:
-                queue = key.decode()
-            except UnicodeDecodeError:
-                return None
-            if len(queue) > QUEUE_NAME_MAX:
+            queue = queue_of_key(key)
+            if queue is None:
                 return None
             backlog = self._by_key[key] = self._backlog(queue)
         return backlog
+
+
+def queue_of_key(key: bytes | None) -> str | None:
+    """The queue that a key names; None if it names none."""
+    if not key:
+        return None
+    try:
+        queue = key.decode()
+    except UnicodeDecodeError:
+        return None
+    return queue if len(queue) <= QUEUE_NAME_MAX else None
 
 
 def size_of(record: Any) -> int:

@@ -68,7 +68,9 @@ class QueueCounts(msgspec.Struct, frozen=True):
     """How a queue stands: messages by state.
 
     ``dead``: in its dead-letter queue; ``oldest_ms``: age of the oldest message that is not finished, None if there is
-    none; ``has_receiver``: whether anybody receives from it, None if a worker that may know did not answer.
+    none; ``has_receiver``: whether anybody receives from it, None if a worker that may know did not answer;
+    ``at_least``: some messages are not counted, because a worker did not answer, or a partition is not served or not
+    counted to its end; ``at_most``: some that are counted may be done.
     """
 
     queue: str
@@ -78,6 +80,8 @@ class QueueCounts(msgspec.Struct, frozen=True):
     dead: int
     oldest_ms: int | None = None
     has_receiver: bool | None = None
+    at_least: bool = False
+    at_most: bool = False
 
 
 class Peeked(msgspec.Struct, frozen=True):

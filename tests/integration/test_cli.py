@@ -154,7 +154,15 @@ def test_dead_letters_go_back_to_where_they_came_from(marq: Command, queue: str)
     assert done.status == 0, done.err
     assert done.objects[0]["moved"] == 1
     assert marq("receive", queue, "--wait", "10s", "--ack", "--json").objects[0]["text"] == "book"
-    assert marq("redrive", queue).status == 1
+    again = marq("redrive", queue)
+    assert (again.status, again.out) == (0, f"0 sent back from '{queue}-graves'\n")
+
+
+def test_a_queue_that_never_had_dead_letters_has_none_to_send_back(marq: Command, queue: str) -> None:
+    assert marq("create", queue).status == 0
+    done = marq("redrive", queue)
+    assert (done.status, done.out, done.err) == (0, f"0 sent back from '{queue}.dead'\n", "")
+    assert marq("redrive", f"{queue}-mistyped").status != 0
 
 
 def test_messages_are_moved_by_place_or_by_number(marq: Command, queue: str) -> None:

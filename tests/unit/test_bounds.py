@@ -28,6 +28,7 @@ from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
 from marq.core.starts import Starts
 from marq.core.ticker import Ticker
+from marq.core.unread import Unread, UnreadQueue
 from marq.errors import RowError
 from tests.unit.core_helpers import TwoLogs, Worker
 
@@ -58,7 +59,7 @@ def size(value: Any) -> int:
             + sum(1 + len(segment.offsets) for segment in value)
             + sum(len(groups) for groups in value.queues.values())
         )
-    if isinstance(value, dedup.Recent | flow.Flow | state.DeliveryState | starts.Pending):
+    if isinstance(value, Unread | UnreadQueue | dedup.Recent | flow.Flow | state.DeliveryState | starts.Pending):
         return sum(size(getattr(value, name)) for name in value.__slots__)
     return 0
 
@@ -89,6 +90,7 @@ PARTITION = {
     "ahead": CONSTANT,  # ranges above the position: messages that were finished before they were read again
     "segments": lambda h: 30 * h.unfinished + 60,
     "lost": lambda h: recovery.LOSSES_MAX,
+    "unread": CONSTANT,  # what was counted, until it is read
     "purges": CONSTANT,  # one for each queue, until the purged messages are read
     "recent": PER_ID,
     "origins": PER_ID,
@@ -227,6 +229,10 @@ class Workload:
         ):
             if r.random() < chance:
                 headers.append((name, str(value).encode()))
+        if r.random() < 0.3:  # counted before it is read
+            start = owner.partition.position
+            worker.queue_log.append(worker.record(queue, headers=tuple(headers)))
+            owner.partition.count_unread(start, start + 1, worker.queue_log[start:])
         worker.send(r.randrange(3), queue, headers=tuple(headers))
         if r.random() < 0.02:
             worker.send(1, "", b"poison")

@@ -13,6 +13,7 @@ import pytest
 from app.cluster.peers import peer_call
 from app.engine.breakers import Breakers
 from app.engine.broker_time import PLAUSIBLE_MS, BrokerTime
+from app.engine.owned_partition import OwnedPartition
 from app.engine.read_up import ReadUp
 from app.engine.stalls import Stall
 from app.service import census as census_module
@@ -42,7 +43,7 @@ class Desk:
         self.worker = Worker(limits=Limits(**limits)).serve()
         self.broker_time = BrokerTime(lambda: self.clock.now_ms)
         self.broker_time.stamped(self.worker.broker.now_ms)
-        owned: Any = SimpleNamespace(number=0, serving=True, owner=self.worker.owner)
+        owned = OwnedPartition(0, 0, self.worker.owner, None)  # type: ignore[arg-type]
         self.settings = QueueSettings()
         self.network = Network()
         peers = self.network.join("here")
@@ -59,6 +60,8 @@ class Desk:
             catalog=SimpleNamespace(settings_of=lambda queue: self.settings),
             worker_name="w1",
             unserved={},
+            stalls=SimpleNamespace(now=dict),
+            app=SimpleNamespace(consumer=SimpleNamespace(highwater=lambda tp: len(self.worker.queue_log))),
         )
         self.census = Census(self.ownership, peers)  # type: ignore[arg-type]
         receivers: Any = SimpleNamespace(of=self.received)
@@ -71,7 +74,7 @@ class Desk:
         return dict.fromkeys(queues, False)
 
     async def stats(self, queue: str) -> dict[str, Any]:
-        (found,), _ = await self.inspection.stats([queue])
+        (found,) = (await self.inspection.stats([queue])).queues
         return msgspec.to_builtins(found)
 
 
@@ -107,6 +110,42 @@ def test_counts_are_those_of_now_and_of_all_that_is_in_the_log() -> None:
         worker.flush()
         found = await desk.stats("q")
         assert (found["ready"], found["in_flight"]) == (1, 0)
+
+    run(scenario)
+
+
+def test_what_is_not_read_is_counted_and_what_is_not_counted_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(desk: Desk) -> None:
+        now_ms = 1_000_000
+        monkeypatch.setattr(census_module, "now_ms", lambda: now_ms)
+        worker, partition = desk.worker, desk.worker.owner.partition
+        worker.send(2)
+        assert not (await desk.stats("q"))["at_least"]
+        for _ in range(3):
+            worker.queue_log.append(worker.record())
+        desk.clock.now_ms += 60_000
+        await desk.stats("q")
+        now_ms += 1_000
+        stats = await desk.inspection.stats(["q"])
+        assert stats.queues[0].at_least and stats.uncounted == {"0": 1_000}
+        assert partition.count_unread(2, 5, worker.queue_log[2:])
+        stats = await desk.inspection.stats(["q"])
+        assert stats.queues[0].ready == 5 and stats.uncounted == {} and not stats.queues[0].at_least
+        (handout,) = worker.receive(2)
+        worker.owner.acked(handout.offsets, handout.receipt)
+        worker.flush()
+        found = await desk.stats("q")
+        assert (found["ready"], found["oldest_ms"]) == (3, 60_000)
+
+    run(scenario)
+
+
+def test_a_partition_that_no_worker_serves_makes_counts_at_least() -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.worker.send(2)
+        desk.ownership.topics.partitions = 2
+        stats = await desk.inspection.stats(["q"])
+        assert stats.queues[0].at_least and list(stats.uncounted) == ["1"]
 
     run(scenario)
 
@@ -211,6 +250,8 @@ def test_dead_letters_of_topic_mode_are_those_that_became_some() -> None:
             "oldest_ms": 0,
             "breaker": None,
             "has_receiver": False,
+            "at_least": False,
+            "at_most": False,
         }
 
     async def main() -> None:

@@ -23,6 +23,7 @@ import app.cluster.peers
 import app.engine.changelogs
 import app.engine.ownership
 import app.engine.queues_topic
+import app.engine.unread_counter
 import app.kafka.connection
 import app.service.move_tasks
 import app.streaming.raw_table
@@ -446,6 +447,8 @@ class World:
             (app.engine.changelogs, "AIOKafkaAdminClient", Admin),
             (app.engine.queues_topic, "AIOKafkaProducer", PlainProducer),
             (app.engine.queues_topic, "decode_with", lambda *_: None),
+            (app.engine.unread_counter, "decode_with", lambda *_: None),
+            (app.engine.unread_counter, "release", PlainConsumer.unsubscribe),
             (app.streaming.raw_table, "rocksdict", SimpleNamespace(WriteBatch=WriteBatch)),
             (app.cluster.peers, "ClientSession", Session),
             (app.cluster.peers, "TCPConnector", lambda **_: None),
