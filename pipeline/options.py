@@ -82,7 +82,7 @@ def job_options(function: Callable[..., Any]) -> Callable[..., Any]:
             settings = load()
             job = Job(settings, data or default_data(settings), master, tuple(_pair(text) for text in conf), verbose)
             if kafka is not None:
-                job.kafka.topics()  # an address that is given has to be right, also for a job that needs only the archive
+                job.kafka.topics()  # an address that was given is checked, even if the job needs the archive alone
             return function(job, *args, **rest)
 
     return run
