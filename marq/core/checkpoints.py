@@ -119,6 +119,7 @@ class Checkpoints(Restoring):
             ids_skipped=self.recent.skipped(),
             origins_skipped=self.origins.skipped(),
             broker_ms=self.broker_ms,
+            told_ms=self.told_ms,
             tick_ms=self.tick_ms,
             newest_ms=self.newest_ms,
             world=self.world,

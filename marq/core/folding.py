@@ -57,9 +57,9 @@ class Folding(Reading):
                 if kind is Own:
                     self.own = offset
                     self.delivery = 0
-                    self.tick_ms, self.agreed = -1, False
-                elif kind is Tick and marker.sure and not marker.fence:  # type: ignore[union-attr]
-                    self._tell_time(timestamp_ms)
+                    self.tick_ms = -1
+                elif kind is Tick and not marker.fence:  # type: ignore[union-attr]
+                    self._tick(marker, timestamp_ms)  # type: ignore[arg-type]
             idle = idle and kind is Tick
             effects.append(effect)
         self._ticks += idle
@@ -71,22 +71,24 @@ class Folding(Reading):
             self._clean_dirty()
         return effects
 
-    def _tell_time(self, tick_ms: int) -> None:
-        """A tick tells broker time if the owner's tick before it agrees: a single wrong timestamp has no effect.
+    def _tick(self, tick: Tick, timestamp_ms: int) -> None:
+        if tick.time_ms:
+            # what its owner believes of the clocks has to agree with a stamp that the owner did not know
+            if tick.epoch == self.own and abs(timestamp_ms - tick.clock_ms) <= CLOCK_STEP_MS:
+                self._tell_time(tick.time_ms, max(timestamp_ms, tick.clock_ms))
+        elif tick.sure and timestamp_ms != self.tick_ms:
+            # of version 0.2: two ticks have to agree, and those of one batch, with the same timestamp, prove nothing
+            before, self.tick_ms = self.tick_ms, timestamp_ms
+            if before >= 0 and 0 < timestamp_ms - before <= CLOCK_STEP_MS:
+                self._tell_time(timestamp_ms, timestamp_ms)
 
-        Two ticks of one batch have the same timestamp, and prove nothing.
-        """
-        before = self.tick_ms
-        if tick_ms == before:
-            return
-        self.tick_ms = tick_ms
-        self.agreed = before >= 0 and 0 < tick_ms - before <= CLOCK_STEP_MS
-        if self.agreed:
-            fell = tick_ms < self.broker_ms
-            self.broker_ms = tick_ms
-            if fell:
-                self._turn_back()
-            self._fire_delays()
+    def _tell_time(self, broker_ms: int, told_ms: int) -> None:
+        """It is ``broker_ms`` by the clock that stamps messages, and ``told_ms`` by that of the markers topic."""
+        fell = broker_ms < self.broker_ms
+        self.broker_ms, self.told_ms, self.told_at = broker_ms, told_ms, self.markers_position
+        if fell:
+            self._turn_back()
+        self._fire_delays()
 
     def _turn_back(self) -> None:
         """Broker time went back: delays that were over by the wrong time are pending again."""

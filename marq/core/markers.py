@@ -96,11 +96,17 @@ class Purge(msgspec.Struct, tag="purge", tag_field="type"):
 class Tick(msgspec.Struct, tag="tick", tag_field="type", omit_defaults=True):
     """Time passes. ``fence`` names the checkpoint whose deletions wait for this tick to be folded.
 
-    Ticks without a fence tell broker time, if they are ``sure``: their writer has no reason to doubt the timestamp.
+    A tick with ``time_ms`` tells broker time: what the clock that stamps messages shows, at most. ``clock_ms`` is what
+    its writer believes that the clock of the markers topic shows at that moment. If the timestamp of the record differs
+    much, one of the two is wrong, and the tick tells nothing. Ticks of version 0.2 have neither: their timestamps tell
+    broker time, if they are ``sure``.
     """
 
     fence: str = ""
     sure: bool = True
+    epoch: Number = 0
+    time_ms: Number = 0
+    clock_ms: Number = 0
 
 
 Marker = Own | Start | Keepalive | Release | End | Purge | Tick

@@ -277,10 +277,25 @@ class Owner:
 
     # ------------------------------------------------------------------ the two logs
 
-    def ingest(self, start: int, stop: int, records: Sequence[Any]) -> bool:
-        """Take up a chunk of the queue topic. Returns False if it begins too late: seek to ``partition.position``."""
+    def ingest(
+        self, start: int, stop: int, records: Sequence[Any], now_ms: int = 0, since_ms: int | None = None
+    ) -> bool:
+        """Take up a chunk of the queue topic. Returns False if it begins too late: seek to ``partition.position``.
+
+        Args:
+            start: the fetch position before the chunk.
+            stop: the one after it.
+            records: its records.
+            now_ms: when it is taken up.
+            since_ms: when the log was last seen to end at ``start`` or below; None: not known, or the topic's
+                timestamps are not of its brokers.
+        """
         if self.phase is Phase.FAILED:
             return True
+        position = self.partition.position
+        if since_ms is not None and records and start <= position < stop:
+            new = records if records[0].offset >= position else [r for r in records if r.offset >= position]
+            self.ticker.read(position, new, now_ms, since_ms)
         return self.partition.ingest(start, stop, records)
 
     def read_markers(self, start: int, stop: int, records: Iterable[Any], now_ms: int) -> bool:
@@ -556,7 +571,9 @@ class Owner:
         if self.phase is not Phase.SERVING:
             return False
         has_ttl, has_sent = bool(list(ttl_queues)), bool(self._sent)
-        tick = self.ticker.tick(now_ms, self._folded_ms, self.checkpoints, has_sent=has_sent, has_ttl=has_ttl)
+        tick = self.ticker.tick(
+            self.epoch, now_ms, self._folded_ms, self.checkpoints, has_sent=has_sent, has_ttl=has_ttl
+        )
         if tick is None:
             return False
         self._agenda.appends.append(tick)

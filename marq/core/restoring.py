@@ -124,6 +124,7 @@ class Restoring(Deliveries):
         self.clock_ms = manifest.clock_ms
         self.last_timestamp_ms = manifest.last_timestamp_ms
         self.broker_ms = manifest.broker_ms
+        self.told_ms = manifest.broker_ms if manifest.told_ms is None else manifest.told_ms
         self.tick_ms = manifest.tick_ms
         self.own = manifest.own
         self.delivery = manifest.delivery

@@ -174,12 +174,13 @@ class Manifest(msgspec.Struct):
     origins_skipped: int = 0  # … and of those in origins rows
     packed_done: bytes = b""  # ``done`` when it is long: zlib of msgpack of the distances between its numbers
     broker_ms: int = -1  # broker time, as ticks have told it
-    tick_ms: int = -1  # stamp of the last of these ticks
+    tick_ms: int = -1  # stamp of the last tick of version 0.2
     # of version 0.1: offset, elsewhere "partition:offset" -> first copy's offset, clock_ms; rows of "origins" since
     copied: dict[int | str, tuple[int, int]] = {}
     lost: list[Loss] = []
     newest_ms: int | None = None  # greatest timestamp of the queue topic's records that were read; None: not known
     world: World | None = None  # of the logs that it was made from; None: not known
+    told_ms: int | None = None  # what the clock of the markers topic showed at ``broker_ms``; None: the same
 
 
 _encode = msgspec.msgpack.Encoder().encode

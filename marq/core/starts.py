@@ -123,8 +123,8 @@ class Starts:
         self._ticker.estimate(now_ms)
         for queue in queues:
             settings, room = self._settings_of(queue), limit - len(taken)
-            if not told and (settings.ttl_ms or partition.ttls):
-                continue  # what expired while nobody served must not be delivered
+            if not told and (settings.ttl_ms or partition.ttls or partition.elapsed):
+                continue  # by the time that is known now, it may have expired, or a delay may go on
             if settings.fifo and shared_fate and taken:
                 continue  # cut into calls by offset, its messages could be in two
             limited = is_limited(settings)

@@ -156,9 +156,10 @@ class State:
         self.persisted = 0  # unfinished messages below it have their payload in a segment
         self.clock_ms = 0
         self.last_timestamp_ms = -1  # of the last marker record
-        self.broker_ms = -1  # broker time, as the last two ticks that agree tell it: delays and times to live
-        self.tick_ms = -1  # stamp of the last tick that tells it; -1: none since the last own marker
-        self.agreed = False  # that tick and the one before it agree; not kept
+        self.broker_ms = -1  # broker time, as the last tick told it: delays and times to live
+        self.told_ms = -1  # what the clock of the markers topic showed at that moment
+        self.told_at = -1  # ``markers_position`` behind that tick; not kept
+        self.tick_ms = -1  # stamp of the last tick of version 0.2; -1: none since the last own marker
         self.queue_timestamp_ms = -1  # of the queue log's record that was read last; not kept
         self.newest_ms = -1  # greatest timestamp of the queue log's records that were read
         self.own = -1  # offset of the last own marker
@@ -354,6 +355,11 @@ class State:
     def latest_ms(self) -> int:
         """The newest of the timestamps that were read last: exact enough to tell the age of a message."""
         return max(self.broker_ms, self.last_timestamp_ms, self.queue_timestamp_ms)
+
+    def lowest(self) -> int:
+        """No unfinished message is below it. A search: it takes longer the more there are."""
+        lowest = min(self.messages, default=self.position)
+        return min([lowest, *(segment.start for segment in self.segments[:1])])
 
     def _backlog(self, queue: str) -> Backlog:
         backlog = self.backlogs.get(queue)

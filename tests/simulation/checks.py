@@ -10,6 +10,7 @@ from marq.core.agenda import Handout
 from marq.core.markers import Batch, End, decode
 from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
+from marq.core.queue_clock import DRIFT_MS
 from marq.core.ranges import RangeSet, offsets_in
 from marq.core.recovery import pass_deleted
 from marq.core.segments import Segment
@@ -96,8 +97,23 @@ class Checks:
 
     def _expired(self, offset: int) -> bool:
         sim = self.sim
-        expires = self._expires(offset)
-        return 0 < expires <= sim.reference.now.told_ms
+        expires, now = self._expires(offset), sim.reference.now
+        if expires:
+            self._not_early(offset, expires, now.nonce)
+        return 0 < expires <= now.told_ms
+
+    def _not_early(self, offset: int, due_ms: int, nonce: str) -> None:
+        """By true time, too, the delay or time to live of a message that this owner saw arrive is over."""
+        sim = self.sim
+        sent_ms, doubt_ms = sim.sent_ms[offset], sim.arrivals.get(nonce, {}).get(offset)
+        if doubt_ms is None:
+            if sim.has_jumped:
+                return  # it was in the log already: nothing tells how long, but clocks that may be wrong
+            doubt_ms = 0
+        sim.count("times compared")
+        early_ms = due_ms - sim.reference.messages[offset].record.timestamp - (sim.now_ms - sent_ms)
+        if early_ms > doubt_ms + DRIFT_MS:
+            self._bad("early by true time", f"offset {offset}, sent {sim.now_ms - sent_ms} ms ago, by {early_ms} ms")
 
     def leaves(self, lane: Lane | None, epoch: int, deliveries: set[int], copying: set[int]) -> None:
         """An owner lets go of the partition in good order. These deliveries were on their way to receivers."""
@@ -149,7 +165,7 @@ class Checks:
         if not wanted or len(queues) > 1 or owner.phase is not Phase.SERVING:
             return None
         p, queue = owner.partition, queues[0]
-        if not owner.ticker.told and (p.ttls or sim.settings[queue].ttl_ms):
+        if not owner.ticker.told and (p.ttls or p.elapsed or sim.settings[queue].ttl_ms):
             return None
         owner.ticker.estimate(sim.now_ms)
         if sim.settings[queue].fifo:
@@ -203,8 +219,10 @@ class Checks:
         moment = ref.moment(position)
         for offset in taken:
             message, expires = ref.messages[offset], self._expires(offset)
-            if message.due_ms > max(0, moment.broker_ms) and ref.at(offset, position) is None:
-                self._bad("time early", f"took {message} at {moment}")
+            if message.due_ms and ref.at(offset, position) is None:
+                if message.due_ms > moment.broker_ms:
+                    self._bad("time early", f"took {message} at {moment}")
+                self._not_early(offset, message.due_ms, owner.nonce)
             if expires and (moment.told_ms < 0 or expires <= moment.broker_ms):
                 self._bad("time late", f"took {message}, which expires at {expires}, at {moment}")
 
@@ -360,8 +378,8 @@ class Checks:
         moment = ref.moment(p.markers_position)
         if (p.clock_ms, p.last_timestamp_ms, p.own) != (moment.clock_ms, moment.last_timestamp_ms, moment.own):
             self._bad("G4 clock", f"{who}: {(p.clock_ms, p.last_timestamp_ms, p.own)}, the log says {moment}")
-        if (p.broker_ms, p.tick_ms) != (moment.broker_ms, moment.tick_ms):
-            self._bad("G4 time", f"{who}: {(p.broker_ms, p.tick_ms)}, the log says {moment}")
+        if (p.broker_ms, p.told_ms) != (moment.broker_ms, moment.tick_ms):
+            self._bad("G4 time", f"{who}: {(p.broker_ms, p.told_ms)}, the log says {moment}")
         messages, deliveries, position = p.messages, p.deliveries, p.position
         gone = lost_of(p.lost)
         parked: dict[int, str] = {}

@@ -21,10 +21,12 @@ from marq.core.dedup import Recent
 from marq.core.markers import Start
 from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
+from marq.core.queue_clock import QueueClock
 from marq.core.segment_list import SegmentList
 from marq.core.segments import Segment
 from marq.core.starts import Starts
 from marq.core.state import DeliveryState
+from marq.core.ticker import Ticker
 from tests.simulation.logs import Sent
 from tests.simulation.simulator import ORIGIN_RULES
 from tests.simulation.worker import Worker
@@ -511,26 +513,52 @@ def _without_duplicates(restore_page: Any) -> Any:
 # ---------------------------------------------------------------------- time
 
 
-def _one_tick_is_enough(tell_time: Any) -> Any:
-    def mutated(self: Partition, tick_ms: int) -> None:
-        tell_time(self, tick_ms - 1)
-        tell_time(self, tick_ms)
+def _whatever_its_stamp_is(tick: Any) -> Any:
+    def mutated(self: Partition, marker: Any, timestamp_ms: int) -> None:
+        tick(self, marker, marker.clock_ms)
 
     return mutated
 
 
 def _never_back(tell_time: Any) -> Any:
-    def mutated(self: Partition, tick_ms: int) -> None:
-        tell_time(self, max(tick_ms, self.broker_ms))
+    def mutated(self: Partition, broker_ms: int, told_ms: int) -> None:
+        tell_time(self, max(broker_ms, self.broker_ms), told_ms)
 
     return mutated
 
 
-def _of_any_owner(tell_time: Any) -> Any:
-    def mutated(self: Partition, tick_ms: int) -> None:
-        if self.tick_ms < 0:
-            self.tick_ms = self.broker_ms
-        tell_time(self, tick_ms)
+def _of_any_owner(tick: Any) -> Any:
+    def mutated(self: Partition, marker: Any, timestamp_ms: int) -> None:
+        tick(self, msgspec.structs.replace(marker, epoch=max(0, self.own)), timestamp_ms)
+
+    return mutated
+
+
+def _believes_all_stamps(read: Any) -> Any:
+    def mutated(self: QueueClock, start: int, records: Any, now_ms: int, since_ms: int) -> bool:
+        return False
+
+    return mutated
+
+
+def _by_the_present_clock(use: Any) -> Any:
+    def mutated(self: QueueClock, runs: Any) -> None:
+        use(self, runs[-1:])
+
+    return mutated
+
+
+def _goes_on_meanwhile(read: Any) -> Any:
+    def mutated(self: Ticker, *chunk: Any) -> None:
+        self._clock.read(*chunk)
+
+    return mutated
+
+
+def _with_any_tick(read: Any) -> Any:
+    def mutated(self: Ticker, *chunk: Any) -> None:
+        read(self, *chunk)
+        self._tells_from = 0
 
     return mutated
 
@@ -784,26 +812,43 @@ MUTATIONS = {
         "a message that has expired keeps its place in its FIFO group until its end",
         _replaced(Partition, "_stale_head", _takes_expired_away),
     ),
-    "one tick is enough": Mutation(
-        "broker time is told by two ticks that agree", _replaced(Partition, "_tell_time", _one_tick_is_enough)
+    "a tick with a wrong stamp": Mutation(
+        "a tick tells nothing if its stamp is not what its owner expects",
+        _replaced(Partition, "_tick", _whatever_its_stamp_is),
     ),
     "broker time never goes back": Mutation(
-        "it follows the broker back", _replaced(Partition, "_tell_time", _never_back)
+        "it follows the clock that stamps messages back", _replaced(Partition, "_tell_time", _never_back)
     ),
     "a tick of another owner": Mutation(
-        "both ticks are behind the last own marker", _replaced(Partition, "_tell_time", _of_any_owner)
+        "only the owner of a partition tells it the time", _replaced(Partition, "_tick", _of_any_owner)
+    ),
+    "all stamps are believed": Mutation(
+        "a stamp from before its message can have been sent is of a clock that is behind",
+        _replaced(QueueClock, "read", _believes_all_stamps),
+    ),
+    "the present clock for all": Mutation(
+        "messages count by the clock that stamped them, until they are done",
+        _replaced(QueueClock, "_use", _by_the_present_clock),
+    ),
+    "handed out by the time of before": Mutation(
+        "while broker time has to go back, what depends on it waits", _replaced(Ticker, "read", _goes_on_meanwhile)
+    ),
+    "any tick tells that time": Mutation(
+        "and a tick that was under way does not end that", _replaced(Ticker, "read", _with_any_tick)
     ),
     "a delay is over for good": Mutation(
         "a delay that was over by a wrong clock goes on", _replaced(Partition, "_turn_back", _over_for_good)
     ),
     "time known at once": Mutation(
-        "what may have expired waits for two ticks of the new owner", _replaced(Owner, "_owned", _knows_time_at_once)
+        "what may have expired waits for the ticks of the new owner", _replaced(Owner, "_owned", _knows_time_at_once)
     ),
     "expired by the owner's clock": Mutation(
         "only the log ends a time to live", _replaced(Partition, "_expired", _ends_by_its_own_clock)
     ),
     "no broker time in the manifest": Mutation("the manifest has broker time", _manifest_without(broker_ms=-1)),
-    "no last tick in the manifest": Mutation("and the last tick", _manifest_without(tick_ms=-1)),
+    "no time of the last tick in the manifest": Mutation(
+        "and what the clock of the markers topic showed then", _manifest_without(told_ms=-1)
+    ),
     "ids forgotten by one stamp": Mutation(
         "one wrong stamp makes no id forgotten", _replaced(Recent, "_forget", _by_one_stamp)
     ),

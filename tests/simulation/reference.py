@@ -52,7 +52,7 @@ class Moment(NamedTuple):
     own: int
     nonce: str
     broker_ms: int  # broker time
-    tick_ms: int  # stamp of the last tick since the own marker; -1: there was none
+    tick_ms: int  # what the clock of the markers topic showed when that was told; -1: it never was
     highest_ms: int  # greatest broker time since the own marker, and at it
     told_ms: int  # greatest broker time that ticks since the own marker have set; -1: none has
 
@@ -198,13 +198,11 @@ class Reference:
             effect: list[int] = []
             if isinstance(marker, Own):
                 own, nonce = offset, marker.nonce
-                tick, highest, told = -1, broker, -1
+                highest, told = broker, -1
             elif isinstance(marker, Tick):
-                if marker.sure and not marker.fence and timestamp_ms != tick:
-                    if 0 <= tick < timestamp_ms <= tick + CLOCK_STEP_MS:
-                        broker = timestamp_ms
-                        highest, told = max(highest, broker), max(told, broker)
-                    tick = timestamp_ms
+                if marker.time_ms and marker.epoch == own and abs(timestamp_ms - marker.clock_ms) <= CLOCK_STEP_MS:
+                    broker, tick = marker.time_ms, max(timestamp_ms, marker.clock_ms)
+                    highest, told = max(highest, broker), max(told, broker)
             elif isinstance(marker, Start):
                 if marker.epoch == own:
                     effect = [o for o in _each(marker.offsets) if self._start(o, marker, offset, clock)]

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from unittest import mock
 
-from marq.core import checkpoints, dedup, invariants, markers, memory, segment_list, starts, state, ticker
+from marq.core import checkpoints, dedup, invariants, markers, memory, queue_clock, segment_list, starts, state, ticker
 from marq.core.owner import Owner
 from marq.core.policies import Limits, QueueSettings
 from marq.core.rows import Record
@@ -68,7 +68,8 @@ SMALL: dict[Any, dict[str, int]] = {
         "TRIM": 2,
     },
     starts: {"DEAD_LEASE_MS": 800},
-    ticker: {"DOUBT_MS": 1_500},
+    ticker: {"FORGET_MS": 500},
+    queue_clock: {"RUNS_MAX": 3},
     markers: {"RECORD_BYTES": 8192 + 3 * 40},
 }
 """Limits of the core, scaled down so that a run of some hundred steps reaches them."""
@@ -180,6 +181,10 @@ class Simulator:
         self.now_ms = 1_000_000
         self.skew_ms = {"queue": 0, "markers": 0}
         self.skewed = {"queue": -1, "markers": -1}  # so many more records are; -1: until the clock is set again
+        self.has_jumped = False  # a clock was off at some time
+        self.sent_ms: dict[int, int] = {}  # when a message was appended, by the true time
+        # nonce of an owner -> message that it saw arrive -> how long it may have been in the log then
+        self.arrivals: dict[str, dict[int, int]] = {}
         self.queue = Log()
         self.markers = Log()
         self.changelogs = {name: Changelog() for name in TABLES}
@@ -260,6 +265,7 @@ class Simulator:
             offset += 1 + self.below(3)
         record = record._replace(offset=offset, timestamp=self.stamp("queue"))
         self.queue.append(record)
+        self.sent_ms[offset] = self.now_ms
         message = self.reference.send(record)
         self.note("queue @%d %s", offset, message)
         return offset
@@ -468,6 +474,7 @@ class Simulator:
         topic = self.pick(("queue", "markers"))
         self.skew_ms[topic] = self.pick((-20_000, -2_000, 0, 0, 2_000, 30_000))
         self.skewed[topic] = self.pick((1, 1, 4, -1, -1))
+        self.has_jumped = True
         self.note("the clock of %s is off by %d, for %d records", topic, self.skew_ms[topic], self.skewed[topic])
 
     def delete_records(self) -> None:

@@ -40,6 +40,7 @@ class Worker:
         self.lanes: dict[str, Lane] = {}
         self.owner: Owner | None = None
         self.stage = "idle"
+        self.seen = (-1, 0)  # where the queue log was last seen to end, and when
         self._forget()
 
     def _forget(self) -> None:
@@ -73,6 +74,7 @@ class Worker:
                 lane.sent.pop()
         self.lanes = {}
         self.acks.clear()
+        self.seen = (-1, 0)
         self.incarnation += 1
         self._forget()
 
@@ -266,13 +268,21 @@ class Worker:
             self.deleted()
             return
         stop, records = sim.queue.read(start, limit)
+        end, since_ms = self.seen
+        self.seen = (sim.queue.end, sim.now_ms)
         if stop == start:
             return
         self.queue_next = stop
         if sim.chance(sim.odds.dropped_chunk):
             sim.note("w%d loses queue chunk [%d, %d)", self.number, start, stop)
             return
-        if not owner.ingest(start, stop, records):
+        known_ms = since_ms if 0 <= end <= start else None
+        if known_ms is not None and start <= owner.partition.position:
+            arrivals = sim.arrivals.setdefault(owner.nonce, {})
+            for record in records:
+                if record.offset >= owner.partition.position:
+                    arrivals[record.offset] = sim.now_ms - known_ms
+        if not owner.ingest(start, stop, records, sim.now_ms, known_ms):
             sim.count("seeks")
             self.queue_next = owner.partition.position
         elif sim.chance(sim.odds.seek_back):

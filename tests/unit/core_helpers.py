@@ -275,6 +275,7 @@ def picture(partition: Partition) -> dict[str, Any]:
         "clock_ms": p.clock_ms,
         "last_timestamp_ms": p.last_timestamp_ms,
         "broker_ms": p.broker_ms,
+        "told_ms": p.told_ms,
         "tick_ms": p.tick_ms,
         "own": p.own,
         "unfinished": dict(sorted(unfinished.items())),
@@ -313,6 +314,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.now_ms = EPOCH_MS
+        self.queue_off_ms = 0  # of this clock, the one of the broker that leads the queue topic
         self.log: list[Appended] = []
 
     def append(self, value: bytes | None) -> int:
@@ -406,16 +408,18 @@ class Worker:
         for _ in range(count):
             offsets.append(len(self.queue_log))
             self.queue_log.append(self.record(queue, value, headers))
-        self.read_queue()
+        self.read_queue(self.clock_ms)
         return offsets
 
     def record(self, queue: str = "q", value: bytes = b"x", headers: Any = ()) -> Record:
         """The next message of the queue topic."""
-        return Record(len(self.queue_log), self.broker.now_ms, queue.encode(), value, headers)
+        timestamp_ms = self.broker.now_ms + self.broker.queue_off_ms
+        return Record(len(self.queue_log), timestamp_ms, queue.encode(), value, headers)
 
-    def read_queue(self) -> None:
+    def read_queue(self, since_ms: int | None = None) -> None:
+        """Read the queue log, which was last seen to end where we are at ``since_ms`` of our clock."""
         start = self.owner.partition.position
-        assert self.owner.ingest(start, len(self.queue_log), self.queue_log[start:])
+        assert self.owner.ingest(start, len(self.queue_log), self.queue_log[start:], self.clock_ms, since_ms)
 
     def read_markers(self, upto: int | None = None) -> None:
         """Read the markers topic on from where we are."""
@@ -495,6 +499,7 @@ class Worker:
     def checkpoint(self) -> list[Any]:
         """A whole checkpoint; its steps."""
         self.clock_ms += 2_000
+        self.broker.now_ms += 2_000
         steps = []
         for _ in range(8):
             step = self.step()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from marq.core import dedup, flow, ignored, lanes, reading, recovery, starts, state
+from marq.core import dedup, flow, ignored, lanes, queue_clock, reading, recovery, starts, state
 from marq.core.agenda import Agenda
 from marq.core.backlog import Backlog, Lane
 from marq.core.checkpoint_cycle import CheckpointCycle, CycleState
@@ -22,6 +22,7 @@ from marq.core.markers import End, Keepalive, Release
 from marq.core.owner import Owner, Phase
 from marq.core.partition import Partition
 from marq.core.policies import Limits, QueueSettings
+from marq.core.queue_clock import QueueClock
 from marq.core.ranges import RangeSet
 from marq.core.rows import Record
 from marq.core.segment_list import SegmentList
@@ -146,6 +147,12 @@ STARTS = {
 
 TICKER = {
     "on_its_way": CONSTANT,
+    "_made": CONSTANT,
+}
+
+QUEUE_CLOCK = {
+    "_early": CONSTANT,
+    "_runs": lambda h: queue_clock.RUNS_MAX,
 }
 
 IGNORED = {
@@ -164,7 +171,7 @@ FLOW = {
 
 NO_STRUCTURES = (
     int, str, bool, type(None), count, Partition, RowError, Phase, Limits, Checkpoint, CycleState,
-    FlowControl, CheckpointCycle, Ticker, Starts, Agenda, IgnoredMarkers,
+    FlowControl, CheckpointCycle, QueueClock, Ticker, Starts, Agenda, IgnoredMarkers,
 )  # fmt: skip
 
 
@@ -301,6 +308,7 @@ def live_long(rounds: int) -> None:
                 (owner.flow, FLOW),
                 (owner.checkpoints, CYCLE),
                 (owner.ticker, TICKER),
+                (owner.ticker._clock, QUEUE_CLOCK),
                 (owner.starts, STARTS),
                 (owner._agenda, AGENDA),
                 (owner._ignored, IGNORED),

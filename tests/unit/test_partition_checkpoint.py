@@ -509,7 +509,7 @@ def comparable(partition: Partition) -> dict[str, Any]:
     found["holds"] = found.pop("deliveries")  # by the words of 0.1
     found["copied"] = dict.fromkeys(found.pop("origins"))  # which had them in the manifest
     # 0.1 had one time for all, which went by any record; the broker's time is not known before there are ticks
-    del found["broker_ms"], found["tick_ms"], found["elapsed"]
+    del found["broker_ms"], found["told_ms"], found["tick_ms"], found["elapsed"]
     assert set(found.pop("delays")) == {30, 31}
     plain: dict[str, Any] = json.loads(json.dumps(found))
     return plain

@@ -92,6 +92,48 @@ def tick(logs: TwoLogs, at_ms: int, **fields: Any) -> int:
     return max(-1, logs.partition.broker_ms - EPOCH_MS)
 
 
+def says(logs: TwoLogs, at_ms: int, time_ms: int, clock_ms: int | None = None, epoch: int | None = None) -> int:
+    """A tick with this stamp that tells broker time; broker time behind it."""
+    told = {"time_ms": EPOCH_MS + time_ms, "clock_ms": EPOCH_MS + (at_ms if clock_ms is None else clock_ms)}
+    return tick(logs, at_ms, epoch=logs.partition.own if epoch is None else epoch, **told)
+
+
+def test_a_tick_tells_broker_time_forwards_and_back() -> None:
+    logs = served()
+
+    assert [says(logs, 100, 70), says(logs, 200, 60_000), says(logs, 300, 40)] == [70, 60_000, 40]
+
+
+@pytest.mark.parametrize("clock_ms", [-4_901, 5_101, DAY_MS])
+def test_a_tick_whose_stamp_its_owner_did_not_expect_tells_nothing(clock_ms: int) -> None:
+    logs = served()
+
+    assert [says(logs, 0, 70), says(logs, 100, 170, clock_ms=clock_ms), says(logs, 200, 270)] == [70, 70, 270]
+
+
+def test_a_tick_of_an_earlier_owner_tells_nothing() -> None:
+    logs = served()
+    says(logs, 100, 70)
+    former = logs.partition.own
+    logs.own("next")
+
+    assert [says(logs, 200, 170, epoch=former), says(logs, 300, 270)] == [70, 270]
+
+
+@pytest.mark.parametrize("clock_ms", [50, 150])
+def test_what_the_clock_of_the_markers_showed_then_is_known_to_the_next_owner(clock_ms: int) -> None:
+    """The greater figure: the time since then must not seem longer than it is."""
+    logs = served()
+    says(logs, 100, 70, clock_ms=clock_ms)
+    logs.persist()
+
+    assert logs.partition.told_ms == EPOCH_MS + max(100, clock_ms)
+    assert logs.recovered().told_ms == logs.partition.told_ms
+
+
+# those of version 0.2 have nothing but their stamps
+
+
 def test_broker_time_is_told_by_two_ticks_that_agree() -> None:
     logs = served()
 
