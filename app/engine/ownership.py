@@ -249,7 +249,7 @@ class Ownership(Service):
         if owned is None:
             return
         with self._alone(owned):
-            if not owned.owner.ingest(chunk.start, chunk.next, chunk.records):
+            if not owned.owner.ingest(chunk.start, chunk.next, chunk.records, now_ms(), chunk.since_ms):
                 self._seek(owned, self.topics.queue, owned.owner.partition.position)
             elif owned.serving:  # an owner that does not serve yet reads again what its predecessor has read
                 self.intake.read(self.settings.queue_id, chunk.records)

@@ -185,6 +185,8 @@ class FetchedRecords:
         end: the offset after the last of the log (-1: not known).
         given_up: the offsets at which a flaw becomes records that can't be read.
         contiguous: the log is not compacted, so each batch begins where the one before it ends.
+        since_ms: when the log was last seen to end at `position` or below, on the clock of `marq.clock`; None: never.
+            It is None behind a timestamp that is its producer's, which tells nothing of the broker's clock.
         on_fault: called with each fault.
     """
 
@@ -197,6 +199,7 @@ class FetchedRecords:
         end: int = -1,
         given_up: Container[int] = (),
         contiguous: bool = False,
+        since_ms: int | None = None,
         on_fault: Callable[[Fault], None] = lambda fault: None,
     ) -> None:
         self._data = data
@@ -205,6 +208,7 @@ class FetchedRecords:
         self._end = end
         self._given_up = given_up
         self._contiguous = contiguous
+        self.since_ms = since_ms
         self._on_fault = on_fault
         self._timestamp = -1  # of the last record, for records whose own is unknown
         self._batch_stop = 0  # where this batch ends, if it can be trusted
@@ -279,6 +283,8 @@ class FetchedRecords:
     def _batch(self, batch: Any, raw: bytes) -> Iterator[Any]:
         """The records of one batch without a flaw."""
         self._batch_stop = 0
+        if batch is None or not batch.attributes & _LOG_APPEND_TIME:
+            self.since_ms = None
         if batch is None:
             yield from self._legacy(raw)
             return

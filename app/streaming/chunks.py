@@ -30,16 +30,20 @@ class Chunk:
     Offsets in `[start, next)` that are not among the records do not exist for readers: compacted, aborted, or control
     records. `records` may be empty; then only the position moves. Chunks of a partition need not be contiguous: a
     reader takes a chunk only if `start` is at or below its own position; otherwise it goes back (`seek_chunks`).
+    `since_ms` is when the log was last seen to end at `start` or below, on the clock of `marq.clock`; None: never.
     """
 
-    __slots__ = ("_epoch", "_reader", "generation", "next", "partition", "records", "start", "topic")
+    __slots__ = ("_epoch", "_reader", "generation", "next", "partition", "records", "since_ms", "start", "topic")
 
-    def __init__(self, reader: Reader, start: int, next: int, records: list[FetchedRecord]) -> None:
+    def __init__(
+        self, reader: Reader, start: int, next: int, records: list[FetchedRecord], since_ms: int | None = None
+    ) -> None:
         self.topic: str = reader.tp.topic
         self.partition: int = reader.tp.partition
         self.start = start
         self.next = next
         self.records = records
+        self.since_ms = since_ms
         self.generation = reader.generation
         self._reader = reader
         self._epoch = reader.epoch

@@ -333,8 +333,10 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 continue
             start = reader.state.position
             records: list[FetchedRecord] = []
+            fetched: Any = None
             try:
                 if type(result) is FetchResult:
+                    fetched = result._partition_records  # which the result forgets at its end
                     records = result.getall(MAX_CHUNK_RECORDS)
                 else:
                     result.check_raise()
@@ -346,7 +348,7 @@ class ChunkThread(driver.AIOKafkaConsumerThread):
                 self._drop(fetcher, tp)
             if reader.state.position > start:
                 reader.taken += 1
-                chunks.append(Chunk(reader, start, reader.state.position, records))
+                chunks.append(Chunk(reader, start, reader.state.position, records, getattr(fetched, "since_ms", None)))
         return chunks
 
     def _drop(self, fetcher: Any, tp: TP) -> None:

@@ -9,19 +9,23 @@ last one (KIP-227). The broker answers with the partitions that have records.
 Code that pauses, resumes or moves a partition has to touch it. Partitions in an answer are touched, so that the next
 request has their new positions: otherwise the broker would send the same records again. When an answer is lost, or has
 an error of the session, the next request names everything again.
+
+So an answer also says where the logs end that it does not name: where they did before. Whoever reads a record knows
+since when it can be in its log.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.errors import for_code
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.streaming.codec import faster
+from marq.clock import now_ms
 
 #: First versions of the request with sessions, and with the epoch of the leader.
 SESSIONS_FROM, LEADER_EPOCH_FROM, RACK_FROM = 7, 9, 11
@@ -30,6 +34,14 @@ EPOCH_MAX = 2**31 - 1
 
 _Wanted = tuple[int, int]  # the position, and bytes at most
 _Topics = list[tuple[str, list[tuple[int, int, int]]]]
+
+
+class End(NamedTuple):
+    """Where a log ended."""
+
+    offset: int
+    at_ms: int  # when the answer came that said so
+    session: int  # of that answer; 0: the later answers of its session did not speak of this log
 
 
 class Node:
@@ -41,6 +53,7 @@ class Node:
         self.changed: set[TopicPartition] = set()  # partitions for which the two may differ
         self.session = 0  # 0: there is none
         self.epoch = 0  # number of the next request; with 0 it names everything, and asks for a session
+        self.answered_ms = 0  # when the last answer without an error came
         self._errors = 0  # one after another
 
     def want(self, tp: TopicPartition, what: _Wanted | None) -> None:
@@ -82,6 +95,7 @@ class Node:
                 raise for_code(code)("the session of a fetch")
             return
         self._errors = 0
+        self.answered_ms = now_ms()
         if self.epoch and session == self.session:
             self.epoch = self.epoch % EPOCH_MAX + 1
         else:
@@ -96,6 +110,8 @@ class PlannedRequest(FetchRequest):  # type: ignore[misc]  # aiokafka has no typ
         self._plan = plan
         self._node = node
         self._answered: dict[TopicPartition, _Wanted] = {}
+        #: For partitions in the answer: when their logs were last seen to end where it begins, or below.
+        self.since_ms: dict[TopicPartition, int] = {}
 
     @property
     def topics(self) -> _Topics:
@@ -137,12 +153,18 @@ class PlannedRequest(FetchRequest):  # type: ignore[misc]  # aiokafka has no typ
     def answered(self, response: Any) -> None:
         """Take note of the answer. Raises `KafkaError` for one that says that the session is over, once more."""
         told, touched = self._node.told, self._plan.touched
+        has_sessions = response.API_VERSION >= SESSIONS_FROM
+        session, at_ms = response.session_id if has_sessions else 0, now_ms()
         for topic, partitions in response.topics:
-            for number, *_ in partitions:
+            for number, error, end, *_ in partitions:
                 tp = TopicPartition(topic, number)
-                self._answered[tp] = told.get(tp, (-1, 0))
+                asked = self._answered[tp] = told.get(tp, (-1, 0))
                 touched.add(tp)
-        if response.API_VERSION >= SESSIONS_FROM:
+                if not error:
+                    since_ms = self._plan.ended(tp, asked[0], self._node, End(end, at_ms, session))
+                    if since_ms is not None:
+                        self.since_ms[tp] = since_ms
+        if has_sessions:
             self._node.answered(response.error_code, response.session_id)
 
 
@@ -172,6 +194,7 @@ class FetchPlan:
         self._holding: set[TopicPartition] = set()  # of these, those that still hold up the next fetch
         #: Partitions to look at before the next request.
         self.touched: set[TopicPartition] = set()
+        self._ends: dict[TopicPartition, End] = {}
         self._told: deque[TopicPartition] = deque()  # more of them: Faust moves some from another thread
         seek_to, request_offset_reset = fetcher.seek_to, fetcher.request_offset_reset
 
@@ -206,6 +229,7 @@ class FetchPlan:
                 node.wanted.clear()
                 node.lost()
             self.touched = set(assignment.tps)
+            self._ends = {tp: end for tp, end in self._ends.items() if tp in self.touched}
         if cluster._last_successful_refresh_ms != self._metadata:
             self._metadata = cluster._last_successful_refresh_ms
             self.touched.update(assignment.tps)
@@ -254,11 +278,21 @@ class FetchPlan:
             pause_s = 0.0
         return requests, awaiting_reset, pause_s, no_leader, []
 
+    def ended(self, tp: TopicPartition, position: int, node: Node, end: End) -> int | None:
+        """A log ends at ``end``. Returns when it was last seen to end at ``position`` or below; None if it never was."""
+        before, self._ends[tp] = self._ends.get(tp), end
+        if before is None or position < before.offset:
+            return None
+        return node.answered_ms if before.session and before.session == node.session else before.at_ms
+
     def _want(self, tp: TopicPartition, node_id: int | None, what: _Wanted | None) -> None:
         before = self._node_of.get(tp)
         if before is not None and (before != node_id or what is None):
-            self._nodes[before].want(tp, None)
+            node, end = self._nodes[before], self._ends.get(tp)
+            node.want(tp, None)
             del self._node_of[tp]
+            if end is not None and end.session and end.session == node.session:
+                self._ends[tp] = End(end.offset, node.answered_ms, 0)
         if what is not None and node_id is not None:
             self._node_of[tp] = node_id
             self._nodes.setdefault(node_id, Node()).want(tp, what)

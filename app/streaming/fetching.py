@@ -46,6 +46,7 @@ class Answer(NamedTuple):
     aborted: Any  # transactions
     data: bytes  # batches
     error: int = 0
+    since_ms: int | None = None  # when the log was last seen to end at the position, or below
 
 
 class _Client:
@@ -144,7 +145,8 @@ class Decoder:
             for number, position, _ in partitions:
                 tp = TopicPartition(topic, number)
                 if tp in kept and self._is_wanted(assignment, tp, position):
-                    has_data |= self._take(assignment, tp, position, kept[tp])
+                    answer = kept[tp]._replace(since_ms=request.since_ms.get(tp))
+                    has_data |= self._take(assignment, tp, position, answer)
         return has_data
 
     def _is_wanted(self, assignment: Any, tp: TopicPartition, position: int) -> bool:
@@ -182,6 +184,7 @@ class Decoder:
             end=answer.end,
             given_up=(given_up,),
             contiguous=self._contiguous(tp.topic),
+            since_ms=answer.since_ms,
             on_fault=lambda fault: self._on_fault(tp, fault),
         )
 

@@ -19,8 +19,9 @@ from faust.types import TP
 
 from app.streaming.assignor import share_out
 from app.streaming.chunks import Chunk
-from app.streaming.consumer_thread import FETCH_HOLD_S, ChunkThread
+from app.streaming.consumer_thread import FETCH_HOLD_S, WHOLE_FETCH_WAIT_MS, ChunkThread
 from app.streaming.transport import ChunkConsumer
+from marq.clock import now_ms
 from tests.worksim.clock import Process
 
 if TYPE_CHECKING:
@@ -140,8 +141,9 @@ class Group:
 class _Fetched:
     """The records of one fetch, as `FetchResult` takes them."""
 
-    def __init__(self, records: list[Any], start: int, stop: int) -> None:
+    def __init__(self, records: list[Any], start: int, stop: int, since_ms: int | None) -> None:
         self._records = iter(records)
+        self.since_ms = since_ms
         self._stop = stop
         self.next_fetch_offset = start
 
@@ -195,6 +197,7 @@ class Thread:
         self._blocked: set[TP] = set()
         self.consumer: Any = None
         self.fetching: dict[TP, object] = {}
+        self.ends: dict[TP, tuple[int, int]] = {}  # where a log was last seen to end, and when
         self.left = False
         self.plan = None
         self._fetcher = SimpleNamespace(
@@ -263,7 +266,12 @@ class Thread:
             delay_s = self.kafka.latency() + self.kafka.fetch_s
             self.worker.process.call(self._answered, tp, asked, position, delay_s=delay_s)
         else:
-            log.watchers[self, tp] = partial(self._at_broker, tp, asked, position)
+            log.watchers[self, tp] = partial(self._has_come, tp, asked, position)
+
+    def _has_come(self, tp: TP, asked: object, position: int) -> None:
+        """There are records where there were none. The broker has said so again and again until now."""
+        self.ends[tp] = (position, now_ms() - self.kafka.random.choice((0, WHOLE_FETCH_WAIT_MS)))
+        self._at_broker(tp, asked, position)
 
     def _answered(self, tp: TP, asked: object, position: int) -> None:
         if self.fetching.get(tp) is not asked:
@@ -280,11 +288,13 @@ class Thread:
             reader.state.await_reset(None)
             return
         upto, records = log.read(position, self.kafka.odds.fetch_max)
+        end, since_ms = self.ends.get(tp, (-1, 0))
+        self.ends[tp] = (log.end, now_ms())
         if upto > position:
             self._fetcher._records[tp] = FetchResult(
                 tp,
                 assignment=reader.state._assignment,
-                partition_records=_Fetched(records, position, upto),
+                partition_records=_Fetched(records, position, upto, since_ms if 0 <= end <= position else None),
                 backoff=FETCH_HOLD_S,
             )
             self._hand_over(self._fetcher)  # type: ignore[arg-type]
